@@ -1,0 +1,79 @@
+# Needs Python >= 3.11, make and a package index; everything else goes into $(VENV).
+#   make test PYTHON=python3.12 VENV=/tmp/venv      another Python, another place
+#   make test ARGS="-k collector -x"                arguments for pytest
+
+VENV ?= .venv
+# The first of these that is new enough.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+ARGS ?=
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench docs soak coverage checklist clean
+# Two pip runs in one virtual environment would trip over each other.
+.NOTPARALLEL:
+.SUFFIXES:
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: $(VENV)/.stamp-run ## Set up, then the main job: simple_spread in 16 envs, a table and a plot
+	$(BIN)/python examples/quickstart.py
+	$(BIN)/marlvec rollout simple_spread --num-envs 16 --env-steps 20000 --plot demo.png
+
+test: $(VENV)/.stamp-test ## Set up, then all tests but the soak
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.stamp-lint ## ruff, mypy --strict and the floors of the house
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p marlvec
+	$(BIN)/lint-imports --no-logo --no-cache
+
+format: $(VENV)/.stamp-lint ## Let ruff write the code in its form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.stamp-run ## Measure against the physical limit; a few minutes on an idle machine
+	$(BIN)/python benchmarks/limit.py $(ARGS)
+
+docs: $(VENV)/.stamp-docs ## Build docs/ into site/; a broken link ends it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .mkdocs.yml
+	@echo "open site/index.html"
+
+soak: $(VENV)/.stamp-test ## The long tests: hours of random kills, for a machine that is free
+	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=10800 $(ARGS)
+
+coverage: $(VENV)/.stamp-test ## All tests but the soak, and which lines they never reach
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+checklist: $(VENV)/.stamp-test ## Which lines of the checklist no passing test covers yet
+	$(BIN)/python -m tests.checklist
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) site dist build demo.png htmlcov .coverage .coverage.* .checklist.json \
+		.hypothesis .pytest_cache .mypy_cache .ruff_cache
+	find marlvec connectors tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each set of extras: a second `make test` installs nothing, a changed pyproject.toml installs again.
+$(VENV)/.stamp-run: EXTRAS = plot
+$(VENV)/.stamp-test: EXTRAS = test,plot,classic
+$(VENV)/.stamp-lint: EXTRAS = lint,plot,test
+$(VENV)/.stamp-docs: EXTRAS = docs
+
+$(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
+	@echo "marlvec: installing .[$(EXTRAS)] into $(VENV) (once; a minute or so)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.stamp-venv:
+	@test -n "$(PYTHON)" || { echo "marlvec needs Python 3.11 or newer, and found none: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "marlvec needs Python 3.11 or newer; '$(PYTHON)' is not: make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "marlvec: making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@

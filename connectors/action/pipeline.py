@@ -1,0 +1,64 @@
+"""The action side as one connector."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from gymnasium.spaces import Space
+
+from marlvec.connectors.action.clip_actions import ClipActions
+from marlvec.connectors.action.read_only_actions import ReadOnlyActions
+from marlvec.connectors.action.to_numpy import ToNumpy
+from marlvec.connectors.action.unsquash_actions import UnsquashActions
+from marlvec.connectors.connector import ActionConnector
+from marlvec.connectors.pipeline import Pipeline
+from marlvec.connectors.rows import Rows
+from marlvec.connectors.stage import Stage
+
+__all__ = ["ActionPipeline"]
+
+
+class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
+    """Action connectors in a row: rows with the policy's ``actions`` in, with ``actions_for_env`` added out.
+
+    Starts from ``actions_for_env = actions`` where that column is absent. Bound to the space of one action the env
+    takes; the space the policy must act in is worked out from the last piece to the first.
+
+    Args:
+        pieces: Action connectors, first to last.
+    """
+
+    _side = ActionConnector
+
+    @classmethod
+    def default(cls) -> Self:
+        """To numpy, unsquash to the bounds of bounded Boxes, clip, make read-only."""
+        return cls([ToNumpy(), UnsquashActions(), ClipActions(), ReadOnlyActions()])
+
+    def __call__(self, rows: Rows) -> Rows:
+        if "actions_for_env" not in rows.columns:
+            rows = rows.replace(actions_for_env=rows["actions"])
+        return super().__call__(rows)
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Space of one action after the last piece: what the env takes."""
+        return self._bound_space()
+
+    @property
+    def policy_space_(self) -> Space[Any]:
+        """Space of one action before the first piece: what the policy gives."""
+        return self._spaces(self._bound_space())[0]
+
+    def policy_space(self, space: Space[Any]) -> Space[Any]:
+        return self._spaces(space)[0]
+
+    def _spaces(self, space: Space[Any]) -> list[Space[Any]]:
+        spaces = [space]
+        for stage in reversed(self._stages):
+            with self._naming(stage):
+                spaces.append(stage.piece.policy_space(spaces[-1]))
+        return spaces[::-1]
+
+    def _inputs(self, space: Space[Any]) -> list[tuple[Stage[ActionConnector], Space[Any]]]:
+        return list(zip(self._stages, self._spaces(space)[1:], strict=True))[::-1]

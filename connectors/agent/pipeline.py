@@ -1,0 +1,53 @@
+"""The agent side as one connector."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from gymnasium.spaces import Space
+
+from marlvec.connectors.connector import AgentConnector
+from marlvec.connectors.pipeline import Pipeline
+from marlvec.connectors.stage import Stage
+
+__all__ = ["AgentPipeline"]
+
+
+class AgentPipeline(Pipeline[AgentConnector], AgentConnector):
+    """Agent connectors in a row: rows as the envs give them in, rows as the policy sees them out.
+
+    Bound to the space of one observation: ``pipeline.bind(envs.agent_observation_space(0), envs.agents)``.
+
+    Args:
+        pieces: Agent connectors, first to last.
+    """
+
+    _side = AgentConnector
+
+    @classmethod
+    def default(cls) -> Self:
+        """Nothing: policies see what the envs give."""
+        return cls()
+
+    @property
+    def input_space(self) -> Space[Any]:
+        """Space of one observation before the first piece."""
+        return self._bound_space()
+
+    @property
+    def output_space_(self) -> Space[Any]:
+        """Space of one observation after the last piece."""
+        return self._spaces(self._bound_space())[-1]
+
+    def output_space(self, space: Space[Any]) -> Space[Any]:
+        return self._spaces(space)[-1]
+
+    def _spaces(self, space: Space[Any]) -> list[Space[Any]]:
+        spaces = [space]
+        for stage in self._stages:
+            with self._naming(stage):
+                spaces.append(stage.piece.output_space(spaces[-1]))
+        return spaces
+
+    def _inputs(self, space: Space[Any]) -> list[tuple[Stage[AgentConnector], Space[Any]]]:
+        return list(zip(self._stages, self._spaces(space)[:-1], strict=True))

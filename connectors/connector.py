@@ -1,0 +1,153 @@
+"""The contract of a connector: rows in, rows out."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ArgumentError, StateError
+
+__all__ = ["ActionConnector", "AgentConnector", "Connector", "EnvIds", "State"]
+
+State = dict[str, Any]
+"""What a connector remembers: plain dicts and lists of arrays and numbers."""
+
+EnvIds = NDArray[np.integer[Any]] | Sequence[int]
+
+
+class Connector(ABC):
+    """Transforms all rows of a policy in one call.
+
+    What every connector keeps to:
+
+    * It is batched: one call takes rows of any subset of envs and agents in any order, and each row comes out as it
+      would have in a call of its own. No (env, agent) pair appears twice in one call.
+    * Rows in, as many rows out, in the same order, unless `changes_length` is set.
+    * Arrays it was given are never written to.
+    * Every observation passes through exactly once, an agent's last one (``rows.last``) included.
+    * After an exception its state is whole, but in a pipeline the pieces before it have taken the rows in already.
+
+    A subclass that stores each constructor argument under the argument's own name gets its `params` and repr for free.
+
+    Attributes:
+        training: Whether running statistics are learnt (True) or frozen (False).
+        agents: Names of the env's agents in the order of ``agent_index``; ``()`` where not known.
+        changes_length: Whether this connector may return another number of rows than it was given.
+    """
+
+    training: bool = True
+    agents: tuple[str, ...] = ()
+    changes_length: bool = False
+    _name: str | None = None
+
+    @abstractmethod
+    def __call__(self, rows: Rows) -> Rows:
+        """Transform rows."""
+
+    @property
+    def name(self) -> str:
+        """Name it asks for in a pipeline; the class's name unless set. A pipeline adds ``_2`` where it is taken."""
+        return self._name if self._name is not None else type(self).__name__
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = name
+
+    def setup(self, space: Space[Any]) -> None:
+        """Learn the space and precompute. Called when a pipeline is bound and after each of its edits.
+
+        State must survive a space of the same shapes and dtypes; it starts anew where they changed.
+
+        Args:
+            space: Agent side: the space of one observation at this connector's input. Action side: the space of one
+                action at its output, the side of the env.
+        """
+
+    def reset(self, env_ids: EnvIds | None = None) -> None:
+        """Forget the running episodes of these envs: they ended or were lost.
+
+        Args:
+            env_ids: (k,) ints; None for every env.
+        """
+
+    def on_policy_output(self, rows: Rows) -> None:
+        """See what the policy answered: the rows it was given, with its ``actions`` and the columns it added."""
+
+    def state_dict(self) -> State:
+        """Copy of all it remembers, exact; ``{}`` where it remembers nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave.
+
+        Raises:
+            ArgumentError: The state is not one of this connector's.
+        """
+        if state:
+            raise ArgumentError(f"{self.name} has no state, got {list(state)}")
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
+        """Join the states of copies that worked on different data, into one that all of them can load.
+
+        Only what was learnt is joined. What belongs to running episodes stays with the copy that runs them, so the
+        answer is ``{}`` here, and loading ``{}`` through a pipeline changes nothing.
+        """
+        return {}
+
+    def train(self) -> Self:
+        """Learn running statistics from now on."""
+        self.training = True
+        return self
+
+    def eval(self) -> Self:
+        """Freeze running statistics from now on."""
+        self.training = False
+        return self
+
+    def params(self) -> dict[str, Any]:
+        """Constructor arguments, read back from the attributes of the same names."""
+        names = list(inspect.signature(type(self).__init__).parameters)[1:]
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self).__init__).parameters
+        changed = (f"{k}={v!r}" for k, v in self.params().items() if not _same(v, defaults[k].default))
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def _not_set_up(self) -> StateError:
+        return StateError(f"{self.name} does not know its space: call bind(space) on its pipeline, or setup(space)")
+
+
+class AgentConnector(Connector):
+    """Stands before the policy: works on ``obs``, ``reward`` and the columns it adds."""
+
+    def output_space(self, space: Space[Any]) -> Space[Any]:
+        """Space of one observation after this connector, for ``space`` before it. Pure: changes nothing.
+
+        Raises:
+            UnsupportedSpaceError: It cannot work on this space; says what to do.
+        """
+        return space
+
+
+class ActionConnector(Connector):
+    """Stands behind the policy: works on ``actions_for_env``; ``actions`` stays what the policy gave."""
+
+    def policy_space(self, space: Space[Any]) -> Space[Any]:
+        """Space of one action before this connector, for ``space`` after it. Pure: changes nothing.
+
+        Raises:
+            UnsupportedSpaceError: It cannot work on this space; says what to do.
+        """
+        return space
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and bool(value == default))

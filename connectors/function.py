@@ -1,0 +1,125 @@
+"""Plain functions as connectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+from gymnasium.spaces import Space
+
+from marlvec.connectors.connector import ActionConnector, AgentConnector
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ArgumentError
+
+__all__ = ["FunctionActionConnector", "FunctionAgentConnector", "action_connector", "agent_connector"]
+
+RowsFunction = Callable[[Rows], Rows]
+SpaceFunction = Callable[[Space[Any]], Space[Any]]
+
+
+class FunctionAgentConnector(AgentConnector):
+    """An agent-side connector made of a function; it remembers nothing.
+
+    Args:
+        function: Rows in, rows out.
+        name: Name in pipelines; the function's own where None.
+        output_space: Space after the function for the space before it; None where the two are equal.
+    """
+
+    def __init__(
+        self, function: RowsFunction, *, name: str | None = None, output_space: SpaceFunction | None = None
+    ) -> None:
+        self.function = function
+        self.name = _name(function, name)
+        self._space_function = output_space
+
+    def __call__(self, rows: Rows) -> Rows:
+        return self.function(rows)
+
+    def output_space(self, space: Space[Any]) -> Space[Any]:
+        return space if self._space_function is None else self._space_function(space)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class FunctionActionConnector(ActionConnector):
+    """An action-side connector made of a function; it remembers nothing.
+
+    Args:
+        function: Rows in, rows with another ``actions_for_env`` out.
+        name: Name in pipelines; the function's own where None.
+        policy_space: Space before the function for the space after it; None where the two are equal.
+    """
+
+    def __init__(
+        self, function: RowsFunction, *, name: str | None = None, policy_space: SpaceFunction | None = None
+    ) -> None:
+        self.function = function
+        self.name = _name(function, name)
+        self._space_function = policy_space
+
+    def __call__(self, rows: Rows) -> Rows:
+        return self.function(rows)
+
+    def policy_space(self, space: Space[Any]) -> Space[Any]:
+        return space if self._space_function is None else self._space_function(space)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@overload
+def agent_connector(function: RowsFunction, /) -> FunctionAgentConnector: ...
+
+
+@overload
+def agent_connector(
+    *, name: str | None = None, output_space: SpaceFunction | None = None
+) -> Callable[[RowsFunction], FunctionAgentConnector]: ...
+
+
+def agent_connector(
+    function: RowsFunction | None = None, /, *, name: str | None = None, output_space: SpaceFunction | None = None
+) -> FunctionAgentConnector | Callable[[RowsFunction], FunctionAgentConnector]:
+    """Make an agent-side connector of a function: ``@agent_connector`` or ``@agent_connector(name=...)``.
+
+    Args:
+        function: Rows in, rows out; set by the decorator.
+        name: Name in pipelines; the function's own where None.
+        output_space: Space after the function for the space before it; None where the two are equal.
+    """
+    if function is not None:
+        return FunctionAgentConnector(function, name=name, output_space=output_space)
+    return lambda f: FunctionAgentConnector(f, name=name, output_space=output_space)
+
+
+@overload
+def action_connector(function: RowsFunction, /) -> FunctionActionConnector: ...
+
+
+@overload
+def action_connector(
+    *, name: str | None = None, policy_space: SpaceFunction | None = None
+) -> Callable[[RowsFunction], FunctionActionConnector]: ...
+
+
+def action_connector(
+    function: RowsFunction | None = None, /, *, name: str | None = None, policy_space: SpaceFunction | None = None
+) -> FunctionActionConnector | Callable[[RowsFunction], FunctionActionConnector]:
+    """Make an action-side connector of a function: ``@action_connector`` or ``@action_connector(name=...)``.
+
+    Args:
+        function: Rows in, rows with another ``actions_for_env`` out; set by the decorator.
+        name: Name in pipelines; the function's own where None.
+        policy_space: Space before the function for the space after it; None where the two are equal.
+    """
+    if function is not None:
+        return FunctionActionConnector(function, name=name, policy_space=policy_space)
+    return lambda f: FunctionActionConnector(f, name=name, policy_space=policy_space)
+
+
+def _name(function: RowsFunction, name: str | None) -> str:
+    if not callable(function):
+        raise ArgumentError(f"expected a function of rows, got {type(function).__name__}")
+    return name if name is not None else str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,196 @@
+"""Rows: a struct of arrays, one row per (env, agent) at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.connectors.trees import Tree, map_tree, tree_leaves, zip_trees
+from marlvec.errors import ArgumentError
+
+__all__ = ["Rows"]
+
+Index = NDArray[Any] | slice | Sequence[int] | Sequence[bool]
+
+
+class Rows:
+    """Named columns of equal leading length n; row i is entry i of every column.
+
+    Immutable by habit: a connector returns new rows made with `replace`, and never writes into an array it was given.
+    A column is read as ``rows.obs`` or ``rows["obs"]``; one that has the name of a method only in the second way.
+
+    In one call of a connector, no (env, agent) pair appears twice.
+
+    Args:
+        columns: Column name to an array of shape ``(n, ...)``, or to a dict or tuple of those.
+        **more: Further columns.
+
+    Raises:
+        ArgumentError: Columns differ in length, or one has no length; names the column.
+
+    Attributes:
+        columns: The columns, in order.
+    """
+
+    __slots__ = ("_n", "columns")
+
+    columns: dict[str, Tree]
+
+    def __init__(self, columns: Mapping[str, Tree] | None = None, /, **more: Tree) -> None:
+        self.columns = {**columns, **more} if columns is not None else more
+        self._n = -1
+        self._check(self.columns)
+        if self._n < 0:
+            self._n = 0
+
+    def _check(self, columns: Mapping[str, Tree]) -> None:
+        for name, column in columns.items():
+            if type(column) is np.ndarray and column.ndim:
+                length = len(column)
+                if length != self._n and self._n >= 0:
+                    raise self._unequal(name, "", length)
+                self._n = length
+                continue
+            for path, leaf in tree_leaves(column):
+                try:
+                    length = len(leaf)
+                except TypeError:
+                    where = f"column {name!r}" + (f" at {path}" if path else "")
+                    raise ArgumentError(
+                        f"{where} must be an array with the rows on its first axis, got {type(leaf).__name__} "
+                        f"without a length"
+                    ) from None
+                if length != self._n and self._n >= 0:
+                    raise self._unequal(name, path, length)
+                self._n = length
+
+    def _unequal(self, name: str, path: str, length: int) -> ArgumentError:
+        where = f"column {name!r}" + (f" at {path}" if path else "")
+        return ArgumentError(f"{where} has {length} rows, the columns before it have {self._n}")
+
+    @classmethod
+    def _of(cls, columns: dict[str, Tree], n: int) -> Rows:
+        """Build rows from columns that are known to be sound."""
+        rows = cls.__new__(cls)
+        rows.columns = columns
+        rows._n = n
+        return rows
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getattr__(self, name: str) -> Tree:
+        # Only called where normal lookup fails. A half-built instance (copy, unpickling) has no columns yet.
+        if name != "columns" and not name.startswith("__") and name in self.columns:
+            return self.columns[name]
+        known = list(self.columns) if name != "columns" else []
+        raise AttributeError(f"no column {name!r}; the columns are {known}")
+
+    def __getitem__(self, name: str) -> Tree:
+        if not isinstance(name, str):
+            raise TypeError(f"a column is named by a string, got {type(name).__name__}; to choose rows, call take()")
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; the columns are {list(self.columns)}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.columns
+
+    __iter__ = None  # len() counts rows and [] names columns, so iterating could mean either
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.columns,)
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, column in self.columns.items():
+            for path, leaf in tree_leaves(column):
+                where = f"{name}/{path}" if path else name
+                is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+                text = f"{tuple(leaf.shape)} {leaf.dtype}" if is_array else type(leaf).__name__
+                parts.append(f"{where}: {text}")
+        return f"Rows({self._n}; {', '.join(parts)})" if parts else f"Rows({self._n})"
+
+    def replace(self, **columns: Tree) -> Rows:
+        """Return rows with these columns put in the place of, or after, the present ones.
+
+        Raises:
+            ArgumentError: A column's length is not that of the rows; names the column.
+        """
+        if not self.columns:
+            return Rows(columns)
+        self._check(columns)
+        return Rows._of({**self.columns, **columns}, self._n)
+
+    def drop(self, *names: str) -> Rows:
+        """Return rows without these columns.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        for name in names:
+            self[name]
+        return Rows({key: column for key, column in self.columns.items() if key not in names})
+
+    def take(self, index: Index) -> Rows:
+        """Return the chosen rows, in the order asked for.
+
+        Args:
+            index: (k,) ints, a (n,) bool mask, or a slice. A slice gives views, the others copies.
+
+        Raises:
+            ArgumentError: The index is not one-dimensional ints or bools, or a mask's length is not n.
+            IndexError: A position is out of range.
+        """
+        if isinstance(index, slice):
+            length = len(range(*index.indices(self._n)))
+            return Rows._of({name: map_tree(lambda leaf: leaf[index], c) for name, c in self.columns.items()}, length)
+        where = np.asarray(index)
+        if where.ndim != 1 or (where.dtype.kind not in "biu" and where.size):
+            raise ArgumentError(f"take() wants 1-D ints, a bool mask or a slice, got {where.dtype} of {where.shape}")
+        if where.dtype.kind == "b":
+            if len(where) != self._n:
+                raise ArgumentError(f"the mask has {len(where)} entries for {self._n} rows")
+            where = np.flatnonzero(where)
+        elif where.dtype.kind != "i":
+            where = where.astype(np.int64)
+        if where.size and not self.columns:
+            raise IndexError(f"{where.size} positions asked of rows without columns")
+        chosen = {
+            name: column[where] if type(column) is np.ndarray else map_tree(lambda leaf: _choose(leaf, where), column)
+            for name, column in self.columns.items()
+        }
+        return Rows._of(chosen, len(where))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Rows]) -> Rows:
+        """Stack rows on top of each other; no parts give rows without columns.
+
+        Raises:
+            ArgumentError: The parts do not have the same columns, or a column's structure differs; names the columns.
+        """
+        if not parts:
+            return cls()
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        for i, part in enumerate(parts):
+            if part.columns.keys() != first.columns.keys():
+                missing = [name for name in first.columns if name not in part.columns]
+                extra = [name for name in part.columns if name not in first.columns]
+                raise ArgumentError(f"part {i} differs from part 0: columns {missing} missing, columns {extra} added")
+        columns = {}
+        for name in first.columns:
+            try:
+                columns[name] = zip_trees(np.concatenate, [part.columns[name] for part in parts])
+            except ValueError as error:
+                raise ArgumentError(f"column {name!r} cannot be concatenated: {error}") from error
+        return cls._of(columns, sum(len(part) for part in parts))
+
+
+def _choose(leaf: Any, where: NDArray[Any]) -> Any:
+    return [leaf[i] for i in where] if isinstance(leaf, list) else leaf[where]

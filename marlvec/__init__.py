@@ -1,0 +1,43 @@
+"""marlvec: many multi-agent environments at once, exact, unbreakable and fast.
+
+The road, top to bottom: `make` builds a `VectorEnv`; a `Collector` sends its rows through agent connectors, policies
+and action connectors; out comes a `MultiAgentBatch` with one `SampleBatch` per policy.
+"""
+
+from marlvec import connectors, errors
+from marlvec.collect import Collector, MultiAgentBatch, SampleBatch
+from marlvec.envs import MultiAgentEnv
+from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
+from marlvec.registry import make, register
+from marlvec.vector import (
+    AsyncVectorEnv,
+    SyncVectorEnv,
+    VectorEnv,
+    VectorStep,
+    env_seeds,
+    infos_from_list,
+    infos_to_list,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "make",
+    "register",
+    "VectorEnv",
+    "SyncVectorEnv",
+    "AsyncVectorEnv",
+    "VectorStep",
+    "env_seeds",
+    "infos_to_list",
+    "infos_from_list",
+    "MultiAgentEnv",
+    "connectors",
+    "Collector",
+    "MultiAgentBatch",
+    "SampleBatch",
+    "Policy",
+    "RandomPolicy",
+    "FunctionPolicy",
+    "errors",
+]

@@ -1,0 +1,222 @@
+"""What the texts of a command line stand for: policies, who plays whom, connectors, arguments of envs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import marlvec.connectors as all_connectors
+from marlvec.connectors import AgentConnector, Pipeline
+from marlvec.errors import ArgumentError
+from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
+
+__all__ = ["cast", "connectors", "env_kwargs", "policies"]
+
+_ID = r"([\w.-]+)="
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+
+
+def policies(texts: Sequence[str]) -> dict[str, Policy]:
+    """Policies of the options ``--policy [ID=]WHAT``, in their order.
+
+    Raises:
+        ArgumentError: It cannot be found, is no policy, or an id is used twice.
+    """
+    found: dict[str, Policy] = {}
+    for text in texts:
+        match = re.match(_ID, text)
+        what = text[match.end() :] if match else text
+        name = match[1] if match else what.rpartition(":")[2]
+        if name in found:
+            raise ArgumentError(f"--policy {text}: there are two policies {name!r}; give one another id: ID={what}")
+        found[name] = RandomPolicy() if what == "random" else _policy(text, _load(text, what))
+    return found
+
+
+def _load(text: str, what: str) -> Any:
+    """Import what ``module:attr`` or ``file.py:attr`` names."""
+    source, colon, path = what.rpartition(":")
+    if not colon or not source or not path:
+        raise ArgumentError(f"--policy {text}: expected random, MODULE:ATTR or FILE.py:ATTR, optionally after ID=")
+    try:
+        found: Any = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise ArgumentError(f"--policy {text}: cannot import {source} ({error})") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ArgumentError(f"--policy {text}: {source} has no {path!r}")
+        found = getattr(found, part)
+    return found
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Import a file under its own name, so that dataclasses and pickles in it find their module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # both exist for every path that ends in .py
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if before is None:
+            del sys.modules[path.stem]
+        else:
+            sys.modules[path.stem] = before
+        raise
+    return module
+
+
+def _policy(text: str, found: Any) -> Policy:
+    if isinstance(found, Policy):
+        return found
+    if isinstance(found, type):
+        if not issubclass(found, Policy):
+            raise ArgumentError(f"--policy {text}: {found.__name__} does not derive from marlvec.Policy")
+        needed = [
+            name
+            for name, parameter in inspect.signature(found).parameters.items()
+            if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        if needed:
+            raise ArgumentError(
+                f"--policy {text}: {found.__name__} needs the arguments {needed}; name an instance instead"
+            )
+        return found()
+    if callable(found):
+        return FunctionPolicy(found)
+    raise ArgumentError(
+        f"--policy {text}: expected a Policy or a function from rows to actions, got {type(found).__name__}"
+    )
+
+
+def cast(
+    named: Mapping[str, Policy], texts: Sequence[str], agents: Sequence[str], groups: Mapping[str, Sequence[int]]
+) -> tuple[dict[str, Policy], dict[str, str]]:
+    """All policies, and who plays whom, from the options ``--mapping PREFIX=ID``.
+
+    Args:
+        named: Policies of the command line; where there is none, agents act at random, each group with a policy of its
+            own.
+        texts: The options.
+        agents: Agent names.
+        groups: Group name → indices of its agents.
+
+    Raises:
+        ArgumentError: A prefix fits no agent, a policy is not known or plays nobody.
+    """
+    if not named:
+        if texts:
+            raise ArgumentError(f"--mapping {texts[0]}: there is no --policy to play anybody")
+        if len(groups) == 1:
+            return {"random": RandomPolicy()}, dict.fromkeys(agents, "random")
+        return (
+            {group: RandomPolicy() for group in groups},
+            {agents[a]: group for group, members in groups.items() for a in members},
+        )
+    chosen: dict[str, str] = {}
+    for text in texts:
+        prefix, equals, policy_id = text.rpartition("=")
+        if not equals or not prefix:
+            raise ArgumentError(f"--mapping {text}: expected PREFIX=ID, e.g. agent_2={next(iter(named))}")
+        if policy_id not in named:
+            raise ArgumentError(f"--mapping {text}: no policy {policy_id!r}; there are {list(named)}")
+        if not any(agent.startswith(prefix) for agent in agents):
+            raise ArgumentError(f"--mapping {text}: no agent's name begins with {prefix!r}; there are {list(agents)}")
+        if chosen.setdefault(prefix, policy_id) != policy_id:
+            raise ArgumentError(f"--mapping: {prefix}= is given twice, for {chosen[prefix]!r} and {policy_id!r}")
+    first = next(iter(named))
+    played_by = {}
+    for agent in agents:
+        prefix = max((prefix for prefix in chosen if agent.startswith(prefix)), key=len, default="")
+        played_by[agent] = chosen.get(prefix, first)
+    idle = [name for name in named if name not in played_by.values()]
+    if idle:
+        raise ArgumentError(
+            f"policy {idle[0]!r} plays nobody; say whom: --mapping PREFIX={idle[0]}, the agents are {list(agents)}"
+        )
+    return dict(named), played_by
+
+
+def connectors(texts: Sequence[str], policy_ids: Sequence[str]) -> list[AgentConnector] | dict[str, list[AgentConnector]]:
+    """Chains of the options ``--connectors [ID=]CHAIN``: one for every policy, or policy id to chain.
+
+    Raises:
+        ArgumentError: An unknown connector or policy, wrong arguments, or two chains for one policy.
+    """
+    found: dict[str, list[AgentConnector]] = {}
+    for text in texts:
+        match = re.match(_ID, text)
+        name = match[1] if match else ""
+        if match and name not in policy_ids:
+            raise ArgumentError(f"--connectors {text}: no policy {name!r}; there are {list(policy_ids)}")
+        if name in found or (found and "" in (name, *found)):
+            raise ArgumentError(f"--connectors {text}: give one chain for all policies, or one per policy as ID=CHAIN")
+        found[name] = _chain(text, text[match.end() :] if match else text)
+    return found.get("", found)
+
+
+def _chain(text: str, chain: str) -> list[AgentConnector]:
+    problem = f"--connectors {text}: expected names or calls such as FlattenObs, FrameStack(4)"
+    try:
+        items = ast.parse(f"[{chain}]", mode="eval").body
+    except (SyntaxError, ValueError):
+        raise ArgumentError(problem) from None
+    assert isinstance(items, ast.List)  # of what stands in brackets; `a for a in b` is refused with the names
+    return [_connector(text, item, problem) for item in items.elts]
+
+
+def _connector(text: str, item: ast.expr, problem: str) -> AgentConnector:
+    call = item if isinstance(item, ast.Call) else ast.Call(item, [], [])
+    if not isinstance(call.func, ast.Name):
+        raise ArgumentError(problem)
+    name = call.func.id
+    known = [key for key in all_connectors.__all__ if _is_connector(getattr(all_connectors, key))]
+    if name not in known:
+        raise ArgumentError(f"--connectors {text}: no agent connector {name!r}; there are {', '.join(known)}")
+    try:
+        positional = [ast.literal_eval(argument) for argument in call.args]
+        keyword = {argument.arg or "": ast.literal_eval(argument.value) for argument in call.keywords}
+        made: AgentConnector = getattr(all_connectors, name)(*positional, **keyword)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"--connectors {text}: {ast.unparse(item)}: {error}") from error
+    return made
+
+
+def _is_connector(value: Any) -> bool:
+    """Whether it can stand in a chain by its name alone."""
+    return (
+        inspect.isclass(value)
+        and issubclass(value, AgentConnector)
+        and not issubclass(value, Pipeline)
+        and not inspect.isabstract(value)
+        and not value.__name__.startswith("Function")
+    )
+
+
+def env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
+    """Arguments of the options ``--set KEY=VALUE``: values are Python literals, or else plain text.
+
+    Raises:
+        ArgumentError: No ``=``, or a key twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ArgumentError(f"--set {text}: expected KEY=VALUE, e.g. max_cycles=50")
+        if key in found:
+            raise ArgumentError(f"--set {text}: {key} is given twice")
+        try:
+            found[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[key] = _WORDS.get(value.lower(), value)
+    return found

@@ -1,0 +1,137 @@
+"""One rollout: collect in small pieces, under a progress bar, and keep the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from marlvec.cli.tracks import Track, tracks
+from marlvec.collect import Collector, SampleBatch
+from marlvec.vector import AsyncVectorEnv, VectorEnv
+
+__all__ = ["Rollout", "Setting", "roll_out"]
+
+_REFRESH_SECONDS = 0.1
+_RECENT = 100  # episodes that the return beside the bar is over
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What ran.
+
+    Attributes:
+        name: Of the env.
+        num_envs, agents, autoreset_mode: As the vectorizer's.
+        where: Backend and number of workers.
+    """
+
+    name: str
+    num_envs: int
+    agents: tuple[str, ...]
+    autoreset_mode: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What came out.
+
+    Attributes:
+        setting: What ran.
+        env_steps: Env steps of all batches.
+        agent_steps: Rows of all batches.
+        episodes: Episodes that ended.
+        seconds: Time it took, first reset included.
+        speed: Env steps a second; those of episodes that were left unfinished count, too.
+        samples: Policy id → the first batch of it that came, to see its columns.
+        rows: Policy id → number of rows, all batches together.
+        players: Policy id → names of the agents it plays.
+        tracks: Policy id → its agents' returns and lengths.
+        timers: Where the time went, in seconds, by name.
+        interrupted: Whether Ctrl-C ended it.
+    """
+
+    setting: Setting
+    env_steps: int
+    agent_steps: int
+    episodes: int
+    seconds: float
+    speed: float
+    samples: Mapping[str, SampleBatch]
+    rows: Mapping[str, int]
+    players: Mapping[str, tuple[str, ...]]
+    tracks: Mapping[str, Track]
+    timers: Mapping[str, float]
+    interrupted: bool
+
+
+def roll_out(collector: Collector, played_by: Mapping[str, str], env_steps: int, console: Console) -> Rollout:
+    """Collect so many env steps, or fewer if Ctrl-C comes.
+
+    Args:
+        collector: A new one, whose metrics remember every episode.
+        played_by: Agent name → policy id, the collector's mapping.
+        env_steps: How many.
+        console: Where the progress bar goes; nothing is shown if it is no terminal.
+    """
+    envs, metrics = collector.envs, collector.metrics
+    samples: dict[str, SampleBatch] = {}
+    rows = dict.fromkeys(collector.policies, 0)
+    done, chunk, interrupted = 0, envs.num_envs, False
+    began = last = perf_counter()
+    with _progress(console) as bar:
+        task = bar.add_task(envs.spec.name, total=env_steps, speed=0.0, note="")
+        try:
+            while done < env_steps:
+                batch = collector.collect(env_steps=min(chunk, env_steps - done))
+                done += batch.env_steps
+                for name, part in batch.items():
+                    rows[name] += len(part)
+                    samples.setdefault(name, part)
+                now = perf_counter()
+                recent = [episode.episode_return for episode in metrics.episodes[-_RECENT:]]
+                note = f"return {np.mean(recent):.4g}" if recent else ""
+                bar.update(task, completed=min(done, env_steps), speed=metrics.env_steps / (now - began), note=note)
+                # As much as is done between two looks at the bar, in whole vector steps.
+                rate = batch.env_steps / max(now - last, 1e-6)
+                chunk = max(1, round(rate * _REFRESH_SECONDS / envs.num_envs)) * envs.num_envs
+                last = now
+        except KeyboardInterrupt:
+            interrupted = True
+    return Rollout(
+        setting=Setting(envs.spec.name, envs.num_envs, envs.agents, envs.autoreset_mode, _where(envs)),
+        env_steps=done,
+        agent_steps=sum(rows.values()),
+        episodes=metrics.episodes_total,
+        seconds=perf_counter() - began,
+        speed=metrics.env_steps / max(last - began, 1e-6),
+        samples=samples,
+        rows=rows,
+        players={name: tuple(agent for agent in envs.agents if played_by[agent] == name) for name in rows},
+        tracks=tracks(metrics.episodes, tuple(rows), envs.num_envs),
+        timers={name: timer.seconds for name, timer in metrics.timers.items()},
+        interrupted=interrupted,
+    )
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("env steps  [cyan]{task.fields[speed]:,.0f}/s[/]  {task.fields[note]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _where(envs: VectorEnv) -> str:
+    if isinstance(envs, AsyncVectorEnv):
+        return f"{envs.num_workers} worker process{'es' * (envs.num_workers > 1)}"
+    return "in this process"

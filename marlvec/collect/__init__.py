@@ -1,0 +1,18 @@
+"""Collectors: envs and policies in, per-policy batches out."""
+
+from marlvec.collect.batch import MultiAgentBatch, SampleBatch
+from marlvec.collect.collector import Collector
+from marlvec.collect.episodes import Episode, PolicyMapping
+from marlvec.collect.metrics import EpisodeRecord, Metrics, Stats, Timer
+
+__all__ = [
+    "Collector",
+    "Episode",
+    "EpisodeRecord",
+    "Metrics",
+    "MultiAgentBatch",
+    "PolicyMapping",
+    "SampleBatch",
+    "Stats",
+    "Timer",
+]

@@ -1,0 +1,95 @@
+"""What came back from the envs, in one form whatever the autoreset mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.vector.result import VectorStep
+
+__all__ = ["Arrival"]
+
+AnyArray = NDArray[Any]
+
+
+class Arrival:
+    """Rows of some envs in env order, with an ended episode's end and the next one's beginning side by side.
+
+    In same-step mode they come so. In the other modes `renew` puts the new episodes' rows in once they have begun, and
+    from then on nothing tells the modes apart.
+
+    Args:
+        step: What the envs returned.
+        num_envs: N.
+        writable: Whether its arrays are this object's to write to.
+
+    Attributes:
+        env_ids: (n,) int64, ascending.
+        everything: Whether these are all envs.
+        where: The same as an index: a slice where these are all envs.
+        obs, final: Per group, per leaf: (n, A_g, …), present and final observations.
+        masks: Per group (n, A_g, k) bool, or None.
+        rewards: (n, A) float64.
+        terminated, truncated, ended, alive, acting: (n, A) bool.
+        done: (n,) bool.
+    """
+
+    __slots__ = (
+        "_writable",
+        "acting",
+        "alive",
+        "done",
+        "ended",
+        "env_ids",
+        "everything",
+        "final",
+        "masks",
+        "obs",
+        "rewards",
+        "terminated",
+        "truncated",
+        "where",
+    )
+
+    def __init__(self, step: VectorStep, num_envs: int, *, writable: bool) -> None:
+        self.env_ids = step.env_ids
+        self.everything = len(step.env_ids) == num_envs
+        self.obs, self.final, self.masks = step.obs_leaves, step.final_leaves, step.action_masks
+        self.rewards, self.terminated, self.truncated = step.rewards, step.terminated, step.truncated
+        self.alive, self.acting, self.done = step.alive, step.acting, step.done
+        self._writable = writable
+        if not self.everything and (step.env_ids[1:] < step.env_ids[:-1]).any():
+            self._choose(np.argsort(step.env_ids))  # first come, first in row: no order to build on
+        self.where: slice | NDArray[np.int64] = slice(None) if self.everything else self.env_ids
+        self.ended = self.terminated | self.truncated
+
+    def _choose(self, rows: NDArray[np.int64]) -> None:
+        same = self.final is self.obs
+        self.obs = [[leaf[rows] for leaf in leaves] for leaves in self.obs]
+        self.final = self.obs if same else [[leaf[rows] for leaf in leaves] for leaves in self.final]
+        self.masks = [None if mask is None else mask[rows] for mask in self.masks]
+        for name in ("env_ids", "rewards", "terminated", "truncated", "alive", "acting", "done"):
+            setattr(self, name, getattr(self, name)[rows])
+        self._writable = True
+
+    def own(self) -> None:
+        """Take copies of what is still to be read, before the envs do anything else."""
+        if not self._writable:
+            self.obs = [[leaf.copy() for leaf in leaves] for leaves in self.obs]
+            self.masks = [None if mask is None else mask.copy() for mask in self.masks]
+            self.alive, self.acting = self.alive.copy(), self.acting.copy()
+            self._writable = True
+
+    def renew(self, other: Arrival) -> None:
+        """Put the first rows of new episodes in the place of the old ones' last; call `own` before the envs do."""
+        at = np.searchsorted(self.env_ids, other.env_ids)
+        for leaves, new_leaves in zip(self.obs, other.obs, strict=True):
+            for leaf, new in zip(leaves, new_leaves, strict=True):
+                leaf[at] = new
+        for mask, new_mask in zip(self.masks, other.masks, strict=True):
+            if mask is not None and new_mask is not None:
+                mask[at] = new_mask
+        self.alive[at] = other.alive
+        self.acting[at] = other.acting

@@ -1,0 +1,156 @@
+"""Who plays whom: from rows of envs to rows of policies, and from answers to the envs' actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.roles import Answer, Role
+from marlvec.envs.spec import AgentGroup
+from marlvec.errors import ContractError
+
+__all__ = ["Cast", "Selection"]
+
+AnyArray = NDArray[Any]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows of one policy among those of one group in some envs.
+
+    Attributes:
+        flat: (n,) their positions among (envs, agents of the group), flattened; None for all of them.
+        env_id, agent_index: (n,) whose they are.
+        lanes: (n,) ``env * A + agent``, ascending.
+    """
+
+    flat: IntArray | None
+    env_id: IntArray
+    agent_index: IntArray
+    lanes: IntArray
+
+    def pick(self, leaf: AnyArray) -> AnyArray:
+        """Rows of an array (envs, agents of the group, …); views where these are all."""
+        rows = leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # -1 cannot be told of empty leaves
+        return rows if self.flat is None else rows.take(self.flat, axis=0)
+
+
+class Cast:
+    """The roles, and who of them plays which agents.
+
+    Args:
+        roles: All of them.
+        groups: The envs' groups of agents.
+        agents: Agent names.
+        policy_NA: (N, A) index of each agent's role; read anew at every `update`.
+        seed: Role index → its policy's seed.
+
+    Attributes:
+        roles, groups: as given.
+        playing: Roles that play somebody in a running episode, group by group.
+    """
+
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        groups: Sequence[AgentGroup],
+        agents: tuple[str, ...],
+        policy_NA: IntArray,
+        seed: Callable[[int], int],
+    ) -> None:
+        self.roles = tuple(roles)
+        self.groups, self._agents, self._policy_NA, self._seed = tuple(groups), agents, policy_NA, seed
+        self._columns = [np.array(group.agents) for group in groups]
+        place = np.zeros(len(agents), np.int64)
+        for columns in self._columns:
+            place[columns] = np.arange(len(columns))
+        self._place_A = place  # position of each agent within its group
+        self._players: list[list[Role]] = [[] for _ in groups]
+        self.playing: list[Role] = []
+        self._everyone: dict[int, Selection] = {}
+        if len(groups) == 1:  # no need to wait and see whom it plays
+            for i in range(len(self.roles)):
+                self._bind(i, 0)
+
+    def update(self) -> None:
+        """Take over a change of ``policy_NA``.
+
+        Raises:
+            ContractError: A policy is to play agents of different spaces.
+        """
+        self._everyone.clear()
+        for g, columns in enumerate(self._columns):
+            found = np.unique(self._policy_NA[:, columns]).tolist()
+            self._players[g] = [self._bind(i, g) for i in found]
+        self.playing = [role for players in self._players for role in players]
+
+    def _bind(self, index: int, g: int) -> Role:
+        role = self.roles[index]
+        if role.group_index == -1:
+            role.bind(g, self.groups[g], self._agents, self._seed(index))
+        elif role.group_index != g:
+            a, b = self.groups[role.group_index].name, self.groups[g].name
+            raise ContractError(
+                f"policy {role.policy_id!r} is to play agents of group {a!r} and of group {b!r}, whose spaces differ; "
+                f"give each group a policy of its own"
+            )
+        return role
+
+    def everyone(self, role: Role) -> Selection:
+        """All rows a role plays, in all envs."""
+        if (found := self._everyone.get(role.index)) is None:
+            columns = self._columns[role.group_index]
+            n, a = len(self._policy_NA), len(columns)
+            found = self._select(role, np.arange(n), np.ones((n, a), np.bool_))
+            if len(found.lanes) == n * a:
+                found = Selection(None, found.env_id, found.agent_index, found.lanes)
+            self._everyone[role.index] = found
+        return found
+
+    def pick(self, role: Role, chosen: Selection, array_nA: AnyArray) -> AnyArray:
+        """A role's rows of an array over all agents."""
+        return chosen.pick(array_nA[:, self._columns[role.group_index]])
+
+    def select(self, role: Role, env_ids: IntArray, mask_nA: BoolArray) -> Selection:
+        """Rows a role plays, where a mask over these envs is True."""
+        columns = self._columns[role.group_index]
+        return self._select(role, env_ids, mask_nA if len(self.groups) == 1 else mask_nA[:, columns])
+
+    def _select(self, role: Role, env_ids: IntArray, mask: BoolArray) -> Selection:
+        columns = self._columns[role.group_index]
+        if len(self._players[role.group_index]) > 1:
+            mask = mask & (self._policy_NA[env_ids[:, None], columns] == role.index)
+        flat = np.flatnonzero(mask)
+        env_id = env_ids[flat // len(columns)]
+        agent = columns[flat % len(columns)]
+        return Selection(flat, env_id, agent, env_id * len(self._agents) + agent)
+
+    def actions(self, answers: Sequence[Answer], env_ids: IntArray, *, grouped: bool) -> Any:
+        """Actions of these envs in the form the vectorizer takes; zeros for agents that do not act.
+
+        Args:
+            answers: What the policies decided, for agents of these envs.
+            env_ids: (n,) the envs, ascending.
+            grouped: Whether the vectorizer wants a dict of groups.
+        """
+        trees = {}
+        for g, group in enumerate(self.groups):
+            own = [answer for answer in answers if answer.role.group_index == g]
+            lead = (len(env_ids), len(group.agents))
+            if len(own) == 1 and own[0].ready.is_group and len(env_ids) == len(self._policy_NA):
+                leaves = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in own[0].for_env]
+            else:
+                leaves = group.action_tree.zeros(*lead)
+                for answer in own:
+                    env, agent = np.divmod(answer.ready.lanes, len(self._agents))
+                    at = np.searchsorted(env_ids, env) * lead[1] + self._place_A[agent]
+                    for leaf, part in zip(leaves, answer.for_env, strict=True):
+                        leaf.reshape(lead[0] * lead[1], *leaf.shape[2:])[at] = part
+            trees[group.name] = group.action_tree.unflatten(leaves)
+        return trees if grouped else trees[self.groups[0].name]

@@ -1,0 +1,300 @@
+"""The collector: rows of all envs through connectors and policies, back to the envs, and into batches.
+
+Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one per env and agent).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.cast import Cast
+from marlvec.collect.chains import chains
+from marlvec.collect.episodes import Episodes, PolicyMapping
+from marlvec.collect.harvest import Harvest
+from marlvec.collect.loop import Gain, Loop
+from marlvec.collect.metrics import EpisodeRecord, Metrics
+from marlvec.collect.roles import Role
+from marlvec.connectors import ActionPipeline, AgentPipeline
+from marlvec.errors import ArgumentError, StateError
+from marlvec.policies import Policy
+from marlvec.vector.seeding import check_seed
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["Collector"]
+
+Unit = Literal["env_steps", "agent_steps", "episodes"]
+Chain = Iterable[Any]
+
+_POLICY_STREAM = 0x706F6C696379  # "policy"
+
+
+class Collector:
+    """Collects experience: per policy, one row per agent decision.
+
+    Each tick, every policy answers all rows that wait for it, of all envs, in one call; the envs step; what comes back
+    goes through the agent connectors at once and waits. So an observation passes them once, and a policy that changes
+    between two calls of `collect` decides with its new weights from the first row on. A transition runs from an agent's
+    decision to its next turn, or to its own end, with all the env paid it in between; at an end ``next_obs`` is the
+    agent's final observation, through the same connectors. What a batch holds does not depend on the autoreset mode.
+
+    The envs belong to the caller: the collector resets them at its first `collect`, and never closes them. No one else
+    may step them meanwhile.
+
+    Args:
+        envs: The envs.
+        policies: Policy id to policy; or one policy, which gets the id ``"main"``.
+        policy_mapping: Who plays whom: a policy id, a dict of agent name to id, or a function
+            ``(agent name, episode) -> id``, called once per episode and agent. None: the only policy there is. All
+            agents that one policy plays must have the same spaces.
+        agent_connectors: Between envs and policies. One chain (a pipeline or a list of connectors), copied per policy
+            where there are several; or policy id to chain; or None for ``AgentPipeline.default()``.
+        action_connectors: Between policies and envs, likewise; None for ``ActionPipeline.default()``.
+        batch_mode: ``"truncate"``: batches of exactly the asked size, which cut through episodes; ``"complete"``:
+            whole episodes only.
+        count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
+        reward_dtype: Dtype of rewards in batches, e.g. ``np.float32``; None leaves float64. Metrics stay float64.
+        explore: Whether policies explore; may be set between calls.
+        seed: Seeds the envs' first reset (as ``envs.reset(seed=seed)``), every policy and every episode's ``rng``, each
+            with a stream of its own. None: from the operating system.
+        window: Number of last episodes that metrics are over.
+
+    Raises:
+        ArgumentError: An argument is wrong.
+        KeyError: The mapping names an unknown policy; lists the known ones.
+        ContractError: A policy is to play agents of different spaces.
+
+    Attributes:
+        envs, policies: As given; policies by id.
+        agent_connectors, action_connectors: Pipeline by policy id.
+        metrics: Returns, lengths, durations, totals, timers.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv,
+        policies: Mapping[str, Policy] | Policy,
+        policy_mapping: PolicyMapping | None = None,
+        *,
+        agent_connectors: Chain | Mapping[str, Chain] | None = None,
+        action_connectors: Chain | Mapping[str, Chain] | None = None,
+        batch_mode: Literal["truncate", "complete"] = "truncate",
+        count_by: Literal["env_steps", "agent_steps"] = "env_steps",
+        reward_dtype: DTypeLike | None = None,
+        explore: bool = True,
+        seed: int | None = None,
+        window: int = 100,
+    ) -> None:
+        if batch_mode not in ("truncate", "complete"):
+            raise ArgumentError(f"batch_mode must be 'truncate' or 'complete', got {batch_mode!r}")
+        if count_by not in ("env_steps", "agent_steps"):
+            raise ArgumentError(f"count_by must be 'env_steps' or 'agent_steps', got {count_by!r}")
+        self.envs = envs
+        self.policies = _named(policies)
+        self._batch_mode, self._count_by = batch_mode, count_by
+        self._seed = None if seed is None else check_seed(seed)
+        self._entropy = _entropy(self._seed)
+        ids = tuple(self.policies)
+        n, a = envs.num_envs, envs.agent_num
+        if policy_mapping is None:
+            if len(ids) > 1:
+                raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")
+            policy_mapping = ids[0]
+        self._episodes = Episodes(n, envs.agents, ids, policy_mapping)
+        self.agent_connectors = chains(AgentPipeline, agent_connectors, ids, AgentPipeline.default)
+        self.action_connectors = chains(ActionPipeline, action_connectors, ids, ActionPipeline.default)
+        self._roles = [
+            Role(i, name, self.policies[name], self.agent_connectors[name], self.action_connectors[name], n * a)
+            for i, name in enumerate(ids)
+        ]
+        cast = Cast(self._roles, envs.spec.groups, envs.agents, self._episodes.policy_NA, self._policy_seed)
+        if self._episodes.is_static:
+            cast.update()
+        self._harvest = Harvest(self._roles, reward_dtype)
+        self.metrics = Metrics(envs.agents, ids, window=window)
+        complete = batch_mode == "complete"
+        self._loop = Loop(envs, cast, self._episodes, self.metrics, keep_finished=complete, explore=explore)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Collector of {list(self.policies)} in {self.envs!r}: batch_mode={self._batch_mode!r}, "
+            f"{self.metrics.env_steps} env steps, {self.metrics.episodes_total} episodes>"
+        )
+
+    def train(self) -> Self:
+        """Let all connectors learn their statistics."""
+        for role in self._roles:
+            role.agent_connectors.train()
+            role.action_connectors.train()
+        return self
+
+    def eval(self) -> Self:
+        """Freeze all connectors' statistics."""
+        for role in self._roles:
+            role.agent_connectors.eval()
+            role.action_connectors.eval()
+        return self
+
+    # --- collecting
+
+    def collect(
+        self,
+        steps: int | None = None,
+        *,
+        env_steps: int | None = None,
+        agent_steps: int | None = None,
+        episodes: int | None = None,
+    ) -> MultiAgentBatch:
+        """Collect one batch. Give exactly one amount.
+
+        What is asked for, and what comes:
+
+        =================  ===============================================  ========================================
+        ..                 ``batch_mode="truncate"``                        ``batch_mode="complete"``
+        =================  ===============================================  ========================================
+        ``env_steps=k``    exactly k env steps, shared over the envs        episodes, until their env steps sum to k
+        ``agent_steps=k``  exactly k rows; those too many come next time    episodes, until their rows sum to k
+        ``episodes=k``     until k episodes have ended; parts of others     exactly k episodes
+        =================  ===============================================  ========================================
+
+        Nothing is lost between calls: a decision whose outcome is not known yet comes in a later batch, as do episodes
+        that end and are not needed. Where k is not a multiple of N, those envs step that have waited longest.
+
+        Args:
+            steps: An amount of what ``count_by`` names.
+            env_steps: An amount of env steps.
+            agent_steps: An amount of decisions with a known outcome.
+            episodes: A number of episodes.
+
+        Raises:
+            ArgumentError: Not exactly one positive amount.
+            ContractError: A policy or connector answered in a wrong form; names the policy.
+            EnvFault: An env raised or a worker died. The running episodes are lost: call `reset` to go on.
+            Exception: What a policy raises, with a note that names it. Nothing was sent; calling again goes on from
+                there, and that call's batch holds what this one had collected.
+            StateError: An earlier call failed half-way through a step.
+        """
+        unit, amount = self._goal(steps, env_steps=env_steps, agent_steps=agent_steps, episodes=episodes)
+        if self._loop.state == "lost":
+            raise StateError("an earlier call failed half-way through a step; call reset() to begin new episodes")
+        if self._loop.state == "new":
+            self._loop.start(entropy=self._entropy, seed=self._seed)
+        while envs := self._envs_needed(unit, amount):
+            self._loop.step(envs)
+        return self._deliver(unit, amount)
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin new episodes in all envs. Running ones are abandoned, with all rows that were not handed over.
+
+        Args:
+            seed: Seeds envs, policies and episodes anew, as the constructor's; None: all go on with their streams.
+        """
+        if seed is not None:
+            self._seed = self._entropy = check_seed(seed)
+            for role in self._roles:
+                if role.group_index >= 0:
+                    role.policy.reseed(self._policy_seed(role.index))
+        self._loop.start(entropy=self._entropy, seed=seed)
+
+    @property
+    def explore(self) -> bool:
+        """Whether policies explore; may be set between calls."""
+        return self._loop.explore
+
+    @explore.setter
+    def explore(self, explore: bool) -> None:
+        self._loop.explore = bool(explore)
+
+    @property
+    def batch_mode(self) -> str:
+        """``"truncate"`` or ``"complete"``."""
+        return self._batch_mode
+
+    @property
+    def count_by(self) -> str:
+        """``"env_steps"`` or ``"agent_steps"``."""
+        return self._count_by
+
+    def _goal(self, steps: int | None, **amounts: int | None) -> tuple[Unit, int]:
+        if steps is not None and amounts[self._count_by] is None:
+            amounts[self._count_by], steps = steps, None
+        given = [(unit, amount) for unit, amount in amounts.items() if amount is not None]
+        if len(given) != 1 or steps is not None:
+            raise ArgumentError("collect() wants exactly one of steps, env_steps, agent_steps, episodes")
+        unit, amount = given[0]
+        try:
+            number = operator.index(amount)
+        except TypeError:
+            number = 0
+        if number < 1 or isinstance(amount, bool):
+            raise ArgumentError(f"collect({unit}={amount!r}): expected an integer of at least 1")
+        return unit, number  # type: ignore[return-value]  # its keys are the names of collect()'s arguments
+
+    def _envs_needed(self, unit: Unit, amount: int) -> int:
+        """How many envs to step next; 0 when there is enough."""
+        everyone = self.envs.num_envs
+        if self._batch_mode == "complete":
+            there = sum(map(_MEASURES[unit], self._loop.finished))
+            return everyone if there < amount else 0
+        lacking = amount - int(getattr(self._loop.gain, unit))
+        if unit == "agent_steps":
+            lacking = -(-lacking // self.envs.agent_num)  # an env's step closes at most one transition an agent
+        elif unit == "episodes" and lacking > 0:
+            lacking = everyone
+        return max(0, min(everyone, lacking))
+
+    def _deliver(self, unit: Unit, amount: int) -> MultiAgentBatch:
+        loop = self._loop
+        if self._batch_mode == "complete":
+            taken: list[EpisodeRecord] = []
+            there = 0
+            while there < amount:
+                taken.append(loop.finished.pop(0))
+                there += _MEASURES[unit](taken[-1])
+            slots = self._harvest.of_episodes([record.eps_id for record in taken])
+            env_steps = sum(record.length for record in taken)
+        else:
+            slots = self._harvest.first_closed(amount) if unit == "agent_steps" else self._harvest.all_closed()
+            env_steps = loop.gain.env_steps
+        batches = self._harvest.reap(slots, loop.slot_L, self._episodes.policy_NA.reshape(-1))
+        loop.gain = Gain(agent_steps=loop.gain.agent_steps - sum(map(len, slots)))
+        return MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self.policies))
+
+    def _policy_seed(self, index: int) -> int:
+        stream = np.random.SeedSequence(self._entropy, spawn_key=(_POLICY_STREAM, index))
+        return int(stream.generate_state(1, np.uint64)[0])
+
+
+_MEASURES: dict[Unit, Callable[[EpisodeRecord], int]] = {
+    "env_steps": lambda record: record.length,
+    "agent_steps": lambda record: int(record.lengths_A.sum()),
+    "episodes": lambda record: 1,
+}
+
+
+def _named(policies: Mapping[str, Policy] | Policy) -> dict[str, Policy]:
+    named = {"main": policies} if isinstance(policies, Policy) else policies
+    if not isinstance(named, Mapping) or not named:
+        raise ArgumentError(f"policies must be a Policy, or a dict of policy id to Policy, got {named!r}")
+    for name, policy in named.items():
+        if not isinstance(name, str):
+            raise ArgumentError(f"a policy id must be a string, got {name!r}")
+        if not isinstance(policy, Policy):
+            hint = "; wrap a function of rows in FunctionPolicy" if callable(policy) else ""
+            raise ArgumentError(f"policy {name!r} must be a marlvec Policy, got {policy!r}{hint}")
+    if len({id(policy) for policy in named.values()}) < len(named):
+        raise ArgumentError("one policy object has two ids; each id needs an object of its own")
+    return dict(named)
+
+
+def _entropy(seed: int | None) -> int:
+    if seed is not None:
+        return seed
+    fresh = np.random.SeedSequence().entropy
+    assert isinstance(fresh, int)  # a sequence only where one was given
+    return fresh

@@ -1,0 +1,196 @@
+"""Which episode each env is in, who plays in it, and what it has paid so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.metrics import EpisodeRecord
+from marlvec.errors import ArgumentError
+
+__all__ = ["Episode", "Episodes", "PolicyMapping"]
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+_EPISODE_STREAM = 0x657069736F6465  # "episode"
+
+
+class Episode:
+    """What a mapping function is told of the episode that begins.
+
+    Args:
+        eps_id: The episode's id, as in batches.
+        env_id: Its env.
+        number: It is the env's n-th episode, from 0.
+        entropy: The collector's seed.
+
+    Attributes:
+        eps_id, env_id, number: as given.
+    """
+
+    __slots__ = ("_entropy", "_rng", "env_id", "eps_id", "number")
+
+    def __init__(self, eps_id: int, env_id: int, number: int, entropy: int) -> None:
+        self.eps_id, self.env_id, self.number = eps_id, env_id, number
+        self._entropy = entropy
+        self._rng: np.random.Generator | None = None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random stream of this episode alone: a function of the collector's seed, the env and the number."""
+        if self._rng is None:
+            key = (_EPISODE_STREAM, self.env_id, self.number)
+            self._rng = np.random.default_rng(np.random.SeedSequence(self._entropy, spawn_key=key))
+        return self._rng
+
+    def __repr__(self) -> str:
+        return f"Episode(eps_id={self.eps_id}, env_id={self.env_id}, number={self.number})"
+
+
+PolicyMapping = str | Mapping[str, str] | Callable[[str, Episode], str]
+"""One policy id for all agents, or agent name → id, or a function (agent name, episode) → id."""
+
+
+class Episodes:
+    """Per-env and per-lane accounts of the running episodes.
+
+    A lane is one (env, agent), number ``env * A + agent``; arrays named ``_L`` are over lanes.
+
+    Args:
+        num_envs: N.
+        agents: Agent names, in order.
+        policy_ids: Ids of the policies, in order; arrays hold positions in it.
+        mapping: Who plays whom.
+
+    Raises:
+        KeyError: The mapping names an unknown policy; lists the known ones.
+        ArgumentError: It names an unknown agent, or misses one.
+
+    Attributes:
+        policy_NA: (N, A) int64, index of the policy that plays each agent in the running episode.
+        eps_id_N: (N,) int64, id of the running episode.
+        steps_N: (N,) int64, env steps since the collector was made or reset.
+        turn_L: (N * A,) int64, decisions made in the running episode.
+        owed_L: (N * A,) float64, rewards not yet delivered.
+    """
+
+    def __init__(self, num_envs: int, agents: Sequence[str], policy_ids: Sequence[str], mapping: PolicyMapping) -> None:
+        self._agents = tuple(agents)
+        self._policy_ids = tuple(policy_ids)
+        self._index = {name: i for i, name in enumerate(policy_ids)}
+        n, a = num_envs, len(self._agents)
+        self.policy_NA = np.zeros((n, a), np.int64)
+        self.eps_id_N = np.full(n, -1, np.int64)
+        self.steps_N = np.zeros(n, np.int64)
+        self.turn_L = np.zeros(n * a, np.int64)
+        self.owed_L = np.zeros(n * a, np.float64)
+        self._length_N = np.zeros(n, np.int64)
+        self._number_N = np.zeros(n, np.int64)
+        self._began_N = np.zeros(n, np.float64)
+        self._returns_NA = np.zeros((n, a), np.float64)
+        self._present_NA = np.zeros((n, a), np.bool_)
+        self._owed_NA, self._turn_NA = self.owed_L.reshape(n, a), self.turn_L.reshape(n, a)
+        self._next_id = 0
+        self._function = mapping if callable(mapping) else None
+        if not callable(mapping):
+            self.policy_NA[:] = self._static(mapping)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every episode is played by the same policies."""
+        return self._function is None
+
+    def _static(self, mapping: str | Mapping[str, str]) -> list[int]:
+        if isinstance(mapping, str):
+            return [self._known(mapping, "policy_mapping")] * len(self._agents)
+        if not isinstance(mapping, Mapping):
+            raise ArgumentError(
+                f"policy_mapping must be a policy id, a dict of agent name to id, or a function of (agent, episode); "
+                f"got {type(mapping).__name__}"
+            )
+        unknown = [name for name in mapping if name not in self._agents]
+        missing = [name for name in self._agents if name not in mapping]
+        if unknown or missing:
+            what = f"names unknown agents {unknown}" if unknown else f"misses the agents {missing}"
+            raise ArgumentError(f"policy_mapping {what}; the agents are {list(self._agents)}")
+        return [self._known(mapping[name], f"policy_mapping[{name!r}]") for name in self._agents]
+
+    def _known(self, policy_id: str, who: str) -> int:
+        try:
+            return self._index[policy_id]
+        except (KeyError, TypeError):
+            raise KeyError(f"{who} gave the policy id {policy_id!r}; the known ones are {list(self._index)}") from None
+
+    def begin(self, env_ids: IntArray, entropy: int) -> bool:
+        """Begin an episode in these envs, and ask the mapping function who plays, once per agent in order.
+
+        Returns:
+            Whether anyone is played by another policy than before.
+
+        Raises:
+            KeyError: The function gave an unknown policy id; lists the known ones.
+        """
+        self.eps_id_N[env_ids] = self._next_id + np.arange(len(env_ids))
+        self._next_id += len(env_ids)
+        self._length_N[env_ids] = 0
+        for array in (self._turn_NA, self._owed_NA, self._returns_NA, self._present_NA):
+            array[env_ids] = 0
+        self._began_N[env_ids] = perf_counter()
+        if self._function is None:
+            return False
+        before = self.policy_NA[env_ids]
+        for i in env_ids.tolist():
+            episode = Episode(int(self.eps_id_N[i]), i, int(self._number_N[i]), entropy)
+            self.policy_NA[i] = [
+                self._known(self._function(name, episode), f"policy_mapping({name!r}, {episode})")
+                for name in self._agents
+            ]
+        return bool((before != self.policy_NA[env_ids]).any())
+
+    def pay(self, envs: IntArray | slice, rewards_nA: NDArray[np.float64]) -> None:
+        """Account for one step of these envs: every agent's reward, whether it acts or not."""
+        self._returns_NA[envs] += rewards_nA
+        self._owed_NA[envs] += rewards_nA
+        self._length_N[envs] += 1
+        self.steps_N[envs] += 1
+
+    def see(self, envs: IntArray | slice, alive_nA: BoolArray) -> None:
+        """Note who is in the episode."""
+        self._present_NA[envs] |= alive_nA
+
+    def finish(self, env_ids: IntArray) -> list[EpisodeRecord]:
+        """Close the accounts of episodes that ended, in the order given."""
+        now = perf_counter()
+        ids = self._policy_ids
+        records = [
+            EpisodeRecord(
+                eps_id=int(self.eps_id_N[i]),
+                env_id=i,
+                number=int(self._number_N[i]),
+                length=int(self._length_N[i]),
+                returns_A=self._returns_NA[i].copy(),
+                lengths_A=self._turn_NA[i].copy(),
+                present_A=self._present_NA[i].copy(),
+                policies=tuple(ids[k] for k in self.policy_NA[i].tolist()),
+                duration=now - float(self._began_N[i]),
+            )
+            for i in env_ids.tolist()
+        ]
+        self._number_N[env_ids] += 1
+        return records
+
+    def restart(self, *, numbers: bool) -> None:
+        """Forget the running episodes.
+
+        Args:
+            numbers: Whether to count each env's episodes from 0 again.
+        """
+        self.steps_N[:] = 0
+        if numbers:
+            self._number_N[:] = 0
+        else:
+            self._number_N[self.eps_id_N >= 0] += 1

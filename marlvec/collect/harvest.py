@@ -1,0 +1,69 @@
+"""Which of the closed transitions go into a batch, and the batch made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from marlvec.collect.batch import SampleBatch
+from marlvec.collect.roles import Role
+
+__all__ = ["Harvest"]
+
+IntArray = NDArray[np.int64]
+
+
+class Harvest:
+    """Turns trajectories into batches and numbers their fragments.
+
+    Args:
+        roles: Whose trajectories.
+        reward_dtype: Dtype of the batches' rewards; None to leave it as it is.
+    """
+
+    def __init__(self, roles: Sequence[Role], reward_dtype: DTypeLike | None) -> None:
+        self._roles = tuple(roles)
+        self._reward_dtype = None if reward_dtype is None else np.dtype(reward_dtype)
+        self._next_unroll = 0
+
+    def all_closed(self) -> list[IntArray]:
+        """Slots of all closed transitions, per role."""
+        return [role.trajectories.closed() for role in self._roles]
+
+    def of_episodes(self, eps_ids: Sequence[int]) -> list[IntArray]:
+        """Slots of these episodes' transitions, per role."""
+        wanted = np.array(eps_ids, np.int64)
+        return [role.trajectories.closed(wanted) for role in self._roles]
+
+    def first_closed(self, amount: int) -> list[IntArray]:
+        """Slots of the ``amount`` transitions that were closed first: by tick, then env, then agent."""
+        slots = self.all_closed()
+        orders = [role.trajectories.closing_order(s) for role, s in zip(self._roles, slots, strict=True)]
+        ticks, lanes = (np.concatenate(part) for part in zip(*orders, strict=True))
+        chosen = np.zeros(len(ticks), np.bool_)
+        chosen[np.lexsort((lanes, ticks))[:amount]] = True
+        masks = np.split(chosen, np.cumsum([len(s) for s in slots])[:-1])
+        return [s[mask] for s, mask in zip(slots, masks, strict=True)]
+
+    def reap(self, slots: Sequence[IntArray], slot_L: IntArray, policy_L: IntArray) -> Mapping[str, SampleBatch]:
+        """Make batches of these transitions and forget them.
+
+        Args:
+            slots: Per role, ascending.
+            slot_L: (L,) each lane's present slot, or -1; moved along in place.
+            policy_L: (L,) index of the role that plays each lane.
+        """
+        batches = {}
+        for role, own in zip(self._roles, slots, strict=True):
+            if not len(own):
+                continue
+            columns, self._next_unroll = role.trajectories.read(own, self._next_unroll)
+            if self._reward_dtype is not None:
+                columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)
+            batches[role.policy_id] = SampleBatch(columns)
+            lanes = np.flatnonzero((slot_L >= 0) & (policy_L == role.index))
+            slot_L[lanes] = role.trajectories.forget(own, slot_L[lanes])
+            role.ready.move(slot_L[role.ready.lanes])
+        return batches

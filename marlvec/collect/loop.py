@@ -1,0 +1,342 @@
+"""One tick after another: policies answer, envs step, and what comes back becomes transitions and ready rows.
+
+Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one per env and agent).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.arrivals import Arrival
+from marlvec.collect.cast import Cast, Selection
+from marlvec.collect.episodes import Episodes
+from marlvec.collect.metrics import EpisodeRecord, Metrics
+from marlvec.collect.roles import Answer, Ready, Role
+from marlvec.connectors import Rows
+from marlvec.connectors.trees import Tree
+from marlvec.errors import ContractError, EnvFault
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["Gain", "Loop"]
+
+IntArray = NDArray[np.int64]
+
+_NONE = Ready.none()
+
+
+@dataclass(slots=True)
+class Gain:
+    """What has come in and was not handed over yet.
+
+    Attributes:
+        env_steps: Env steps.
+        agent_steps: Closed transitions.
+        episodes: Episodes that ended.
+    """
+
+    env_steps: int = 0
+    agent_steps: int = 0
+    episodes: int = 0
+
+
+class Loop:
+    """Steps envs with policies and keeps the books.
+
+    A row that came out of the agent connectors is stored at once and waits, *ready*, for its policy. Once answered it
+    is *open*, until the agent's next row, ready or last, closes it.
+
+    Args:
+        envs: The envs.
+        cast: Who plays whom.
+        episodes: The accounts of the running episodes.
+        metrics: Where finished episodes and times go.
+
+    Attributes:
+        state: ``"new"``: nothing runs yet. ``"ready"``: between two steps. ``"waiting"``: a step was sent and its
+            result not received, because a call was interrupted there. ``"lost"``: a call failed half-way through one.
+        gain: What has come in since someone last looked.
+        finished: Records of episodes that ended, likewise; only while ``keep_finished``.
+        slot_L: (L,) each lane's stored row that is ready or open, or -1.
+        explore: Whether policies explore.
+    """
+
+    def __init__(
+        self, envs: VectorEnv, cast: Cast, episodes: Episodes, metrics: Metrics, *, keep_finished: bool, explore: bool
+    ) -> None:
+        n, a = envs.num_envs, envs.agent_num
+        self._envs, self._cast, self._episodes, self._metrics = envs, cast, episodes, metrics
+        self._roles = cast.roles
+        self._keep_finished = keep_finished
+        self.explore = explore
+        self.state: Literal["new", "ready", "waiting", "lost"] = "new"
+        self.gain = Gain()
+        self.finished: list[EpisodeRecord] = []
+        self.slot_L = np.full(n * a, -1, np.int64)
+        self._all_ids = np.arange(n)
+        self._over_NA = np.zeros((n, a), np.bool_)  # ended in the running episode
+        self._any_over = False
+        self._tick = 0
+        self._entropy = 0
+        self._pending = False  # whether the envs were sent something that was not received
+
+    def start(self, *, entropy: int, seed: int | None) -> None:
+        """Begin new episodes in all envs; what was not handed over is dropped.
+
+        Args:
+            entropy: Seed of the episodes' own random streams.
+            seed: Seed of the envs' reset; None: they go on with their streams.
+        """
+        if self._pending:  # an interrupted call left a reply on its way
+            with suppress(EnvFault):
+                self._receive()
+        self.state = "lost"
+        self._entropy = entropy
+        self.slot_L[:] = -1
+        for role in self._roles:
+            role.trajectories.clear()
+            role.ready = Ready.none()
+        self.gain = Gain()
+        self.finished.clear()
+        self._episodes.restart(numbers=seed is not None)
+        self._envs.reset_send(seed=seed)
+        self._pending = True
+        arrival = self._receive()
+        self._begin(self._all_ids)
+        self._observe(arrival)
+        self.state = "ready"
+
+    def step(self, k: int) -> None:
+        """Step k envs, or take in what an interrupted call left on its way.
+
+        Raises:
+            ContractError, Exception: From policies and action connectors: nothing was sent, the state is as before.
+            EnvFault, Exception: From envs and agent connectors: the state is ``"lost"``.
+        """
+        if self.state != "waiting":
+            self._act(None if k >= len(self._all_ids) else self._longest_waiting(k))
+        began = perf_counter()
+        try:
+            arrival = self._receive()
+        except EnvFault:
+            self.state = "lost"
+            raise
+        timers = self._metrics.timers
+        now = perf_counter()
+        timers["env_wait"].add(now - began)
+        connecting = timers["agent_connectors"]
+        before = connecting.seconds
+        self.state = "lost"  # until this step is whole
+        self._take_in(arrival)
+        self.state = "ready"
+        timers["ingest"].add(perf_counter() - now - (connecting.seconds - before))
+
+    def _receive(self) -> Arrival:
+        try:
+            step = self._envs.recv()
+        except EnvFault:
+            self._pending = False
+            raise
+        self._pending = False
+        return Arrival(step, len(self._all_ids), writable=self._envs.copy)
+
+    def _longest_waiting(self, k: int) -> IntArray:
+        """The k envs that have stepped least: as all go round in turn, those that have waited longest."""
+        return np.sort(np.argsort(self._episodes.steps_N, kind="stable")[:k])
+
+    # --- from ready rows to the envs
+
+    def _act(self, env_ids: IntArray | None) -> None:
+        """Have the policies answer the ready rows of some envs, or of all, and send that off.
+
+        Until the envs have taken the actions nothing changes here, so that a call that fails can be made again.
+        """
+        began = perf_counter()
+        chosen = None if env_ids is None else np.isin(self._all_ids, env_ids)
+        answers: list[Answer] = []
+        waiting: list[Ready] = []
+        for role in self._roles:
+            ready, rest = role.ready, _NONE
+            if chosen is not None:
+                mine = chosen[ready.lanes // self._envs.agent_num]
+                ready, rest = ready.take(mine), ready.take(~mine)
+            if len(ready.lanes):
+                answers.append(role.act(ready, explore=self.explore))
+            waiting.append(rest)
+        decided = perf_counter()
+        for answer in answers:
+            answer.role.transform(answer)
+        acting_envs = self._all_ids if env_ids is None else env_ids
+        actions = self._cast.actions(answers, acting_envs, grouped=self._envs.grouped)
+        sending = perf_counter()
+        self._envs.send(actions, env_ids)
+        self._pending = True
+        self.state = "lost"  # until it is on record what was sent
+        for answer in answers:
+            role, lanes = answer.role, answer.ready.lanes
+            role.trajectories.answer(answer.ready.where, answer.parts)
+            role.agent_connectors.on_policy_output(answer.rows)
+            self._episodes.turn_L[lanes] += 1
+            self._metrics.agent_steps += len(lanes)
+        for role, rest in zip(self._roles, waiting, strict=True):
+            role.ready = rest
+        self.state = "waiting"
+        self._metrics.timers["inference"].add(decided - began)
+        self._metrics.timers["action_connectors"].add(sending - decided)
+
+    # --- from the envs to ready rows
+
+    def _take_in(self, arrival: Arrival) -> None:
+        """Take in one step of some envs."""
+        envs = arrival.where
+        self._tick += 1
+        self._metrics.env_steps += len(arrival.env_ids)
+        self.gain.env_steps += len(arrival.env_ids)
+        self._episodes.pay(envs, arrival.rewards)
+        if arrival.ended.any():
+            self._close(arrival)
+        if arrival.done.any():
+            self._turn_over(arrival)
+        self._observe(arrival)
+
+    def _close(self, arrival: Arrival) -> None:
+        """Take in the final observations of agents that ended."""
+        self._episodes.see(arrival.where, arrival.ended)
+        self._over_NA[arrival.where] |= arrival.ended
+        self._any_over = True
+        for role in self._cast.playing:
+            chosen = self._cast.select(role, arrival.env_ids, arrival.ended)
+            lanes = chosen.lanes
+            if not len(lanes):
+                continue
+            before = self.slot_L[lanes]
+            rows = self._connected(role, chosen, arrival, before, last=True)
+            acted = before >= 0
+            if not acted.all():  # the others ended before they ever acted: the connectors saw it, but it closes nothing
+                rows, lanes, before = rows.take(acted), lanes[acted], before[acted]
+            self._store(role, rows, lanes, before, final=True)
+            self.slot_L[lanes] = -1
+
+    def _turn_over(self, arrival: Arrival) -> None:
+        """Finish the episodes that ended, and begin the next ones."""
+        env_ids = arrival.env_ids[arrival.done]
+        open_nA = self.slot_L.reshape(len(self._all_ids), -1)[env_ids] >= 0
+        if open_nA.any():
+            i, a = np.argwhere(open_nA)[0].tolist()
+            raise ContractError(
+                f"env {int(env_ids[i])} ended its episode, but agent {self._envs.agents[a]!r} was neither terminated "
+                f"nor truncated"
+            )
+        records = self._episodes.finish(env_ids)
+        self.gain.episodes += len(records)
+        for record in records:
+            self._metrics.add(record)
+        if self._keep_finished:
+            self.finished.extend(records)
+        self._begin(env_ids)
+        if self._envs.autoreset_mode == "same_step":
+            return
+        arrival.own()
+        if self._envs.autoreset_mode == "next_step":
+            self._envs.send(self._cast.actions((), env_ids, grouped=self._envs.grouped), env_ids)
+        else:
+            self._envs.reset_send(env_ids=env_ids)
+        self._pending = True
+        arrival.renew(self._receive())
+
+    def _begin(self, env_ids: IntArray) -> None:
+        """Begin new episodes in the books; who plays whom is settled here."""
+        for role in self._roles:
+            if role.group_index >= 0:  # else it never played, and its connectors do not even know their spaces
+                role.agent_connectors.reset(env_ids)
+                role.action_connectors.reset(env_ids)
+        self._over_NA[env_ids] = False
+        self._any_over = bool(self._over_NA.any())
+        if self._episodes.begin(env_ids, self._entropy) or not self._cast.playing:
+            self._cast.update()
+
+    def _observe(self, arrival: Arrival) -> None:
+        """Take in the observations of agents that must act now."""
+        self._episodes.see(arrival.where, arrival.alive)
+        if self._any_over:
+            self._check_gone(arrival)
+        all_act = arrival.everything and bool(arrival.acting.all())
+        for role in self._cast.playing:
+            if all_act:
+                chosen = self._cast.everyone(role)
+            else:
+                chosen = self._cast.select(role, arrival.env_ids, arrival.acting)
+            lanes = chosen.lanes
+            if not len(lanes):
+                continue
+            before = self.slot_L[lanes]
+            rows = self._connected(role, chosen, arrival, before, last=False)
+            start = self._store(role, rows, lanes, before, final=False)
+            ready = Ready.block(lanes, start, is_group=chosen.flat is None)
+            self.slot_L[lanes] = ready.slots
+            role.ready = role.ready.join(ready)
+
+    def _connected(self, role: Role, chosen: Selection, arrival: Arrival, before: IntArray, *, last: bool) -> Rows:
+        """Make rows and send them through a role's agent connectors.
+
+        Args:
+            role: Whose rows.
+            chosen: Which.
+            arrival: Where they are.
+            before: (n,) each lane's open row, or -1 where these are its first.
+            last: Whether these are final observations.
+        """
+        group = self._cast.groups[role.group_index]
+        lanes, n = chosen.lanes, len(chosen.lanes)
+        first = before < 0
+        reward = self._episodes.owed_L[lanes]
+        if first.any():  # what was paid before an agent's first row goes to its first transition
+            reward[first] = 0.0
+            self._episodes.owed_L[lanes[~first]] = 0.0
+        else:
+            self._episodes.owed_L[lanes] = 0.0
+        leaves = (arrival.final if last else arrival.obs)[role.group_index]
+        columns: dict[str, Tree] = {
+            "env_id": chosen.env_id,
+            "agent_index": chosen.agent_index,
+            "eps_id": self._episodes.eps_id_N[chosen.env_id],
+            "t": self._episodes.turn_L[lanes],
+            "obs": group.observation_tree.unflatten([chosen.pick(leaf) for leaf in leaves]),
+            "reward": reward,
+            "terminated": self._cast.pick(role, chosen, arrival.terminated) if last else np.zeros(n, np.bool_),
+            "truncated": self._cast.pick(role, chosen, arrival.truncated) if last else np.zeros(n, np.bool_),
+            "first": first,
+            "last": np.full(n, last),
+        }
+        mask = arrival.masks[role.group_index]
+        if mask is not None:
+            columns["action_mask"] = np.ones((n, mask.shape[2]), np.bool_) if last else chosen.pick(mask)
+        began = perf_counter()
+        rows = role.observe(Rows(columns))
+        self._metrics.timers["agent_connectors"].add(perf_counter() - began)
+        return rows
+
+    def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, *, final: bool) -> int:
+        """Store rows and close the transitions that led to them; returns the first row's slot."""
+        start = role.trajectories.append(rows.columns, lanes, self._tick, final=final)
+        slots = np.arange(start, start + len(lanes))
+        acted = before >= 0
+        if not acted.all():
+            before, slots = before[acted], slots[acted]
+        role.trajectories.link(before, slots)
+        self.gain.agent_steps += len(before)
+        return start
+
+    def _check_gone(self, arrival: Arrival) -> None:
+        back = arrival.acting & self._over_NA[arrival.where]
+        if back.any():
+            i, a = np.argwhere(back)[0].tolist()
+            raise ContractError(
+                f"env {int(arrival.env_ids[i])}: agent {self._envs.agents[a]!r} is to act, but it has ended already "
+                f"in this episode"
+            )

@@ -1,0 +1,302 @@
+"""One policy with all that belongs to it: its connectors, its spaces, its ready rows, its trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from numpy.typing import NDArray
+
+from marlvec.collect.columns import Where
+from marlvec.collect.trajectories import BATCH_COLUMNS, Trajectories
+from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
+from marlvec.connectors.action.to_numpy import to_array
+from marlvec.connectors.trees import Tree, tree_leaves
+from marlvec.envs.spec import AgentGroup
+from marlvec.errors import ContractError
+from marlvec.policies import Policy, PolicyOutput
+from marlvec.spaces import Leaf, SpaceTree
+
+__all__ = ["Answer", "Ready", "Role"]
+
+AnyArray = NDArray[Any]
+IntArray = NDArray[np.int64]
+
+IDENTITY = ("env_id", "agent_index", "eps_id", "t")
+
+
+@dataclass(slots=True)
+class Ready:
+    """Rows that wait for an action, in lane order.
+
+    Attributes:
+        lanes: (n,) whose they are: ``env * A + agent``.
+        slots: (n,) where they are stored.
+        where: The same as a slice, where they stand in a row.
+        is_group: Whether these are all agents of the group in all envs, in order.
+    """
+
+    lanes: IntArray
+    slots: IntArray
+    where: Where
+    is_group: bool = False
+
+    @classmethod
+    def block(cls, lanes: IntArray, start: int, *, is_group: bool) -> Ready:
+        """Rows in consecutive slots."""
+        stop = start + len(lanes)
+        return cls(lanes, np.arange(start, stop), slice(start, stop), is_group)
+
+    @classmethod
+    def none(cls) -> Ready:
+        """No rows."""
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, nothing, slice(0, 0))
+
+    def move(self, slots: IntArray) -> None:
+        """Note where the rows are now; those in a row have stayed so."""
+        self.slots = slots
+        in_a_row = isinstance(self.where, slice) and len(slots)
+        self.where = slice(int(slots[0]), int(slots[0]) + len(slots)) if in_a_row else slots
+
+    def take(self, mask: NDArray[np.bool_]) -> Ready:
+        """Some of them."""
+        slots = self.slots[mask]
+        return Ready(self.lanes[mask], slots, slots)
+
+    def join(self, other: Ready) -> Ready:
+        """These and others."""
+        if not len(self.lanes):
+            return other
+        lanes = np.concatenate([self.lanes, other.lanes])
+        slots = np.concatenate([self.slots, other.slots])
+        order = np.argsort(lanes, kind="stable")
+        return Ready(lanes[order], slots[order], slots[order])
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a policy decided for some ready rows; nothing of it is stored before the envs have taken it.
+
+    Attributes:
+        role: Whose answer it is.
+        ready: For which rows.
+        given: The rows the policy was given.
+        rows: Those with its answer; after `Role.transform`, as the action connectors left them.
+        version: The policy's version.
+        for_env: Leaves of ``actions_for_env`` in the env's own dtypes, set by `Role.transform`.
+        parts: What to store, likewise.
+    """
+
+    role: Role
+    ready: Ready
+    given: Rows
+    rows: Rows
+    version: int
+    for_env: list[AnyArray]
+    parts: list[list[AnyArray]]
+
+
+class Role:
+    """A policy in its place.
+
+    Args:
+        index: Its position among all roles.
+        policy_id: Its id.
+        policy: The policy.
+        agent_connectors: Before it.
+        action_connectors: Behind it.
+        num_lanes: N × A.
+
+    Attributes:
+        group_index: Position of the group of agents it plays; -1 while it has none.
+        ready: Rows that wait for its answer.
+        trajectories: What it saw and did.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        policy_id: str,
+        policy: Policy,
+        agent_connectors: AgentPipeline,
+        action_connectors: ActionPipeline,
+        num_lanes: int,
+    ) -> None:
+        self.index, self.policy_id, self.policy = index, policy_id, policy
+        self.agent_connectors, self.action_connectors = agent_connectors, action_connectors
+        self.group_index = -1
+        self.ready = Ready.none()
+        self.trajectories = Trajectories(f"policy {policy_id!r}", num_lanes)
+        self._env_tree: SpaceTree | None = None
+        self._policy_tree: SpaceTree | None = None
+
+    def bind(self, group_index: int, group: AgentGroup, agents: tuple[str, ...], seed: int) -> None:
+        """Give it the group of agents it plays, once: spaces go through the connectors to the policy."""
+        self.agent_connectors.bind(group.observation_space, agents)
+        self.action_connectors.bind(group.action_space, agents)
+        action_space = self.action_connectors.policy_space_
+        self._env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
+        self.policy.setup(self.agent_connectors.output_space_, action_space, seed=seed)
+        self.group_index = group_index
+
+    def observe(self, rows: Rows) -> Rows:
+        """Send rows through the agent connectors.
+
+        Raises:
+            ContractError: The connectors changed which rows these are.
+        """
+        try:
+            out = self.agent_connectors(rows)
+        except Exception as error:
+            error.add_note(f"in the agent connectors of policy {self.policy_id!r}")
+            raise
+        if out is rows:
+            return rows
+        if len(out) != len(rows):
+            raise ContractError(
+                f"the agent connectors of policy {self.policy_id!r} got {len(rows)} rows and returned {len(out)}; "
+                f"an agent that must act needs its row, and one that ended needs its last"
+            )
+        for name in IDENTITY:
+            # Connectors pass on what they do not touch, so this is nearly always the same array.
+            if out.columns.get(name) is not rows[name] and not np.array_equal(out.columns.get(name, ()), rows[name]):
+                raise ContractError(
+                    f"the agent connectors of policy {self.policy_id!r} changed column {name!r}: "
+                    f"rows must keep their order"
+                )
+        return out
+
+    def act(self, ready: Ready, *, explore: bool) -> Answer:
+        """Ask the policy about ready rows.
+
+        Raises:
+            ContractError: It answered in the wrong form; names the policy.
+            Exception: Whatever the policy raises, with a note that names it.
+        """
+        rows = Rows(self.trajectories.rows(ready.where))
+        version = int(self.policy.version)
+        try:
+            output = self.policy.act(rows, explore=explore)
+        except BaseException as error:  # Ctrl-C and sys.exit() too
+            error.add_note(f"in policy {self.policy_id!r}; nothing was sent to the envs, collect() may be called again")
+            raise
+        actions, extras = self._split(output)
+        if taken := [name for name in extras if name in rows or name in BATCH_COLUMNS]:
+            raise self._bad(f"added columns named {taken}, which the collector gives")
+        n = len(rows)
+        for name, column in (("actions", actions), *extras.items()):
+            for path, leaf in tree_leaves(column):
+                shape = _shape(leaf)
+                if not shape or shape[0] != n:
+                    where = f"{name}/{path}" if path else name
+                    raise self._bad(f"was given {n} rows and returned {where!r} of shape {shape}")
+        return Answer(self, ready, rows, rows.replace(actions=actions, **extras), version, [], [])
+
+    def _split(self, output: PolicyOutput) -> tuple[Tree, Mapping[str, Tree]]:
+        """Tell ``actions`` from ``(actions, columns)``, also where actions are tuples."""
+        tree = self._policy_tree
+        assert tree is not None  # a role that has rows was bound
+        if not isinstance(output, tuple):
+            return output, {}
+        if len(output) == 2 and isinstance(output[1], Mapping) and all(isinstance(name, str) for name in output[1]):
+            if tree.is_leaf or not _fits(tree, output):
+                return output[0], output[1]
+        elif tree.is_leaf:
+            raise self._bad(f"must return actions or (actions, columns), got a tuple of {len(output)}")
+        return output, {}
+
+    def transform(self, answer: Answer) -> None:
+        """Send an answer through the action connectors and check what comes out.
+
+        Raises:
+            ContractError: Wrong structure, shape or dtype, or NaN; names the policy.
+        """
+        assert self._policy_tree is not None  # a role that has rows was bound
+        assert self._env_tree is not None
+        given = self._flatten(self._policy_tree, answer.rows["actions"], "actions")
+        own = [
+            self._checked(value, leaf, answer, "actions")
+            for value, leaf in zip(given, self._policy_tree.leaves, strict=True)
+        ]
+        try:
+            rows = self.action_connectors(answer.rows)
+        except Exception as error:
+            error.add_note(f"in the action connectors of policy {self.policy_id!r}; nothing was sent to the envs")
+            raise
+        if len(rows) != len(answer.rows):
+            raise self._bad(f"has action connectors that got {len(answer.rows)} rows and returned {len(rows)}")
+        sent = self._flatten(self._env_tree, rows["actions_for_env"], "actions_for_env")
+        answer.for_env = [
+            self._cast(self._checked(value, leaf, answer, "actions_for_env"), leaf)
+            for value, leaf in zip(sent, self._env_tree.leaves, strict=True)
+        ]
+        columns = {name: column for name, column in rows.columns.items() if name not in answer.given.columns}
+        columns["actions"] = self._policy_tree.unflatten(own)
+        columns["actions_for_env"] = self._env_tree.unflatten(answer.for_env)
+        columns["policy_version"] = np.full(len(rows), answer.version)
+        answer.parts = self.trajectories.check_answer(columns)
+        answer.rows = rows
+
+    def _flatten(self, tree: SpaceTree, value: Tree, name: str) -> list[Any]:
+        try:
+            return tree.flatten(value)
+        except ContractError as error:
+            raise self._bad(f"gave {name!r} of the wrong structure: {error}") from None
+
+    def _checked(self, value: Any, leaf: Leaf, answer: Answer, name: str) -> AnyArray:
+        try:
+            array = to_array(value)
+        except ContractError as error:
+            raise self._bad(f"gave {name!r} of the wrong form: {error}") from None
+        n = len(answer.rows)
+        if array.shape != (n, *leaf.shape) or array.dtype.kind not in _kinds(leaf):
+            raise self._bad(
+                f"gave {name!r} as {array.dtype} of shape {array.shape}; {leaf} of {leaf.space} needs "
+                f"{leaf.dtype} of shape {(n, *leaf.shape)}"
+            )
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            i = int(np.argwhere(np.isnan(array))[0][0])
+            env, agent = int(answer.given["env_id"][i]), int(answer.given["agent_index"][i])
+            raise self._bad(f"gave {name!r} with NaN, first for env {env}, agent {agent}")
+        return array
+
+    def _cast(self, array: AnyArray, leaf: Leaf) -> AnyArray:
+        if array.dtype == leaf.dtype:
+            return array
+        cast = array.astype(leaf.dtype)
+        if leaf.dtype.kind in "iub" and not np.array_equal(cast, array):
+            raise self._bad(f"gave 'actions_for_env' that do not fit {leaf.dtype}, the dtype of {leaf.space}")
+        return cast
+
+    def _bad(self, what: str) -> ContractError:
+        return ContractError(f"policy {self.policy_id!r} {what}; nothing was sent to the envs")
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    """Shape of an array, tensor or list; ``()`` of what has none."""
+    try:
+        return tuple(np.shape(leaf))
+    except ValueError:  # a ragged list
+        return ()
+
+
+def _fits(tree: SpaceTree, value: Tree) -> bool:
+    try:
+        leaves = tree.flatten(value)
+    except ContractError:
+        return False
+    return not any(isinstance(leaf, (tuple, Mapping)) for leaf in leaves)
+
+
+def _kinds(leaf: Leaf) -> str:
+    """Dtype kinds that go into a leaf without changing their meaning."""
+    if isinstance(leaf.space, (Discrete, MultiDiscrete)):
+        return "iu"
+    if isinstance(leaf.space, MultiBinary) or leaf.dtype.kind == "b":
+        return "iub"
+    assert isinstance(leaf.space, Box)  # SpaceTree lets no other leaf through
+    return "fiu" if leaf.dtype.kind == "f" else "iu"

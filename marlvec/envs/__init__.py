@@ -1,0 +1,24 @@
+"""One env: the slot contract, and adapters that bring users' envs to it."""
+
+from marlvec.envs.adapt import adapt
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.gymnasium import GymnasiumEnv
+from marlvec.envs.pettingzoo import PettingZooParallelEnv
+from marlvec.envs.rllib import RLlibEnv
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import COMMON, AgentGroup, EnvSpec, Info
+from marlvec.envs.turns import PettingZooAECEnv
+
+__all__ = [
+    "COMMON",
+    "AgentGroup",
+    "EnvSpec",
+    "GymnasiumEnv",
+    "Info",
+    "MultiAgentEnv",
+    "PettingZooAECEnv",
+    "PettingZooParallelEnv",
+    "RLlibEnv",
+    "Slot",
+    "adapt",
+]

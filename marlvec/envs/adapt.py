@@ -1,0 +1,93 @@
+"""From whatever env a factory returned to a `MultiAgentEnv`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import gymnasium
+from gymnasium.spaces import Space
+
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.gymnasium import GymnasiumEnv
+from marlvec.envs.pettingzoo import PettingZooParallelEnv
+from marlvec.envs.rllib import RLlibEnv
+from marlvec.envs.turns import PettingZooAECEnv
+from marlvec.errors import ContractError
+
+__all__ = ["adapt"]
+
+_Kind = PettingZooParallelEnv | PettingZooAECEnv | GymnasiumEnv | RLlibEnv
+
+
+def adapt(env: Any) -> MultiAgentEnv:
+    """Put the right adapter round an env.
+
+    What it derives from decides, where its library is loaded; else what it looks like. Where that is not enough (a dict
+    env that could be PettingZoo's or RLlib's), return the adapter from your factory yourself: it is passed through.
+
+    Args:
+        env: A PettingZoo Parallel env, a PettingZoo AEC env, a Gymnasium env, an RLlib-style dict env, or a
+            `MultiAgentEnv`, which is returned as it is.
+
+    Raises:
+        ContractError: It is none of these.
+    """
+    if isinstance(env, MultiAgentEnv):
+        return env
+    if env is None or isinstance(env, (type, gymnasium.vector.VectorEnv)):
+        _refuse(env)
+    adapter = _by_class(env) or _by_look(env)
+    if adapter is None:
+        _refuse(env)
+    return adapter(env)
+
+
+def _by_class(env: Any) -> type[_Kind] | None:
+    # An env derives from a library's base class only if that library is loaded, so nothing need be imported for it.
+    pettingzoo = sys.modules.get("pettingzoo.utils.env")
+    if pettingzoo is not None:
+        if isinstance(env, pettingzoo.ParallelEnv):
+            return PettingZooParallelEnv
+        if isinstance(env, pettingzoo.AECEnv):
+            return PettingZooAECEnv
+    # RLlib's base class derives from gymnasium.Env, so it comes first.
+    inner = env.unwrapped if isinstance(env, gymnasium.Env) else env
+    if any(base.__name__ == "MultiAgentEnv" for base in type(inner).__mro__):
+        return RLlibEnv
+    return GymnasiumEnv if isinstance(env, gymnasium.Env) else None
+
+
+def _by_look(env: Any) -> type[_Kind] | None:
+    if not (callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))):
+        return None
+    if all(callable(getattr(env, name, None)) for name in ("last", "observe", "agent_iter")):
+        return PettingZooAECEnv
+    space = getattr(env, "observation_space", None)
+    if callable(space) and not isinstance(space, Space) and hasattr(env, "possible_agents"):
+        return PettingZooParallelEnv
+    keyed = ("possible_agents", "_agent_ids", "get_agent_ids", "get_observation_space", "observation_spaces")
+    if any(hasattr(env, name) for name in keyed):
+        return RLlibEnv
+    if isinstance(space, Space) and isinstance(getattr(env, "action_space", None), Space):
+        return GymnasiumEnv
+    return None
+
+
+def _refuse(env: Any) -> NoReturn:
+    if env is None:
+        got = "None (does the factory return its env?)"
+    elif isinstance(env, type):
+        got = f"the class {env.__name__} (expected an instance)"
+    elif isinstance(env, gymnasium.vector.VectorEnv):
+        got = f"{type(env).__name__}, which is many envs already"
+    else:
+        got = f"an object of type {type(env).__module__}.{type(env).__qualname__}"
+    raise ContractError(
+        "expected an env in one of four forms: "
+        "PettingZoo Parallel (possible_agents, observation_space(agent), reset, step(dict)); "
+        "PettingZoo AEC (agent_selection, observe, last, step(action)); "
+        "Gymnasium (observation_space, action_space, reset, step(action)); "
+        "RLlib-style (observation_spaces or get_observation_space(agent), step(dict) with '__all__'); "
+        f"or a marlvec.envs MultiAgentEnv. Got {got}"
+    )

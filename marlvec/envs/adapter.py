@@ -1,0 +1,193 @@
+"""What all adapters share: names, spaces without masks, metadata, reset arguments, state, close."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+
+from marlvec.envs.contract import AgentId, broken
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import COMMON, split_action_mask
+from marlvec.errors import ContractError, UnsupportedSpaceError
+from marlvec.spaces import SpaceTree
+
+__all__ = ["Adapter"]
+
+_RESERVED = (COMMON, "__all__")
+
+
+class Adapter(MultiAgentEnv):
+    """A user's env behind the slot contract.
+
+    Args:
+        env: The user's env.
+        ids: Its agents as it names them, in the order of the agent axis.
+        observation_spaces: One per agent, action masks and all.
+        action_spaces: One per agent.
+
+    Raises:
+        ContractError: No agents, a reserved name, or something in place of a space that is none.
+
+    Attributes:
+        env: The user's env, as it was handed in.
+        ids: As above; `agents` has the same as strings.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        ids: Iterable[AgentId],
+        observation_spaces: Sequence[Any],
+        action_spaces: Sequence[Any],
+    ) -> None:
+        self.env = env
+        self.metadata = _plain_metadata(getattr(env, "metadata", None))
+        self.name = _name_of(env, self.metadata)
+        self.ids: tuple[AgentId, ...] = tuple(ids)
+        self.agents = tuple(str(agent) for agent in self.ids)
+        self._index: dict[AgentId, int] = {agent: a for a, agent in enumerate(self.ids)}
+        for name in self.agents:
+            if name in _RESERVED:
+                raise ContractError(f"{self.name}: {name!r} is a reserved word and cannot be an agent's name")
+        for what, found in (("observation", observation_spaces), ("action", action_spaces)):
+            for agent, space in zip(self.ids, found, strict=True):
+                if not isinstance(space, Space):
+                    got = type(space).__name__
+                    raise ContractError(
+                        f"{self.name}: {what} space of agent {agent!r}: expected a gymnasium space, got {got}"
+                    )
+        pairs = [split_action_mask(o, a) for o, a in zip(observation_spaces, action_spaces, strict=True)]
+        self.observation_spaces = tuple(space for space, _ in pairs)
+        self.action_spaces = tuple(action_spaces)
+        self.mask_sizes = tuple(size for _, size in pairs)
+        # Dict(observation=X, action_mask=M) is unwrapped to X; of any other Dict only the mask is taken out.
+        self._bare = [
+            size is not None and set(space.spaces) == {"observation", "action_mask"}
+            for space, (_, size) in zip(observation_spaces, pairs, strict=True)
+        ]
+        self.state_space = _state_space(env)
+        self._reset_takes = _parameters(env.reset)
+
+    @property
+    def unwrapped(self) -> Any:
+        """The user's own env object, as it was handed in."""
+        return self.env
+
+    def close(self) -> None:
+        """Close the user's env, if it can be closed."""
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
+
+    def write_state(self, slot: Slot) -> None:
+        """Write what the env's ``state()`` returns."""
+        slot.write_state(self.env.state())
+
+    def _call_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
+        """Call the env's ``reset`` with what it takes; nothing that was given is dropped."""
+        kwargs: dict[str, Any] = {}
+        takes = self._reset_takes
+        if takes is None or "seed" in takes:
+            kwargs["seed"] = seed
+        elif seed is not None:
+            reseed = getattr(self.env, "seed", None)
+            if not callable(reseed):
+                broken(self.name, "reset()", "it takes no seed and has no seed() method; expected reset(seed=...)")
+            reseed(seed)
+        if takes is None or "options" in takes:
+            # A copy each: an env that writes into its options must not change another env's, or the caller's.
+            kwargs["options"] = deepcopy(options)
+        elif options is not None:
+            broken(self.name, "reset()", f"it takes no options, and {options!r} were given")
+        return self.env.reset(**kwargs)
+
+    def _observe(self, slot: Slot, a: int, value: Any, acting: bool) -> None:
+        """Write agent number ``a``'s observation, and its mask if it has one; the mask of one not acting allows all."""
+        if self.mask_sizes[a] is None:
+            slot.write_obs(a, value)
+            return
+        if not isinstance(value, Mapping) or "action_mask" not in value:
+            got = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
+            broken(
+                self.name, "observation", f"of agent {self.ids[a]!r}: expected a dict with an 'action_mask', got {got}"
+            )
+        if self._bare[a]:
+            if len(value) != 2 or "observation" not in value:
+                got = f"{sorted(map(str, value))}"
+                broken(
+                    self.name,
+                    "observation",
+                    f"of agent {self.ids[a]!r}: expected keys ['action_mask', 'observation'], got {got}",
+                )
+            slot.write_obs(a, value["observation"])
+        else:
+            slot.write_obs(a, {key: part for key, part in value.items() if key != "action_mask"})
+        if acting:
+            slot.write_mask(a, value["action_mask"])
+        else:
+            slot.clear_mask(a)
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Names a callable takes as keywords, or None if it takes any (or will not say)."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def _state_space(env: Any) -> Space[Any] | None:
+    """The env's ``state_space``, if there is one of a fixed-size array, with a ``state()`` to fill it."""
+    space = getattr(env, "state_space", None)
+    if not isinstance(space, Space) or not callable(getattr(env, "state", None)):
+        return None
+    try:
+        return space if SpaceTree(space).is_leaf else None
+    except UnsupportedSpaceError:
+        return None
+
+
+def _name_of(env: Any, metadata: Mapping[str, Any]) -> str:
+    name = metadata.get("name")
+    if isinstance(name, str) and name:
+        return name
+    spec_id = getattr(getattr(env, "spec", None), "id", None)
+    if isinstance(spec_id, str) and spec_id:
+        return spec_id
+    inner = getattr(env, "unwrapped", env)
+    return type(env if inner is None else inner).__name__
+
+
+def _plain_metadata(metadata: Any) -> dict[str, Any]:
+    """What of an env's metadata is plain data; the rest (enums, classes, functions) may not cross processes."""
+    if not isinstance(metadata, Mapping):
+        return {}
+    kept = ((str(key), _plain(value)) for key, value in metadata.items())
+    return {key: value for key, value in kept if value is not _DROPPED}
+
+
+_DROPPED = object()
+
+
+def _plain(value: Any) -> Any:
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, Mapping):
+        return _plain_metadata(value)
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(part) for part in value]
+        if any(part is _DROPPED for part in parts):
+            return _DROPPED
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return _DROPPED

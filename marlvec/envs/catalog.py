@@ -1,0 +1,179 @@
+"""The envs that marlvec knows from the start, and how to build them; nothing is imported before one is built."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from marlvec.envs.factory import EnvEntry
+
+__all__ = ["atari_env", "catalog", "gymnasium_entry", "gymnasium_env", "pettingzoo_env"]
+
+_MPE = (
+    "collect_treasure_v1",
+    "simple_v3",
+    "simple_adversary_v3",
+    "simple_crypto_v3",
+    "simple_formation_v1",
+    "simple_line_v1",
+    "simple_push_v3",
+    "simple_reference_v3",
+    "simple_speaker_listener_v4",
+    "simple_spread_v3",
+    "simple_tag_v3",
+    "simple_world_comm_v3",
+)
+
+# Per family: whether its envs have a Parallel form (it is preferred where there is one), and what they need besides
+# pygame, which all of them do.
+_CLASSIC = {
+    "chess_v6": ("aec", "chess"),
+    "connect_four_v3": ("aec",),
+    "go_v5": ("aec",),
+    "hanabi_v5": ("aec", "shimmy", "pyspiel"),
+    "leduc_holdem_v4": ("aec", "rlcard"),
+    "rps_v2": ("parallel",),
+    "texas_holdem_no_limit_v6": ("aec", "rlcard"),
+    "texas_holdem_v4": ("aec", "rlcard"),
+    "tictactoe_v3": ("aec",),
+}
+_BUTTERFLY = {
+    "cooperative_pong_v6": ("parallel",),
+    "knights_archers_zombies_v11": ("parallel",),
+    "pistonball_v6": ("parallel", "pymunk"),
+}
+_SISL = {"multiwalker_v9": ("parallel", "Box2D"), "pursuit_v5": ("parallel", "scipy")}
+_ATARI = (
+    "basketball_pong_v3",
+    "boxing_v2",
+    "combat_plane_v2",
+    "combat_tank_v2",
+    "double_dunk_v3",
+    "entombed_competitive_v3",
+    "entombed_cooperative_v3",
+    "flag_capture_v2",
+    "foozpong_v3",
+    "ice_hockey_v2",
+    "joust_v3",
+    "mario_bros_v3",
+    "maze_craze_v3",
+    "othello_v3",
+    "pong_v3",
+    "quadrapong_v4",
+    "space_invaders_v2",
+    "space_war_v2",
+    "surround_v2",
+    "tennis_v3",
+    "video_checkers_v4",
+    "volleyball_pong_v3",
+    "warlords_v3",
+    "wizard_of_wor_v3",
+)
+
+# What Gymnasium's own envs need, by the module they are in.
+_GYMNASIUM_NEEDS = {
+    "gymnasium.envs.box2d": ("Box2D",),
+    "gymnasium.envs.mujoco": ("mujoco",),
+    "gymnasium.envs.phys2d": ("jax",),
+    "gymnasium.envs.tabular": ("jax",),
+}
+
+
+def catalog() -> Iterator[EnvEntry]:
+    """Every env known from the start, except Gymnasium's, which are looked up in Gymnasium's own registry."""
+    for name in _MPE:
+        yield EnvEntry(f"mpe/{name}", f"mpe2.{name}:parallel_env", family="mpe", packages=("mpe2",))
+    for family, needs in (("classic", _CLASSIC), ("butterfly", _BUTTERFLY), ("sisl", _SISL)):
+        for name, (kind, *packages) in needs.items():
+            yield _pettingzoo(family, name, kind, ("pettingzoo", "pygame", *packages))
+    for name in _ATARI:
+        yield _pettingzoo("atari", name, "parallel", ("pettingzoo", "pygame", "multi_agent_ale_py"))
+
+
+def _pettingzoo(family: str, name: str, kind: str, packages: tuple[str, ...]) -> EnvEntry:
+    builder = atari_env if family == "atari" else pettingzoo_env
+    return EnvEntry(
+        f"pettingzoo/{family}/{name}",
+        partial(builder, f"{family}/{name}", kind),
+        family=family,
+        extra=family,
+        packages=packages,
+    )
+
+
+def pettingzoo_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
+    """Build one of PettingZoo's own envs, at exactly the version its id names.
+
+    Args:
+        env_id: Family and versioned name, e.g. ``"classic/connect_four_v3"``.
+        kind: ``"parallel"`` or ``"aec"``.
+        kwargs: For the env.
+
+    Raises:
+        MissingExtraError: PettingZoo or something the family needs is not installed.
+    """
+    family, _, name = env_id.partition("/")
+    entry = EnvEntry(env_id, "", family=family, extra=family)
+    try:
+        pettingzoo = importlib.import_module("pettingzoo")
+        if hasattr(pettingzoo, "make"):
+            return pettingzoo.make(kind, env_id, **kwargs)
+        # Before PettingZoo had a registry, there was one module per env and version.
+        module = importlib.import_module(f"pettingzoo.{family}.{name}")
+    except ImportError as error:
+        raise entry.missing(error) from error
+    except Exception as error:
+        # pettingzoo.make wraps the ImportError of a missing package in an error of its own.
+        if isinstance(error.__cause__, ImportError):
+            raise entry.missing(error.__cause__) from error
+        raise
+    build = module.parallel_env if kind == "parallel" else module.env
+    return build(**kwargs)
+
+
+def atari_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
+    """Build one of PettingZoo's Atari envs, with the game files that ship in ale-py unless told otherwise.
+
+    Args:
+        env_id: As in `pettingzoo_env`.
+        kind: Likewise.
+        kwargs: For the env; without ``auto_rom_install_path``, ale-py's own folder is used if ale-py is installed.
+    """
+    if "auto_rom_install_path" not in kwargs:
+        found = importlib.util.find_spec("ale_py")
+        if found is not None and found.origin is not None:
+            kwargs["auto_rom_install_path"] = str(Path(found.origin).parent / "roms")
+    return pettingzoo_env(env_id, kind, **kwargs)
+
+
+def gymnasium_entry(env_id: str) -> EnvEntry:
+    """Entry of an env from Gymnasium's registry.
+
+    Args:
+        env_id: Gymnasium's own id, e.g. ``"CartPole-v1"``.
+    """
+    spec = gymnasium.envs.registration.registry.get(env_id)
+    module = spec.entry_point if spec is not None and isinstance(spec.entry_point, str) else ""
+    needs = next((needs for prefix, needs in _GYMNASIUM_NEEDS.items() if module.startswith(prefix)), ())
+    return EnvEntry(
+        f"gymnasium/{env_id}",
+        partial(gymnasium_env, env_id),
+        family="gymnasium",
+        packages=("gymnasium", *needs),
+    )
+
+
+def gymnasium_env(env_id: str, /, **kwargs: Any) -> Any:
+    """Build an env from Gymnasium's registry, without its checker, which costs time in every step.
+
+    Args:
+        env_id: Gymnasium's own id.
+        kwargs: For ``gymnasium.make``; ``disable_env_checker=False`` brings the checker back.
+    """
+    return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})

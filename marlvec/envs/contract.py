@@ -1,0 +1,114 @@
+"""The checks every adapter makes on what an env returns, and the words it complains in."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from reprlib import repr as short_repr
+from typing import Any, NoReturn
+
+import numpy as np
+
+from marlvec.errors import ContractError
+
+__all__ = ["AgentId", "broken", "flag", "mapping", "names_of", "real", "refuse_unknown", "step_length"]
+
+AgentId = Hashable
+"""An agent as the user's env names it; usually a string, in RLlib style often an int."""
+
+_REAL = (bool, int, float, np.bool_, np.integer, np.floating)
+_FLAG = (bool, np.bool_)
+
+
+def broken(env: str, call: str, problem: str) -> NoReturn:
+    """Raise the `ContractError` that says which env broke its contract, and in which call."""
+    raise ContractError(f"{env}.{call}: {problem}")
+
+
+def real(value: Any, env: str, agent: AgentId) -> float:
+    """Take one agent's reward as a float.
+
+    NaN and infinities pass: they are the env's own, and whoever minds can see them.
+
+    Raises:
+        ContractError: It is no real scalar: None, text, complex, an array with axes, or an int too large for a float.
+    """
+    if value.__class__ is float:
+        return float(value)
+    plain = value
+    if isinstance(value, np.ndarray) and value.shape == ():
+        plain = value[()]
+    if isinstance(plain, _REAL):
+        try:
+            return float(plain)
+        except OverflowError:
+            broken(env, "step()", f"reward of agent {agent!r}: expected a real number, got an int too large")
+    shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
+    broken(
+        env,
+        "step()",
+        f"reward of agent {agent!r}: expected a real number, got {type(value).__name__}{shape}: {short_repr(value)}",
+    )
+
+
+def flag(value: Any, env: str, agent: AgentId, what: str) -> bool:
+    """Take one agent's termination or truncation flag.
+
+    Raises:
+        ContractError: It is neither a bool nor a numpy bool.
+    """
+    if value is True or value is False:
+        return bool(value)
+    if isinstance(value, _FLAG):
+        return bool(value)
+    broken(
+        env,
+        "step()",
+        f"{what} flag of agent {agent!r}: expected a bool, got {type(value).__name__}: {short_repr(value)}",
+    )
+
+
+def mapping(value: Any, env: str, call: str, what: str) -> Mapping[Any, Any]:
+    """Make sure that one of the things an env returned is a dict keyed by agent."""
+    if isinstance(value, Mapping):
+        return value
+    broken(env, call, f"{what}: expected a dict keyed by agent, got {type(value).__name__}: {short_repr(value)}")
+
+
+def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], env: str, call: str, what: str) -> None:
+    """Refuse the data of an agent that nobody announced.
+
+    Raises:
+        ContractError: Names the agent and those that are known.
+    """
+    for agent in table:
+        if agent not in known:
+            broken(env, call, f"{what} name the unknown agent {agent!r}; possible agents are {names_of(known)}")
+
+
+def names_of(agents: Iterable[Any], limit: int = 12) -> str:
+    """List agents for a message, not too many of them."""
+    shown = [repr(agent) for agent in agents]
+    return ", ".join(shown[:limit]) + (f", … ({len(shown)} in all)" if len(shown) > limit else "")
+
+
+def step_length(result: Any, env: str, kinds: str) -> int:
+    """Length of what ``step()`` returned, which must be 4 or 5.
+
+    Args:
+        result: What came back.
+        env: The env's name.
+        kinds: ``"dicts"`` or ``"values"``, for the message.
+
+    Raises:
+        ContractError: Quotes the API.
+    """
+    size = len(result) if isinstance(result, (tuple, list)) else -1
+    if size in (4, 5):
+        return size
+    got = f"a tuple of {size}" if size >= 0 else type(result).__name__
+    broken(
+        env,
+        "step()",
+        f"expected 5 {kinds} (observations, rewards, terminations, truncations, infos) "
+        f"or 4 (observations, rewards, dones, infos), got {got}",
+    )

@@ -1,0 +1,116 @@
+"""The inner contract: one multi-agent env that writes into its row of the buffers.
+
+Users write PettingZoo, Gymnasium or RLlib envs and never see this file; the adapters beside it bring those here. An env
+that wants no adapter at all derives from `MultiAgentEnv` itself.
+
+What holds at every moment, for agent ``a`` of one env:
+
+* ``alive[a]``: it is in the episode: it has been born and has not ended. An agent that ends in this step is not alive
+  any more, and this step's ``obs[a]`` is its last true observation.
+* ``acting[a]``: it must give an action now. Implies ``alive[a]``.
+* Dead and unborn agents have zero observations and rewards and False flags, but for the one step in which they end.
+* An alive agent that is not acting (it is not its turn) keeps the last observation it was given.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium.spaces import Space
+
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import EnvSpec, Info
+from marlvec.errors import ContractError
+
+__all__ = ["MultiAgentEnv"]
+
+
+class MultiAgentEnv(ABC):
+    """One env behind the slot contract.
+
+    Subclasses set the attributes in ``__init__`` and write into the slot in `reset` and `step`.
+
+    Attributes:
+        name: What to call this env.
+        agents: Agent names; their order is the agent axis.
+        observation_spaces: One per agent, in that order, without the action mask.
+        action_spaces: One per agent.
+        mask_sizes: Length of each agent's action mask, or None; empty means that no agent has one.
+        state_space: Space of the global state, or None.
+        metadata: Free.
+    """
+
+    name: str = "env"
+    agents: tuple[str, ...]
+    observation_spaces: tuple[Space[Any], ...]
+    action_spaces: tuple[Space[Any], ...]
+    mask_sizes: tuple[int | None, ...] = ()
+    state_space: Space[Any] | None = None
+    metadata: Mapping[str, Any] = {}
+
+    @abstractmethod
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin an episode.
+
+        On entry the slot's obs rows are zero, ``alive`` and ``acting`` are False and masks allow everything. The env
+        writes obs, ``alive``, ``acting``, masks; it leaves reward and flags alone: in a same-step autoreset they
+        still tell of the episode that just ended.
+
+        Args:
+            slot: Where to write.
+            seed: New seed, or None to go on with the env's own random stream.
+            options: The user's options, or None.
+
+        Returns:
+            Infos, or None if all are empty.
+        """
+
+    @abstractmethod
+    def step(self, slot: Slot) -> Info | None:
+        """Take one step with the slot's actions.
+
+        On entry reward and flags are zero and dead agents' obs rows are zero. The env writes what it knows anew, and
+        sets ``slot.done`` when the episode is over.
+
+        Returns:
+            Infos, or None if all are empty.
+        """
+
+    def write_state(self, slot: Slot) -> None:
+        """Write the global state into ``slot.state``. Called only if ``state_space`` is given."""
+        raise ContractError(f"{self.name} declares a state_space and has no write_state()")
+
+    def close(self) -> None:
+        """Release what the env owns."""
+
+    @property
+    def unwrapped(self) -> Any:
+        """The user's own env object."""
+        return self
+
+    def spec(self) -> EnvSpec:
+        """Describe this env.
+
+        Raises:
+            ContractError: It has no agents, or a space is missing.
+        """
+        agents = tuple(self.agents)
+        if not agents:
+            raise ContractError(f"{self.name} has no agents: possible_agents must name at least one")
+        if len(set(agents)) != len(agents):
+            raise ContractError(f"{self.name} names an agent twice: {agents}")
+        sizes = tuple(self.mask_sizes) or (None,) * len(agents)
+        for what, got in (("observation", self.observation_spaces), ("action", self.action_spaces), ("mask", sizes)):
+            if len(got) != len(agents):
+                raise ContractError(f"{self.name} has {len(agents)} agents and {len(got)} {what} spaces")
+        return EnvSpec(
+            name=self.name,
+            agents=agents,
+            observation_spaces=tuple(self.observation_spaces),
+            action_spaces=tuple(self.action_spaces),
+            mask_sizes=sizes,
+            state_space=self.state_space,
+            metadata=dict(self.metadata),
+        )

@@ -1,0 +1,130 @@
+"""Recipes for envs: small, picklable, and built only where they are called."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from marlvec.errors import MissingExtraError, RegistryError
+
+__all__ = ["OFFERED", "EnvEntry", "EnvFactory"]
+
+OFFERED = ("env_index", "num_envs")
+"""What a vectorizer offers to every factory; only one that declares it gets it."""
+
+
+@dataclass(frozen=True)
+class EnvEntry:
+    """One env that can be built.
+
+    Attributes:
+        id: The name it goes by.
+        entry_point: What builds the env: a callable, or ``"module:attr"``, imported where the env is built.
+        kwargs: Defaults for its keyword arguments.
+        family: Which collection it belongs to: ``"mpe"``, ``"classic"``, ``"gymnasium"``, …, ``"custom"``.
+        extra: The extra of marlvec that installs what it needs, or None.
+        packages: Top-level packages it needs.
+    """
+
+    id: str
+    entry_point: str | Callable[..., Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    family: str = "custom"
+    extra: str | None = None
+    packages: tuple[str, ...] = ()
+
+    def load(self) -> Callable[..., Any]:
+        """Import the entry point.
+
+        Raises:
+            MissingExtraError: A package it needs is not installed.
+            RegistryError: The module has no such attribute, or it is not callable.
+        """
+        if not isinstance(self.entry_point, str):
+            return self.entry_point
+        module_name, _, path = self.entry_point.partition(":")
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ImportError as error:
+            raise self.missing(error) from error
+        for part in path.split("."):
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                raise RegistryError(
+                    f"env {self.id!r}: module {module_name!r} has no {path!r} (entry point {self.entry_point!r})"
+                ) from None
+        if not callable(found):
+            raise RegistryError(
+                f"env {self.id!r}: {self.entry_point!r} is {type(found).__name__}, expected a class or a factory"
+            )
+        return found  # type: ignore[no-any-return]  # just tested
+
+    def missing(self, error: ImportError) -> MissingExtraError:
+        """Say which extra brings what could not be imported."""
+        hint = f'install it with: pip install "marlvec[{self.extra}]"' if self.extra else "is its package installed?"
+        return MissingExtraError(f"env {self.id!r} needs something that cannot be imported ({error}); {hint}")
+
+
+@dataclass(frozen=True)
+class EnvFactory:
+    """Builds one env each time it is called. Picklable by plain pickle if its entry point is a string.
+
+    Attributes:
+        entry: What to build.
+        kwargs: Keyword arguments over the entry's defaults.
+    """
+
+    entry: EnvEntry
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_kwargs(self, **kwargs: Any) -> EnvFactory:
+        """Return the same with these keyword arguments over the present ones."""
+        return replace(self, kwargs={**self.kwargs, **kwargs}) if kwargs else self
+
+    def __call__(self, *, env_index: int | None = None, num_envs: int | None = None, **kwargs: Any) -> Any:
+        """Build an env.
+
+        Args:
+            env_index: Its place among the envs; passed on only to a factory that declares an argument of this name.
+            num_envs: Their number; likewise.
+            kwargs: Keyword arguments over all others.
+
+        Returns:
+            The env as its factory returned it, without an adapter.
+
+        Raises:
+            MissingExtraError: A package it needs is not installed.
+            TypeError: The factory does not take an argument.
+        """
+        target = self.entry.load()
+        given = {name: _copy(value) for name, value in {**self.entry.kwargs, **self.kwargs, **kwargs}.items()}
+        declares = _declared(target)
+        for name, value in zip(OFFERED, (env_index, num_envs), strict=True):
+            if value is not None and name in declares and name not in given:
+                given[name] = value
+        return target(**given)
+
+
+def _copy(value: Any) -> Any:
+    """Copy an argument, so that what one env does to it cannot reach another env, whatever process that is in."""
+    try:
+        return deepcopy(value)
+    except Exception:
+        return value  # a lock, a socket, a generator: there is only the one, and its owner meant that one
+
+
+def _declared(target: Callable[..., Any]) -> frozenset[str]:
+    """Parameters a factory declares by name and has no value for yet; ``**kwargs`` declares nothing."""
+    bound = frozenset(target.keywords) if isinstance(target, partial) else frozenset()
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return frozenset()
+    named = (p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return frozenset(named) - bound

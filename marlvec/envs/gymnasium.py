@@ -1,0 +1,78 @@
+"""Gymnasium envs behind the slot contract: multi-agent envs with one agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium.spaces import Dict, Tuple
+
+from marlvec.envs import infos as info_dicts
+from marlvec.envs.adapter import Adapter
+from marlvec.envs.contract import broken, flag, real, step_length
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import Info
+
+__all__ = ["AGENT", "GymnasiumEnv"]
+
+AGENT = "agent_0"
+"""Name of the one agent of a Gymnasium env."""
+
+
+class GymnasiumEnv(Adapter):
+    """A Gymnasium env as a multi-agent env with the one agent ``"agent_0"``.
+
+    Its infos are the env's own, so they are found under `COMMON`. Old envs fit too: ``step`` may return 4 values (done
+    means terminated, unless ``info["TimeLimit.truncated"]`` is True), and ``reset`` the observation alone.
+
+    Args:
+        env: The env. Needs ``observation_space`` and ``action_space``.
+
+    Raises:
+        ContractError: Here, if a space is missing. In ``reset`` and ``step``, if the env gives something that is no
+            observation, reward or flag.
+    """
+
+    def __init__(self, env: Any) -> None:
+        spaces = [getattr(env, kind, None) for kind in ("observation_space", "action_space")]
+        super().__init__(env, (AGENT,), spaces[:1], spaces[1:])
+        space = self.env.observation_space
+        # With such a space, (first, {...}) may be an observation as well as an observation with its info.
+        self._pair_like = isinstance(space, Tuple) and len(space.spaces) == 2 and isinstance(space.spaces[1], Dict)
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin an episode."""
+        result = self._call_reset(seed, options)
+        obs, info = result, None
+        pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
+        if pair and not (self._pair_like and self.env.observation_space.contains(result)):
+            obs, info = result
+        self._observe(slot, 0, obs, True)
+        slot.alive[0] = slot.acting[0] = True
+        return info_dicts.common(info, self.name)
+
+    def step(self, slot: Slot) -> Info | None:
+        """Step the env."""
+        result = self.env.step(slot.read_actions()[0])
+        if step_length(result, self.name, "values") == 5:
+            obs, reward, terminated, truncated, info = result
+        else:
+            obs, reward, terminated, info = result
+            truncated = False
+            if isinstance(info, Mapping) and info.get("TimeLimit.truncated", False) is True:
+                terminated, truncated = False, terminated
+        name = self.name
+        ended = flag(terminated, name, AGENT, "terminated")
+        cut = flag(truncated, name, AGENT, "truncated")
+        slot.reward[0] = real(reward, name, AGENT)
+        self._observe(slot, 0, obs, not (ended or cut))
+        if ended or cut:
+            slot.terminated[0] = ended
+            slot.truncated[0] = cut
+            slot.alive[0] = slot.acting[0] = False
+            slot.done = True
+        if info.__class__ is dict and not info:
+            return None
+        if not isinstance(info, Mapping):
+            broken(name, "step()", f"info: expected a dict, got {type(info).__name__}")
+        return info_dicts.common(info, name)

@@ -1,0 +1,77 @@
+"""From the info dicts of an env to one `Info`, or to None where there is nothing to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from marlvec.envs.contract import broken
+from marlvec.envs.spec import COMMON, Info
+
+__all__ = ["by_agent", "common", "snapshot"]
+
+# What an env may go on changing after it handed it out; anything else in an info is passed on as it is.
+_MUTABLE = (np.ndarray, dict, list, tuple, set, bytearray)
+
+
+def snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
+    """Copy one info dict so that the env may reuse it and the arrays in it.
+
+    Raises:
+        ContractError: A value cannot be copied; names the key.
+    """
+    out: dict[str, Any] = {}
+    for key, value in info.items():
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            value = value.copy()
+        elif isinstance(value, _MUTABLE):
+            try:
+                value = deepcopy(value)
+            except Exception as error:
+                broken(env, "info", f"the value of {key!r} cannot be copied ({type(error).__name__}: {error})")
+        out[str(key)] = value
+    return out
+
+
+def common(info: Any, env: str) -> Info | None:
+    """Infos of an env that has one info dict for all, under `COMMON`."""
+    if isinstance(info, Mapping):
+        return {COMMON: snapshot(info, env)} if info else None
+    if info is None:
+        return None
+    broken(env, "info", f"expected a dict, got {type(info).__name__}")
+
+
+def by_agent(infos: Mapping[Any, Any], index: Mapping[Any, int], names: Sequence[str], env: str) -> Info | None:
+    """Infos of an env that has one info dict per agent.
+
+    Args:
+        infos: What the env gave. Keys that are no agent (``"common"``, ``"__common__"``) go under `COMMON`.
+        index: Agent to its place on the agent axis.
+        names: Agent names in that order.
+        env: The env's name, for messages.
+
+    Returns:
+        Copies of those that are not empty, or None where all are.
+
+    Raises:
+        ContractError: An agent's info is not a dict.
+    """
+    out: Info = {}
+    for key, info in infos.items():
+        a = index.get(key)
+        if a is not None:
+            if info is None or (isinstance(info, Mapping) and not info):
+                continue
+            if not isinstance(info, Mapping):
+                broken(env, "info", f"info of agent {key!r}: expected a dict, got {type(info).__name__}")
+            out[names[a]] = snapshot(info, env)
+        elif key == COMMON and isinstance(info, Mapping):
+            if info:
+                out.setdefault(COMMON, {}).update(snapshot(info, env))
+        elif not (info is None or (isinstance(info, Mapping) and not info)):
+            out.setdefault(COMMON, {}).update(snapshot({key: info}, env))
+    return out or None

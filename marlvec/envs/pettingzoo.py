@@ -1,0 +1,244 @@
+"""PettingZoo Parallel envs behind the slot contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marlvec.envs import infos as info_dicts
+from marlvec.envs.adapter import Adapter
+from marlvec.envs.contract import AgentId, broken, flag, mapping, names_of, real, refuse_unknown, step_length
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import Info
+from marlvec.errors import ContractError
+
+__all__ = ["PettingZooParallelEnv", "agents_and_spaces", "split_dones"]
+
+_UNBORN, _LIVE, _ENDED = range(3)
+_FLOATS = frozenset({"e", "f", "d", "g"})  # formats of numpy's floats in a memoryview
+_SCALARS = frozenset({float, int, np.float64, np.float32})  # a reward of any other class is looked at more closely
+
+
+class PettingZooParallelEnv(Adapter):
+    """A PettingZoo Parallel env: all live agents act in every step.
+
+    Agents may end at different times, be absent at reset and enter later. An agent is live while it is in
+    ``env.agents`` and no flag of its has been True; every live agent acts. What ends stays ended until the next reset.
+
+    Old envs fit too: ``step`` may return 4 dicts, with one of dones (done means terminated, unless
+    ``info["TimeLimit.truncated"]`` is True), and ``reset`` observations alone.
+
+    Args:
+        env: The env. Needs ``possible_agents``, ``observation_space(agent)`` and ``action_space(agent)``.
+
+    Raises:
+        ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env returns data of an
+            unknown or ended agent, leaves out a live one, or gives something that is no observation, reward or flag.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env, *agents_and_spaces(env))
+        self._status = [_UNBORN] * len(self.ids)
+        self._live: tuple[tuple[int, AgentId], ...] = ()
+        # For the fast path: what env.agents looks like while nobody comes or goes, and (index, agent, row) of each.
+        self._expected: list[AgentId] | None = None
+        self._cells: tuple[tuple[int, AgentId, memoryview | None], ...] = ()
+        self._slot: Slot | None = None
+        self._rows: list[memoryview | None] = []
+
+    def close(self) -> None:
+        """Close the env and let go of the buffers."""
+        self._slot, self._rows, self._cells, self._expected = None, [], (), None
+        super().close()
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin an episode with the agents that are in ``env.agents`` now."""
+        self._expected = None
+        result = self._call_reset(seed, options)
+        obs, infos = (result[0], result[1]) if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        obs = mapping(obs, self.name, "reset()", "observations")
+        infos = mapping(infos, self.name, "reset()", "infos")
+        refuse_unknown(obs, self._index, self.name, "reset()", "observations")
+        listed = self._listed("reset()")
+        for a, agent in enumerate(self.ids):
+            here = agent in listed
+            if here is not (agent in obs):
+                problem = "but got no observation" if here else "yet got an observation"
+                where = "in env.agents" if here else "not in env.agents"
+                broken(self.name, "reset()", f"agent {agent!r} is {where} {problem}")
+            if here:
+                self._observe(slot, a, obs[agent], acting=True)
+            self._status[a] = _LIVE if here else _UNBORN
+            slot.alive[a] = slot.acting[a] = here
+        if not listed:
+            broken(self.name, "reset()", "env.agents is empty after a reset: expected at least one live agent")
+        self._settle(slot)
+        return info_dicts.by_agent(infos, self._index, self.agents, self.name)
+
+    def step(self, slot: Slot) -> Info | None:
+        """Step all live agents at once."""
+        expected = self._expected
+        actions = slot.read_actions()
+        if expected is None or slot is not self._slot:
+            return self._absorb(slot, self.env.step({agent: actions[a] for a, agent in self._live}))
+        cells = self._cells
+        table: dict[AgentId, Any] = {}
+        for a, agent, _ in cells:  # three times as fast as dict(zip(..., strict=True))
+            table[agent] = actions[a]
+        result = self.env.step(table)
+        # The common case, in which nobody comes or goes, at the price of its bare reads and writes. Whatever looks odd
+        # is left to `_absorb`, which starts again from the same result, and knows all the cases and messages.
+        try:
+            obs, rewards, terminations, truncations, infos = result
+            size = len(cells)
+            # Sizes first: looking up what is missing from a defaultdict would add it.
+            if len(obs) != size or len(rewards) != size or len(terminations) != size or len(truncations) != size:
+                return self._absorb(slot, result)
+            reward = slot.reward
+            for a, agent, cell in cells:
+                value = rewards[agent]
+                kind = value.__class__
+                if kind not in _SCALARS:
+                    return self._absorb(slot, result)
+                reward[a] = value
+                ended = terminations[agent]
+                cut = truncations[agent]
+                if (ended is not False and (ended.__class__ is not np.bool_ or ended)) or (
+                    cut is not False and (cut.__class__ is not np.bool_ or cut)
+                ):
+                    return self._absorb(slot, result)
+                if cell is None:
+                    self._observe(slot, a, obs[agent], True)
+                    continue
+                try:
+                    cell[:] = obs[agent]
+                except (ValueError, TypeError):
+                    self._cast(slot, a, obs[agent])
+            if self.env.agents == expected:
+                return info_dicts.by_agent(infos, self._index, self.agents, self.name) if any(infos.values()) else None
+        except (ContractError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            pass
+        return self._absorb(slot, result)
+
+    def _absorb(self, slot: Slot, result: Any) -> Info | None:
+        """Write one step's result into the slot, whatever the agents did, and check all of it."""
+        name, index, status = self.name, self._index, self._status
+        obs, rewards, terminations, truncations, infos = self._tables(result)
+        tables = {"observations": obs, "rewards": rewards, "terminations": terminations, "truncations": truncations}
+        for what, table in tables.items():
+            refuse_unknown(table, index, name, "step()", what)
+        listed = self._listed("step()")
+        for a, agent in enumerate(self.ids):
+            given = (agent in obs) + (agent in rewards) + (agent in terminations) + (agent in truncations)
+            if status[a] == _ENDED:
+                if given:
+                    where = [what for what, table in tables.items() if agent in table]
+                    broken(name, "step()", f"agent {agent!r} has ended and cannot come back, yet is in {where}")
+                continue
+            if status[a] == _UNBORN and not given and agent not in listed:
+                continue
+            if agent not in obs or (status[a] == _LIVE and given < len(tables)):
+                where = [what for what, table in tables.items() if agent not in table]
+                broken(name, "step()", f"live agent {agent!r} is missing from {where}")
+            ended = agent in terminations and flag(terminations[agent], name, agent, "termination")
+            cut = agent in truncations and flag(truncations[agent], name, agent, "truncation")
+            here = not (ended or cut)
+            if here and agent not in listed:
+                what = "left env.agents" if status[a] == _LIVE else "got data"
+                broken(name, "step()", f"agent {agent!r} {what} without being in env.agents, terminated or truncated")
+            self._observe(slot, a, obs[agent], here)
+            slot.reward[a] = real(rewards[agent], name, agent) if agent in rewards else 0.0
+            slot.terminated[a] = ended
+            slot.truncated[a] = cut
+            slot.alive[a] = slot.acting[a] = here
+            status[a] = _LIVE if here else _ENDED
+        self._settle(slot)
+        slot.done = not self._live
+        return info_dicts.by_agent(infos, self._index, self.agents, name)
+
+    def _tables(self, result: Any) -> tuple[Mapping[Any, Any], ...]:
+        """Tell the 4- and the 5-dict step apart, and make sure that they are dicts."""
+        if step_length(result, self.name, "dicts") == 4:
+            result = split_dones(result, self.name)
+        what = ("observations", "rewards", "terminations", "truncations", "infos")
+        return tuple(mapping(t, self.name, "step()", w) for t, w in zip(result, what, strict=True))
+
+    def _listed(self, call: str) -> frozenset[AgentId]:
+        """Return ``env.agents``, checked."""
+        agents = getattr(self.env, "agents", None)
+        if agents is None:
+            broken(self.name, call, "it has no `agents`: expected the list of live agents")
+        refuse_unknown(agents, self._index, self.name, call, "env.agents")
+        return frozenset(agents)
+
+    def _settle(self, slot: Slot) -> None:
+        """Note who is live now, and get the fast path ready if all are."""
+        self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == _LIVE)
+        if slot is not self._slot:
+            self._slot = slot
+            # A masked agent's observation has two parts, so it takes the general way.
+            rows = zip(slot.cells, self.mask_sizes, strict=True)
+            self._rows = [row if size is None else None for row, size in rows]
+        agents = self.env.agents
+        plain = isinstance(agents, list) and len(agents) == len(self._live)
+        self._expected = agents[:] if plain else None
+        self._cells = tuple((a, agent, self._rows[a]) for a, agent in self._live) if plain else ()
+
+    def _cast(self, slot: Slot, a: int, value: Any) -> None:
+        """Write an observation that is not of its space's own dtype; floats of another size are the usual reason."""
+        row = self._rows[a]
+        floats = row is not None and row.format in _FLOATS and isinstance(value, np.ndarray) and value.dtype.kind == "f"
+        if row is not None and floats and value.shape == row.shape:
+            np.asarray(row)[...] = value
+        else:
+            slot.write_obs(a, value)
+
+
+def split_dones(result: Sequence[Any], env: str) -> tuple[Any, Any, Any, Any, Any]:
+    """Make five dicts of an old env's four: done means terminated, unless its info says that time ran out."""
+    obs, rewards, dones, infos = result
+    dones = mapping(dones, env, "step()", "dones")
+    infos = mapping(infos, env, "step()", "infos")
+    late = {
+        agent
+        for agent in dones
+        if isinstance(infos.get(agent), Mapping) and infos[agent].get("TimeLimit.truncated", False) is True
+    }
+    terminations = {agent: done if agent not in late else False for agent, done in dones.items()}
+    truncations = {agent: done if agent in late else False for agent, done in dones.items()}
+    return obs, rewards, terminations, truncations, infos
+
+
+def agents_and_spaces(env: Any) -> tuple[list[AgentId], list[Any], list[Any]]:
+    """Agents of a PettingZoo env with their observation and action spaces.
+
+    Raises:
+        ContractError: ``possible_agents`` is missing or empty, or an agent has no space.
+    """
+    label = type(env).__name__
+    agents = getattr(env, "possible_agents", None)
+    if agents is None:
+        broken(label, "possible_agents", "missing: expected the names of all agents that may ever appear")
+    agents = list(agents)
+    if not agents:
+        broken(label, "possible_agents", "empty: expected at least one agent")
+    observation_spaces, action_spaces = (
+        [_space(env, kind, agent, agents) for agent in agents] for kind in ("observation", "action")
+    )
+    return agents, observation_spaces, action_spaces
+
+
+def _space(env: Any, kind: str, agent: AgentId, agents: list[AgentId]) -> Any:
+    function = getattr(env, f"{kind}_space", None)
+    # PettingZoo's own default warns and then reads the dict; that is as good to us, so it is read without the warning.
+    inherited = getattr(getattr(function, "__func__", None), "__module__", "") == "pettingzoo.utils.env"
+    try:
+        return function(agent) if callable(function) and not inherited else getattr(env, f"{kind}_spaces")[agent]
+    except (KeyError, AttributeError) as error:
+        label = type(env).__name__
+        raise ContractError(
+            f"{label}.{kind}_space(): no space for agent {agent!r} ({type(error).__name__}: {error}); "
+            f"possible agents are {names_of(agents)}"
+        ) from error

@@ -1,0 +1,194 @@
+"""RLlib-style dict envs behind the slot contract. Nothing here imports ray: the shape of the dicts is all it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gymnasium.spaces import Dict, Space
+
+from marlvec.envs import infos as info_dicts
+from marlvec.envs.adapter import Adapter
+from marlvec.envs.contract import AgentId, broken, flag, mapping, real, refuse_unknown, step_length
+from marlvec.envs.pettingzoo import split_dones
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import Info
+
+__all__ = ["ALL", "RLlibEnv"]
+
+ALL = "__all__"
+"""Key under which an RLlib-style env says that the whole episode is over."""
+
+_UNBORN, _LIVE, _ENDED = range(3)
+
+
+class RLlibEnv(Adapter):
+    """An RLlib-style env: whoever is in the observations acts next.
+
+    An agent is born with its first observation and ends with its own flag or with ``"__all__"``. Live agents that are
+    left out of the observations wait: they are alive, do not act, keep the observation they have, and may be paid. An
+    agent that ends without a last observation keeps the one it had. The episode is over when ``"__all__"`` says so in
+    terminateds or truncateds, or when every possible agent has ended, in any mixture.
+
+    Old envs fit too: ``step`` may return 4 dicts with one of dones, and ``reset`` observations alone.
+
+    Args:
+        env: The env. Agents come from ``possible_agents``, else from the keys of ``observation_spaces``, else from
+            ``get_agent_ids()``, ``_agent_ids`` or ``agents``; spaces from ``observation_spaces`` and ``action_spaces``,
+            ``get_observation_space(agent)`` and ``get_action_space(agent)``, or one space shared by all.
+
+    Raises:
+        ContractError: Here, if agents or spaces cannot be found. In ``reset`` and ``step``, if the env returns data of
+            an unknown or ended agent, does not say ``"__all__"``, or gives something that is no observation, reward or
+            flag.
+    """
+
+    def __init__(self, env: Any) -> None:
+        agents = _agents(env)
+        super().__init__(
+            env,
+            agents,
+            [_space(env, "observation", agent) for agent in agents],
+            [_space(env, "action", agent) for agent in agents],
+        )
+        self._status = [_UNBORN] * len(self.ids)
+        self._acting: tuple[int, ...] = ()
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin an episode with the agents that are in the observations."""
+        self._status = [_UNBORN] * len(self.ids)
+        result = self._call_reset(seed, options)
+        obs, infos = (result[0], result[1]) if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        obs = mapping(obs, self.name, "reset()", "observations")
+        infos = mapping(infos, self.name, "reset()", "infos")
+        refuse_unknown(obs, self._index, self.name, "reset()", "observations")
+        if not obs:
+            broken(self.name, "reset()", "no observations: expected at least one agent in an episode")
+        for a, agent in enumerate(self.ids):
+            if agent in obs:
+                self._status[a] = _LIVE
+                self._observe(slot, a, obs[agent], True)
+                slot.alive[a] = slot.acting[a] = True
+        self._acting = tuple(a for a, status in enumerate(self._status) if status == _LIVE)
+        return info_dicts.by_agent(infos, self._index, self.agents, self.name)
+
+    def step(self, slot: Slot) -> Info | None:
+        """Step the agents that were observed last."""
+        actions = slot.read_actions()
+        result = self.env.step({self.ids[a]: actions[a] for a in self._acting})
+        name = self.name
+        if step_length(result, name, "dicts") == 4:
+            if isinstance(result[2], Mapping) and ALL not in result[2]:
+                _no_all(name, "dones")
+            result = split_dones(result, name)
+        what = ("observations", "rewards", "terminateds", "truncateds", "infos")
+        tables = [mapping(table, name, "step()", w) for table, w in zip(result, what, strict=True)]
+        obs, rewards, terminateds, truncateds, infos = tables
+        if ALL not in terminateds:
+            _no_all(name, "terminateds")
+        over = (
+            flag(terminateds[ALL], name, ALL, "terminateds"),
+            flag(truncateds.get(ALL, False), name, ALL, "truncateds"),
+        )
+        known = {**self._index, ALL: -1}
+        for w, table, allowed in (
+            ("observations", obs, self._index),
+            ("rewards", rewards, self._index),
+            ("terminateds", terminateds, known),
+            ("truncateds", truncateds, known),
+        ):
+            refuse_unknown(table, allowed, name, "step()", w)
+        self._acting = tuple(
+            a for a in range(len(self.ids)) if self._absorb(slot, a, obs, rewards, terminateds, truncateds, over)
+        )
+        slot.done = over[0] or over[1] or all(status == _ENDED for status in self._status)
+        return info_dicts.by_agent(infos, self._index, self.agents, name)
+
+    def _absorb(
+        self,
+        slot: Slot,
+        a: int,
+        obs: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        terminateds: Mapping[Any, Any],
+        truncateds: Mapping[Any, Any],
+        over: tuple[bool, bool],
+    ) -> bool:
+        """Write what a step says of one agent; return whether it acts next."""
+        agent, name = self.ids[a], self.name
+        ended = agent in terminateds and flag(terminateds[agent], name, agent, "terminateds")
+        cut = agent in truncateds and flag(truncateds[agent], name, agent, "truncateds")
+        if self._status[a] == _ENDED:
+            # Flags that stay up are a habit of such envs and say nothing new; data would.
+            if agent in obs or (agent in rewards and real(rewards[agent], name, agent) != 0.0):
+                broken(name, "step()", f"agent {agent!r} has ended and cannot come back, yet it got data")
+            return False
+        if self._status[a] == _UNBORN and agent not in obs:
+            if ended or cut or (agent in rewards and real(rewards[agent], name, agent) != 0.0):
+                broken(name, "step()", f"agent {agent!r} got a reward or flag before its first observation")
+            return False
+        if agent in rewards:
+            slot.reward[a] = real(rewards[agent], name, agent)
+        if not (ended or cut):
+            # "__all__" ends whoever has not been ended by a flag of its own.
+            ended, cut = over
+        here = not (ended or cut)
+        acts = here and agent in obs
+        if agent in obs:
+            self._observe(slot, a, obs[agent], acts)
+        else:
+            slot.clear_mask(a)
+        slot.terminated[a] = ended
+        slot.truncated[a] = cut
+        slot.alive[a] = here
+        slot.acting[a] = acts
+        self._status[a] = _LIVE if here else _ENDED
+        return acts
+
+
+def _no_all(env: str, what: str) -> None:
+    broken(
+        env,
+        "step()",
+        f"{what} have no {ALL!r}: RLlib-style envs say there whether the episode is over. "
+        f"If this is a PettingZoo Parallel env, wrap it in PettingZooParallelEnv yourself",
+    )
+
+
+def _look_up(env: Any, attribute: str) -> Any:
+    """Read an attribute of an env, or of the env inside: Gymnasium's wrappers do not pass attributes on."""
+    found = getattr(env, attribute, None)
+    return getattr(getattr(env, "unwrapped", None), attribute, None) if found is None else found
+
+
+def _agents(env: Any) -> list[AgentId]:
+    """Agents of an RLlib-style env, in a fixed order."""
+    for attribute in ("possible_agents", "observation_spaces", "get_agent_ids", "_agent_ids", "agents"):
+        found = _look_up(env, attribute)
+        if callable(found) and attribute == "get_agent_ids":
+            found = found()
+        if isinstance(found, Dict):
+            found = found.spaces
+        if isinstance(found, Iterable) and not isinstance(found, (str, Space)) and (agents := list(found)):
+            # A set has no order of its own, and every worker must come to the same one.
+            return sorted(agents, key=str) if isinstance(found, (set, frozenset)) else agents
+    label = type(env).__name__
+    broken(label, "possible_agents", "missing: expected all agents there, or as the keys of observation_spaces")
+
+
+def _space(env: Any, kind: str, agent: AgentId) -> Any:
+    """One agent's space, wherever the env keeps it."""
+    spaces = _look_up(env, f"{kind}_spaces")
+    spaces = spaces.spaces if isinstance(spaces, Dict) else spaces
+    if isinstance(spaces, Mapping) and agent in spaces:
+        return spaces[agent]
+    function = _look_up(env, f"get_{kind}_space")
+    if callable(function):
+        return function(agent)
+    shared = _look_up(env, f"{kind}_space")
+    if callable(shared) and not isinstance(shared, Space):
+        return shared(agent)
+    # RLlib's older form: one Dict space of all agents' spaces, keyed by agent.
+    if isinstance(shared, Dict) and agent in shared.spaces and isinstance(agent, str):
+        return shared.spaces[agent]
+    return shared

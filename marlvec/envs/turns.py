@@ -1,0 +1,167 @@
+"""PettingZoo AEC (turn-based) envs behind the slot contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from marlvec.envs import infos as info_dicts
+from marlvec.envs.adapter import Adapter
+from marlvec.envs.contract import AgentId, broken, flag, mapping, names_of, real, refuse_unknown
+from marlvec.envs.pettingzoo import agents_and_spaces
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import Info
+
+__all__ = ["PettingZooAECEnv"]
+
+_UNBORN, _LIVE, _ENDED = range(3)
+
+
+class PettingZooAECEnv(Adapter):
+    """A PettingZoo AEC env: one step is one agent's move.
+
+    The steps of dead agents (``step(None)``) are taken in the same step as the move before them, so that the selected
+    agent is always live. An agent ends in the step in which the env gives it that last, dead turn: until then it is
+    alive and may be paid, exactly as in a loop over ``agent_iter()`` and ``last()``.
+
+    At a reset every live agent observes once; after a move the agent that acts next does, and so do those that were
+    just born and, for the last time, those that just ended. All others keep the observation they have.
+
+    The reward of a step is all that ``env.rewards`` paid in it, to whomever: agents that wait are paid too.
+
+    Args:
+        env: The env. Needs ``possible_agents``, ``observation_space(agent)`` and ``action_space(agent)``.
+
+    Raises:
+        ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env selects an agent that
+            is not in ``env.agents``, pays or revives one that has ended, drops one without a flag, or gives something
+            that is no observation, reward or flag.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env, *agents_and_spaces(env))
+        self._status = [_UNBORN] * len(self.ids)
+        self._acting: int | None = None
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin a game; every live agent observes once."""
+        self._status = [_UNBORN] * len(self.ids)
+        self._acting = None
+        self._call_reset(seed, options)
+        env = self.env
+        agents = self._listed("reset()")
+        for a, agent in enumerate(self.ids):
+            if agent in agents:
+                if any(self._flags_of(agent, "reset()")):
+                    broken(self.name, "reset()", f"agent {agent!r} is terminated or truncated before the first move")
+                self._status[a] = _LIVE
+                slot.alive[a] = True
+        if not agents:
+            broken(self.name, "reset()", "env.agents is empty after a reset: expected at least one live agent")
+        acting = self._select(slot, "reset()")
+        for a, agent in enumerate(self.ids):
+            if self._status[a] == _LIVE:
+                self._observe(slot, a, env.observe(agent), a == acting)
+        return self._infos({})
+
+    def step(self, slot: Slot) -> Info | None:
+        """Let the selected agent move."""
+        env, mover = self.env, self._acting
+        if mover is None:
+            broken(self.name, "step()", "no agent has a turn: the game is over, or it was never reset")
+        self._acting = None
+        env.step(slot.read_actions()[mover])
+        slot.acting[mover] = False
+        slot.clear_mask(mover)
+        last_infos: dict[AgentId, Any] = {}
+        self._account(slot, last_infos)
+        # The dead take their turns until a live agent is selected or nobody is left.
+        while env.agents:
+            agent = env.agent_selection
+            flags = self._flags_of(agent, "step()")
+            if not any(flags):
+                a = self._select(slot, "step()")
+                self._observe(slot, a, env.observe(agent), True)
+                break
+            self._end(slot, self._place(agent, "step()"), flags, last_infos)
+            env.step(None)
+            if agent in env.agents:
+                broken(self.name, "step()", f"step(None) of the dead agent {agent!r} left it in env.agents")
+            self._account(slot, last_infos)
+        slot.done = _LIVE not in self._status
+        return self._infos(last_infos)
+
+    def _account(self, slot: Slot, last_infos: dict[AgentId, Any]) -> None:
+        """Write what the env's last own step paid, and find out who came and who went."""
+        status, reward = self._status, slot.reward
+        for agent, value in mapping(self.env.rewards, self.name, "step()", "rewards").items():
+            paid = real(value, self.name, agent)
+            if paid != 0.0:
+                a = self._place(agent, "step()")
+                if status[a] == _ENDED and agent not in last_infos:
+                    broken(self.name, "step()", f"agent {agent!r} has ended and is paid {paid!r}")
+                reward[a] += paid
+        agents = self._listed("step()")
+        for a, agent in enumerate(self.ids):
+            if agent in agents:
+                if status[a] == _ENDED:
+                    broken(self.name, "step()", f"agent {agent!r} has ended and cannot come back")
+                if status[a] == _UNBORN:
+                    status[a] = _LIVE
+                    slot.alive[a] = True
+                    self._observe(slot, a, self.env.observe(agent), False)
+            elif status[a] == _LIVE:
+                flags = self._flags_of(agent, "step()")
+                if not any(flags):
+                    broken(self.name, "step()", f"agent {agent!r} left env.agents without a flag")
+                self._end(slot, a, flags, last_infos)
+
+    def _end(self, slot: Slot, a: int, flags: tuple[bool, bool], last_infos: dict[AgentId, Any]) -> None:
+        """End one agent, while the env still knows its last observation and info."""
+        agent = self.ids[a]
+        self._status[a] = _ENDED
+        slot.terminated[a], slot.truncated[a] = flags
+        slot.alive[a] = slot.acting[a] = False
+        self._observe(slot, a, self.env.observe(agent), False)
+        info = mapping(self.env.infos, self.name, "step()", "infos").get(agent)
+        last_infos[agent] = dict(info) if isinstance(info, Mapping) else info
+
+    def _select(self, slot: Slot, call: str) -> int:
+        """Note whose turn it is."""
+        agent = self.env.agent_selection
+        a = self._place(agent, call)
+        if self._status[a] != _LIVE or agent not in self.env.agents:
+            live = [name for name, status in zip(self.ids, self._status, strict=True) if status == _LIVE]
+            broken(self.name, call, f"agent_selection is {agent!r}, which is not live; live are {names_of(live)}")
+        self._acting = a
+        slot.acting[a] = True
+        return a
+
+    def _place(self, agent: AgentId, call: str) -> int:
+        """Place of an agent on the agent axis."""
+        a = self._index.get(agent)
+        if a is None:
+            broken(self.name, call, f"unknown agent {agent!r}; possible agents are {names_of(self.ids)}")
+        return a
+
+    def _listed(self, call: str) -> frozenset[AgentId]:
+        """Return ``env.agents``, checked."""
+        agents = self.env.agents
+        refuse_unknown(agents, self._index, self.name, call, "env.agents")
+        return frozenset(agents)
+
+    def _flags_of(self, agent: AgentId, call: str) -> tuple[bool, bool]:
+        """One agent's termination and truncation flags; False where the env says nothing of it."""
+        terminations = mapping(self.env.terminations, self.name, call, "terminations")
+        truncations = mapping(self.env.truncations, self.name, call, "truncations")
+        return (
+            flag(terminations.get(agent, False), self.name, agent, "termination"),
+            flag(truncations.get(agent, False), self.name, agent, "truncation"),
+        )
+
+    def _infos(self, last_infos: dict[AgentId, Any]) -> Info | None:
+        """Infos of those who are left, and the last ones of those who ended."""
+        infos = mapping(self.env.infos, self.name, "infos", "infos")
+        if last_infos:
+            infos = {**infos, **last_infos}
+        return info_dicts.by_agent(infos, self._index, self.agents, self.name) if any(infos.values()) else None

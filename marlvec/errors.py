@@ -1,0 +1,205 @@
+"""Every error marlvec raises, in one tree.
+
+    MarlvecError
+    ├── StateError                    a call came at the wrong time
+    │   ├── ClosedError               ... after close()
+    │   ├── BusyError                 ... while another call was pending; its name is in the text
+    │   ├── NothingPendingError       ... a fetch with nothing sent
+    │   ├── NotResetError             ... a step of an env that has no running episode
+    │   └── BrokenError               ... after a worker died; only close() is left
+    ├── ArgumentError (ValueError)    an argument is wrong; nothing was sent to any env
+    │   └── ActionError               the actions have the wrong shape, dtype or structure
+    ├── RegistryError
+    │   ├── UnknownEnvError (LookupError)
+    │   └── AlreadyRegisteredError (ValueError)
+    ├── SerialisationError (TypeError)  something that must reach a worker cannot be pickled
+    ├── UnsupportedSpaceError (TypeError)
+    ├── ContractError                 an env, policy or connector broke its contract
+    ├── FetchTimeout (TimeoutError)   a fetch or recv ran out of time; the request stays pending
+    ├── EnvFault                      something went wrong inside an env or its worker
+    │   ├── EnvRaised                 an env raised; `__cause__` is the original exception
+    │   │   └── EnvArgumentError (TypeError)  ... a TypeError, while it was being constructed
+    │   └── WorkerDied                a worker process is gone
+    └── MissingExtraError (ImportError)  an optional library is not installed
+
+Messages say what was expected, what was got, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "ActionError",
+    "AlreadyRegisteredError",
+    "ArgumentError",
+    "BrokenError",
+    "BusyError",
+    "ClosedError",
+    "ContractError",
+    "EnvArgumentError",
+    "EnvFault",
+    "EnvRaised",
+    "Failure",
+    "FetchTimeout",
+    "MarlvecError",
+    "MissingExtraError",
+    "NotResetError",
+    "NothingPendingError",
+    "RegistryError",
+    "RemoteCause",
+    "SerialisationError",
+    "StateError",
+    "UnknownEnvError",
+    "UnsupportedSpaceError",
+    "WorkerDied",
+]
+
+
+class MarlvecError(Exception):
+    """Base class of every error that marlvec raises on purpose."""
+
+
+class StateError(MarlvecError, RuntimeError):
+    """A call came at the wrong time."""
+
+
+class ClosedError(StateError):
+    """The vectorizer was closed."""
+
+
+class BusyError(StateError):
+    """Another call is pending; fetch it first."""
+
+
+class NothingPendingError(StateError):
+    """There is nothing to fetch."""
+
+
+class NotResetError(StateError):
+    """An env has no running episode: it was never reset, or its episode is over."""
+
+
+class BrokenError(StateError):
+    """A worker died earlier; only ``close()`` is left."""
+
+
+class ArgumentError(MarlvecError, ValueError):
+    """An argument is wrong. Nothing was sent to any env."""
+
+
+class ActionError(ArgumentError):
+    """Actions have the wrong structure, shape or dtype. Nothing was sent to any env."""
+
+
+class RegistryError(MarlvecError):
+    """Something is wrong with an env id."""
+
+
+class UnknownEnvError(RegistryError, LookupError):
+    """No env is registered under this id."""
+
+
+class AlreadyRegisteredError(RegistryError, ValueError):
+    """An env is registered under this id already."""
+
+
+class SerialisationError(MarlvecError, TypeError):
+    """An object that has to cross to a worker process cannot be pickled."""
+
+
+class UnsupportedSpaceError(MarlvecError, TypeError):
+    """A leaf of a space has no fixed-size array form."""
+
+
+class ContractError(MarlvecError):
+    """An env, policy or connector returned something its contract does not allow."""
+
+
+class FetchTimeout(MarlvecError, TimeoutError):
+    """Time ran out. The request is still pending: fetch again for the same reply."""
+
+
+class MissingExtraError(MarlvecError, ImportError):
+    """An optional dependency is not installed; the text names the extra that brings it."""
+
+
+class RemoteCause(MarlvecError):
+    """Stands in for a worker's exception that could not be rebuilt in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One env's failure inside one call.
+
+    Attributes:
+        env_id: Index of the env; -1 when no single env is to blame.
+        operation: What it was asked to do, e.g. ``"step"``.
+        summary: Type and text of the exception, one line.
+        traceback: The traceback where it happened, as text, at most 64 KiB.
+        exception: The original exception, or a `RemoteCause` where it could not be rebuilt.
+    """
+
+    env_id: int
+    operation: str
+    summary: str
+    traceback: str
+    exception: BaseException
+
+
+class EnvFault(MarlvecError):
+    """Something went wrong inside an env or its worker.
+
+    Attributes:
+        failures: Every failure of the call, in env order.
+    """
+
+    def __init__(self, message: str, failures: tuple[Failure, ...] = ()) -> None:
+        super().__init__(message)
+        self.failures = failures
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.failures)
+
+    @property
+    def env_ids(self) -> tuple[int, ...]:
+        """Indices of the envs that failed."""
+        return tuple(failure.env_id for failure in self.failures)
+
+
+class EnvRaised(EnvFault):
+    """One or more envs raised. ``__cause__`` is the first one's original exception."""
+
+
+class EnvArgumentError(EnvRaised, TypeError):
+    """An env's constructor refused its arguments."""
+
+
+class WorkerDied(EnvFault):
+    """A worker process is gone.
+
+    Attributes:
+        pid: The worker's process id.
+        exitcode: Its exit code, minus the signal number if a signal killed it, or None where unknown.
+        lost_env_ids: The envs it ran.
+    """
+
+    def __init__(
+        self, message: str, *, pid: int = -1, exitcode: int | None = None, lost_env_ids: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.pid = pid
+        self.exitcode = exitcode
+        self.lost_env_ids = lost_env_ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_worker_died, (self.args[0], self.pid, self.exitcode, self.lost_env_ids)
+
+    @property
+    def env_ids(self) -> tuple[int, ...]:
+        return self.lost_env_ids
+
+
+def _rebuild_worker_died(message: str, pid: int, exitcode: int | None, env_ids: tuple[int, ...]) -> WorkerDied:
+    return WorkerDied(message, pid=pid, exitcode=exitcode, lost_env_ids=env_ids)

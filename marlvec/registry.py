@@ -1,0 +1,342 @@
+"""Names of envs: from whatever stands for an env to the factory that builds it, and to many of them at once."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+
+from marlvec.envs.catalog import catalog, gymnasium_entry
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.factory import EnvEntry, EnvFactory
+from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
+from marlvec.vector.async_ import AsyncVectorEnv
+from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["EnvEntry", "EnvFactory", "EnvRow", "listing", "make", "register", "resolve", "resolve_all"]
+
+_ID = re.compile(r"[\w.-]+(/[\w.-]+)*")
+_ENTRY_POINT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_VERSION = re.compile(r"(.+)[_-]v(\d+)")
+_GYMNASIUM = "gymnasium/"
+
+EnvLike = str | Callable[..., Any] | EnvFactory
+"""What stands for an env: a registered id, ``"module:attr"``, a class, a factory."""
+
+Wrapper = Callable[[Any], Any]
+"""From an env to an env."""
+
+_entries: dict[str, EnvEntry] = {entry.id: entry for entry in catalog()}
+
+
+class EnvRow(NamedTuple):
+    """One row of `listing`."""
+
+    id: str
+    family: str
+    extra: str | None
+    installed: bool
+
+
+def make(
+    env: EnvLike | Sequence[EnvLike],
+    num_envs: int | None = None,
+    *,
+    backend: str = "async",
+    num_workers: int | None = None,
+    autoreset_mode: str = "same_step",
+    copy: bool = True,
+    wrappers: Wrapper | Sequence[Wrapper] = (),
+    grouped: bool = False,
+    validate: str = "sample",
+    context: Any = None,
+    shared_memory: bool = True,
+    env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    **kwargs: Any,
+) -> VectorEnv:
+    """Build many envs at once.
+
+    Args:
+        env: What to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
+            ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``), ``"module:attr"``, an env class, a factory, or
+            a list with one of these per env. A factory that declares an argument ``env_index`` or ``num_envs`` is told.
+        num_envs: N; default 1, or the length of the list.
+        backend: ``"async"``: worker processes that write into shared memory; ``"sync"``: all envs in this process.
+        num_workers: Worker processes; default: one per usable core, at most one per env.
+        autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
+            returns its first observation, and ``infos["final_observation"]`` the last one; ``"next_step"``: the next
+            step begins it, ignoring the action, and ``infos["reset_mask"]`` marks that row; ``"disabled"``: nothing,
+            ``reset(env_ids=…)`` begins it.
+        copy: Return copies; False for read-only views, valid until the next call that steps.
+        wrappers: Applied to every env, first one innermost: classes or functions from env to env.
+        grouped: Give observations and actions as dicts of groups also where all agents are alike.
+        validate: How often action values are checked: ``"strict"``, ``"sample"`` or ``"off"``. Shapes and dtypes always
+            are.
+        context: Start method of workers: ``"forkserver"`` (default), ``"spawn"``, ``"fork"``, or a multiprocessing
+            context.
+        shared_memory: False sends rows through pipes.
+        env_kwargs: Keyword arguments for the envs: one dict, or one per env. Goes over ``kwargs``.
+        kwargs: Keyword arguments for every env. They reach it, or raise.
+
+    Returns:
+        A `VectorEnv`; a context manager.
+
+    Raises:
+        UnknownEnvError: No such id; lists those that come near.
+        ArgumentError: An argument is wrong. Nothing was started.
+        MissingExtraError: The env needs a package that is not installed; names the extra.
+        EnvArgumentError: An env refused its arguments.
+        EnvRaised: An env's constructor raised; names the env, with its traceback. Nothing is left running.
+    """
+    factories = resolve_all(env, num_envs)
+    n = len(factories)
+    layers = tuple(wrappers) if isinstance(wrappers, (list, tuple)) else (wrappers,)
+    if not all(map(callable, layers)):
+        raise ArgumentError(f"wrappers: expected classes or functions from env to env, got {wrappers!r}")
+    recipes = [
+        _Recipe(factory.with_kwargs(**{**kwargs, **own}), i, n, layers)
+        for i, (factory, own) in enumerate(zip(factories, _per_env_kwargs(env_kwargs, n), strict=True))
+    ]
+    if backend == "sync":
+        for name, value, default in (
+            ("num_workers", num_workers, None),
+            ("context", context, None),
+            ("shared_memory", shared_memory, True),
+        ):
+            if value != default:
+                raise ArgumentError(f"{name} is for worker processes; backend='sync' has none")
+        return SyncVectorEnv(recipes, autoreset_mode=autoreset_mode, copy=copy, grouped=grouped, validate=validate)
+    if backend != "async":
+        raise ArgumentError(f"backend must be 'async' or 'sync', got {backend!r}")
+    return AsyncVectorEnv(
+        recipes,
+        num_workers=num_workers,
+        autoreset_mode=autoreset_mode,
+        copy=copy,
+        grouped=grouped,
+        validate=validate,
+        context=context,
+        shared_memory=shared_memory,
+    )
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """All it takes to build env number ``env_index``."""
+
+    factory: EnvFactory
+    env_index: int
+    num_envs: int
+    wrappers: tuple[Wrapper, ...]
+
+    def __call__(self) -> Any:
+        env = self.factory(env_index=self.env_index, num_envs=self.num_envs)
+        for wrapper in self.wrappers:
+            env = wrapper(env)
+        return env
+
+
+def _per_env_kwargs(env_kwargs: Any, n: int) -> list[dict[str, Any]]:
+    if env_kwargs is None:
+        return [{}] * n
+    if isinstance(env_kwargs, Mapping):
+        return [dict(env_kwargs)] * n
+    if not isinstance(env_kwargs, (list, tuple)) or not all(isinstance(own, Mapping) for own in env_kwargs):
+        raise ArgumentError(f"env_kwargs: expected a dict, or a list of one dict per env, got {env_kwargs!r}")
+    if len(env_kwargs) != n:
+        raise ArgumentError(f"env_kwargs: expected one dict per env, {n} in all, got {len(env_kwargs)}")
+    return [dict(own) for own in env_kwargs]
+
+
+def register(
+    id: str,
+    entry_point: str | Callable[..., Any],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    extra: str | None = None,
+    overwrite: bool = False,
+) -> EnvEntry:
+    """Give an env a name that `make` knows.
+
+    Args:
+        id: ``"name"``, ``"name_v1"`` or ``"namespace/name_v1"``. Without version it then stands for the highest one.
+        entry_point: What builds the env: a class, a factory, or ``"module:attr"``, imported only where it is built.
+        kwargs: Defaults for its keyword arguments; copied now, and again for each env.
+        extra: The extra of marlvec that brings what it needs, for the message if that is missing.
+        overwrite: Whether it may replace an env of the same id.
+
+    Returns:
+        The entry.
+
+    Raises:
+        AlreadyRegisteredError: The id is taken.
+        ArgumentError: The id or entry point is malformed.
+    """
+    if not isinstance(id, str) or not _ID.fullmatch(id):
+        raise ArgumentError(f"expected an env id such as 'name', 'name_v1' or 'namespace/name_v1', got {id!r}")
+    if isinstance(entry_point, str):
+        if not _ENTRY_POINT.fullmatch(entry_point):
+            raise ArgumentError(f"env {id!r}: expected an entry point 'module:attr', got {entry_point!r}")
+    elif not callable(entry_point):
+        got = type(entry_point).__name__
+        raise ArgumentError(f"env {id!r}: expected a class, a factory or 'module:attr' as entry point, got {got}")
+    if id in _entries and not overwrite:
+        raise AlreadyRegisteredError(f"env {id!r} is registered already; pass overwrite=True to replace it")
+    entry = EnvEntry(id, entry_point, deepcopy(dict(kwargs or {})), extra=extra)
+    _entries[id] = entry
+    return entry
+
+
+def resolve(env: EnvLike) -> EnvFactory:
+    """Find the factory that an id, ``"module:attr"``, class or callable stands for; nothing is imported or built.
+
+    An id may leave out its namespace and its version: ``"simple_spread"`` is the highest version of
+    ``"mpe/simple_spread_v3"``. Gymnasium's ids are known with and without ``"gymnasium/"``.
+
+    Raises:
+        UnknownEnvError: No such id; lists those that come near.
+        RegistryError: More than one env has this name.
+        ArgumentError: It stands for no env, e.g. because it is one.
+    """
+    if isinstance(env, EnvFactory):
+        return env
+    if isinstance(env, str):
+        return EnvFactory(_entry_point(env) if ":" in env and not env.startswith(_GYMNASIUM) else _find(env))
+    if isinstance(env, MultiAgentEnv) or (callable(getattr(env, "step", None)) and not isinstance(env, type)):
+        name = type(env).__name__
+        raise ArgumentError(f"got an env of class {name}, expected something that builds envs, e.g. lambda: {name}()")
+    if callable(env):
+        return EnvFactory(EnvEntry(getattr(env, "__qualname__", type(env).__name__), env))
+    raise ArgumentError(f"expected an env id, 'module:attr', a class or a factory, got {type(env).__name__}: {env!r}")
+
+
+def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -> tuple[EnvFactory, ...]:
+    """Find one factory per env.
+
+    Args:
+        env: One for all, or a list with one for each.
+        num_envs: How many; None: 1, or the length of the list.
+
+    Raises:
+        ArgumentError: The list is empty, or its length is not ``num_envs``; or as `resolve`.
+        UnknownEnvError, RegistryError: As `resolve`.
+    """
+    if isinstance(env, (list, tuple)):
+        if not env:
+            raise ArgumentError("expected at least one env, got an empty list")
+        if num_envs is not None and num_envs != len(env):
+            raise ArgumentError(f"num_envs={num_envs}, but {len(env)} factories were given; leave num_envs out")
+        return tuple(resolve(one) for one in env)
+    if isinstance(env, Sequence) and not isinstance(env, str):
+        raise ArgumentError(f"expected a list of factories, got {type(env).__name__}")
+    if num_envs is not None and num_envs < 1:
+        raise ArgumentError(f"num_envs: expected at least 1, got {num_envs}")
+    return (resolve(env),) * (1 if num_envs is None else num_envs)
+
+
+def listing(*, with_gymnasium: bool = False) -> list[EnvRow]:
+    """Every env that `make` knows, and whether what it needs is installed. Imports none of it.
+
+    Args:
+        with_gymnasium: Whether to list Gymnasium's own envs too.
+    """
+    entries = list(_entries.values())
+    if with_gymnasium:
+        entries += map(gymnasium_entry, _gymnasium_ids())
+    return [EnvRow(e.id, e.family, e.extra, all(map(_is_installed, _packages(e)))) for e in entries]
+
+
+def _packages(entry: EnvEntry) -> tuple[str, ...]:
+    if entry.packages or not isinstance(entry.entry_point, str):
+        return entry.packages
+    return (entry.entry_point.partition(":")[0].partition(".")[0],)
+
+
+def _is_installed(package: str) -> bool:
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _entry_point(text: str) -> EnvEntry:
+    """Entry of a ``"module:attr"``; what can be seen to be wrong without importing it is refused here."""
+    if not _ENTRY_POINT.fullmatch(text):
+        raise ArgumentError(f"expected 'module:attr' (e.g. 'my_package.envs:MyEnv'), got {text!r}")
+    module, _, attribute = text.partition(":")
+    if module == "__main__":
+        # A worker has another main module, so what it names is fetched here, and travels as it is.
+        found = getattr(sys.modules["__main__"], attribute, None)
+        if not callable(found):
+            raise UnknownEnvError(f"the main module has no class or factory {attribute!r}")
+        return EnvEntry(text, found)
+    package = module.partition(".")[0]
+    if not _is_installed(package):
+        raise UnknownEnvError(f"env {text!r}: no module {package!r} to import; is it installed, and on sys.path?")
+    return EnvEntry(text, text, packages=(package,))
+
+
+def _find(name: str) -> EnvEntry:
+    """Look up an id, whole or shortened."""
+    if name in _entries:
+        return _entries[name]
+    wanted, version = _split(name)
+    matches: dict[str, list[tuple[int, EnvEntry]]] = {}
+    for entry in _entries.values():
+        stem, number = _split(entry.id)
+        if (stem == wanted or stem.endswith(f"/{wanted}")) and version in (None, number):
+            matches.setdefault(stem, []).append((-1 if number is None else number, entry))
+    if len(matches) > 1:
+        options = ", ".join(sorted(entry.id for found in matches.values() for _, entry in found))
+        raise RegistryError(f"env {name!r} may be any of {options}; write the whole id")
+    for found in matches.values():
+        return max(found, key=lambda pair: pair[0])[1]
+    if (entry_id := _gymnasium_id(name)) is not None:
+        return gymnasium_entry(entry_id)
+    raise UnknownEnvError(_unknown(name))
+
+
+def _split(env_id: str) -> tuple[str, int | None]:
+    """``"mpe/simple_spread_v3"`` to its stem and its version; PettingZoo's ``-v3`` is the same."""
+    match = _VERSION.fullmatch(env_id)
+    return (match[1], int(match[2])) if match else (env_id, None)
+
+
+def _gymnasium_ids() -> list[str]:
+    return list(gymnasium.envs.registration.registry)
+
+
+def _gymnasium_id(name: str) -> str | None:
+    """Gymnasium's own id for a name with or without ``gymnasium/`` and version, or None."""
+    explicit = name.startswith(_GYMNASIUM)
+    wanted = name.removeprefix(_GYMNASIUM)
+    if explicit and ":" in wanted:
+        return wanted  # "gymnasium/module:id": the import that registers it happens where it is built
+    known = _gymnasium_ids()
+    if wanted in known:
+        return wanted
+    versions = [(number, env_id) for env_id in known for stem, number in [_split(env_id)] if stem == wanted and number]
+    return max(versions)[1] if versions else None
+
+
+def _unknown(name: str) -> str:
+    """Say that an id is unknown, which ones come near, and where all are listed."""
+    known: dict[str, str] = {}
+    for env_id in (*_entries, *(_GYMNASIUM + env_id for env_id in _gymnasium_ids())):
+        stem = _split(env_id)[0]
+        for alias in (env_id, stem, env_id.rpartition("/")[2], stem.rpartition("/")[2]):
+            known.setdefault(alias.lower(), env_id)
+    near = difflib.get_close_matches(name.lower(), known, n=8, cutoff=0.6)
+    hits = list(dict.fromkeys(known[alias] for alias in near))[:5]
+    hint = f"Did you mean {' or '.join(map(repr, hits))}? " if hits else ""
+    return f"unknown env {name!r}. {hint}`marlvec envs` lists all; marlvec.register() adds one"

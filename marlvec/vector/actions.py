@@ -1,0 +1,158 @@
+"""From the caller's actions to the rows of the buffers, with every check made before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import AgentGroup, EnvSpec
+from marlvec.errors import ActionError, ContractError
+from marlvec.vector.buffers import Buffers, Selection
+
+__all__ = ["VALIDATE_MODES", "ActionWriter"]
+
+VALIDATE_MODES = ("strict", "sample", "off")
+
+_SAMPLE_FIRST, _SAMPLE_EVERY = 16, 16
+
+
+class ActionWriter:
+    """Checks actions and writes them into buffers.
+
+    Structure, shapes and dtype kinds are checked always. Values are checked against the action spaces, of acting agents
+    only, as ``validate`` says.
+
+    Args:
+        spec: What the envs look like.
+        grouped: Whether actions are a dict of groups.
+        validate: ``"strict"``: values are checked in every call; ``"sample"``: in the first 16 and every 16th after
+            that; ``"off"``: never.
+    """
+
+    def __init__(self, spec: EnvSpec, *, grouped: bool, validate: str) -> None:
+        self._groups = spec.groups
+        self._agents = spec.agents
+        self._grouped = grouped
+        self._validate = validate
+        self._calls = 0
+        self._bounds = [[_bounds(leaf.space) for leaf in group.action_tree.leaves] for group in spec.groups]
+
+    def write(self, buffers: Buffers, actions: Any, env_ids: NDArray[np.int64], rows: Selection) -> None:
+        """Write one action per (env, agent).
+
+        Args:
+            buffers: Where to.
+            actions: (n, A, …) or tree of such, or dict of groups; n = len(env_ids). Discrete also as (n, A, 1).
+            env_ids: The envs, for messages.
+            rows: The same envs as a selection of buffer rows.
+
+        Raises:
+            ActionError: Wrong structure, shape, dtype kind or value. Nothing has been written then.
+        """
+        arrays = [
+            [
+                self._coerce(part, group, k, len(env_ids))
+                for k, part in enumerate(self._leaves(group, actions[group.name] if self._grouped else actions))
+            ]
+            for group in self._checked_groups(actions)
+        ]
+        if self._wants_values():
+            for g, group in enumerate(self._groups):
+                for k, array in enumerate(arrays[g]):
+                    self._check_values(array, group, g, k, buffers.acting[rows], env_ids)
+        for targets, parts in zip(buffers.actions, arrays, strict=True):
+            for target, part in zip(targets, parts, strict=True):
+                target[rows] = part
+
+    def _checked_groups(self, actions: Any) -> Sequence[AgentGroup]:
+        if self._grouped:
+            names = [group.name for group in self._groups]
+            if not isinstance(actions, Mapping) or set(actions) != set(names):
+                got = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions).__name__
+                raise ActionError(f"actions: expected a dict with one entry per group {names}, got {got}")
+        return self._groups
+
+    def _leaves(self, group: AgentGroup, actions: Any) -> list[Any]:
+        try:
+            return group.action_tree.flatten(actions)
+        except ContractError as error:
+            raise ActionError(f"actions of group {group.name!r}: {error}") from None
+
+    def _coerce(self, value: Any, group: AgentGroup, k: int, n: int) -> NDArray[Any]:
+        leaf = group.action_tree.leaves[k]
+        expected = (n, len(group.agents), *leaf.shape)
+        if value.__class__ is np.ndarray and value.dtype == leaf.dtype and value.shape == expected:
+            return value
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError) as error:  # ragged lists, tensors on a device
+            raise ActionError(f"{self._where(group, leaf.path)}: not an array: {error}") from error
+        if array.shape == (*expected, 1) and isinstance(leaf.space, Discrete):
+            array = array[..., 0]
+        if array.shape != expected:
+            axes = f"(num_envs={n}, agents={len(group.agents)}" + "".join(f", {d}" for d in leaf.shape) + ")"
+            raise ActionError(f"{self._where(group, leaf.path)}: expected shape {expected} = {axes}, got {array.shape}")
+        if array.dtype.kind not in _kinds(leaf.space):
+            raise ActionError(f"{self._where(group, leaf.path)}: expected dtype {leaf.dtype}, got {array.dtype}")
+        return array
+
+    def _wants_values(self) -> bool:
+        self._calls += 1
+        if self._validate == "sample":
+            return self._calls <= _SAMPLE_FIRST or self._calls % _SAMPLE_EVERY == 0
+        return self._validate == "strict"
+
+    def _check_values(
+        self,
+        array: NDArray[Any],
+        group: AgentGroup,
+        g: int,
+        k: int,
+        acting: NDArray[np.bool_],
+        env_ids: NDArray[np.int64],
+    ) -> None:
+        low, high = self._bounds[g][k]
+        good = (array >= low) & (array <= high)  # False for NaN too
+        if good.all():
+            return
+        leaf = group.action_tree.leaves[k]
+        if leaf.shape:
+            good = good.all(axis=tuple(range(2, good.ndim)))
+        bad = np.argwhere(~good & acting[:, list(group.agents)])
+        if not len(bad):
+            return
+        i, j = bad[0].tolist()
+        agent = self._agents[group.agents[j]]
+        more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
+        where = f"{self._where(group, leaf.path)}: env {env_ids[i]}, agent {agent!r}"
+        raise ActionError(f"{where}: {array[i, j]} is not in {leaf.space}{more}")
+
+    def _where(self, group: AgentGroup, path: str) -> str:
+        parts = [f"group {group.name!r}"] if self._grouped else []
+        parts += [f"leaf {path!r}"] if path else []
+        return "actions" + (f" of {', '.join(parts)}" if parts else "")
+
+
+def _kinds(space: Space[Any]) -> str:
+    """Dtype kinds that go into a leaf without changing their meaning."""
+    if isinstance(space, Box) and space.dtype is not None and np.dtype(space.dtype).kind == "f":
+        return "fiu"
+    if isinstance(space, MultiBinary) or (isinstance(space, Box) and space.dtype == np.bool_):
+        return "iub"
+    return "iu"
+
+
+def _bounds(space: Space[Any]) -> tuple[Any, Any]:
+    """Lowest and highest value of each element."""
+    if isinstance(space, Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, MultiBinary):
+        return 0, 1
+    assert isinstance(space, Box)  # SpaceTree lets no other leaf through
+    return space.low, space.high

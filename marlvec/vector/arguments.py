@@ -1,0 +1,61 @@
+"""Checks of arguments that name envs or are spread over them; all raise before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError
+
+__all__ = ["EnvIds", "Options", "check_env_ids", "spread_options"]
+
+EnvIds = Sequence[int] | NDArray[Any]
+Options = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+
+
+def check_env_ids(env_ids: EnvIds, num_envs: int) -> NDArray[np.int64]:
+    """Indices of the chosen envs.
+
+    Args:
+        env_ids: Indices, or an (N,) bool mask.
+        num_envs: N.
+
+    Raises:
+        ArgumentError: Wrong shape or dtype, out of range, or an env is named twice.
+    """
+    ids = np.asarray(env_ids)
+    if ids.dtype == np.bool_ and ids.shape == (num_envs,):
+        return np.flatnonzero(ids)
+    if ids.shape == (0,):
+        return np.zeros(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"env_ids must be a list of indices or a bool mask of shape ({num_envs},), "
+            f"got shape {ids.shape}, dtype {ids.dtype}"
+        )
+    if ids.min() < 0 or ids.max() >= num_envs:
+        raise ArgumentError(f"env_ids must be from 0 to {num_envs - 1}, got {ids.tolist()}")
+    if len(set(ids.tolist())) != len(ids):
+        raise ArgumentError(f"env_ids names an env twice: {ids.tolist()}")
+    return ids.astype(np.int64)
+
+
+def spread_options(options: Options, n: int) -> list[dict[str, Any] | None]:
+    """One options dict (or None) per chosen env; the caller's own dicts are never handed on.
+
+    Raises:
+        ArgumentError: Wrong length, or an entry is no dict.
+    """
+    if options is None:
+        return [None] * n
+    if isinstance(options, Mapping):
+        return [dict(options) for _ in range(n)]
+    if len(options) != n:
+        raise ArgumentError(f"options is a list of {len(options)} for {n} envs; give one dict, or one per env")
+    for k, option in enumerate(options):
+        if option is not None and not isinstance(option, Mapping):
+            raise ArgumentError(f"options[{k}] must be a dict or None, got {type(option).__name__}")
+    return [None if option is None else dict(option) for option in options]

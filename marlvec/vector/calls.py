@@ -1,0 +1,129 @@
+"""The state machine that guards every call: which call is pending, which envs are busy, which have an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import BrokenError, BusyError, ClosedError, MarlvecError, NothingPendingError, NotResetError
+
+__all__ = ["Calls"]
+
+
+class Calls:
+    """The calls of one vectorizer.
+
+    An env goes from idle to in flight (`begin`), to arrived (`arrive`), and back to idle (`hand_out`). Nothing but
+    `hand_out` forgets a request, so a timeout loses none.
+
+    Args:
+        num_envs: N.
+
+    Attributes:
+        pending: The public call whose result is still to be fetched, or None.
+        closed: Whether the vectorizer was closed.
+        broken: Why only ``close()`` is left, or None.
+        arrived: How many envs have replied and were not handed out yet.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.pending: str | None = None
+        self.closed = False
+        self.broken: MarlvecError | None = None
+        self.arrived = 0
+        self._batches: list[NDArray[np.int64]] = []  # those envs, first come first
+        self._in_flight = np.zeros(num_envs, np.bool_)
+        self._no_episode = np.ones(num_envs, np.bool_)
+        self._all_run = False  # no env is without an episode: spares the look at each
+
+    def __str__(self) -> str:
+        if self.closed:
+            return "closed"
+        if self.broken is not None:
+            return "broken"
+        return "idle" if self.pending is None else f"{self.pending} pending"
+
+    @property
+    def in_flight(self) -> list[int]:
+        """Envs that have not replied yet."""
+        return np.flatnonzero(self._in_flight).tolist()
+
+    @property
+    def outstanding(self) -> int:
+        """How many envs have a result that was not handed out yet."""
+        return int(np.count_nonzero(self._in_flight)) + self.arrived
+
+    def check_open(self) -> None:
+        """Raise if nothing can be called any more."""
+        if self.closed:
+            raise ClosedError("this vectorizer was closed; make() a new one")
+        if self.broken is not None:
+            raise BrokenError(f"a worker is lost, only close() is left. What happened: {self.broken}") from self.broken
+
+    def check_idle(self, call: str) -> None:
+        """Raise if ``call`` must wait for another one."""
+        self.check_open()
+        if self.pending is not None:
+            how = "recv() the rest" if self.pending == "send" else f"{self.pending}_fetch()"
+            raise BusyError(f"{call}() while {self.pending}() is pending; {how} first")
+
+    def check_free(self, env_ids: NDArray[np.int64]) -> None:
+        """Raise if these envs cannot be sent to now."""
+        self.check_open()
+        if self.pending is None:
+            return
+        if self.pending != "send":
+            raise BusyError(f"send() while {self.pending}() is pending; fetch that first")
+        waiting = self._in_flight.copy()
+        for batch in self._batches:
+            waiting[batch] = True
+        busy = env_ids[waiting[env_ids]]
+        if len(busy):
+            raise BusyError(f"send() to envs {busy.tolist()}, which still have a result to receive; recv() first")
+
+    def check_pending(self, call: str) -> None:
+        """Raise if the pending call is not ``call``."""
+        self.check_open()
+        if self.pending != call:
+            what = f"{self.pending}() is pending" if self.pending else "nothing is pending"
+            raise NothingPendingError(f"{call}_fetch(): {what}; {call}_send() first")
+
+    def check_episodes(self, env_ids: NDArray[np.int64], call: str) -> None:
+        """Raise if one of these envs has no running episode."""
+        if self._all_run:
+            return
+        missing = env_ids[self._no_episode[env_ids]]
+        if len(missing):
+            raise NotResetError(f"{call}(): envs {missing.tolist()} have no running episode; reset them first")
+
+    def begin(self, call: str, env_ids: NDArray[np.int64]) -> None:
+        """These envs get a request."""
+        self.pending = call
+        self._in_flight[env_ids] = True
+
+    def lose_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
+        """These envs have no running episode until one is begun."""
+        self._no_episode[env_ids] = True
+        self._all_run = False
+
+    def have_episodes(self, env_ids: NDArray[np.int64]) -> None:
+        """These envs have a running episode."""
+        if not self._all_run:
+            self._no_episode[env_ids] = False
+            self._all_run = not self._no_episode.any()
+
+    def arrive(self, env_ids: NDArray[np.int64]) -> None:
+        """These envs have replied."""
+        self._in_flight[env_ids] = False
+        self._batches.append(env_ids)
+        self.arrived += len(env_ids)
+
+    def hand_out(self) -> NDArray[np.int64]:
+        """Take all that has arrived."""
+        batches, self._batches = self._batches, []
+        self.arrived = 0
+        if not self._in_flight.any():
+            self.pending = None
+        return np.concatenate(batches) if batches else np.zeros(0, np.int64)

@@ -1,0 +1,151 @@
+"""What becomes of an exception inside an env: caught where it happens, carried as data, raised once in the caller."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+
+from marlvec.errors import (
+    ContractError,
+    EnvArgumentError,
+    EnvRaised,
+    Failure,
+    MarlvecError,
+    MissingExtraError,
+    RemoteCause,
+    SerialisationError,
+    UnsupportedSpaceError,
+)
+
+__all__ = ["capture", "describe_exit", "pack_failure", "picklable", "raise_failures", "unpack_failure"]
+
+_MAX_TEXT = 64 * 1024
+_MAX_PICKLE = 1024 * 1024
+
+# These say all there is to say by themselves; wrapping them would only bury the message.
+_SPEAKS_FOR_ITSELF = (ContractError, MissingExtraError, SerialisationError, UnsupportedSpaceError)
+
+
+def capture(env_id: int, operation: str, error: BaseException) -> Failure:
+    """Note an exception that is being handled."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Failure(env_id, operation, _summary(error), _shorten(text), error)
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as broken:  # an exception whose own __str__ raises is still an exception
+        text = f"(its __str__ raised {type(broken).__name__})"
+    lines = text.splitlines() or [""]
+    first = lines[0] if len(lines[0]) <= 500 else lines[0][:500] + "…"
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n… {len(text) - _MAX_TEXT} characters left out …\n{text[-half:]}"
+
+
+PackedFailure = tuple[int, str, str, str, bytes | None]
+
+
+def pack_failure(failure: Failure) -> PackedFailure:
+    """Make a failure fit to cross to the parent.
+
+    The exception goes as its class, args and attributes and not by its own pickling: that would call the class with
+    ``args``, which fails for every exception whose constructor wants something else.
+    """
+    error = failure.exception
+    try:
+        state = {k: v for k, v in vars(error).items() if k != "__notes__"}
+        pickled = cloudpickle.dumps((type(error), error.args, state))
+        pickle.loads(pickled)
+    except Exception:  # whatever it holds (a lock, a socket) cannot cross; the text does
+        pickled = None
+    if pickled is not None and len(pickled) > _MAX_PICKLE:
+        pickled = None
+    return failure.env_id, failure.operation, failure.summary, failure.traceback, pickled
+
+
+def unpack_failure(packed: PackedFailure) -> Failure:
+    """Rebuild a failure in the parent, its exception too where that can be."""
+    env_id, operation, summary, text, pickled = packed
+    error: BaseException = RemoteCause(summary)
+    if pickled is not None:
+        try:
+            cls, args, state = pickle.loads(pickled)
+            rebuilt = cls.__new__(cls)
+            rebuilt.args = args
+            vars(rebuilt).update(state)
+            error = rebuilt
+        except Exception:  # e.g. its class lives in a module that this process cannot import
+            error = RemoteCause(summary)
+    return Failure(env_id, operation, summary, text, error)
+
+
+def raise_failures(failures: Sequence[Failure], where: str) -> None:
+    """Raise one error that lists every failure; do nothing if there are none.
+
+    Args:
+        failures: In any order.
+        where: How to name the place, e.g. ``"worker processes"``; goes into the text.
+    """
+    if not failures:
+        return
+    ordered = tuple(sorted(failures, key=lambda failure: failure.env_id))
+    first = ordered[0]
+    cause = first.exception
+    if isinstance(cause, _SPEAKS_FOR_ITSELF):
+        raise _relabel(cause, first) from None
+    head = "\n".join(f"env {f.env_id} raised in {f.operation}(): {f.summary}" for f in ordered[:20])
+    if len(ordered) > 20:
+        head += f"\n… and {len(ordered) - 20} envs more"
+    text = f"{head}\n\n--- where it happened (env {first.env_id}, {where}) ---\n{first.traceback}"
+    if first.operation == "__init__":
+        kind = EnvArgumentError if isinstance(cause, TypeError) else EnvRaised
+        raise kind(text, ordered) from cause
+    if first.operation in ("step", "reset"):
+        text += "\nThese envs have no running episode now: reset() them (all, or env_ids=…) to go on, or close()."
+    raise EnvRaised(text, ordered) from cause
+
+
+def _relabel(cause: MarlvecError, failure: Failure) -> MarlvecError:
+    return type(cause)(f"env {failure.env_id}, {failure.operation}(): {cause}")
+
+
+def describe_exit(exitcode: int | None) -> str:
+    """Say in words how a process ended."""
+    if exitcode is None:
+        return "ended without telling how"
+    if exitcode >= 0:
+        return f"exited with code {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = "unknown"
+    hint = " (possibly the kernel's out-of-memory killer)" if name == "SIGKILL" else ""
+    return f"was killed by signal {-exitcode} ({name}){hint}"
+
+
+def picklable(value: Any, what: str) -> bytes:
+    """Pickle by value what a worker must get.
+
+    Raises:
+        SerialisationError: It cannot be pickled; says what and why.
+    """
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise SerialisationError(
+            f"{what} cannot be pickled, so it cannot reach a worker process: {_summary(error)}. "
+            f"Create such objects inside the factory instead, or use backend='sync'."
+        ) from error
+    return data

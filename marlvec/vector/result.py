@@ -1,0 +1,158 @@
+"""What a vectorizer hands out: rows of some envs, cut from the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import EnvSpec, Info
+from marlvec.vector.buffers import Buffers, Selection, split_flags
+from marlvec.vector.infos import stack_infos
+
+__all__ = ["VectorStep"]
+
+AnyArray = NDArray[Any]
+BoolArray = NDArray[np.bool_]
+
+
+class VectorStep:
+    """One step (or reset) of ``n`` envs, in the order in which they became ready.
+
+    Attributes:
+        env_ids: (n,) int64, whose rows these are.
+        obs_leaves: Per group, per leaf: (n, A_g, *leaf.shape).
+        final_leaves: Likewise: the last true observation of each agent that ended in this step; other rows mean
+            nothing.
+        rewards: (n, A) float64.
+        terminated, truncated: (n, A) bool, the agent ended in this step.
+        done: (n,) bool, the env's episode ended in this step.
+        alive, acting: (n, A) bool.
+        reset_mask: (n,) bool, the row is a next-step autoreset: its action was ignored.
+        action_masks: Per group (n, A_g, k) bool, or None.
+    """
+
+    __slots__ = (
+        "_final_infos",
+        "_grouped",
+        "_infos",
+        "_spec",
+        "acting",
+        "action_masks",
+        "alive",
+        "done",
+        "env_ids",
+        "final_leaves",
+        "obs_leaves",
+        "reset_mask",
+        "rewards",
+        "terminated",
+        "truncated",
+    )
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        env_ids: NDArray[np.int64],
+        rows: Selection,
+        *,
+        grouped: bool,
+        copy: bool,
+        infos: Mapping[int, Info],
+        final_infos: Mapping[int, Info],
+    ) -> None:
+        def cut(array: AnyArray) -> AnyArray:
+            part = array[rows]
+            if part.base is None:
+                return part  # an index array has copied already
+            if copy:
+                return part.copy()
+            part.flags.writeable = False
+            return part
+
+        self._spec: EnvSpec = buffers.spec
+        self._grouped = grouped
+        self._infos, self._final_infos = infos, final_infos
+        self.env_ids = env_ids
+        self.obs_leaves = [[cut(leaf) for leaf in leaves] for leaves in buffers.obs]
+        self.rewards: NDArray[np.float64] = cut(buffers.reward)
+        (
+            self.terminated,
+            self.truncated,
+            self.done,
+            self.reset_mask,
+            self.alive,
+            self.acting,
+        ) = split_flags(cut(buffers.flags), len(self._spec.agents))
+        self.action_masks = [None if mask is None else cut(mask) for mask in buffers.action_masks]
+        # Most steps end nobody, and copying observations twice is what costs with images.
+        if self.ended.any():
+            self.final_leaves = [[cut(leaf) for leaf in leaves] for leaves in buffers.final_obs]
+        else:
+            self.final_leaves = self.obs_leaves
+
+    def __len__(self) -> int:
+        return len(self.env_ids)
+
+    def __repr__(self) -> str:
+        return (
+            f"VectorStep(env_ids={self.env_ids.tolist()}, done={int(self.done.sum())}, acting={int(self.acting.sum())})"
+        )
+
+    @property
+    def ended(self) -> BoolArray:
+        """(n, A) bool: the agent was terminated or truncated in this step."""
+        return self.terminated | self.truncated
+
+    @property
+    def obs(self) -> Any:
+        """Observations (n, A, …), or a dict of groups to (n, A_g, …)."""
+        return public_tree(self._spec, self.obs_leaves, grouped=self._grouped)
+
+    @property
+    def final_obs(self) -> Any:
+        """Final observations, in the form of `obs`."""
+        return public_tree(self._spec, self.final_leaves, grouped=self._grouped)
+
+    @property
+    def action_mask(self) -> Any:
+        """(n, A, k) bool or a dict of groups to (n, A_g, k) for those that have one; None if no group has one."""
+        return public_masks(self._spec, self.action_masks, grouped=self._grouped)
+
+    @property
+    def infos(self) -> dict[str, Any]:
+        """Gymnasium's dict of arrays, see `marlvec.vector.infos`; first axis is that of ``env_ids``."""
+        n = len(self.env_ids)
+        position = {i: k for k, i in enumerate(self.env_ids.tolist())} if self._infos or self._final_infos else {}
+        out = stack_infos({position[i]: info for i, info in self._infos.items()}, n, self._spec.agents)
+        out["alive"] = self.alive
+        out["acting"] = self.acting
+        mask = self.action_mask
+        if mask is not None:
+            out["action_mask"] = mask
+        out["reset_mask"] = self.reset_mask
+        if self.final_leaves is not self.obs_leaves:
+            out["final_observation"] = self.final_obs
+            out["_final_observation"] = self.done
+        if self._final_infos:
+            final = {position[i]: info for i, info in self._final_infos.items()}
+            out["final_info"] = stack_infos(final, n, self._spec.agents)
+            out["_final_info"] = np.isin(self.env_ids, list(self._final_infos))
+        return out
+
+
+def public_tree(spec: EnvSpec, leaves: Sequence[Sequence[AnyArray]], *, grouped: bool) -> Any:
+    """Leaves per group as users see them: one tree, or a dict of groups."""
+    if not grouped:
+        return spec.groups[0].observation_tree.unflatten(leaves[0])
+    return {group.name: group.observation_tree.unflatten(part) for group, part in zip(spec.groups, leaves, strict=True)}
+
+
+def public_masks(spec: EnvSpec, masks: Sequence[AnyArray | None], *, grouped: bool) -> Any:
+    """Masks per group as users see them."""
+    if not grouped:
+        return masks[0]
+    found = {group.name: mask for group, mask in zip(spec.groups, masks, strict=True) if mask is not None}
+    return found or None

@@ -1,0 +1,66 @@
+"""From one seed to one per env."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from marlvec.errors import ArgumentError
+
+__all__ = ["check_seed", "env_seeds"]
+
+
+def env_seeds(seed: int, num_envs: int) -> list[int]:
+    """Spread one seed over ``num_envs`` envs.
+
+    Env ``i`` gets the first 32-bit word of ``numpy.random.SeedSequence(seed, spawn_key=(i,))``: a function of the seed
+    and the env's index alone, so that neither the number of envs nor of workers matters, and seeds 0 and 1 share no
+    stream.
+
+    Args:
+        seed: 0 to 2**64 - 1; numpy integers count.
+        num_envs: N.
+
+    Returns:
+        N ints from 0 to 2**32 - 1, a range that every random generator accepts.
+
+    Raises:
+        ArgumentError: The seed is not such an integer.
+    """
+    root = check_seed(seed)
+    return [int(np.random.SeedSequence(root, spawn_key=(i,)).generate_state(1)[0]) for i in range(num_envs)]
+
+
+def check_seed(seed: Any, where: str = "seed") -> int:
+    """Return the seed as an int.
+
+    Raises:
+        ArgumentError: It is not an integer from 0 to 2**64 - 1.
+    """
+    if not isinstance(seed, (bool, np.bool_)):
+        try:
+            value = operator.index(seed)
+        except TypeError:
+            value = -1
+        if 0 <= value < 2**64:
+            return value
+    raise ArgumentError(f"{where} must be an integer from 0 to 2**64 - 1, got {seed!r} ({type(seed).__name__})")
+
+
+def spread(seed: int | Sequence[int | None] | None, env_ids: Sequence[int], num_envs: int) -> list[int | None]:
+    """One seed per env in ``env_ids``; a sequence gives them one by one, as they are.
+
+    Raises:
+        ArgumentError: Wrong length, or an entry is no seed.
+    """
+    if seed is None:
+        return [None] * len(env_ids)
+    if isinstance(seed, (list, tuple)) or (isinstance(seed, np.ndarray) and seed.ndim):
+        if len(seed) != len(env_ids):
+            raise ArgumentError(f"seed is a list of {len(seed)} for {len(env_ids)} envs; give one seed, or one per env")
+        return [None if s is None else check_seed(s, f"seed[{k}]") for k, s in enumerate(seed)]
+    seeds = env_seeds(seed, num_envs)  # type: ignore[arg-type]  # anything that is no int is refused there
+    return [seeds[i] for i in env_ids]

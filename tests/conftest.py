@@ -1,0 +1,58 @@
+"""What holds for every test: nothing is left behind, no test hangs, and Hypothesis behaves the same everywhere."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Iterator
+
+import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key  # no public name for the terminal behind the capture
+from hypothesis import settings
+
+from marlvec.vector.launch import ensure_server
+from tests.checklist import Recorder
+from tests.leaks import Snapshot, leaks, mark_descendants
+
+# Before any env is imported: pygame greets on import, and opens a window unless told otherwise.
+os.environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"
+os.environ["SDL_VIDEODRIVER"] = "dummy"
+
+settings.register_profile("marlvec", deadline=None, print_blob=True)
+settings.register_profile("marlvec-ci", settings.get_profile("marlvec"), derandomize=True)
+settings.load_profile("marlvec-ci" if os.environ.get("CI") else "marlvec")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Recorder(config), "marlvec-checklist")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if mark := item.get_closest_marker("time_limit"):
+        (seconds,) = mark.args
+        terminal = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(seconds, exit=True, file=terminal)  # in place of pytest's own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_at_the_end() -> Iterator[None]:
+    """The same for what lives longer than a test: modules' and sessions' fixtures."""
+    mark_descendants()
+    ensure_server()  # one process and one socket, which live as long as this process
+    before = Snapshot.take()
+    yield
+    if found := leaks(before):
+        pytest.fail("left behind at the end of the session:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(nothing_left_at_the_end: None) -> Iterator[None]:
+    """Fails the test that leaves a file, thread, process or shared memory behind.
+
+    pytest sets up autouse fixtures first and tears them down last, so every other fixture of the test is gone by then.
+    """
+    before = Snapshot.take()
+    yield
+    if found := leaks(before):
+        pytest.fail("left behind:\n  " + "\n  ".join(found), pytrace=False)

@@ -1,0 +1,98 @@
+"""A vectorizer in miniature: one env, its row of arrays on the heap, and what a shard does before each call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import Info
+
+__all__ = ["Rig"]
+
+
+class Rig:
+    """One env with its slot. Arrays have the axes of one env: (A,), and per group and leaf (A_group, ...)."""
+
+    def __init__(self, env: MultiAgentEnv) -> None:
+        self.env = env
+        self.spec = spec = env.spec()
+        agent_num = len(spec.agents)
+        self.obs = [group.observation_tree.zeros(len(group.agents)) for group in spec.groups]
+        self.actions = [group.action_tree.zeros(len(group.agents)) for group in spec.groups]
+        self.masks: list[NDArray[np.bool_] | None] = [
+            None if group.mask_size is None else np.ones((len(group.agents), group.mask_size), np.bool_)
+            for group in spec.groups
+        ]
+        self.reward_A = np.zeros(agent_num)
+        self.terminated_A, self.truncated_A, self.alive_A, self.acting_A = np.zeros((4, agent_num), np.bool_)
+        self.state = (
+            None if spec.state_space is None else np.zeros(spec.state_space.shape or (), spec.state_space.dtype)
+        )
+        self.slot = Slot(
+            spec,
+            obs=self.obs,
+            actions=self.actions,
+            action_mask=self.masks,
+            reward=self.reward_A,
+            terminated=self.terminated_A,
+            truncated=self.truncated_A,
+            alive=self.alive_A,
+            acting=self.acting_A,
+            state=self.state,
+        )
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        for leaf in (leaf for group in self.obs for leaf in group):
+            leaf[...] = 0
+        for mask in self.masks:
+            if mask is not None:
+                mask[...] = True
+        self.alive_A[...] = self.acting_A[...] = False
+        self.reward_A[...] = 0
+        self.terminated_A[...] = self.truncated_A[...] = False
+        self.slot.done = False
+        return self.env.reset(self.slot, seed=seed, options=options)
+
+    def step(self, actions: list[Any]) -> Info | None:
+        """Step with one action per agent, of any kind the agent's action space has."""
+        for group, leaves in zip(self.spec.groups, self.actions, strict=True):
+            for j, a in enumerate(group.agents):
+                for leaf, part in zip(leaves, group.action_tree.flatten(actions[a]), strict=True):
+                    leaf[j] = part
+        for a in np.flatnonzero(~self.alive_A):
+            self.slot.zero_obs(int(a))
+        self.reward_A[...] = 0
+        self.terminated_A[...] = self.truncated_A[...] = False
+        self.slot.done = False
+        return self.env.step(self.slot)
+
+    @property
+    def done(self) -> bool:
+        return self.slot.done
+
+    def row(self, a: int) -> Any:
+        """Agent ``a``'s observation, a tree of copies."""
+        group, j = self._home(a)
+        leaves = [leaf[j].copy() for leaf in self.obs[group]]
+        return self.spec.groups[group].observation_tree.unflatten(leaves)
+
+    def mask(self, a: int) -> NDArray[np.bool_] | None:
+        group, j = self._home(a)
+        mask = self.masks[group]
+        return None if mask is None else mask[j].copy()
+
+    def flags(self) -> dict[str, list[bool]]:
+        """All four flags, as lists."""
+        named = {"terminated": self.terminated_A, "truncated": self.truncated_A}
+        named |= {"alive": self.alive_A, "acting": self.acting_A}
+        return {name: flag_A.tolist() for name, flag_A in named.items()}
+
+    def _home(self, a: int) -> tuple[int, int]:
+        for g, group in enumerate(self.spec.groups):
+            if a in group.agents:
+                return g, group.agents.index(a)
+        raise IndexError(a)

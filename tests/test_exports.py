@@ -1,0 +1,84 @@
+"""The public surface is a list: a name that comes or goes is a decision, and shows in a diff."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SURFACE = {
+    "marlvec": """
+        make register
+        VectorEnv SyncVectorEnv AsyncVectorEnv VectorStep infos_to_list infos_from_list
+        Collector MultiAgentBatch SampleBatch
+        Policy RandomPolicy FunctionPolicy
+        MultiAgentEnv
+    """,
+    "marlvec.connectors": """
+        Connector AgentConnector ActionConnector Rows Tree AgentTable
+        Pipeline AgentPipeline ActionPipeline Timing
+        FlattenObs NormalizeObs FrameStack AgentIndicator ClipReward
+        ToNumpy UnsquashActions ClipActions ReadOnlyActions
+        agent_connector action_connector FunctionAgentConnector FunctionActionConnector
+    """,
+    "marlvec.connectors.agent": "AgentPipeline FlattenObs NormalizeObs FrameStack AgentIndicator ClipReward",
+    "marlvec.connectors.action": "ActionPipeline ToNumpy UnsquashActions ClipActions ReadOnlyActions",
+    "marlvec.errors": """
+        MarlvecError
+        StateError ClosedError BusyError NothingPendingError NotResetError BrokenError
+        ArgumentError ActionError
+        RegistryError UnknownEnvError AlreadyRegisteredError
+        SerialisationError UnsupportedSpaceError ContractError FetchTimeout
+        EnvFault EnvRaised EnvArgumentError WorkerDied Failure RemoteCause
+        MissingExtraError
+    """,
+}
+PUBLIC = [*SURFACE, "marlvec.collect", "marlvec.envs", "marlvec.policies", "marlvec.registry", "marlvec.testing"]
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_the_surface_is_this_list(name: str) -> None:
+    assert sorted(importlib.import_module(name).__all__) == sorted(SURFACE[name].split())
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_listed_is_there_once_and_is_ours(name: str) -> None:
+    module = importlib.import_module(name)
+    assert len(module.__all__) == len(set(module.__all__))
+    for exported in module.__all__:
+        value = getattr(module, exported)
+        # Constants and type aliases do not know their home.
+        if (inspect.isclass(value) and value is not Any) or inspect.isfunction(value):
+            assert value.__module__.partition(".")[0] == "marlvec", f"{exported} lives in {value.__module__}"
+
+
+@pytest.mark.parametrize("name", ["marlvec", "marlvec.connectors", "marlvec.testing"])
+def test_what_is_not_listed_is_not_there(name: str) -> None:
+    module = importlib.import_module(name)
+    # Submodules become attributes of their package when something imports them; `annotations` is the future import.
+    seen = {key for key, value in vars(module).items() if not key.startswith("_") and not isinstance(value, ModuleType)}
+    assert sorted(seen - {"annotations"} - set(module.__all__)) == []
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_says_what_it_is_for(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__
+    assert [path for path, value in _documentable(module) if not (inspect.getdoc(value) or "").strip()] == []
+
+
+def _documentable(module: ModuleType) -> Iterator[tuple[str, object]]:
+    """Public classes and functions, and the public methods and properties of the classes; a base's words count."""
+    for name in module.__all__:
+        value = getattr(module, name)
+        if not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        yield name, value
+        for key, member in vars(value).items() if inspect.isclass(value) else ():
+            method = inspect.isfunction(member) or isinstance(member, property | staticmethod | classmethod)
+            if method and not key.startswith("_"):
+                yield f"{name}.{key}", member

@@ -1,0 +1,147 @@
+"""The house is as DESIGN.md draws it: what stands at the top, how large a room may be, and who may import whom.
+
+(import-linter checks the floors; here is what it cannot see.)
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOP_LEVEL = {
+    "pyproject.toml",
+    "README.md",
+    "marlvec",
+    "connectors",
+    "tests",
+    "examples",
+    "docs",
+    "benchmarks",
+    "Makefile",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+}
+MAX_LINES = 400
+# `__init__` files re-export and do nothing else; this one also refuses to be imported under another name.
+GUARDED = "marlvec/connectors/__init__.py"
+
+
+def package_files() -> list[str]:
+    """Every module of marlvec, connectors included, as a path from the root."""
+    found: list[str] = []
+    for folder, folders, files in os.walk(ROOT / "marlvec", followlinks=True):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        found += [str((Path(folder) / name).relative_to(ROOT)) for name in files if name.endswith(".py")]
+    return sorted(found)
+
+
+MODULES = package_files()
+INITS = [path for path in MODULES if path.endswith("__init__.py")]
+
+
+def parse(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"), filename=path)
+
+
+def test_the_link_to_connectors_is_there() -> None:
+    link = ROOT / "marlvec" / "connectors"
+    assert link.is_symlink(), (
+        "marlvec/connectors must be a link to ../connectors, or marlvec.connectors cannot be imported from a checkout. "
+        "Was this cloned without links? On Windows: `git config core.symlinks true` and check out again, or use WSL. "
+        "From an sdist: `ln -s ../connectors marlvec/connectors`."
+    )
+    assert link.readlink() == Path("../connectors")
+    assert (ROOT / "connectors").is_dir()
+    assert not (ROOT / "connectors").is_symlink()
+
+
+def test_connectors_cannot_be_imported_under_a_second_name() -> None:
+    command = [sys.executable, "-c", "import connectors"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert result.stderr.splitlines()[-1].startswith("ImportError: ")
+    assert "marlvec.connectors" in result.stderr.splitlines()[-1]
+
+
+def test_the_top_level_is_exactly_as_designed() -> None:
+    assert [name for name in sorted(TOP_LEVEL) if not (ROOT / name).exists()] == []
+    # What git tracks or would add; what it ignores (.venv, site/) is nobody's business.
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if result.returncode == 0:
+        names = {path.partition("/")[0] for path in result.stdout.split("\0") if path}
+    else:  # unpacked from an archive, so there is nothing else but what it brought
+        names = {path.name for path in ROOT.iterdir()} - {"PKG-INFO"}
+    assert sorted(name for name in names if not name.startswith(".") and name not in TOP_LEVEL) == []
+
+
+def test_every_folder_of_the_package_is_a_package() -> None:
+    folders = {str(Path(path).parent) for path in MODULES}
+    assert sorted(folders) == sorted(str(Path(path).parent) for path in INITS)
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_a_module_is_short_enough_to_hold_one_noun(path: str) -> None:
+    lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+    assert lines <= MAX_LINES, f"{path} has {lines} lines: is there a second noun inside that wants a room of its own?"
+
+
+@pytest.mark.parametrize("path", INITS)
+def test_an_init_file_re_exports_and_does_nothing_else(path: str) -> None:
+    other = [f"{path}:{node.lineno}" for node in parse(path).body if not _is_re_export(node)]
+    assert len(other) == (1 if path == GUARDED else 0), other
+
+
+def _is_re_export(node: ast.stmt) -> bool:
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant(value=str())):
+            return True
+        case ast.Assign(targets=[ast.Name(id="__all__" | "__version__")]):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_no_module_imports_the_root(path: str) -> None:
+    """Names are imported from where they live, or every import of one would be an import of all, and in a circle."""
+    roots = [f"{path}:{line}: {text}" for line, text in _imports_of_the_root(path)]
+    assert roots == []
+
+
+def _imports_of_the_root(path: str) -> Iterator[tuple[int, str]]:
+    package = Path(path).with_suffix("").parts[:-1]
+    submodules = {path.name.removesuffix(".py") for path in (ROOT / "marlvec").iterdir()}
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import) and any(alias.name == "marlvec" for alias in node.names):
+            yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            above = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            source = ".".join(filter(None, (above, node.module)))
+            if source == "marlvec" and not all(alias.name in submodules for alias in node.names):
+                yield node.lineno, ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "found"),
+    [
+        ("marlvec/vector/sync.py", "import marlvec", 1),
+        ("marlvec/vector/sync.py", "import marlvec as m", 1),
+        ("marlvec/vector/sync.py", "def f():\n    from marlvec import make", 1),
+        ("marlvec/vector/sync.py", "from .. import make", 1),
+        ("marlvec/policies.py", "from . import make", 1),
+        ("marlvec/vector/sync.py", "from . import shard\nfrom .shard import Shard", 0),
+        ("marlvec/vector/sync.py", "from marlvec import errors\nfrom marlvec.errors import MarlvecError", 0),
+        ("marlvec/vector/sync.py", "import marlvec.errors\nimport marlvecs", 0),
+    ],
+)
+def test_imports_of_the_root_are_found(path: str, code: str, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.parse", lambda _: ast.parse(code))
+    assert len(list(_imports_of_the_root(path))) == found

@@ -1,0 +1,123 @@
+"""What users get: sdist → wheel from it → a clean virtual environment, where the package must stand on its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Building fetches hatchling, installing fetches numpy and the rest; with a cold cache that takes a while.
+pytestmark = pytest.mark.time_limit(600)
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """The command's output; it runs outside the checkout, with nothing of this Python's paths."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COVERAGE"))}
+    result = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=500)
+    if result.returncode != 0:
+        line = " ".join(map(str, command))
+        pytest.fail(f"ended with {result.returncode}: {line}\n{result.stdout}{result.stderr}", pytrace=False)
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (path,) = dist.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a virtual environment that has the wheel, what it depends on, and nothing else."""
+    venv = tmp_path_factory.mktemp("clean") / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv.parent)
+    python = venv / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    run(*pip, "install", "--quiet", "--no-compile", wheel, cwd=venv.parent)
+    run(*pip, "check", cwd=venv.parent)
+    return python
+
+
+def tree(folder: str, name: str) -> Iterator[str]:
+    """Files of a folder of the checkout, as they should be called in the wheel."""
+    for path in (ROOT / folder).rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield f"{name}/{path.relative_to(ROOT / folder)}"
+
+
+def test_the_wheel_has_every_file_of_the_tree_and_no_other(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    expected = {
+        *(name for name in tree("marlvec", "marlvec") if not name.startswith("marlvec/connectors/")),
+        *tree("connectors", "marlvec/connectors"),
+    }
+    assert len(names) == len(set(names))
+    assert {name for name in names if ".dist-info/" not in name} == expected
+    assert "marlvec/py.typed" in names
+    assert "marlvec/connectors/agent/__init__.py" in names
+
+
+def test_the_sdist_has_each_file_once(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        assert not any(member.issym() or member.islnk() for member in archive)
+        names = [member.name.partition("/")[2] for member in archive]
+    assert len(names) == len(set(names))
+    assert {"pyproject.toml", "README.md", "LICENSE", "marlvec/py.typed", "connectors/__init__.py"} <= set(names)
+    assert not any(name.startswith("marlvec/connectors") for name in names)
+
+
+def test_every_module_imports_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
+    code = """
+import importlib, json, pkgutil, sys
+import marlvec, marlvec.connectors.agent
+found = [m.name for m in pkgutil.walk_packages(marlvec.__path__, "marlvec.") if not m.name.endswith("__main__")]
+print(json.dumps({name: importlib.import_module(name).__file__ for name in ["marlvec", *found]}))
+"""
+    files = json.loads(run(python, "-c", code, cwd=tmp_path))
+    assert {"marlvec", "marlvec.connectors", "marlvec.connectors.agent", "marlvec.cli"} <= files.keys()
+    assert [file for file in files.values() if not Path(file).is_relative_to(python.parent.parent)] == []
+
+
+@pytest.mark.checklist(1)
+def test_simple_spread_works_after_a_plain_install(python: Path, tmp_path: Path) -> None:
+    code = """
+import marlvec, numpy
+envs = marlvec.make("simple_spread", num_envs=16)
+obs, infos = envs.reset(seed=0)
+state = envs.state()
+assert (envs.num_envs, envs.agent_num, envs.backend) == (16, 3, "async"), (envs.num_envs, envs.agent_num, envs.backend)
+assert obs.shape == (16, 3, 18) and state.shape == (16, 54), (obs.shape, state.shape)
+assert all(repr(envs.agent_action_space(agent)) == "Discrete(5)" for agent in range(3))
+ends = []
+for step in range(1, 51):
+    obs, rewards, terminated, truncated, infos = envs.step(numpy.zeros((16, 3), numpy.int64))
+    assert obs.shape == (16, 3, 18) and envs.state().shape == (16, 54)
+    assert (terminated | truncated).all() == (terminated | truncated).any()
+    ends += [step] * bool((terminated | truncated).any())
+assert ends == [25, 50], ends
+envs.close()
+print("done")
+"""
+    assert run(python, "-c", code, cwd=tmp_path).splitlines()[-1] == "done"
+
+
+def test_the_command_is_installed(python: Path, tmp_path: Path) -> None:
+    assert "rollout" in run(python.parent / "marlvec", "--help", cwd=tmp_path)
