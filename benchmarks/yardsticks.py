@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import time
 from collections.abc import Callable
@@ -69,11 +70,17 @@ class _Forked:
         return [struct.unpack("d", os.read(up, 8))[0] for _, _, up in self._children]
 
     def close(self) -> None:
-        for pid, down, up in self._children:
-            os.close(down)
-            os.close(up)
-            os.waitpid(pid, 0)
-        self._children = []
+        _end(self._children)
+
+
+def _end(children: list[tuple[int, int, int]]) -> None:
+    """End forked children. A closed pipe would not tell them: those forked later hold its other end too."""
+    for pid, down, up in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(down)
+        os.close(up)
+    children.clear()
 
 
 class Bare:
@@ -158,11 +165,7 @@ class Lockstep:
         return time.perf_counter() - start
 
     def close(self) -> None:
-        for pid, down, up in self._children:
-            os.close(down)
-            os.close(up)
-            os.waitpid(pid, 0)
-        self._children = []
+        _end(self._children)
 
 
 def _row_loop(make_env: MakeEnv, rows: list[int], obs_NA: Any, scalars: Any) -> Callable[[], None]:

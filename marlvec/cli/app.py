@@ -58,7 +58,7 @@ class BatchMode(StrEnum):
 
 def main() -> None:
     """Entry point of the ``marlvec`` command."""
-    app()
+    app(prog_name="marlvec")
 
 
 def _version(wanted: bool) -> None:
@@ -84,8 +84,10 @@ def rollout(
             metavar="ENV", help="An id such as simple_spread ([b]marlvec envs[/] lists them), or MODULE:ATTR."
         ),
     ],
-    num_envs: Annotated[int, typer.Option(min=1, help="How many copies of it.")] = 16,
-    env_steps: Annotated[int, typer.Option(min=1, help="How many steps, over all envs together.")] = 20_000,
+    num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many copies of it.")] = 16,
+    env_steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many steps, over all envs together.")
+    ] = 20_000,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,15 +116,18 @@ def rollout(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="An argument for the env, e.g. max_cycles=50; may be given several times."
+            "--set",
+            metavar="KEY=VALUE",
+            help="An argument for the env, e.g. max_cycles=50; may be given several times.",
         ),
     ] = None,
     backend: Annotated[Backend, typer.Option(help="Worker processes, or this one.")] = Backend.ASYNC,
     num_workers: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes.", show_default="one per usable core")
+        int | None, typer.Option(min=1, metavar="N", help="Worker processes.", show_default="one per usable core")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Makes the run repeatable: envs and policies.", show_default="none")
+        int | None,
+        typer.Option(min=0, metavar="N", help="Makes the run repeatable: envs and policies.", show_default="none"),
     ] = None,
     autoreset_mode: Annotated[
         AutoresetMode, typer.Option(help="How the next episode begins; the batches do not depend on it.")
@@ -132,7 +137,9 @@ def rollout(
     ] = BatchMode.TRUNCATE,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw returns and lengths into this file (.png, .svg, .pdf, …). Needs marlvec\\[plot]."),
+        typer.Option(
+            metavar="FILE", help="Draw returns and lengths into this file (.png, .svg, .pdf, …). Needs marlvec\\[plot]."
+        ),
     ] = None,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show errors with their traceback.")] = False,
 ) -> None:
@@ -142,8 +149,8 @@ def rollout(
 
     Two policies, each with connectors of its own:
 
-      marlvec rollout simple_spread --policy learner=random --policy seek=examples/seek.py:seek
-      --mapping agent_2=seek --connectors "learner=NormalizeObs, FrameStack(4)" --plot returns.png
+      marlvec rollout simple_spread --policy main=random --policy examples/policies.py:seek
+      --mapping agent_2=seek --connectors "main=NormalizeObs, FrameStack(4)" --plot returns.png
     """
     from marlvec.cli import arguments, tables
     from marlvec.cli.rollout import roll_out
@@ -181,7 +188,7 @@ def rollout(
                 seed=seed,
                 window=env_steps + num_envs,  # every episode of this run: each takes a step at least
             )
-            result = roll_out(collector, played_by, env_steps, Console(stderr=True))
+            result = roll_out(collector, played_by, env_steps, Console(stderr=True, emoji=False))
         console = _stdout()
         tables.print_rollout(console, result)
         if plot is not None:
@@ -196,7 +203,9 @@ def envs(
     filter: Annotated[
         str | None,
         typer.Argument(
-            metavar="FILTER", help="Show ids that contain this; Gymnasium's own are listed too then.", show_default=False
+            metavar="FILTER",
+            help="Show ids that contain this; Gymnasium's own are listed too then.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -214,8 +223,8 @@ def envs(
 
 def _stdout() -> Console:
     """For results: as wide as the terminal, and wide enough in a pipe or file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH_IN_A_PIPE)
+    console = Console(emoji=False)
+    return console if console.is_terminal else Console(emoji=False, width=_WIDTH_IN_A_PIPE)
 
 
 @contextmanager
@@ -234,4 +243,6 @@ def _plain_errors(traceback: bool) -> Iterator[None]:
 
 def _complain(text: str) -> None:
     # One line, whatever its length: a terminal wraps it, a log file keeps it whole.
-    Console(stderr=True).print(f"[bold red]error:[/] [red]{escape(text)}[/]", highlight=False, soft_wrap=True)
+    Console(stderr=True, emoji=False).print(
+        f"[bold red]error:[/] [red]{escape(text)}[/]", highlight=False, soft_wrap=True
+    )

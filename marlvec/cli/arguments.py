@@ -60,7 +60,8 @@ def _load(text: str, what: str) -> Any:
 def _load_file(path: Path) -> ModuleType:
     """Import a file under its own name, so that dataclasses and pickles in it find their module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None  # both exist for every path that ends in .py
+    assert spec is not None  # every path that ends in .py has one,
+    assert spec.loader is not None  # and this too
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(path.stem)
     sys.modules[path.stem] = module
@@ -84,7 +85,8 @@ def _policy(text: str, found: Any) -> Policy:
         needed = [
             name
             for name, parameter in inspect.signature(found).parameters.items()
-            if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         ]
         if needed:
             raise ArgumentError(
@@ -146,7 +148,9 @@ def cast(
     return dict(named), played_by
 
 
-def connectors(texts: Sequence[str], policy_ids: Sequence[str]) -> list[AgentConnector] | dict[str, list[AgentConnector]]:
+def connectors(
+    texts: Sequence[str], policy_ids: Sequence[str]
+) -> list[AgentConnector] | dict[str, list[AgentConnector]]:
     """Chains of the options ``--connectors [ID=]CHAIN``: one for every policy, or policy id to chain.
 
     Raises:

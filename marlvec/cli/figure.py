@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from marlvec.cli.rollout import Rollout
@@ -47,98 +46,134 @@ def check_file(path: Path) -> None:
 
 
 def returns_figure(result: Rollout) -> Figure:
-    """Draw a rollout; ``figure.savefig(path)`` writes it.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    check_file(Path("returns.png"))
+    """Draw a rollout; ``figure.savefig(path)`` writes it. `check_file` says first whether matplotlib is there."""
     from matplotlib.figure import Figure
 
     found = {name: track for name, track in result.tracks.items() if len(track)}
-    same_length = len({int(n) for track in found.values() for n in track.lengths}) <= 1
-    figure = Figure(figsize=(10, 5.2 if same_length else 7.2), dpi=150, layout="constrained", facecolor="white")
-    heights = (1,) if same_length else (5, 2)
-    grid: Any = figure.subplots(
-        len(heights), 2, squeeze=False, sharey="row", sharex="col" if same_length else False,
-        gridspec_kw={"width_ratios": (5, 1), "height_ratios": heights},
-    )  # fmt: skip
-    _head(figure, result, found, same_length=same_length)
-    if not found:
-        grid[0, 0].text(0.5, 0.5, "no episode ended", transform=grid[0, 0].transAxes, ha="center", color=_FAINT)
-    rows = [("return per agent", "returns")] + ([] if same_length else [("decisions", "lengths")])
-    for (label, name), (left, right) in zip(rows, grid, strict=True):
-        _bare(left)
-        _bare(right)
-        left.set_ylabel(label)
-        values = {policy: getattr(track, name) for policy, track in found.items()}
-        for colour, (policy, track) in zip(_colours(len(found)), found.items(), strict=True):
-            _over_time(left, track.env_steps, values[policy], colour, f"{policy}: mean {values[policy].mean():.4g}")
-        _distribution(right, list(values.values()))
-        left.set_xlim(0, None)
-        if found:
-            left.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none", fontsize=9)
-    bottom = grid[-1]
-    bottom[0].set_xlabel("env steps, all envs together")
-    bottom[0].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    bottom[1].set_xlabel("share")
+    same_length = len({n for track in found.values() for n in track.lengths.tolist()}) <= 1
+    panels = [("return of an agent", "returns")]
     if not same_length:
-        grid[0, 0].sharex(bottom[0])
-        grid[0, 0].tick_params(labelbottom=False)
+        panels.append(("decisions in an episode", "lengths"))
+    figure = Figure(figsize=(10, 3 + 2.6 * len(panels)), dpi=150, layout="constrained", facecolor="white")
+    grid: Any = figure.subplots(
+        len(panels),
+        2,
+        squeeze=False,
+        sharey="row",
+        gridspec_kw={"width_ratios": (5, 1), "height_ratios": [1] if same_length else [2, 1]},
+    )
+    for (label, column), (left, right) in zip(panels, grid, strict=True):
+        left.set_ylabel(label, color=_INK)
+        left.set_xlim(0, 1.015 * result.env_steps)
+        for axes in (left, right):
+            _bare(axes)
+        for colour, (policy, track) in zip(_colours(found), found.items(), strict=True):
+            values = getattr(track, column)
+            _dots(left, track.env_steps, values, colour)
+            _rolling(left, track.env_steps, values, colour, f"{policy}: {values.mean():.4g} on average")
+            if column == "returns":
+                _agents(left, track, colour, result)
+        _distribution(right, [getattr(track, column) for track in found.values()])
+    _words(figure, grid, result, found)
     return figure
 
 
-def _head(figure: Figure, result: Rollout, found: Mapping[str, Track], *, same_length: bool) -> None:
-    setting = result.setting
-    lengths = next((track.lengths for track in found.values()), None)
-    each = f" of {int(lengths[0])} decisions each" if same_length and lengths is not None else ""
-    figure.suptitle(setting.name, x=0.01, ha="left", fontsize=14, fontweight="bold", color=_INK)
+def _words(figure: Figure, grid: Any, result: Rollout, found: Mapping[str, Track]) -> None:
+    setting, top, bottom = result.setting, grid[0, 0], grid[-1]
+    figure.suptitle(f"{setting.name}: what the agents earned", x=0.01, ha="left", fontsize=14, fontweight="bold")
+    agents = f"{len(setting.agents)} agent{'s' * (len(setting.agents) > 1)}"
+    each = "".join({f" of {track.lengths[0]} decisions" for track in found.values()}) if len(grid) == 1 else ""
+    top.set_title(
+        f"{setting.num_envs} envs × {agents}, {result.env_steps:,} env steps, {result.episodes:,} episodes{each}",
+        loc="left",
+        fontsize=9.5,
+        color=_FAINT,
+        pad=24,
+    )
+    if found:
+        top.legend(
+            loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=4, frameon=False, fontsize=9.5, columnspacing=1.6
+        )
+    else:
+        top.text(0.5, 0.5, "no episode ended", transform=top.transAxes, ha="center", fontsize=12, color=_FAINT)
+    bottom[0].set_xlabel("env steps, all envs together", color=_INK)
+    bottom[0].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    bottom[1].set_xlabel("share", color=_INK)
+    for axes in grid[:-1, 0]:
+        axes.tick_params(labelbottom=False)
     figure.supxlabel(
-        f"{setting.num_envs} envs × {len(setting.agents)} agents · {result.env_steps:,} env steps · "
-        f"{result.episodes:,} episodes{each} · one dot per agent and episode; line: rolling mean, "
-        "shaded: the middle 80 %",
+        "a dot: one agent in one episode · line: mean of the latest ones · band: the middle 80 % of them",
         x=0.01,
         ha="left",
-        fontsize=8,
+        fontsize=8.5,
         color=_FAINT,
     )
 
 
-def _over_time(axes: Axes, at: NDArray[np.int64], values: NDArray[Any], colour: str, label: str) -> None:
-    """Dots, their rolling mean, and the band that holds the middle 80 %."""
+def _dots(axes: Axes, at: NDArray[np.int64], values: NDArray[Any], colour: str) -> None:
     every = -(-len(values) // _MAX_DOTS)
-    axes.scatter(at[::every], values[::every], s=7, color=colour, alpha=0.22, linewidths=0, rasterized=True)
-    window = min(len(values), int(np.clip(len(values) // 12, 8, 600)))
-    ends = np.unique(np.linspace(window - 1, len(values) - 1, 300).astype(int))
-    windows = sliding_window_view(values, window)[ends - window + 1]
-    low, high = np.percentile(windows, (10, 90), axis=1)
-    axes.fill_between(at[ends], low, high, color=colour, alpha=0.13, linewidth=0)
-    axes.plot(at[ends], windows.mean(axis=1), color=colour, linewidth=2.2, label=label)
+    alpha = float(np.clip(350 / len(values), 0.16, 0.6))
+    # As pixels also in a PDF: thousands of them would make it slow.
+    axes.scatter(at[::every], values[::every], s=8, color=colour, alpha=alpha, linewidths=0, rasterized=True)
+
+
+def _rolling(axes: Axes, at: NDArray[np.int64], values: NDArray[Any], colour: str, label: str) -> None:
+    """The mean of the latest values, and the band that holds the middle 80 % of them."""
+    x, recent = _latest(at, values)
+    low, high = np.transpose([np.percentile(part, (10, 90)) for part in recent])
+    axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+    axes.plot(x, [part.mean() for part in recent], color=colour, linewidth=2.2, label=label)
+
+
+def _agents(axes: Axes, track: Track, colour: str, result: Rollout) -> None:
+    """A thin line for each agent, with its name, if their returns differ by more than chance."""
+    if not track.agents_differ:
+        return
+    for a in np.unique(track.agents).tolist():
+        own = track.of_agent(a)
+        x, recent = _latest(own.env_steps, own.returns)
+        y = [part.mean() for part in recent]
+        axes.plot(x, y, color=colour, linewidth=1.0, alpha=0.8)
+        axes.annotate(
+            result.setting.agents[a],
+            (x[-1], y[-1]),
+            xytext=(-4, 4),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
+            color=colour,
+        )
+
+
+def _latest(at: NDArray[np.int64], values: NDArray[Any]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
+    """Some moments, and what came last at each of them."""
+    window = int(np.clip(len(values) // 15, 8, 600))
+    # Episodes of one length end together, so there is a point per moment, not per episode; early ones look back less.
+    ends = np.flatnonzero(np.append(at[1:] > at[:-1], True)) + 1
+    ends = ends[np.unique(np.linspace(0, len(ends) - 1, 300).astype(int))]
+    return at[ends - 1], [values[max(0, end - window) : end] for end in ends.tolist()]
 
 
 def _distribution(axes: Axes, values: list[NDArray[Any]]) -> None:
     """Histograms on common bins, turned to share the value axis with what is beside them."""
+    from matplotlib.colors import to_rgba
+    from matplotlib.ticker import MaxNLocator
+
     if not values:
         return
     everything = np.concatenate(values)
     low, high = float(everything.min()), float(everything.max())
-    whole = everything.dtype.kind == "i" and high - low < 40
-    if whole or low == high:
-        bins = np.arange(np.floor(low) - 0.5, np.ceil(high) + 1.0)
-    else:
-        bins = np.linspace(low, high, 36)
-    for colour, part in zip(_colours(len(values)), values, strict=True):
-        share = np.histogram(part, bins)[0] / len(part)
-        axes.stairs(share, bins, orientation="horizontal", fill=True, color=colour, alpha=0.3)
-        axes.stairs(share, bins, orientation="horizontal", color=colour, linewidth=1.2)
+    for colour, part in zip(_colours(values), values, strict=True):
+        if high - low < 40 and (everything == np.round(everything)).all():
+            numbers, counts = np.unique(part, return_counts=True)
+            axes.barh(numbers, counts / len(part), height=0.5, color=to_rgba(colour, 0.3), edgecolor=colour)
+        else:
+            bins = np.linspace(low, high if high > low else low + 1.0, 36)
+            share = np.histogram(part, bins)[0] / len(part)
+            axes.stairs(share, bins, orientation="horizontal", fill=True, color=to_rgba(colour, 0.3))
+            axes.stairs(share, bins, orientation="horizontal", color=colour, linewidth=1.2)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
-    axes.xaxis.set_major_locator(_few())
-
-
-def _few() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=3, prune="lower")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3, prune="lower"))
 
 
 def _bare(axes: Axes) -> None:
@@ -149,5 +184,5 @@ def _bare(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _colours(count: int) -> list[str]:
-    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
+def _colours(of: Sized) -> list[str]:
+    return [_COLOURS[i % len(_COLOURS)] for i in range(len(of))]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -32,7 +33,7 @@ def print_rollout(console: Console, result: Rollout) -> None:
     """Print the table per policy, and what the whole cost."""
     setting = result.setting
     agents = f"{len(setting.agents)} agent{'s' * (len(setting.agents) != 1)}"
-    title = f"[bold]{setting.name}[/] · {setting.num_envs} envs × {agents}, {setting.where}"
+    title = f"[bold]{escape(setting.name)}[/] · {setting.num_envs} envs × {agents}, {setting.where}"
     table = Table(title=title, title_style="", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, justify in (
         ("policy", "left"),
@@ -49,14 +50,14 @@ def print_rollout(console: Console, result: Rollout) -> None:
         batch = result.samples.get(name)
         table.add_row(
             Text(name, "bold cyan"),
-            _several(result.players[name]),
+            Text(_several(result.players[name])),
             f"{result.rows[name]:,}",
-            _form(batch, "obs"),
-            _form(batch, "actions"),
+            Text(_form(batch, "obs")),
+            Text(_form(batch, "actions")),
             *_returns(track),
             _lengths(track),
         )
-        if len(result.players[name]) > 1 and len(track):
+        if track.agents_differ:
             for agent in result.players[name]:
                 own = track.of_agent(setting.agents.index(agent))
                 table.add_row("", Text(agent, "dim"), "", "", "", *_returns(own), _lengths(own), style="dim")
@@ -85,14 +86,14 @@ def print_envs(console: Console, rows: Sequence[EnvRow], *, with_gymnasium: bool
             state = Text("yes", "green")
         else:
             state = Text(f'pip install "marlvec[{row.extra}]"' if row.extra else "no: its package is missing", "yellow")
-        table.add_row(row.id, row.family, state)
+        table.add_row(Text(row.id), Text(row.family), state)
     console.print(table)
     there = sum(row.installed for row in rows)
     console.print(f"{len(rows)} envs, {there} of them ready to use.", highlight=False)
     if not with_gymnasium:
         console.print(
-            "An id may leave out its front and its version: simple_spread is mpe/simple_spread_v3. Gymnasium's ids work "
-            "too, e.g. CartPole-v1; `marlvec envs gymnasium` lists them.",
+            "An id may leave out its front and its version: simple_spread is mpe/simple_spread_v3.\n"
+            "Gymnasium's ids work too, e.g. CartPole-v1; `marlvec envs gymnasium` lists them.",
             style="dim",
             highlight=False,
         )

@@ -39,6 +39,17 @@ class Track:
         mine = self.agents == index
         return Track(self.env_steps[mine], self.returns[mine], self.lengths[mine], self.agents[mine])
 
+    @property
+    def agents_differ(self) -> bool:
+        """Whether the mean returns of two agents are further apart than three standard errors."""
+        own = [self.returns[self.agents == a] for a in np.unique(self.agents)]
+        if len(own) < 2:
+            return False
+        means = np.array([part.mean() for part in own])
+        low, high = own[int(means.argmin())], own[int(means.argmax())]
+        error = np.sqrt(low.var() / len(low) + high.var() / len(high))
+        return bool(np.ptp(means) > 3 * error)
+
 
 def tracks(episodes: Sequence[EpisodeRecord], policy_ids: Sequence[str], num_envs: int) -> Mapping[str, Track]:
     """Sort episodes' results by policy; agents that never were in an episode have no entry for it.

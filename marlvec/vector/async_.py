@@ -20,7 +20,7 @@ from marlvec.errors import ArgumentError, ContractError, Failure, WorkerDied
 from marlvec.vector import channel as ch
 from marlvec.vector import memory
 from marlvec.vector.buffers import Buffers
-from marlvec.vector.channel import ChannelClosed
+from marlvec.vector.channel import ChannelClosed, Patience
 from marlvec.vector.faults import describe_exit, picklable, raise_failures, unpack_failure
 from marlvec.vector.launch import WorkerProcess, start_method
 from marlvec.vector.shard import Report
@@ -266,6 +266,7 @@ class _Crew:
         self.workers: list[WorkerProcess] = []
         self.closed: set[int] = set()  # workers whose end was closed; what they said before can still be read
         self._by_fd: dict[int, int] = {}
+        self._patience = Patience()
         self._any = select.poll()
         self._one: list[select.poll] = []
 
@@ -293,7 +294,7 @@ class _Crew:
             Workers to hear; empty if time ran out.
         """
         poll = self._any if waiting_for is None else self._one[waiting_for]
-        events = poll.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+        events = self._patience.wait(poll, None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
         ready = [self._by_fd[fd] for fd, _ in events]
         for fd, event in events:
             if event & ~select.POLLIN:

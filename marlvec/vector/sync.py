@@ -68,14 +68,21 @@ class SyncVectorEnv(VectorEnv):
         self, timeout: float | None, everyone: bool
     ) -> Sequence[tuple[NDArray[np.int64], Report | None]] | None:
         operation, env_ids, arguments = self._requests.pop(0)
-        ids = env_ids.tolist()
+        try:
+            return [(env_ids, self._run(operation, env_ids.tolist(), arguments))]
+        except BaseException:
+            # Ctrl-C in the middle of an env: nobody knows how far it came, so these envs have to be reset.
+            self._calls.arrive(env_ids)
+            self._calls.hand_out()
+            self._calls.lose_episodes(env_ids)
+            raise
+
+    def _run(self, operation: str, ids: list[int], arguments: Any) -> Report:
         if operation == "step":
-            report = self._shard.step(ids)
-        elif operation == "reset":
-            report = self._shard.reset(ids, *arguments)
-        else:
-            report = self._shard.write_state(ids)
-        return [(env_ids, report)]
+            return self._shard.step(ids)
+        if operation == "reset":
+            return self._shard.reset(ids, *arguments)
+        return self._shard.write_state(ids)
 
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()

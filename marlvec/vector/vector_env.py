@@ -36,9 +36,8 @@ class VectorEnv(ABC):
 
     Made by `marlvec.make`, or directly from factories by `SyncVectorEnv` and `AsyncVectorEnv`.
 
-    Every request is numbered, and every reply belongs to one request: nothing stale is ever delivered. Wrong calls
-    raise before anything is sent: `ClosedError`, `BusyError` (names the pending call), `NothingPendingError`,
-    `NotResetError`, `BrokenError`.
+    Every reply belongs to one numbered request: nothing stale is ever delivered. Wrong calls raise before anything is
+    sent: `ClosedError`, `BusyError` (names the pending call), `NothingPendingError`, `NotResetError`, `BrokenError`.
 
     Attributes:
         num_envs: N.
@@ -270,8 +269,6 @@ class VectorEnv(ABC):
 
     def __repr__(self) -> str:
         name = type(self).__name__
-        if not hasattr(self, "spec"):
-            return f"<{name}, not built>"
         groups = ", ".join(f"{group}: {len(members)}" for group, members in self.groups.items())
         return (
             f"<{name} of {self.spec.name}: num_envs={self.num_envs}, agent_num={self.agent_num} ({groups}), "

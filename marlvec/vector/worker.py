@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import select
 import signal
 import sys
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ import numpy as np
 
 from marlvec.vector import channel as ch
 from marlvec.vector.buffers import Buffers
-from marlvec.vector.channel import Channel, ChannelClosed
+from marlvec.vector.channel import Channel, ChannelClosed, Patience
 from marlvec.vector.faults import capture, pack_failure, picklable
 from marlvec.vector.memory import map_memory
 from marlvec.vector.shard import Report, Shard, ShardFailed
@@ -87,7 +88,10 @@ def _serve_shard(channel: Channel, memory_fd: int, shard: Shard, plan: Plan) -> 
     gc.collect()
     gc.freeze()
     channel.send(ch.OK, number)
+    poll, patience = select.poll(), Patience()
+    poll.register(channel.read_fd, select.POLLIN)
     while True:
+        patience.wait(poll)
         code, number, payload = channel.recv()
         if code == ch.STEP:
             if shared:
