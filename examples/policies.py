@@ -65,7 +65,7 @@ if __name__ == "__main__":
             policy_mapping={"agent_0": "evolve", "agent_1": "evolve", "agent_2": "seek"},
             seed=0,
         )
-        for _ in range(5):
-            batch = collector.collect(env_steps=4000)
+        for _ in range(6):
+            batch = collector.collect(env_steps=2000)
             newest = batch["evolve"].policy_version.max()
             print(f"weights no. {newest:2}: return of the last 100 episodes {collector.metrics.returns.mean:6.1f}")

@@ -53,6 +53,7 @@ def make(
     backend: str = "async",
     num_workers: int | None = None,
     autoreset_mode: str = "same_step",
+    done_on: str = "all",
     copy: bool = True,
     wrappers: Wrapper | Sequence[Wrapper] = (),
     grouped: bool = False,
@@ -75,6 +76,8 @@ def make(
             returns its first observation, and ``infos["final_observation"]`` the last one; ``"next_step"``: the next
             step begins it, ignoring the action, and ``infos["reset_mask"]`` marks that row; ``"disabled"``: nothing,
             ``reset(env_ids=…)`` begins it.
+        done_on: ``"all"``: an episode is over when its last agent has ended, by termination or truncation; ``"any"``:
+            when the first has; agents still alive are truncated then.
         copy: Return copies; False for read-only views, valid until the next call that steps.
         wrappers: Applied to every env, first one innermost: classes or functions from env to env.
         grouped: Give observations and actions as dicts of groups also where all agents are alike.
@@ -105,6 +108,13 @@ def make(
         _Recipe(factory.with_kwargs(**{**kwargs, **own}), i, n, layers)
         for i, (factory, own) in enumerate(zip(factories, _per_env_kwargs(env_kwargs, n), strict=True))
     ]
+    common: dict[str, Any] = {
+        "autoreset_mode": autoreset_mode,
+        "done_on": done_on,
+        "copy": copy,
+        "grouped": grouped,
+        "validate": validate,
+    }
     if backend == "sync":
         for name, value, default in (
             ("num_workers", num_workers, None),
@@ -113,19 +123,10 @@ def make(
         ):
             if value != default:
                 raise ArgumentError(f"{name} is for worker processes; backend='sync' has none")
-        return SyncVectorEnv(recipes, autoreset_mode=autoreset_mode, copy=copy, grouped=grouped, validate=validate)
+        return SyncVectorEnv(recipes, **common)
     if backend != "async":
         raise ArgumentError(f"backend must be 'async' or 'sync', got {backend!r}")
-    return AsyncVectorEnv(
-        recipes,
-        num_workers=num_workers,
-        autoreset_mode=autoreset_mode,
-        copy=copy,
-        grouped=grouped,
-        validate=validate,
-        context=context,
-        shared_memory=shared_memory,
-    )
+    return AsyncVectorEnv(recipes, num_workers=num_workers, context=context, shared_memory=shared_memory, **common)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,16 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["EnvIds", "Options", "check_env_ids", "spread_options"]
+__all__ = ["EnvIds", "Options", "check_choice", "check_env_ids", "spread_options"]
 
 EnvIds = Sequence[int] | NDArray[Any]
 Options = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise `ArgumentError` unless ``value`` is one of the choices."""
+    if value not in choices:
+        raise ArgumentError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_env_ids(env_ids: EnvIds, num_envs: int) -> NDArray[np.int64]:

@@ -41,6 +41,7 @@ class AsyncVectorEnv(VectorEnv):
         factories: One zero-argument callable per env; pickled with cloudpickle.
         num_workers: Processes; default: one per usable core, at most one per env.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
+        done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
         copy: Return copies; False for read-only views, valid until the next call that steps.
         grouped: Dicts of groups also where there is one group.
         validate: How often action values are checked: ``"strict"``, ``"sample"`` or ``"off"``.
@@ -67,6 +68,7 @@ class AsyncVectorEnv(VectorEnv):
         *,
         num_workers: int | None = None,
         autoreset_mode: str = "same_step",
+        done_on: str = "all",
         copy: bool = True,
         grouped: bool = False,
         validate: str = "sample",
@@ -74,7 +76,7 @@ class AsyncVectorEnv(VectorEnv):
         shared_memory: bool = True,
     ) -> None:
         n = len(factories)
-        super().__init__(n, autoreset_mode=autoreset_mode, copy=copy, validate=validate)
+        super().__init__(n, autoreset_mode=autoreset_mode, done_on=done_on, copy=copy, validate=validate)
         if num_workers is not None and not 1 <= num_workers <= n:
             raise ArgumentError(f"num_workers must be from 1 to num_envs={n}, got {num_workers}")
         self.num_workers = num_workers or min(n, _usable_cores())
@@ -88,6 +90,7 @@ class AsyncVectorEnv(VectorEnv):
                 "factories": picklable(list(factories[lo:hi]), f"the factory of envs {lo} to {hi - 1}"),
                 "first": lo,
                 "autoreset_mode": autoreset_mode,
+                "done_on": done_on,
                 "shared": self._shared,
             }
             for lo, hi in pairwise(self._starts)

@@ -89,7 +89,7 @@ class Channel:
 class Patience:
     """Decides how to wait: look again and again for a short while, or go to sleep at once.
 
-    Being woken costs 10 to 50 µs, more than a cheap env's whole step. So where the last waits were about that short, the
+    Being woken costs 10 to 50 µs, more than a cheap env's whole step. Where the last waits were about that short, the
     next one begins by looking, and gives the core away between two looks; where they were longer, it sleeps at once,
     and nobody's core is taken.
     """

@@ -24,9 +24,10 @@ from marlvec.errors import ContractError, Failure, NotResetError
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.faults import capture
 
-__all__ = ["AUTORESET_MODES", "Report", "Shard", "ShardFailed"]
+__all__ = ["AUTORESET_MODES", "DONE_ON", "Report", "Shard", "ShardFailed"]
 
 AUTORESET_MODES = ("same_step", "next_step", "disabled")
+DONE_ON = ("all", "any")
 
 # What an env's episode is doing: it runs, it is over, or there is none (never begun, or lost to a fault).
 _RUNNING, _OVER, _UNREADY = 0, 1, 2
@@ -71,6 +72,7 @@ class Shard:
         factories: One zero-argument callable per env.
         first_env_id: Global index of the first one.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
+        done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
 
     Raises:
         ShardFailed: A factory raised, or its env's spec differs from its neighbour's. Envs already built are closed.
@@ -81,9 +83,12 @@ class Shard:
         everyone: Indices of all.
     """
 
-    def __init__(self, factories: Sequence[Callable[[], Any]], first_env_id: int, autoreset_mode: str) -> None:
+    def __init__(
+        self, factories: Sequence[Callable[[], Any]], first_env_id: int, autoreset_mode: str, done_on: str
+    ) -> None:
         self._first = first_env_id
         self._mode = autoreset_mode
+        self._done_on_any = done_on == "any"
         self.envs: list[MultiAgentEnv] = []
         failures: list[Failure] = []
         for i, factory in enumerate(factories):
@@ -156,6 +161,8 @@ class Shard:
                 continue
             if info:
                 report.infos[i] = info
+            if self._done_on_any and not slot.done:
+                self._cut_short(i, slot)
             if slot.done:
                 self._finish(i, report)
         ended = self._flags[rows]
@@ -237,6 +244,16 @@ class Shard:
             if info := report.infos.pop(i, None):
                 report.final_infos[i] = info
             self._reset_env(i, None, None, report)
+
+    def _cut_short(self, i: int, slot: Slot) -> None:
+        """With ``done_on="any"``: if an agent has ended, time is up for the others."""
+        buffers = self._buffers
+        if buffers.terminated[i].any() or buffers.truncated[i].any():
+            buffers.truncated[i] |= buffers.alive[i]
+            buffers.alive[i] = False
+            buffers.acting[i] = False
+            buffers.clear_masks(i)
+            slot.done = True
 
     def _snapshot(self, i: int, ended: NDArray[np.bool_]) -> None:
         """Copy the observations of agents that ended, before the env can reuse its buffers."""

@@ -23,6 +23,7 @@ class SyncVectorEnv(VectorEnv):
     Args:
         factories: One zero-argument callable per env.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
+        done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
         copy: Return copies; False for read-only views, valid until the next call that steps.
         grouped: Dicts of groups also where there is one group.
         validate: How often action values are checked: ``"strict"``, ``"sample"`` or ``"off"``.
@@ -39,13 +40,14 @@ class SyncVectorEnv(VectorEnv):
         factories: Sequence[Callable[[], Any]],
         *,
         autoreset_mode: str = "same_step",
+        done_on: str = "all",
         copy: bool = True,
         grouped: bool = False,
         validate: str = "sample",
     ) -> None:
-        super().__init__(len(factories), autoreset_mode=autoreset_mode, copy=copy, validate=validate)
+        super().__init__(len(factories), autoreset_mode=autoreset_mode, done_on=done_on, copy=copy, validate=validate)
         try:
-            self._shard = Shard(factories, 0, autoreset_mode)
+            self._shard = Shard(factories, 0, autoreset_mode, done_on)
         except ShardFailed as failed:
             failures = failed.failures
         else:

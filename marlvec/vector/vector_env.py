@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, FetchTimeout, NothingPendingError, WorkerDied
 from marlvec.vector.actions import VALIDATE_MODES, ActionWriter
-from marlvec.vector.arguments import EnvIds, Options, check_env_ids, spread_options
+from marlvec.vector.arguments import EnvIds, Options, check_choice, check_env_ids, spread_options
 from marlvec.vector.buffers import Buffers, Selection
 from marlvec.vector.calls import Calls
 from marlvec.vector.faults import raise_failures
 from marlvec.vector.result import VectorStep
 from marlvec.vector.seeding import spread
-from marlvec.vector.shard import AUTORESET_MODES, Report
+from marlvec.vector.shard import AUTORESET_MODES, DONE_ON, Report
 
 __all__ = ["VectorEnv"]
 
@@ -46,6 +46,7 @@ class VectorEnv(ABC):
         groups: Group name → indices of its agents.
         grouped: Whether observations and actions are dicts of groups: there are several groups, or it was asked for.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``; also in ``metadata["autoreset_mode"]``.
+        done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: ``"sync"`` or ``"async"``.
         spec: What one env looks like.
@@ -54,15 +55,15 @@ class VectorEnv(ABC):
 
     backend: str = "?"
 
-    def __init__(self, num_envs: int, *, autoreset_mode: str, copy: bool, validate: str) -> None:
+    def __init__(self, num_envs: int, *, autoreset_mode: str, done_on: str, copy: bool, validate: str) -> None:
         if num_envs < 1:
             raise ArgumentError(f"num_envs must be at least 1, got {num_envs}")
-        if autoreset_mode not in AUTORESET_MODES:
-            raise ArgumentError(f"autoreset_mode must be one of {AUTORESET_MODES}, got {autoreset_mode!r}")
-        if validate not in VALIDATE_MODES:
-            raise ArgumentError(f"validate must be one of {VALIDATE_MODES}, got {validate!r}")
+        check_choice("autoreset_mode", autoreset_mode, AUTORESET_MODES)
+        check_choice("done_on", done_on, DONE_ON)
+        check_choice("validate", validate, VALIDATE_MODES)
         self.num_envs = num_envs
         self.autoreset_mode = autoreset_mode
+        self.done_on = done_on
         self.copy = bool(copy)
         self._validate = validate
         self._calls = Calls(num_envs)

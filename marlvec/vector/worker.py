@@ -28,7 +28,8 @@ __all__ = ["Plan", "pack_report", "run_worker", "unpack_report"]
 
 Plan = dict[str, Any]
 """What a worker is told at first: ``factories`` (pickled), ``first`` (index of its first env), ``autoreset_mode``,
-``shared``."""
+``done_on``, ``shared`` (whether rows are in shared memory).
+"""
 
 
 def run_worker(read_fd: int, write_fd: int, memory_fd: int) -> NoReturn:
@@ -60,7 +61,7 @@ def _serve(channel: Channel, memory_fd: int) -> None:
     plan: Plan = pickle.loads(payload)
     first = plan["first"]
     try:
-        shard = Shard(cloudpickle.loads(plan["factories"]), first, plan["autoreset_mode"])
+        shard = Shard(cloudpickle.loads(plan["factories"]), first, plan["autoreset_mode"], plan["done_on"])
     except ShardFailed as error:
         channel.send(ch.FAILED, number, pickle.dumps([pack_failure(failure) for failure in error.failures]))
         return

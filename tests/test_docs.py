@@ -1,0 +1,103 @@
+"""What a reader may copy runs as it stands: the README's quick start, the pages' marked blocks, the examples.
+
+A block in docs/ that stands under `<!-- run -->` is a whole script; the one under `<!-- output -->` after it is exactly
+what it prints.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+_BLOCK = re.compile(
+    r"^<!-- run -->\n```python\n(?P<code>.*?)^```\n(?:\n<!-- output -->\n```text\n(?P<output>.*?)^```\n)?", re.S | re.M
+)
+BLOCKS = [
+    pytest.param(found["code"], found["output"], id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, found in enumerate(_BLOCK.finditer(page.read_text(encoding="utf-8")), 1)
+]
+
+
+def run(script: Path, folder: Path) -> str:
+    """The script's output; it ends well and has nothing to complain about."""
+    environ = {key: value for key, value in os.environ.items() if key != "PYGAME_HIDE_SUPPORT_PROMPT"}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    result = subprocess.run([sys.executable, script], cwd=folder, env=environ, capture_output=True, text=True)
+    assert result.stderr == ""
+    assert result.returncode == 0
+    return result.stdout
+
+
+def run_text(code: str, folder: Path) -> str:
+    script = folder / "copied.py"
+    script.write_text(code, encoding="utf-8")
+    return run(script, folder)
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_quick_start_runs_as_a_script(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", readme(), re.S | re.M)
+    assert len(blocks) == 1
+    (code,) = blocks
+    assert len(code.splitlines()) <= 25
+    assert "__main__" not in code
+    lines = run_text(code, tmp_path).splitlines()
+    assert lines[:2] == ["(16, 3, 18) (16, 3)", "MultiAgentBatch: 4096 env steps, 12288 agent steps"]
+    assert [line.split()[:2] for line in lines[3:5]] == [["learner", "8192"], ["other", "4096"]]
+    assert lines[5] == "(8192, 75) (8192, 75) (4096, 18)"
+    assert lines[6].startswith("Stats(count=100, min=-")
+
+
+@pytest.mark.parametrize(("code", "output"), BLOCKS)
+def test_a_page_says_what_its_code_prints(code: str, output: str | None, tmp_path: Path) -> None:
+    printed = [line.rstrip() for line in run_text(code, tmp_path).rstrip().splitlines()]
+    assert printed == (output or "").splitlines()
+
+
+def test_there_is_no_marker_that_marks_nothing() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        found = list(_BLOCK.finditer(text))
+        assert text.count("<!-- run -->") == len(found), page
+        assert text.count("<!-- output -->") == sum(block["output"] is not None for block in found), page
+    assert len(BLOCKS) >= 8
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_as_it_stands(path: Path, tmp_path: Path) -> None:
+    assert run(path, tmp_path).strip()
+
+
+def test_the_quickstart_ends_at_final_observations(tmp_path: Path) -> None:
+    printed = run(ROOT / "examples" / "quickstart.py", tmp_path)
+    assert "obs (16, 3, 18) float32, rewards (16, 3), terminated (16, 3)" in printed
+    assert "  learner  4000  obs, actions, actions_for_env" in printed
+    assert "  obs              float32  (4000, 75)" in printed
+    # 2000 env steps in 16 envs are 125 steps each: five episodes of 25, of two agents.
+    assert "160 of its rows are ends; the first: env 0, t 24" in printed
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES):
+        for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("command", ["make demo", "make test", "make help", "make docs"])
+def test_a_command_of_the_readme_is_a_target(command: str) -> None:
+    assert command in readme()
+    target = command.split()[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
