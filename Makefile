@@ -20,7 +20,9 @@ help: ## Show this list
 
 demo: $(VENV)/.stamp-run ## Set up, then the main job: simple_spread in 16 envs, a table and a plot
 	$(BIN)/python examples/quickstart.py
-	$(BIN)/marlvec rollout simple_spread --num-envs 16 --env-steps 20000 --plot demo.png
+	$(BIN)/marlvec rollout simple_spread --num-envs 16 --env-steps 20000 --seed 0 \
+		--policy evolve=examples/policies.py:Evolve --policy examples/policies.py:seek --mapping agent_2=seek \
+		--connectors "evolve=FlattenObs, NormalizeObs(clip=5), AgentIndicator" --plot demo.png
 
 test: $(VENV)/.stamp-test ## Set up, then all tests but the soak
 	$(BIN)/python -m pytest $(ARGS)

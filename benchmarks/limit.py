@@ -171,7 +171,7 @@ def main() -> None:
     console = Console(width=150)
     console.print(
         f"Python {platform.python_version()}, {platform.machine()}, {usable_cores()} usable cores; "
-        f"{args.num_envs} envs, {args.rounds} rounds of {args.seconds} s; medians [quartiles]\n"
+        f"{args.num_envs} envs, {args.rounds} rounds of {args.seconds} s; medians \\[quartiles]\n"
     )
     for name in [args.env] if args.env else list(ENVS):
         report(console, name, args.num_envs, measure(ENVS[name], args.num_envs, args.rounds, args.seconds, name))

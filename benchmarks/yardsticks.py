@@ -241,8 +241,7 @@ class HandLoop:
         return obs_NA.copy(), reward_NA.copy(), self._terminated_NA.copy(), self._truncated_NA.copy()
 
     def close(self) -> None:
-        for env in self._envs:
-            env.close()
+        self._envs = []
 
     def __enter__(self) -> Self:
         return self

@@ -18,7 +18,8 @@
     ├── FetchTimeout (TimeoutError)   a fetch or recv ran out of time; the request stays pending
     ├── EnvFault                      something went wrong inside an env or its worker
     │   ├── EnvRaised                 an env raised; `__cause__` is the original exception
-    │   │   └── EnvArgumentError (TypeError)  ... a TypeError, while it was being constructed
+    │   │   ├── EnvArgumentError (TypeError)  ... a TypeError, while it was being constructed
+    │   │   └── EnvContractError (ContractError)  ... or returned what its contract does not allow
     │   └── WorkerDied                a worker process is gone
     └── MissingExtraError (ImportError)  an optional library is not installed
 
@@ -39,6 +40,7 @@ __all__ = [
     "ClosedError",
     "ContractError",
     "EnvArgumentError",
+    "EnvContractError",
     "EnvFault",
     "EnvRaised",
     "Failure",
@@ -153,14 +155,17 @@ class EnvFault(MarlvecError):
 
     Attributes:
         failures: Every failure of the call, in env order.
+        result: A `VectorStep` with the rows of the envs that did not fail in this call, so that none of it is lost;
+            None where there are no such rows, as in a constructor.
     """
 
-    def __init__(self, message: str, failures: tuple[Failure, ...] = ()) -> None:
+    def __init__(self, message: str, failures: tuple[Failure, ...] = (), result: Any = None) -> None:
         super().__init__(message)
         self.failures = failures
+        self.result = result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.failures)
+        return type(self), (self.args[0], self.failures, self.result)
 
     @property
     def env_ids(self) -> tuple[int, ...]:
@@ -174,6 +179,10 @@ class EnvRaised(EnvFault):
 
 class EnvArgumentError(EnvRaised, TypeError):
     """An env's constructor refused its arguments."""
+
+
+class EnvContractError(EnvRaised, ContractError):
+    """One or more envs returned what their contract does not allow."""
 
 
 class WorkerDied(EnvFault):

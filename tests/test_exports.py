@@ -13,7 +13,8 @@ import pytest
 SURFACE = {
     "marlvec": """
         make register
-        VectorEnv SyncVectorEnv AsyncVectorEnv VectorStep infos_to_list infos_from_list
+        VectorEnv SyncVectorEnv AsyncVectorEnv VectorStep env_seeds infos_to_list infos_from_list
+        connectors errors
         Collector MultiAgentBatch SampleBatch
         Policy RandomPolicy FunctionPolicy
         MultiAgentEnv
@@ -33,7 +34,7 @@ SURFACE = {
         ArgumentError ActionError
         RegistryError UnknownEnvError AlreadyRegisteredError
         SerialisationError UnsupportedSpaceError ContractError FetchTimeout
-        EnvFault EnvRaised EnvArgumentError WorkerDied Failure RemoteCause
+        EnvFault EnvRaised EnvArgumentError EnvContractError WorkerDied Failure RemoteCause
         MissingExtraError
     """,
 }

@@ -189,7 +189,7 @@ class Metrics:
         r = self.returns
         return (
             f"Metrics({self.env_steps} env steps, {self.agent_steps} agent steps, {self.episodes_total} episodes; "
-            f"return of the last {r.count}: {r.min:.4g} / {r.mean:.4g} / {r.max:.4g})"
+            f"returns of the last {r.count}: mean {r.mean:.4g}, min {r.min:.4g}, max {r.max:.4g})"
         )
 
 

@@ -177,8 +177,11 @@ class _ActionReader:
         return [self._tree.unflatten(parts) for parts in zip(*leaves, strict=True)]
 
     def _read_leaf(self, k: int) -> list[Any]:
+        if self._is_scalar[k]:
+            return self._rows[k].tolist()
         # A list over a copy: the env may keep its action, and it must not change under its hands in the next step.
-        return self._rows[k].tolist() if self._is_scalar[k] else list(self._rows[k].copy())
+        copy = self._rows[k].copy()
+        return list(copy) if copy.ndim > 1 else [copy[j, ...] for j in range(len(copy))]  # 0-d arrays, not scalars
 
 
 def _write_leaf(row: AnyArray, value: Any, where: str) -> None:

@@ -61,6 +61,7 @@ class AsyncVectorEnv(VectorEnv):
     """
 
     backend = "async"
+    _place = "worker process"
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class AsyncVectorEnv(VectorEnv):
                     specs[w] = pickle.loads(payload)
                 else:
                     failures.extend(unpack_failure(packed) for packed in pickle.loads(payload))
-        raise_failures(failures, "worker process")
+        raise_failures(failures, self._place)
         for w in range(1, self.num_workers):
             if differs := specs[0].difference(specs[w]):
                 raise ContractError(f"env {self._starts[w]}: its spaces differ from those of env 0: {differs}")
@@ -254,7 +255,7 @@ class AsyncVectorEnv(VectorEnv):
     def _shut_down(self, timeout: float) -> None:
         self._finalizer.detach()
         failures = self._crew.shut_down(timeout)
-        raise_failures(failures, "worker process")
+        raise_failures(failures, self._place)
 
 
 def _usable_cores() -> int:

@@ -13,9 +13,9 @@ import cloudpickle
 from marlvec.errors import (
     ContractError,
     EnvArgumentError,
+    EnvContractError,
     EnvRaised,
     Failure,
-    MarlvecError,
     MissingExtraError,
     RemoteCause,
     SerialisationError,
@@ -28,7 +28,7 @@ _MAX_TEXT = 64 * 1024
 _MAX_PICKLE = 1024 * 1024
 
 # These say all there is to say by themselves; wrapping them would only bury the message.
-_SPEAKS_FOR_ITSELF = (ContractError, MissingExtraError, SerialisationError, UnsupportedSpaceError)
+_SPEAKS_FOR_ITSELF = (MissingExtraError, SerialisationError, UnsupportedSpaceError)
 
 
 def capture(env_id: int, operation: str, error: BaseException) -> Failure:
@@ -91,12 +91,13 @@ def unpack_failure(packed: PackedFailure) -> Failure:
     return Failure(env_id, operation, summary, text, error)
 
 
-def raise_failures(failures: Sequence[Failure], where: str) -> None:
+def raise_failures(failures: Sequence[Failure], where: str, result: Any = None) -> None:
     """Raise one error that lists every failure; do nothing if there are none.
 
     Args:
         failures: In any order.
         where: How to name the place, e.g. ``"worker processes"``; goes into the text.
+        result: Rows of the envs that did not fail.
     """
     if not failures:
         return
@@ -104,21 +105,20 @@ def raise_failures(failures: Sequence[Failure], where: str) -> None:
     first = ordered[0]
     cause = first.exception
     if isinstance(cause, _SPEAKS_FOR_ITSELF):
-        raise _relabel(cause, first) from None
+        raise type(cause)(f"env {first.env_id}, {first.operation}(): {cause}") from None
     head = "\n".join(f"env {f.env_id} raised in {f.operation}(): {f.summary}" for f in ordered[:20])
     if len(ordered) > 20:
         head += f"\n… and {len(ordered) - 20} envs more"
+    if isinstance(cause, ContractError):  # its text says where and what; the traceback is ours
+        lines = "\n".join(f"env {f.env_id}, {f.operation}(): {f.exception}" for f in ordered[:20])
+        raise EnvContractError(lines, ordered, result) from cause
     text = f"{head}\n\n--- where it happened (env {first.env_id}, {where}) ---\n{first.traceback}"
     if first.operation == "__init__":
         kind = EnvArgumentError if isinstance(cause, TypeError) else EnvRaised
         raise kind(text, ordered) from cause
     if first.operation in ("step", "reset"):
         text += "\nThese envs have no running episode now: reset() them (all, or env_ids=…) to go on, or close()."
-    raise EnvRaised(text, ordered) from cause
-
-
-def _relabel(cause: MarlvecError, failure: Failure) -> MarlvecError:
-    return type(cause)(f"env {failure.env_id}, {failure.operation}(): {cause}")
+    raise EnvRaised(text, ordered, result) from cause
 
 
 def describe_exit(exitcode: int | None) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.spec import EnvSpec, Info
+from marlvec.envs.spec import EnvSpec
 from marlvec.vector.buffers import Buffers, Selection, split_flags
 from marlvec.vector.infos import stack_infos
+from marlvec.vector.shard import Report
 
 __all__ = ["VectorStep"]
 
@@ -24,8 +25,9 @@ class VectorStep:
     Attributes:
         env_ids: (n,) int64, whose rows these are.
         obs_leaves: Per group, per leaf: (n, A_g, *leaf.shape).
-        final_leaves: Likewise: the last true observation of each agent that ended in this step; other rows mean
-            nothing.
+        final_leaves: Likewise: the last true observation of each agent that ended in this step. Where ``done``, of
+            every agent of the episode that ended, those that ended before included; zeros for those never born.
+            Other rows mean nothing.
         rewards: (n, A) float64.
         terminated, truncated: (n, A) bool, the agent ended in this step.
         done: (n,) bool, the env's episode ended in this step.
@@ -57,11 +59,10 @@ class VectorStep:
         buffers: Buffers,
         env_ids: NDArray[np.int64],
         rows: Selection,
+        report: Report,
         *,
         grouped: bool,
         copy: bool,
-        infos: Mapping[int, Info],
-        final_infos: Mapping[int, Info],
     ) -> None:
         def cut(array: AnyArray) -> AnyArray:
             part = array[rows]
@@ -74,7 +75,7 @@ class VectorStep:
 
         self._spec: EnvSpec = buffers.spec
         self._grouped = grouped
-        self._infos, self._final_infos = infos, final_infos
+        self._infos, self._final_infos = report.infos, report.final_infos
         self.env_ids = env_ids
         self.obs_leaves = [[cut(leaf) for leaf in leaves] for leaves in buffers.obs]
         self.rewards: NDArray[np.float64] = cut(buffers.reward)
@@ -126,7 +127,8 @@ class VectorStep:
         """Gymnasium's dict of arrays, see `marlvec.vector.infos`; first axis is that of ``env_ids``."""
         n = len(self.env_ids)
         position = {i: k for k, i in enumerate(self.env_ids.tolist())} if self._infos or self._final_infos else {}
-        out = stack_infos({position[i]: info for i, info in self._infos.items()}, n, self._spec.agents)
+        infos = {position[i]: info for i, info in self._infos.items() if i in position}
+        out = stack_infos(infos, n, self._spec.agents)
         out["alive"] = self.alive
         out["acting"] = self.acting
         mask = self.action_mask
@@ -137,7 +139,7 @@ class VectorStep:
             out["final_observation"] = self.final_obs
             out["_final_observation"] = self.done
         if self._final_infos:
-            final = {position[i]: info for i, info in self._final_infos.items()}
+            final = {position[i]: info for i, info in self._final_infos.items() if i in position}
             out["final_info"] = stack_infos(final, n, self._spec.agents)
             out["_final_info"] = np.isin(self.env_ids, list(self._final_infos))
         return out

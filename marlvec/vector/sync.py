@@ -34,6 +34,7 @@ class SyncVectorEnv(VectorEnv):
     """
 
     backend = "sync"
+    _place = "this process"
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class SyncVectorEnv(VectorEnv):
             failures = failed.failures
         else:
             failures = []
-        raise_failures(failures, "this process")
+        raise_failures(failures, self._place)
         buffers = Buffers(self._shard.spec, self.num_envs)
         self._shard.attach(buffers)
         self._requests: list[tuple[str, NDArray[np.int64], Any]] = []
@@ -88,4 +89,4 @@ class SyncVectorEnv(VectorEnv):
 
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()
-        raise_failures(self._shard.close(), "this process")
+        raise_failures(self._shard.close(), self._place)

@@ -54,6 +54,7 @@ class VectorEnv(ABC):
     """
 
     backend: str = "?"
+    _place: str = "?"  # where envs run, for messages
 
     def __init__(self, num_envs: int, *, autoreset_mode: str, done_on: str, copy: bool, validate: str) -> None:
         if num_envs < 1:
@@ -379,19 +380,14 @@ class VectorEnv(ABC):
             self._calls.have_episodes(arrived)
             if self.autoreset_mode == "disabled":
                 self._calls.lose_episodes(arrived[self._buffers.done[arrived]])
-        if report.failures:
+        if failed := [failure.env_id for failure in report.failures]:
+            ids = ids[~np.isin(ids, failed)]
             if not was_state:
-                self._calls.lose_episodes([failure.env_id for failure in report.failures])
-            raise_failures(report.failures, self.backend)
-        return VectorStep(
-            self._buffers,
-            ids,
-            self._rows(ids),
-            grouped=self.grouped,
-            copy=self.copy,
-            infos=report.infos,
-            final_infos=report.final_infos,
-        )
+                self._calls.lose_episodes(failed)
+        rows = self._rows(ids)
+        result = VectorStep(self._buffers, ids, rows, report, grouped=self.grouped, copy=self.copy)
+        raise_failures(report.failures, self._place, result)
+        return result
 
     def _rows(self, ids: NDArray[np.int64]) -> Selection:
         """A slice where all envs are meant, in order: no index array, no copies."""

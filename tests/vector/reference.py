@@ -236,7 +236,7 @@ def pick(space: Any, batch: Any, k: int, j: int) -> Any:
     if isinstance(space, gymnasium.spaces.Tuple):
         return tuple(pick(sub, part, k, j) for sub, part in zip(space.spaces, batch, strict=True))
     value = batch[k, j]
-    return int(value) if isinstance(space, gymnasium.spaces.Discrete) else value.copy()
+    return int(value) if isinstance(space, gymnasium.spaces.Discrete) else np.array(value)
 
 
 def stack(space: Any, rows: list[list[Any]]) -> Any:
@@ -372,7 +372,9 @@ def record(
         over = [i for i in everyone if reference.worlds[i].over]
         reset = over if mode == "disabled" else []
         if interrupt and rng.random() < interrupt:
-            reset = sorted({*reset, *rng.choice(everyone, int(rng.integers(len(everyone) + 1)), replace=False).tolist()})
+            reset = sorted(
+                {*reset, *rng.choice(everyone, int(rng.integers(len(everyone) + 1)), replace=False).tolist()}
+            )
         if reset:
             seeds = [None if rng.random() < 0.5 else int(rng.integers(2**32)) for _ in reset]
             for world in reference.worlds:
