@@ -9,9 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from marlvec import __version__
@@ -69,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def marlvec(*args: str) -> Result:
+def marlvec(*args: str) -> Any:
     return CliRunner().invoke(app, args, prog_name="marlvec")
 
 

@@ -99,7 +99,7 @@ class AsyncVectorEnv(VectorEnv):
         self._crew = _Crew()
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
         self._finalizer = weakref.finalize(self, _Crew.shut_down, self._crew, 1.0)
-        self._number = 0
+        self._number = 1  # 0 is CLOSE's: its answer must not be taken for that to a request under way
         self._outstanding: list[deque[tuple[int, NDArray[np.int64]]]] = [deque() for _ in plans]
         self._slices = [self._everyone[lo:hi] for lo, hi in pairwise(self._starts)]
         self._owner = np.repeat(np.arange(self.num_workers), np.diff(self._starts))  # (N,) whose worker
@@ -141,6 +141,8 @@ class AsyncVectorEnv(VectorEnv):
         waiting = set(range(self.num_workers))
         while waiting:
             for w in self._crew.ready(None):
+                if w not in waiting:  # it has told why its envs could not be built, and is gone now
+                    continue
                 code, _, payload = self._receive(w)
                 waiting.discard(w)
                 if code == ch.OK:
@@ -160,7 +162,7 @@ class AsyncVectorEnv(VectorEnv):
 
     def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: Any) -> None:
         code = ch.OPERATIONS[operation]
-        self._number = (self._number + 1) & 0xFFFFFFFF
+        self._number = self._number % 0xFFFFFFFF + 1
         if env_ids is self._everyone:
             for w, ids in enumerate(self._slices):
                 plain = code == ch.STEP and self._shared  # no more to say than that

@@ -77,7 +77,10 @@ def _serve(channel: Channel, memory_fd: int) -> None:
 
 def _serve_shard(channel: Channel, memory_fd: int, shard: Shard, plan: Plan) -> None:
     n, first, shared = len(shard.envs), plan["first"], plan["shared"]
-    _, number, payload = channel.recv()  # ATTACH: every worker's spec fits, and the memory has its size
+    code, number, payload = channel.recv()  # ATTACH: every worker's spec fits, and the memory has its size
+    if code == ch.CLOSE:  # another worker's envs could not be built, or differ
+        _close(channel, number, shard)
+        return
     num_envs, size = pickle.loads(payload)
     if shared:
         buffers = Buffers(shard.spec, num_envs, map_memory(memory_fd, size)).rows(first, first + n)
@@ -108,14 +111,18 @@ def _serve_shard(channel: Channel, memory_fd: int, shard: Shard, plan: Plan) -> 
             ids = pickle.loads(payload)
             report = shard.write_state(ids)
         else:  # CLOSE
-            failures = shard.close()
-            channel.send(ch.OK, number, pickle.dumps([pack_failure(failure) for failure in failures]))
+            _close(channel, number, shard)
             return
         if shared:
             channel.send(ch.OK, number, pack_report(report, first) if report else b"")
         else:
             rows = buffers.pack_results(np.array(ids))
             channel.send(ch.OK, number, pickle.dumps((rows, pack_report(report, first)), protocol=5))
+
+
+def _close(channel: Channel, number: int, shard: Shard) -> None:
+    failures = shard.close()
+    channel.send(ch.OK, number, pickle.dumps([pack_failure(failure) for failure in failures]))
 
 
 def pack_report(report: Report, first: int) -> bytes:

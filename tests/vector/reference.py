@@ -245,7 +245,7 @@ def stack(space: Any, rows: list[list[Any]]) -> Any:
         return {key: stack(sub, [[x[key] for x in row] for row in rows]) for key, sub in space.spaces.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
         return tuple(stack(sub, [[x[p] for x in row] for row in rows]) for p, sub in enumerate(space.spaces))
-    return np.array(rows, space.dtype).reshape(len(rows), -1, *space.shape)
+    return np.array(rows, space.dtype).reshape(len(rows), len(rows[0]), *space.shape)
 
 
 # --- comparing

@@ -68,7 +68,7 @@ WRONG: list[tuple[str, Any, str]] = [
 @pytest.mark.checklist(24)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_wrong_actions_raise_before_anything_is_sent(backend: str) -> None:
-    with counters(backend) as envs:
+    with counters(backend, validate="strict") as envs:
         for episode in range(3):
             envs.reset(seed=episode)
             for t in range(3):
@@ -126,13 +126,7 @@ def test_discrete_actions_with_and_without_a_last_axis_of_one(backend: str) -> N
     ids=lambda value: str(value)[:30] if not isinstance(value, list) else "",
 )
 def test_wrong_actions_of_every_space(backend: str, space: Any, wrong: list[Any]) -> None:
-    with (
-        sampled(backend, space, agent_num=A)
-        if False
-        else vectorize(
-            backend, [partial(SampledEnv, Discrete(2), space, agent_num=A, env_index=i) for i in range(N)]
-        ) as envs
-    ):
+    with sampled(backend, space, validate="strict") as envs:
         envs.action_space.seed(3)
         for episode in range(3):
             envs.reset(seed=episode)
