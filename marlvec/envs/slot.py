@@ -178,7 +178,8 @@ class _ActionReader:
 
     def _read_leaf(self, k: int) -> list[Any]:
         if self._is_scalar[k]:
-            return self._rows[k].tolist()
+            scalars: list[Any] = self._rows[k].tolist()
+            return scalars
         # A list over a copy: the env may keep its action, and it must not change under its hands in the next step.
         copy = self._rows[k].copy()
         return list(copy) if copy.ndim > 1 else [copy[j, ...] for j in range(len(copy))]  # 0-d arrays, not scalars

@@ -200,9 +200,11 @@ class AsyncVectorEnv(VectorEnv):
         ready = [w for w in self._crew.closed if self._outstanding[w]]  # what they said before, or their end
         if everyone and not ready:
             # Waiting for one after the other wakes this process less often than listening to all.
+            deadline = None if timeout is None else time.monotonic() + timeout
             for w, queue in enumerate(self._outstanding):
                 while queue:
-                    heard = self._crew.ready(timeout, w)
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    heard = self._crew.ready(left, w)
                     news.extend(self._take(v) for v in heard if self._outstanding[v])
                     if not heard:
                         return news or None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.errors import BrokenError, BusyError, ClosedError, MarlvecError, NothingPendingError, NotResetError
 
-__all__ = ["Calls"]
+__all__ = ["Calls", "alone"]
 
 
 class Calls:
@@ -26,6 +29,7 @@ class Calls:
         closed: Whether the vectorizer was closed.
         broken: Why only ``close()`` is left, or None.
         arrived: How many envs have replied and were not handed out yet.
+        entered: Held by the thread that is in a call.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -33,6 +37,7 @@ class Calls:
         self.closed = False
         self.broken: MarlvecError | None = None
         self.arrived = 0
+        self.entered = threading.Lock()
         self._batches: list[NDArray[np.int64]] = []  # those envs, first come first
         self._in_flight = np.zeros(num_envs, np.bool_)
         self._no_episode = np.ones(num_envs, np.bool_)
@@ -127,3 +132,28 @@ class Calls:
         if not self._in_flight.any():
             self.pending = None
         return np.concatenate(batches) if batches else np.zeros(0, np.int64)
+
+
+class _HasCalls(Protocol):
+    _calls: Calls
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_V = TypeVar("_V", bound=_HasCalls)
+
+
+def alone(method: Callable[Concatenate[_V, _P], _R]) -> Callable[Concatenate[_V, _P], _R]:
+    """Let one thread in at a time: a second one is told so, and never gets a share of the first one's reply."""
+
+    @wraps(method)
+    def call(self: _V, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        entered = self._calls.entered
+        if not entered.acquire(blocking=False):
+            raise BusyError(f"{method.__name__}() while another thread is in a call of this vectorizer")
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            entered.release()
+
+    return call

@@ -62,9 +62,12 @@ class Channel:
         Raises:
             ChannelClosed: The other end is gone.
         """
-        head = self._read(_HEADER.size)
-        code, number, size = _HEADER.unpack(head)
-        return code, number, self._read(size) if size else b""
+        try:
+            head = self._read(_HEADER.size)
+            code, number, size = _HEADER.unpack(head)
+            return code, number, self._read(size) if size else b""
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
 
     def _read(self, size: int) -> bytes:
         data = os.read(self.read_fd, size)

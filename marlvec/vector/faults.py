@@ -61,12 +61,16 @@ def pack_failure(failure: Failure) -> PackedFailure:
     """Make a failure fit to cross to the parent.
 
     The exception goes as its class, args and attributes and not by its own pickling: that would call the class with
-    ``args``, which fails for every exception whose constructor wants something else.
+    ``args``, which fails for every exception whose constructor wants something else. Only Python's own go by theirs:
+    they keep attributes (``errno``, ``filename``) outside their ``__dict__``.
     """
     error = failure.exception
+    state = {k: v for k, v in vars(error).items() if k != "__notes__"}
     try:
-        state = {k: v for k, v in vars(error).items() if k != "__notes__"}
-        pickled = cloudpickle.dumps((type(error), error.args, state))
+        if type(error).__module__ == "builtins" and not state:
+            pickled = cloudpickle.dumps(error)
+        else:
+            pickled = cloudpickle.dumps((type(error), error.args, state))
         pickle.loads(pickled)
     except Exception:  # whatever it holds (a lock, a socket) cannot cross; the text does
         pickled = None
@@ -81,14 +85,18 @@ def unpack_failure(packed: PackedFailure) -> Failure:
     error: BaseException = RemoteCause(summary)
     if pickled is not None:
         try:
-            cls, args, state = pickle.loads(pickled)
-            rebuilt = cls.__new__(cls)
-            rebuilt.args = args
-            vars(rebuilt).update(state)
-            error = rebuilt
+            loaded = pickle.loads(pickled)
+            error = loaded if isinstance(loaded, BaseException) else _rebuild(*loaded)
         except Exception:  # e.g. its class lives in a module that this process cannot import
             error = RemoteCause(summary)
     return Failure(env_id, operation, summary, text, error)
+
+
+def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = cls.__new__(cls)
+    error.args = args
+    vars(error).update(state)
+    return error
 
 
 def raise_failures(failures: Sequence[Failure], where: str, result: Any = None) -> None:
@@ -110,8 +118,13 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None) 
     if len(ordered) > 20:
         head += f"\n… and {len(ordered) - 20} envs more"
     if isinstance(cause, ContractError):  # its text says where and what; the traceback is ours
-        lines = "\n".join(f"env {f.env_id}, {f.operation}(): {f.exception}" for f in ordered[:20])
-        raise EnvContractError(lines, ordered, result) from cause
+        lines = [
+            f"env {f.env_id}, {f.operation}(): {f.exception if isinstance(f.exception, ContractError) else f.summary}"
+            for f in ordered[:20]
+        ]
+        if len(ordered) > 20:
+            lines.append(f"… and {len(ordered) - 20} envs more")
+        raise EnvContractError(_shorten("\n".join(lines)), ordered, result) from cause
     text = f"{head}\n\n--- where it happened (env {first.env_id}, {where}) ---\n{first.traceback}"
     if first.operation == "__init__":
         kind = EnvArgumentError if isinstance(cause, TypeError) else EnvRaised

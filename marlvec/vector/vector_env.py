@@ -22,7 +22,7 @@ from marlvec.errors import ArgumentError, FetchTimeout, NothingPendingError, Wor
 from marlvec.vector.actions import VALIDATE_MODES, ActionWriter
 from marlvec.vector.arguments import EnvIds, Options, check_choice, check_env_ids, spread_options
 from marlvec.vector.buffers import Buffers, Selection
-from marlvec.vector.calls import Calls
+from marlvec.vector.calls import Calls, alone
 from marlvec.vector.faults import raise_failures
 from marlvec.vector.result import VectorStep
 from marlvec.vector.seeding import spread
@@ -134,6 +134,7 @@ class VectorEnv(ABC):
         self.reset_send(seed=seed, options=options, env_ids=env_ids)
         return self.reset_fetch()
 
+    @alone
     def reset_send(
         self,
         *,
@@ -147,6 +148,7 @@ class VectorEnv(ABC):
         seeds = spread(seed, ids.tolist(), self.num_envs)
         self._begin("reset", "reset", ids, (seeds, spread_options(options, len(ids))))
 
+    @alone
     def reset_fetch(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the reset that `reset_send` asked for.
 
@@ -179,11 +181,13 @@ class VectorEnv(ABC):
         self.step_send(actions)
         return self.step_fetch()
 
+    @alone
     def step_send(self, actions: Any) -> None:
         """Send actions to all envs; `step_fetch` brings the result."""
         self._calls.check_idle("step_send")
         self._send_actions("step", actions, self._everyone)
 
+    @alone
     def step_fetch(
         self, timeout: float | None = None
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
@@ -197,6 +201,7 @@ class VectorEnv(ABC):
 
     # --- send and recv: envs as they become ready ---
 
+    @alone
     def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
         """Send actions to some envs, while others may be busy; `recv` brings the results.
 
@@ -212,6 +217,7 @@ class VectorEnv(ABC):
         self._calls.check_free(ids)
         self._send_actions("send", actions, ids)
 
+    @alone
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
         """Receive the rows of envs that are ready, first come first served.
 
@@ -236,8 +242,7 @@ class VectorEnv(ABC):
         self._wait_for(wanted, timeout, "recv")
         return self._deliver()
 
-    # --- other requests ---
-
+    @alone
     def state(self) -> NDArray[Any]:
         """Global state of every env, (N, *state_space.shape).
 
@@ -261,6 +266,7 @@ class VectorEnv(ABC):
         """
         if not self._calls.closed:
             self._calls.closed = True
+            del self._buffers  # the memory goes now, or with the last view of it that the caller keeps
             self._shut_down(timeout)
 
     def __enter__(self) -> Self:
@@ -326,8 +332,6 @@ class VectorEnv(ABC):
                 raise ArgumentError(f"no agent {agent!r}; there are {list(self.agents)}")
             return self.agents.index(agent)
         return range(self.agent_num)[agent]
-
-    # --- requests ---
 
     def _send_actions(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
         self._calls.check_episodes(ids, call)

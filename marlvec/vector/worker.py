@@ -38,11 +38,18 @@ def run_worker(read_fd: int, write_fd: int, memory_fd: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     np.random.seed()  # noqa: NPY002  (envs that draw from the global stream would repeat their siblings')
+    channel = Channel(read_fd, write_fd)
+    # A process that an env starts must not hold the channel: its closed end is how the parent learns of our death.
+    for fd in (read_fd, write_fd, memory_fd):
+        os.set_inheritable(fd, False)
+    os.register_at_fork(after_in_child=channel.close)
     code = 0
     try:
-        _serve(Channel(read_fd, write_fd), memory_fd)
+        _serve(channel, memory_fd)
     except ChannelClosed:
         pass
+    except SystemExit as ending:  # an env called sys.exit(): the parent is told its code
+        code = 0 if ending.code is None else ending.code & 0xFF if isinstance(ending.code, int) else 1
     except BaseException:
         import traceback
 

@@ -81,7 +81,6 @@ def test_without_shared_memory_too(kind: str, mode: str) -> None:
 @pytest.mark.checklist(22)
 @pytest.mark.checklist(51)
 @pytest.mark.fault("B8")
-@pytest.mark.fault("D3")
 @settings(max_examples=60)
 @given(data=st.data())
 def test_any_script_any_backend_any_mode(data: st.DataObject) -> None:

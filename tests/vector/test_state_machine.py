@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -244,12 +245,17 @@ def test_two_threads_that_step_never_get_each_others_replies(backend: str) -> No
                     wrong.append(codes)
 
         threads = [threading.Thread(target=play, args=(me,)) for me in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)  # as often as can be, also in the middle of a call
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
         assert wrong == []
-        assert sum(won) >= 1000
+        assert sum(won) >= 100, won
         with contextlib.suppress(StateError):
             envs.step_fetch()
         envs.step(acts())
