@@ -142,7 +142,7 @@ def pack_report(report: Report, first: int) -> bytes:
         for found in (infos, final_infos):
             for i, info in found.items():
                 try:
-                    found[i] = _Pickled(picklable(info, f"the info of env {first + i}"))  # type: ignore[assignment]
+                    found[i] = _Pickled(picklable(info, f"the info of env {first + i}"))  # type: ignore[assignment]  # unpickles to an Info
                 except Exception as error:
                     found[i] = {}
                     failures.append(pack_failure(capture(first + i, "infos", error)))
