@@ -78,6 +78,7 @@ def test_without_shared_memory_too(kind: str) -> None:
 @pytest.mark.checklist(22)
 @pytest.mark.checklist(51)
 @pytest.mark.fault("B8")
+@pytest.mark.time_limit(600)  # shrinking a counterexample takes its time
 @settings(max_examples=60)
 @given(data=st.data())
 def test_any_script_any_backend_any_mode(data: st.DataObject) -> None:
@@ -106,6 +107,7 @@ def test_any_script_any_backend_any_mode(data: st.DataObject) -> None:
 
 
 @pytest.mark.checklist(15)
+@pytest.mark.time_limit(600)  # shrinking a counterexample takes its time
 @settings(max_examples=200)
 @given(
     kind=st.sampled_from(sorted(SCRIPTED)),

@@ -283,7 +283,8 @@ import marlvec
 from marlvec.testing import CounterEnv
 class Talks(CounterEnv):
     def reset(self, seed=None, options=None):
-        print("hello from a worker", flush=True)
+        sys.stdout.write("hello from a worker\\n")  # print() writes the end of the line by itself
+        sys.stdout.flush()
         return super().reset(seed, options)
 with marlvec.make(Talks, num_envs=2) as envs:
     envs.reset()

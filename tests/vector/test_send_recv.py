@@ -26,6 +26,7 @@ def counters(backend: str, n: int = N, **options: Any) -> VectorEnv:
 
 
 @pytest.mark.checklist(37)
+@pytest.mark.time_limit(600)  # shrinking a counterexample takes its time
 @settings(max_examples=60)
 @given(data=st.data())
 def test_any_order_of_sends_and_recvs(data: st.DataObject) -> None:
