@@ -28,7 +28,7 @@ def grow(fd: int, size: int) -> None:
     """Give the block its final size, allocated for real: running out of memory shows here, not as SIGBUS later.
 
     Raises:
-        OSError: There is not enough memory.
+        OSError: The kernel refuses. One that overcommits may kill a process instead.
     """
     if sys.platform == "linux":
         os.posix_fallocate(fd, 0, size)
