@@ -26,6 +26,7 @@ __all__ = ["capture", "describe_exit", "pack_failure", "picklable", "raise_failu
 
 _MAX_TEXT = 64 * 1024
 _MAX_PICKLE = 1024 * 1024
+_MAX_LISTED = 20  # failures of one call that a message lists
 
 # These say all there is to say by themselves; wrapping them would only bury the message.
 _SPEAKS_FOR_ITSELF = (MissingExtraError, SerialisationError, UnsupportedSpaceError)
@@ -114,17 +115,14 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None) 
     cause = first.exception
     if isinstance(cause, _SPEAKS_FOR_ITSELF):
         raise type(cause)(f"env {first.env_id}, {first.operation}(): {cause}") from None
-    head = "\n".join(f"env {f.env_id} raised in {f.operation}(): {f.summary}" for f in ordered[:20])
-    if len(ordered) > 20:
-        head += f"\n… and {len(ordered) - 20} envs more"
     if isinstance(cause, ContractError):  # its text says where and what; the traceback is ours
         lines = [
             f"env {f.env_id}, {f.operation}(): {f.exception if isinstance(f.exception, ContractError) else f.summary}"
-            for f in ordered[:20]
+            for f in ordered[:_MAX_LISTED]
         ]
-        if len(ordered) > 20:
-            lines.append(f"… and {len(ordered) - 20} envs more")
-        raise EnvContractError(_shorten("\n".join(lines)), ordered, result) from cause
+        raise EnvContractError(_shorten(_listing(lines, len(ordered))), ordered, result) from cause
+    lines = [f"env {f.env_id} raised in {f.operation}(): {f.summary}" for f in ordered[:_MAX_LISTED]]
+    head = _listing(lines, len(ordered))
     text = f"{head}\n\n--- where it happened (env {first.env_id}, {where}) ---\n{first.traceback}"
     if first.operation == "__init__":
         kind = EnvArgumentError if isinstance(cause, TypeError) else EnvRaised
@@ -132,6 +130,11 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None) 
     if first.operation in ("step", "reset"):
         text += "\nThese envs have no running episode now: reset() them (all, or env_ids=…) to go on, or close()."
     raise EnvRaised(text, ordered, result) from cause
+
+
+def _listing(lines: Sequence[str], total: int) -> str:
+    more = [f"… and {total - len(lines)} envs more"] if total > len(lines) else []
+    return "\n".join([*lines, *more])
 
 
 def describe_exit(exitcode: int | None) -> str:
