@@ -53,7 +53,7 @@ class _Stepping:
 
 
 class _Halves(_Stepping):
-    """The same under send() and recv(), half of the envs at a time."""
+    """The same under send() and recv(): whichever half of the envs is ready first."""
 
     def __init__(self, make_env: Callable[[], Any], num_envs: int, **settings: Any) -> None:
         super().__init__(make_env, num_envs, **settings)

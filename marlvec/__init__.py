@@ -11,7 +11,9 @@ from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
 from marlvec.registry import make, register
 from marlvec.vector import (
     AsyncVectorEnv,
+    PerEnv,
     SyncVectorEnv,
+    ThreadVectorEnv,
     VectorEnv,
     VectorStep,
     env_seeds,
@@ -26,7 +28,9 @@ __all__ = [
     "register",
     "VectorEnv",
     "SyncVectorEnv",
+    "ThreadVectorEnv",
     "AsyncVectorEnv",
+    "PerEnv",
     "VectorStep",
     "env_seeds",
     "infos_to_list",

@@ -23,6 +23,8 @@
     │   └── WorkerDied                a worker process is gone
     └── MissingExtraError (ImportError)  an optional library is not installed
 
+    ContractWarning (UserWarning)     a broken contract where ``validate="warn"`` asks for no more than a warning
+
 Messages say what was expected, what was got, where, and what to do about it.
 """
 
@@ -39,6 +41,7 @@ __all__ = [
     "BusyError",
     "ClosedError",
     "ContractError",
+    "ContractWarning",
     "EnvArgumentError",
     "EnvContractError",
     "EnvFault",
@@ -117,6 +120,10 @@ class UnsupportedSpaceError(MarlvecError, TypeError):
 
 class ContractError(MarlvecError):
     """An env, policy or connector returned something its contract does not allow."""
+
+
+class ContractWarning(UserWarning):
+    """An env returned values its contract does not allow, and ``validate="warn"`` lets them through."""
 
 
 class FetchTimeout(MarlvecError, TimeoutError):

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -16,10 +15,14 @@ import gymnasium
 from marlvec.envs.catalog import catalog, gymnasium_entry
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.factory import EnvEntry, EnvFactory
+from marlvec.envs.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 from marlvec.vector.async_ import AsyncVectorEnv
+from marlvec.vector.engine import SettingsArguments
 from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.thread import ThreadVectorEnv
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.worker import WorkerLink
 
 __all__ = ["EnvEntry", "EnvFactory", "EnvRow", "listing", "make", "register", "resolve", "resolve_all"]
 
@@ -30,9 +33,6 @@ _GYMNASIUM = "gymnasium/"
 
 EnvLike = str | Callable[..., Any] | EnvFactory
 """What stands for an env: a registered id, ``"module:attr"``, a class, a factory."""
-
-Wrapper = Callable[[Any], Any]
-"""From an env to an env."""
 
 _entries: dict[str, EnvEntry] = {entry.id: entry for entry in catalog()}
 
@@ -56,11 +56,18 @@ def make(
     done_on: str = "all",
     copy: bool = True,
     wrappers: Wrapper | Sequence[Wrapper] = (),
+    max_episode_steps: int | None = None,
+    pad: bool = False,
     grouped: bool = False,
-    validate: str = "sample",
+    render_mode: RenderModes = None,
+    state: bool = False,
+    spaces: str = "equal",
     context: Any = None,
-    shared_memory: bool = True,
-    env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    shared_memory: bool | str = True,
+    daemon: bool = True,
+    worker: Callable[[WorkerLink], None] | None = None,
+    validate: str = "sample",
+    env_kwargs: EnvKwargs = None,
     **kwargs: Any,
 ) -> VectorEnv:
     """Build many envs at once.
@@ -70,23 +77,42 @@ def make(
             ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``), ``"module:attr"``, an env class, a factory, or
             a list with one of these per env. A factory that declares an argument ``env_index`` or ``num_envs`` is told.
         num_envs: N; default 1, or the length of the list.
-        backend: ``"async"``: worker processes that write into shared memory; ``"sync"``: all envs in this process.
-        num_workers: Worker processes; default: one per usable core, at most one per env.
+        backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
+            that release the interpreter lock; ``"sync"``: all envs in this process.
+        num_workers: Worker processes or threads; default: one per usable core, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
             returns its first observation, and ``infos["final_observation"]`` the last one; ``"next_step"``: the next
             step begins it, ignoring the action, and ``infos["reset_mask"]`` marks that row; ``"disabled"``: nothing,
-            ``reset(env_ids=…)`` begins it.
+            ``reset(env_ids=…)`` begins it. Envs that declare that they reset themselves take ``"same_step"`` only.
         done_on: ``"all"``: an episode is over when its last agent has ended, by termination or truncation; ``"any"``:
             when the first has; agents still alive are truncated then.
         copy: Return copies; False for read-only views, valid until the next call that steps.
-        wrappers: Applied to every env, first one innermost: classes or functions from env to env.
+        wrappers: Applied to every env, first one innermost: classes or functions from env to env. One that declares an
+            argument ``env_index`` or ``num_envs`` is told.
+        max_episode_steps: Truncate the agents that are still alive after so many steps of their env; in a turn-based
+            env a step is one move. Takes the place of the limit that Gymnasium registers with its envs; limits that
+            other envs have of their own stay.
+        pad: Make one group of agents whose spaces differ in size: observations get zeros at the end of each axis,
+            Discrete actions an action mask. Spaces that do not fit one another raise.
         grouped: Give observations and actions as dicts of groups also where all agents are alike.
-        validate: How often action values are checked: ``"strict"``, ``"sample"`` or ``"off"``. Shapes and dtypes always
-            are.
-        context: Start method of workers: ``"forkserver"`` (default), ``"spawn"``, ``"fork"``, or a multiprocessing
-            context.
-        shared_memory: False sends rows through pipes.
-        env_kwargs: Keyword arguments for the envs: one dict, or one per env. Goes over ``kwargs``.
+        render_mode: For the envs' constructors: one mode for all; ``"single_rgb_array"`` (``"single_"`` and any mode)
+            for a renderer in env 0 alone; or a list of one mode or None per env.
+        state: Bring the envs' global state with every reset and step, as ``infos["state"]`` and
+            ``infos["final_state"]``; they must have a ``state_space``.
+        spaces: ``"equal"``: all envs have the same spaces; ``"compatible"``: the bounds of their Boxes may differ, and
+            the vectorizer's spaces have the widest.
+        context: Start method of worker processes: ``"forkserver"`` (default), ``"spawn"``, ``"fork"``, or a
+            multiprocessing context.
+        shared_memory: False sends rows through pipes; ``"require"`` refuses spaces of which a leaf has no fixed size
+            and would have to go through one.
+        daemon: Whether worker processes that nobody closed get a second to close their envs at the interpreter's exit
+            (True), or the time they need (False).
+        worker: A function to run in worker processes in place of their own loop; see `marlvec.vector.worker.serve`.
+        validate: How often values are checked: ``"strict"``: in every call; ``"sample"``: in the first ones and now and
+            then after that; ``"warn"``: in every call, with a warning where strict raises; ``"off"``: never. Shapes and
+            dtypes always are.
+        env_kwargs: Keyword arguments for the envs: one dict, or one per env. Goes over ``kwargs``, and takes those
+            whose names `make` itself uses.
         kwargs: Keyword arguments for every env. They reach it, or raise.
 
     Returns:
@@ -94,67 +120,57 @@ def make(
 
     Raises:
         UnknownEnvError: No such id; lists those that come near.
-        ArgumentError: An argument is wrong. Nothing was started.
+        ArgumentError: An argument is wrong, and nothing was started; or an env does not support ``render_mode``,
+            ``state`` or ``autoreset_mode``, and nothing is left running.
         MissingExtraError: The env needs a package that is not installed; names the extra.
+        ContractError: Something is no env; the envs' spaces differ; or their agents' cannot be padded.
         EnvArgumentError: An env refused its arguments.
         EnvRaised: An env's constructor raised; names the env, with its traceback. Nothing is left running.
+        UnsupportedSpaceError: A leaf cannot be in shared memory, and that was required.
     """
-    factories = resolve_all(env, num_envs)
-    n = len(factories)
-    layers = tuple(wrappers) if isinstance(wrappers, (list, tuple)) else (wrappers,)
-    if not all(map(callable, layers)):
-        raise ArgumentError(f"wrappers: expected classes or functions from env to env, got {wrappers!r}")
-    recipes = [
-        _Recipe(factory.with_kwargs(**{**kwargs, **own}), i, n, layers)
-        for i, (factory, own) in enumerate(zip(factories, _per_env_kwargs(env_kwargs, n), strict=True))
-    ]
-    common: dict[str, Any] = {
+    recipes = write_recipes(
+        resolve_all(env, num_envs),
+        kwargs=kwargs,
+        env_kwargs=env_kwargs,
+        wrappers=wrappers,
+        render_mode=render_mode,
+        max_episode_steps=max_episode_steps,
+        pad=pad,
+    )
+    settings: SettingsArguments = {
         "autoreset_mode": autoreset_mode,
         "done_on": done_on,
         "copy": copy,
         "grouped": grouped,
         "validate": validate,
+        "state": state,
+        "spaces": spaces,
     }
-    if backend == "sync":
-        for name, value, default in (
-            ("num_workers", num_workers, None),
-            ("context", context, None),
-            ("shared_memory", shared_memory, True),
-        ):
-            if value != default:
-                raise ArgumentError(f"{name} is for worker processes; backend='sync' has none")
-        return SyncVectorEnv(recipes, **common)
-    if backend != "async":
-        raise ArgumentError(f"backend must be 'async' or 'sync', got {backend!r}")
-    return AsyncVectorEnv(recipes, num_workers=num_workers, context=context, shared_memory=shared_memory, **common)
-
-
-@dataclass(frozen=True)
-class _Recipe:
-    """All it takes to build env number ``env_index``."""
-
-    factory: EnvFactory
-    env_index: int
-    num_envs: int
-    wrappers: tuple[Wrapper, ...]
-
-    def __call__(self) -> Any:
-        env = self.factory(env_index=self.env_index, num_envs=self.num_envs)
-        for wrapper in self.wrappers:
-            env = wrapper(env)
-        return env
-
-
-def _per_env_kwargs(env_kwargs: Any, n: int) -> list[dict[str, Any]]:
-    if env_kwargs is None:
-        return [{}] * n
-    if isinstance(env_kwargs, Mapping):
-        return [dict(env_kwargs)] * n
-    if not isinstance(env_kwargs, (list, tuple)) or not all(isinstance(own, Mapping) for own in env_kwargs):
-        raise ArgumentError(f"env_kwargs: expected a dict, or a list of one dict per env, got {env_kwargs!r}")
-    if len(env_kwargs) != n:
-        raise ArgumentError(f"env_kwargs: expected one dict per env, {n} in all, got {len(env_kwargs)}")
-    return [dict(own) for own in env_kwargs]
+    if backend == "async":
+        return AsyncVectorEnv(
+            recipes,
+            num_workers=num_workers,
+            context=context,
+            shared_memory=shared_memory,
+            daemon=daemon,
+            worker=worker,
+            **settings,
+        )
+    if backend not in ("sync", "thread"):
+        raise ArgumentError(f"backend must be 'async', 'thread' or 'sync', got {backend!r}")
+    for name, value, default in (
+        ("context", context, None),
+        ("shared_memory", shared_memory, True),
+        ("daemon", daemon, True),
+        ("worker", worker, None),
+    ):
+        if value != default:
+            raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
+    if backend == "thread":
+        return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
+    if num_workers is not None:
+        raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend='sync' has none")
+    return SyncVectorEnv(recipes, **settings)
 
 
 def register(
@@ -326,7 +342,8 @@ def _gymnasium_id(name: str) -> str | None:
     known = _gymnasium_ids()
     if wanted in known:
         return wanted
-    versions = [(number, env_id) for env_id in known for stem, number in [_split(env_id)] if stem == wanted and number]
+    split = ((*_split(env_id), env_id) for env_id in known)
+    versions = [(number, env_id) for stem, number, env_id in split if stem == wanted and number is not None]
     return max(versions)[1] if versions else None
 
 

@@ -268,7 +268,7 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
     [
         (("rollout", "simple_sprad"), 2, "unknown env 'simple_sprad'. Did you mean 'mpe/simple_spread_v3'"),
         (("rollout", "nowhere:Env"), 2, "no module 'nowhere'"),
-        ((*SPREAD, "--num-workers", "2"), 2, "num_workers is for worker processes"),
+        ((*SPREAD, "--num-workers", "2"), 2, "num_workers=2 is for workers"),
         ((*SPREAD, "--set", "N=2", "--set", "N=3"), 2, "N is given twice"),
         ((*SPREAD, "--set", "N"), 2, "expected KEY=VALUE"),
         ((*SPREAD, "--set", "speed=3"), 2, "unexpected keyword argument 'speed'; --traceback shows where"),
@@ -337,18 +337,18 @@ def test_envs_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "rlcard", None)
     printed = succeed("envs")
     lines = dict(re.findall(r"^ *(\S+/\S+) +(.*?) *$", printed, re.M))
-    assert lines["mpe/simple_spread_v3"].split() == ["mpe", "yes"]
-    assert lines["pettingzoo/classic/leduc_holdem_v4"].split(maxsplit=1) == [
-        "classic",
-        'pip install "marlvec[classic]"',
-    ]
+    assert lines["mpe/simple_spread_v3"].split() == ["mpe", "–", "yes"]
+    assert lines["pettingzoo/atari/pong_v3"].split() == ["atari", "atari", "yes"]
+    assert lines["pettingzoo/classic/leduc_holdem_v4"].split() == ["classic", "classic", "no"]
+    assert re.search(r'^For the others: pip install "marlvec\[classic\]"$', printed, re.M)
     assert not any(name.startswith("gymnasium/") for name in lines)
 
 
 def test_envs_can_be_searched() -> None:
     printed = succeed("envs", "CARTPOLE-v1")
-    assert re.search(r"^ *gymnasium/CartPole-v1 +gymnasium +yes *$", printed, re.M)
+    assert re.search(r"^ *gymnasium/CartPole-v1 +gymnasium +– +yes *$", printed, re.M)
     assert "simple_spread" not in printed
+    assert "For the others" not in printed
     assert "simple_spread" in succeed("envs", "spread")
 
 

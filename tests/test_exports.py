@@ -13,7 +13,9 @@ import pytest
 SURFACE = {
     "marlvec": """
         make register
-        VectorEnv SyncVectorEnv AsyncVectorEnv VectorStep env_seeds infos_to_list infos_from_list
+        VectorEnv SyncVectorEnv ThreadVectorEnv AsyncVectorEnv VectorStep PerEnv
+        RecordVideo tile_frames
+        env_seeds infos_to_list infos_from_list
         connectors errors
         Collector MultiAgentBatch SampleBatch
         Policy RandomPolicy FunctionPolicy
@@ -36,7 +38,10 @@ SURFACE = {
         SerialisationError UnsupportedSpaceError ContractError FetchTimeout
         EnvFault EnvRaised EnvArgumentError EnvContractError WorkerDied Failure RemoteCause
         MissingExtraError
+        ContractWarning
     """,
+    "marlvec.interop.gymnasium": "GymnasiumVectorEnv",
+    "marlvec.interop.pettingzoo": "ParallelView",
 }
 PUBLIC = [*SURFACE, "marlvec.collect", "marlvec.envs", "marlvec.policies", "marlvec.registry", "marlvec.testing"]
 

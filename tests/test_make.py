@@ -12,8 +12,9 @@ import pytest
 from gymnasium.spaces import Discrete
 
 import marlvec
-from marlvec.errors import ArgumentError, ContractError, EnvArgumentError
+from marlvec.errors import ArgumentError, ContractError, EnvArgumentError, EnvRaised
 from marlvec.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv, decode
+from marlvec.vector.worker import serve
 
 BACKENDS = ("sync", "async")
 
@@ -213,13 +214,126 @@ def test_all_four_kinds_of_env_run_whole_episodes(env: Any) -> None:
         assert ended >= 9
 
 
+class Numbered(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Is told its place, as a factory is."""
+
+    def __init__(self, env: Any, env_index: int, *, num_envs: int = -1, tag: str = "") -> None:
+        super().__init__(env)
+        self.place = (env_index, num_envs, tag)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrapper_that_asks_is_told_its_place(backend: str) -> None:
+    def with_index(env: Any, *, env_index: int) -> Any:
+        env.told = env_index
+        return env
+
+    settings: dict[str, Any] = {"num_envs": 3, "backend": backend}
+    with marlvec.make(SingleEnv, **settings, wrappers=[with_index, Double, Numbered]) as envs:
+        assert envs.get_attr("place") == ((0, 3, ""), (1, 3, ""), (2, 3, ""))
+        assert envs.get_attr("told") == (0, 1, 2)
+    with marlvec.make(SingleEnv, **settings, wrappers=partial(Numbered, env_index=7, tag="x")) as envs:
+        assert envs.get_attr("place") == ((7, 3, "x"),) * 3
+
+
+def test_what_was_built_is_closed_where_a_wrapper_raises() -> None:
+    closed = []
+
+    class Closing(SingleEnv):
+        def close(self) -> None:
+            closed.append(self.world.env_index)
+            raise RuntimeError("nor can it be closed")
+
+    def bad(env: Any, env_index: int) -> Any:
+        if env_index == 1:
+            raise ValueError("no such layer")
+        return env
+
+    with pytest.raises(EnvRaised, match="env 1 raised in __init__.*no such layer"):
+        marlvec.make(Closing, 3, backend="sync", wrappers=bad)
+    assert sorted(closed) in ([0, 1], [0, 1, 2])
+
+
+@pytest.mark.parametrize("backend", ["sync", "thread", "async"])
+def test_the_name_is_the_envs_own_and_metadata_is_nobody_elses(backend: str) -> None:
+    class Shared(SingleEnv):
+        own = {"name": "shared", "render_modes": ["ansi"]}
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.metadata = self.own
+
+    modes = ("same_step", "next_step")
+    with (
+        marlvec.make(Shared, 2, backend=backend, autoreset_mode=modes[0]) as one,
+        marlvec.make(Shared, 2, backend=backend, autoreset_mode=modes[1]) as other,
+    ):
+        assert (one.spec.name, other.spec.name) == ("shared", "shared")
+        assert (one.metadata["autoreset_mode"], other.metadata["autoreset_mode"]) == modes
+        one.metadata["render_modes"].append("spoilt")
+        assert other.metadata["render_modes"] == ["ansi"]
+        assert one.get_attr("metadata") == (Shared.own,) * 2
+    assert Shared.own == {"name": "shared", "render_modes": ["ansi"]}
+
+
+def test_threads_take_what_threads_can() -> None:
+    with marlvec.make(CounterEnv, 4, backend="thread", num_workers=2, state=False, grouped=True, copy=False) as envs:
+        assert (envs.backend, envs.num_workers, envs.grouped, envs.copy) == ("thread", 2, True, False)
+        obs, _ = envs.reset(seed=0)
+        assert [decode(obs["agent"][i, 0]).env for i in range(4)] == [0, 1, 2, 3]
+
+
+def test_every_setting_reaches_the_vectorizer() -> None:
+    def loop(link: Any) -> None:
+        serve(link)
+
+    settings: dict[str, Any] = {
+        "autoreset_mode": "next_step",
+        "done_on": "any",
+        "copy": False,
+        "grouped": True,
+        "context": "forkserver",
+        "num_workers": 2,
+        "shared_memory": "require",
+        "daemon": False,
+        "worker": loop,
+        "validate": "off",
+        "state": True,
+        "spaces": "compatible",
+        "pad": True,
+        "max_episode_steps": 3,
+    }
+    with marlvec.make(CounterEnv, 2, **settings, env_kwargs={"state": True}) as envs:
+        assert (envs.autoreset_mode, envs.done_on, envs.copy, envs.grouped) == ("next_step", "any", False, True)
+        assert (envs.num_workers, envs.context) == (2, "forkserver")
+        _, infos = envs.reset(seed=0)
+        assert infos["state"].shape == (2, 7)
+        for _ in range(3):
+            *_, truncated, infos = envs.step({"agent": np.ones((2, 3), np.int64)})
+        assert truncated.all()
+
+
 def test_wrong_settings_are_refused_before_anything_starts() -> None:
     for settings, words in (
-        ({"backend": "cloud"}, "backend must be 'async' or 'sync', got 'cloud'"),
+        ({"backend": "cloud"}, "backend must be 'async', 'thread' or 'sync', got 'cloud'"),
         ({"num_envs": 0}, "at least 1, got 0"),
         ({"num_workers": 3}, "num_workers must be from 1 to num_envs=2, got 3"),
         ({"num_workers": 0}, "num_workers must be from 1 to num_envs=2, got 0"),
-        ({"backend": "sync", "num_workers": 2}, "num_workers is for worker processes"),
+        ({"backend": "sync", "num_workers": 2}, "num_workers=2 is for workers; backend='sync' has none"),
+        ({"backend": "sync", "context": "spawn"}, "context='spawn' is for worker processes; backend='sync' has none"),
+        ({"backend": "thread", "context": "spawn"}, "context='spawn' is for worker processes; backend='thread'"),
+        ({"backend": "thread", "shared_memory": "require"}, "shared_memory='require' is for worker processes"),
+        ({"backend": "sync", "shared_memory": False}, "shared_memory=False is for worker processes"),
+        ({"backend": "sync", "daemon": False}, "daemon=False is for worker processes"),
+        ({"backend": "thread", "worker": serve}, "is for worker processes; backend='thread' has none"),
+        ({"backend": "thread", "num_workers": 3}, "num_workers must be from 1 to num_envs=2, got 3"),
+        ({"shared_memory": "maybe"}, "shared_memory must be True, False or 'require', got 'maybe'"),
+        ({"done_on": "some"}, "done_on must be one of"),
+        ({"spaces": "similar"}, "spaces must be one of"),
+        ({"max_episode_steps": 0}, "max_episode_steps: expected an int of at least 1, got 0"),
+        ({"render_mode": 3}, "render_mode: expected a mode such as 'rgb_array'"),
+        ({"wrappers": "Double"}, "wrappers: expected classes or functions"),
+        ({"env_kwargs": [{}]}, "env_kwargs: expected one dict per env, 2 in all, got 1"),
         ({"autoreset_mode": "never"}, "autoreset_mode must be one of"),
         ({"validate": "maybe"}, "validate must be one of"),
         ({"context": "thread"}, "context must be one of"),

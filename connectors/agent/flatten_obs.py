@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ArgumentError, ContractError
+from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 
 __all__ = ["FlattenObs"]
@@ -31,6 +31,7 @@ class FlattenObs(AgentConnector):
 
     Raises:
         ArgumentError: Both ``keys`` and ``drop`` are given; or, where a space is first seen, a path is not in it.
+        UnsupportedSpaceError: Where a space is first seen: it has no leaves, or one of those to keep has no fixed size.
     """
 
     def __init__(self, *, keys: Sequence[str] | None = None, drop: Sequence[str] | None = None) -> None:
@@ -76,6 +77,18 @@ class FlattenObs(AgentConnector):
         return Box(low, high, dtype=dtype.type)
 
     def _choose(self, tree: SpaceTree) -> list[tuple[int, Leaf]]:
+        chosen = self._named(tree)
+        if not chosen:
+            raise UnsupportedSpaceError(f"{self!r}: there is nothing to flatten in {tree.space}")
+        for _, leaf in chosen:
+            if leaf.is_object:
+                raise UnsupportedSpaceError(
+                    f"{self!r}: {leaf} is {type(leaf.space).__name__}, which has no fixed size and cannot be part of a "
+                    f"vector; name it in drop=[…], or encode it before"
+                )
+        return chosen
+
+    def _named(self, tree: SpaceTree) -> list[tuple[int, Leaf]]:
         wanted = self.keys if self.keys is not None else self.drop
         if wanted is None:
             return list(enumerate(tree.leaves))

@@ -38,6 +38,7 @@ class FrameStack(AgentConnector):
 
     Raises:
         ArgumentError: ``k`` is below 1 or ``pad`` is neither.
+        UnsupportedSpaceError: Where a space is first seen: a leaf has no such axis, or no fixed size.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class FrameStack(AgentConnector):
         self._started.reset(env_ids)
 
     def setup(self, space: Space[Any]) -> None:
-        tree = SpaceTree(space)
+        tree = self._tree_of(space)
         frames = [self._frames_of(leaf.space) for leaf in tree.leaves]
         if [f.table.values.dtype for f in frames] != [f.table.values.dtype for f in self._frames] or [
             f.table.shape for f in frames
@@ -86,7 +87,7 @@ class FrameStack(AgentConnector):
         self._tree = tree
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
-        SpaceTree(space)  # refuses leaves that have no array form
+        self._tree_of(space)
         return map_space(lambda leaf: self._frames_of(leaf).space(leaf, self.pad == "zero"), space)
 
     def state_dict(self) -> State:
@@ -102,6 +103,16 @@ class FrameStack(AgentConnector):
         for frames, table in zip(self._frames, state["frames"], strict=True):
             frames.table.load_state_dict(table)
         self._started.load_state_dict(state["started"])
+
+    def _tree_of(self, space: Space[Any]) -> SpaceTree:
+        tree = SpaceTree(space)
+        for leaf in tree.leaves:
+            if leaf.is_object:
+                raise UnsupportedSpaceError(
+                    f"{self!r} cannot stack {leaf} of {type(leaf.space).__name__}, which has no fixed size; "
+                    f"put FlattenObs(drop=[…]) before it, or encode the leaf"
+                )
+        return tree
 
     def _frames_of(self, space: Space[Any]) -> _Frames:
         assert space.shape is not None

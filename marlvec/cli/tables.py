@@ -76,20 +76,22 @@ def print_rollout(console: Console, result: Rollout) -> None:
 
 
 def print_envs(console: Console, rows: Sequence[EnvRow], *, with_gymnasium: bool) -> None:
-    """Print ids by family, and what to install for those that lack something."""
+    """Print ids by family, which extra brings which, and what to install for those that lack something."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("env")
-    table.add_column("family")
-    table.add_column("installed")
+    for name in ("env", "family", "extra", "installed"):
+        table.add_column(name)
     for row in sorted(rows, key=lambda row: (not row.installed, row.family, row.id)):
-        if row.installed:
-            state = Text("yes", "green")
-        else:
-            state = Text(f'pip install "marlvec[{row.extra}]"' if row.extra else "no: its package is missing", "yellow")
-        table.add_row(Text(row.id), Text(row.family), state)
+        state = (
+            Text("yes", "green")
+            if row.installed
+            else Text("no" if row.extra else "no: its package is missing", "yellow")
+        )
+        table.add_row(Text(row.id), Text(row.family), Text(row.extra or _NOTHING), state)
     console.print(table)
     there = sum(row.installed for row in rows)
     console.print(f"{len(rows)} envs, {there} of them ready to use.", highlight=False)
+    if missing := sorted({row.extra for row in rows if row.extra and not row.installed}):
+        console.print(f'For the others: pip install "marlvec[{",".join(missing)}]"', style="yellow", markup=False)
     if not with_gymnasium:
         console.print(
             "An id may leave out its front and its version: simple_spread is mpe/simple_spread_v3.\n"

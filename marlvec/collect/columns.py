@@ -37,7 +37,7 @@ class Column:
         self._owner, self.name = owner, name
         found = [(path, to_array(leaf)) for path, leaf in tree_leaves(value)]
         for path, leaf in found:
-            if leaf.ndim == 0 or leaf.dtype.kind == "O":
+            if leaf.ndim == 0:
                 raise ContractError(f"{owner}: {_where(name, path)} must be an array with the rows on its first axis")
         numbers = count()
         self._skeleton = map_tree(lambda _: next(numbers), value)

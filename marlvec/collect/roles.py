@@ -262,7 +262,7 @@ class Role:
             i = int(np.argwhere(np.isnan(array))[0][0])
             env, agent = int(answer.given["env_id"][i]), int(answer.given["agent_index"][i])
             raise self._bad(f"gave {name!r} with NaN, first for env {env}, agent {agent}")
-        return array
+        return array.astype(leaf.dtype, copy=False) if leaf.is_object else array  # texts have a dtype of each length
 
     def _cast(self, array: AnyArray, leaf: Leaf) -> AnyArray:
         if array.dtype == leaf.dtype:
@@ -294,9 +294,11 @@ def _fits(tree: SpaceTree, value: Tree) -> bool:
 
 def _kinds(leaf: Leaf) -> str:
     """Dtype kinds that go into a leaf without changing their meaning."""
+    if leaf.is_object:
+        return "OU"
     if isinstance(leaf.space, (Discrete, MultiDiscrete)):
         return "iu"
     if isinstance(leaf.space, MultiBinary) or leaf.dtype.kind == "b":
         return "iub"
-    assert isinstance(leaf.space, Box)  # SpaceTree lets no other leaf through
+    assert isinstance(leaf.space, Box)  # there are no other array leaves
     return "fiu" if leaf.dtype.kind == "f" else "iu"

@@ -94,6 +94,13 @@ class Trajectories:
         return start
 
     def _learn(self, columns: Mapping[str, Tree]) -> None:
+        if self._rows and columns.keys() - self._rows.keys() == {"action_mask"} and self._rows.keys() < columns.keys():
+            # An env has given its first mask, in its infos; until now everything was allowed.
+            masks = Column(self._owner, "action_mask", columns["action_mask"], self._capacity)
+            for leaf in masks.leaves:
+                leaf[...] = True
+            self._rows["action_mask"] = masks
+            return
         if self._rows:
             raise ContractError(
                 f"{self._owner}: its agent connectors gave the columns {sorted(columns)}, "

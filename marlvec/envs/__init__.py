@@ -3,10 +3,12 @@
 from marlvec.envs.adapt import adapt
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.gymnasium import GymnasiumEnv
+from marlvec.envs.padded import Padded
 from marlvec.envs.pettingzoo import PettingZooParallelEnv
 from marlvec.envs.rllib import RLlibEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, AgentGroup, EnvSpec, Info
+from marlvec.envs.time_limit import TimeLimit
 from marlvec.envs.turns import PettingZooAECEnv
 
 __all__ = [
@@ -16,9 +18,11 @@ __all__ = [
     "GymnasiumEnv",
     "Info",
     "MultiAgentEnv",
+    "Padded",
     "PettingZooAECEnv",
     "PettingZooParallelEnv",
     "RLlibEnv",
     "Slot",
+    "TimeLimit",
     "adapt",
 ]

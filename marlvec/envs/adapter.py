@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
 
+from marlvec.envs.choices import as_mask
 from marlvec.envs.contract import AgentId, broken
 from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.self_reset import resets_itself, take_finals
 from marlvec.envs.slot import Slot
-from marlvec.envs.spec import COMMON, split_action_mask
-from marlvec.errors import ContractError, UnsupportedSpaceError
+from marlvec.envs.spec import COMMON, Info, split_action_mask
+from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
 
 __all__ = ["Adapter"]
@@ -51,6 +53,7 @@ class Adapter(MultiAgentEnv):
         self.name = _name_of(env, self.metadata)
         self.ids: tuple[AgentId, ...] = tuple(ids)
         self.agents = tuple(str(agent) for agent in self.ids)
+        self._info_keys: tuple[str, ...] = self.agents  # where in an `Info` each agent's own info is
         self._index: dict[AgentId, int] = {agent: a for a, agent in enumerate(self.ids)}
         for name in self.agents:
             if name in _RESERVED:
@@ -72,6 +75,7 @@ class Adapter(MultiAgentEnv):
             for space, (_, size) in zip(observation_spaces, pairs, strict=True)
         ]
         self.state_space = _state_space(env)
+        self.resets_itself = resets_itself(env, self.name)
         self._reset_takes = _parameters(env.reset)
 
     @property
@@ -112,6 +116,16 @@ class Adapter(MultiAgentEnv):
         if self.mask_sizes[a] is None:
             slot.write_obs(a, value)
             return
+        slot.write_obs(a, self._without_mask(a, value))
+        if acting:
+            slot.write_mask(a, value["action_mask"])
+        else:
+            slot.clear_mask(a)
+
+    def _without_mask(self, a: int, value: Any) -> Any:
+        """Agent number ``a``'s observation without the mask that its space declares."""
+        if self.mask_sizes[a] is None:
+            return value
         if not isinstance(value, Mapping) or "action_mask" not in value:
             got = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
             broken(
@@ -125,13 +139,73 @@ class Adapter(MultiAgentEnv):
                     "observation",
                     f"of agent {self.ids[a]!r}: expected keys ['action_mask', 'observation'], got {got}",
                 )
-            slot.write_obs(a, value["observation"])
-        else:
-            slot.write_obs(a, {key: part for key, part in value.items() if key != "action_mask"})
-        if acting:
-            slot.write_mask(a, value["action_mask"])
-        else:
+            return value["observation"]
+        return {key: part for key, part in value.items() if key != "action_mask"}
+
+    def _take_masks(self, slot: Slot, told: Info | None) -> Info | None:
+        """Move action masks from the infos into the slot; those of acting agents count, where no space declares one.
+
+        Must come after ``acting`` is written.
+
+        Args:
+            slot: Where to.
+            told: The infos; altered.
+
+        Returns:
+            The infos without masks.
+        """
+        if told is None and not slot.masked[0]:
+            return None
+        rest = {} if told is None else told
+        for a, mask in self._pop_masks(slot, rest):
+            if mask is not None and slot.acting[a]:
+                slot.write_mask(a, mask)
+            else:
+                slot.clear_mask(a)
+        return rest or None
+
+    def _pop_masks(self, slot: Slot, told: Info) -> Iterator[tuple[int, Any]]:
+        """Take out the masks of agents whose spaces declare none, and leave no empty dicts behind.
+
+        What cannot be a mask is an info like others, whatever its name is.
+        """
+        for a, who in enumerate(self._info_keys):
+            if self.mask_sizes[a] is None and slot.action_mask[a] is not None:
+                info = told.get(who, {})
+                mask = as_mask(info["action_mask"]) if "action_mask" in info else None
+                if mask is not None:
+                    del info["action_mask"]
+                yield a, mask
+                if not info:
+                    told.pop(who, None)
+
+    def _hand_over(self, slot: Slot, told: Info | None) -> Info | None:
+        """Close the episode that an env has itself followed by the next, whose agents are to be written after this.
+
+        Must come after the flags are written.
+
+        Args:
+            slot: Where to.
+            told: The infos of the step; altered.
+
+        Returns:
+            The infos of the reset.
+        """
+        flags = zip(slot.terminated, slot.truncated, strict=True)
+        places = {self._info_keys[a]: a for a, flag in enumerate(flags) if any(flag)}
+        finals = take_finals(told, {who: self.ids[a] for who, a in places.items()}, self.name)
+        for who, a in places.items():
+            slot.write_final(a, self._without_mask(a, finals.observations[who]))
+        for a in range(len(self.ids)):
+            slot.zero_obs(a)
             slot.clear_mask(a)
+            slot.alive[a] = slot.acting[a] = False
+        slot.done = slot.begun = True
+        last = finals.ended or {}
+        for _ in self._pop_masks(slot, last):
+            pass  # nobody acts on what was allowed after the end
+        slot.final_info = last or None
+        return finals.begun
 
 
 def _parameters(function: Callable[..., Any]) -> frozenset[str] | None:
@@ -150,10 +224,8 @@ def _state_space(env: Any) -> Space[Any] | None:
     space = getattr(env, "state_space", None)
     if not isinstance(space, Space) or not callable(getattr(env, "state", None)):
         return None
-    try:
-        return space if SpaceTree(space).is_leaf else None
-    except UnsupportedSpaceError:
-        return None
+    tree = SpaceTree(space)
+    return space if tree.is_leaf and not tree.leaves[0].is_object else None
 
 
 def _name_of(env: Any, metadata: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import gymnasium
 
 from marlvec.envs.factory import EnvEntry
 
-__all__ = ["atari_env", "catalog", "gymnasium_entry", "gymnasium_env", "pettingzoo_env"]
+__all__ = ["atari_env", "catalog", "gymnasium_entry", "gymnasium_env", "openspiel_env", "pettingzoo_env"]
 
 _MPE = (
     "collect_treasure_v1",
@@ -76,12 +76,12 @@ _ATARI = (
     "wizard_of_wor_v3",
 )
 
-# What Gymnasium's own envs need, by the module they are in.
-_GYMNASIUM_NEEDS = {
-    "gymnasium.envs.box2d": ("Box2D",),
-    "gymnasium.envs.mujoco": ("mujoco",),
-    "gymnasium.envs.phys2d": ("jax",),
-    "gymnasium.envs.tabular": ("jax",),
+# What Gymnasium's own envs need, by the module they are in, and the extra of marlvec that brings it.
+_GYMNASIUM_NEEDS: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "gymnasium.envs.box2d": ("box2d", ("Box2D", "pygame")),
+    "gymnasium.envs.mujoco": (None, ("mujoco",)),
+    "gymnasium.envs.phys2d": (None, ("jax",)),
+    "gymnasium.envs.tabular": (None, ("jax",)),
 }
 
 
@@ -93,11 +93,15 @@ def catalog() -> Iterator[EnvEntry]:
         for name, (kind, *packages) in needs.items():
             yield _pettingzoo(family, name, kind, ("pettingzoo", "pygame", *packages))
     for name in _ATARI:
-        yield _pettingzoo("atari", name, "parallel", ("pettingzoo", "pygame", "multi_agent_ale_py"))
+        yield _pettingzoo("atari", name, "parallel", ("pettingzoo", "pygame", "multi_agent_ale_py", "ale_py"))
 
 
 def _pettingzoo(family: str, name: str, kind: str, packages: tuple[str, ...]) -> EnvEntry:
-    builder = atari_env if family == "atari" else pettingzoo_env
+    builder: Callable[..., Any] = pettingzoo_env
+    if family == "atari":
+        builder = atari_env
+    elif "pyspiel" in packages:
+        builder = openspiel_env
     return EnvEntry(
         f"pettingzoo/{family}/{name}",
         partial(builder, f"{family}/{name}", kind),
@@ -144,12 +148,37 @@ def atari_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
         env_id: As in `pettingzoo_env`.
         kind: Likewise.
         kwargs: For the env; without ``auto_rom_install_path``, ale-py's own folder is used if ale-py is installed.
+
+    Raises:
+        MissingExtraError: As in `pettingzoo_env`, or there is no file of this game.
     """
     if "auto_rom_install_path" not in kwargs:
         found = importlib.util.find_spec("ale_py")
         if found is not None and found.origin is not None:
             kwargs["auto_rom_install_path"] = str(Path(found.origin).parent / "roms")
-    return pettingzoo_env(env_id, kind, **kwargs)
+    try:
+        return pettingzoo_env(env_id, kind, **kwargs)
+    except OSError as error:
+        if "auto_rom_install_path" in kwargs:
+            raise
+        raise EnvEntry(env_id, "", extra="atari").missing(error) from error
+
+
+def openspiel_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
+    """Build one of PettingZoo's envs that are OpenSpiel's, with seeds that settle more than the first episode.
+
+    Without that, half of all seeds raise (OpenSpiel takes 31 bits), and each reset without one deals cards that nobody
+    can deal again.
+
+    Args:
+        env_id: As in `pettingzoo_env`.
+        kind: Likewise.
+        kwargs: For the env.
+    """
+    env = pettingzoo_env(env_id, kind, **kwargs)
+    from marlvec.envs.seed_stream import SeedStream  # imports PettingZoo
+
+    return SeedStream(env)
 
 
 def gymnasium_entry(env_id: str) -> EnvEntry:
@@ -160,12 +189,14 @@ def gymnasium_entry(env_id: str) -> EnvEntry:
     """
     spec = gymnasium.envs.registration.registry.get(env_id)
     module = spec.entry_point if spec is not None and isinstance(spec.entry_point, str) else ""
-    needs = next((needs for prefix, needs in _GYMNASIUM_NEEDS.items() if module.startswith(prefix)), ())
+    found = (needs for prefix, needs in _GYMNASIUM_NEEDS.items() if module.startswith(prefix))
+    extra, packages = next(found, (None, ()))
     return EnvEntry(
         f"gymnasium/{env_id}",
         partial(gymnasium_env, env_id),
         family="gymnasium",
-        packages=("gymnasium", *needs),
+        extra=extra,
+        packages=("gymnasium", *packages),
     )
 
 
@@ -175,5 +206,11 @@ def gymnasium_env(env_id: str, /, **kwargs: Any) -> Any:
     Args:
         env_id: Gymnasium's own id.
         kwargs: For ``gymnasium.make``; ``disable_env_checker=False`` brings the checker back.
+
+    Raises:
+        MissingExtraError: Something the env needs is not installed.
     """
-    return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})
+    try:
+        return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        raise gymnasium_entry(env_id).missing(error) from error

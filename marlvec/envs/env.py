@@ -40,6 +40,7 @@ class MultiAgentEnv(ABC):
         mask_sizes: Length of each agent's action mask, or None; empty means that no agent has one.
         state_space: Space of the global state, or None.
         metadata: Free.
+        resets_itself: Whether the step that ends an episode begins the next one too; see `Slot.begun`.
     """
 
     name: str = "env"
@@ -49,6 +50,7 @@ class MultiAgentEnv(ABC):
     mask_sizes: tuple[int | None, ...] = ()
     state_space: Space[Any] | None = None
     metadata: Mapping[str, Any] = {}
+    resets_itself: bool = False
 
     @abstractmethod
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
@@ -77,6 +79,14 @@ class MultiAgentEnv(ABC):
         Returns:
             Infos, or None if all are empty.
         """
+
+    def cut_short(self, slot: Slot) -> None:
+        """End the episode here, between two steps: time is up, or it is over for others than the env itself.
+
+        Every agent that is alive is truncated. An env whose agents do not observe in every step writes the observation
+        in which it leaves them. What follows is a reset.
+        """
+        slot.cut_short()
 
     def write_state(self, slot: Slot) -> None:
         """Write the global state into ``slot.state``. Called only if ``state_space`` is given."""

@@ -12,10 +12,10 @@ from typing import Any
 
 from marlvec.errors import MissingExtraError, RegistryError
 
-__all__ = ["OFFERED", "EnvEntry", "EnvFactory"]
+__all__ = ["OFFERED", "EnvEntry", "EnvFactory", "offer"]
 
 OFFERED = ("env_index", "num_envs")
-"""What a vectorizer offers to every factory; only one that declares it gets it."""
+"""What a vectorizer offers to every factory and wrapper; only one that declares it gets it."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class EnvEntry:
             )
         return found  # type: ignore[no-any-return]  # just tested
 
-    def missing(self, error: ImportError) -> MissingExtraError:
-        """Say which extra brings what could not be imported."""
+    def missing(self, error: Exception) -> MissingExtraError:
+        """Say which extra brings what was not there."""
         hint = f'install it with: pip install "marlvec[{self.extra}]"' if self.extra else "is its package installed?"
         return MissingExtraError(f"env {self.id!r} needs something that cannot be imported ({error}); {hint}")
 
@@ -104,11 +104,20 @@ class EnvFactory:
         """
         target = self.entry.load()
         given = {name: _copy(value) for name, value in {**self.entry.kwargs, **self.kwargs, **kwargs}.items()}
-        declares = _declared(target)
-        for name, value in zip(OFFERED, (env_index, num_envs), strict=True):
-            if value is not None and name in declares and name not in given:
-                given[name] = value
-        return target(**given)
+        return target(**{**offer(target, env_index, num_envs), **given})
+
+
+def offer(target: Callable[..., Any], env_index: int | None, num_envs: int | None) -> dict[str, int]:
+    """What of an env's place a factory or wrapper declares an argument for.
+
+    Args:
+        target: The factory or wrapper.
+        env_index: The env's place among the envs, if it has one.
+        num_envs: Their number.
+    """
+    declares = _declared(target)
+    offered = zip(OFFERED, (env_index, num_envs), strict=True)
+    return {name: value for name, value in offered if value is not None and name in declares}
 
 
 def _copy(value: Any) -> Any:

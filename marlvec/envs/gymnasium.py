@@ -11,7 +11,9 @@ from marlvec.envs import infos as info_dicts
 from marlvec.envs.adapter import Adapter
 from marlvec.envs.contract import broken, flag, real, step_length
 from marlvec.envs.slot import Slot
-from marlvec.envs.spec import Info
+from marlvec.envs.spec import COMMON, Info
+from marlvec.errors import ContractError
+from marlvec.spaces import SpaceTree
 
 __all__ = ["AGENT", "GymnasiumEnv"]
 
@@ -37,19 +39,21 @@ class GymnasiumEnv(Adapter):
         spaces = [getattr(env, kind, None) for kind in ("observation_space", "action_space")]
         super().__init__(env, (AGENT,), spaces[:1], spaces[1:])
         space = self.env.observation_space
+        self._info_keys = (COMMON,)
         # With such a space, (first, {...}) may be an observation as well as an observation with its info.
-        self._pair_like = isinstance(space, Tuple) and len(space.spaces) == 2 and isinstance(space.spaces[1], Dict)
+        pair_like = isinstance(space, Tuple) and len(space.spaces) == 2 and isinstance(space.spaces[1], Dict)
+        self._pair = SpaceTree(space) if pair_like else None
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode."""
         result = self._call_reset(seed, options)
         obs, info = result, None
         pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
-        if pair and not (self._pair_like and self.env.observation_space.contains(result)):
+        if pair and (self._pair is None or _has_form_of(self._pair, result[0])):
             obs, info = result
         self._observe(slot, 0, obs, True)
         slot.alive[0] = slot.acting[0] = True
-        return info_dicts.common(info, self.name)
+        return self._take_masks(slot, info_dicts.common(info, self.name))
 
     def step(self, slot: Slot) -> Info | None:
         """Step the env."""
@@ -65,14 +69,28 @@ class GymnasiumEnv(Adapter):
         ended = flag(terminated, name, AGENT, "terminated")
         cut = flag(truncated, name, AGENT, "truncated")
         slot.reward[0] = real(reward, name, AGENT)
-        self._observe(slot, 0, obs, not (ended or cut))
-        if ended or cut:
+        over = ended or cut
+        told = None
+        if info.__class__ is not dict or info:
+            if not isinstance(info, Mapping):
+                broken(name, "step()", f"info: expected a dict, got {type(info).__name__}")
+            told = info_dicts.common(info, name)
+        if over:
             slot.terminated[0] = ended
             slot.truncated[0] = cut
-            slot.alive[0] = slot.acting[0] = False
-            slot.done = True
-        if info.__class__ is dict and not info:
-            return None
-        if not isinstance(info, Mapping):
-            broken(name, "step()", f"info: expected a dict, got {type(info).__name__}")
-        return info_dicts.common(info, name)
+            if self.resets_itself:
+                told, over = self._hand_over(slot, told), False
+            else:
+                slot.done = True
+            slot.alive[0] = slot.acting[0] = not over
+        self._observe(slot, 0, obs, not over)
+        return self._take_masks(slot, told)
+
+
+def _has_form_of(tree: SpaceTree, value: Any) -> bool:
+    """Whether a value has the dicts and tuples of this space. Its numbers are another matter."""
+    try:
+        tree.flatten(value)
+    except ContractError:
+        return False
+    return True

@@ -60,22 +60,26 @@ class PettingZooParallelEnv(Adapter):
         obs, infos = (result[0], result[1]) if isinstance(result, tuple) and len(result) == 2 else (result, {})
         obs = mapping(obs, self.name, "reset()", "observations")
         infos = mapping(infos, self.name, "reset()", "infos")
-        refuse_unknown(obs, self._index, self.name, "reset()", "observations")
-        listed = self._listed("reset()")
+        self._begin(slot, obs, "reset()")
+        return self._take_masks(slot, info_dicts.by_agent(infos, self._index, self.agents, self.name))
+
+    def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
+        """Write the first observations of an episode."""
+        refuse_unknown(obs, self._index, self.name, call, "observations")
+        listed = self._listed(call)
         for a, agent in enumerate(self.ids):
             here = agent in listed
             if here is not (agent in obs):
                 problem = "but got no observation" if here else "yet got an observation"
                 where = "in env.agents" if here else "not in env.agents"
-                broken(self.name, "reset()", f"agent {agent!r} is {where} {problem}")
+                broken(self.name, call, f"agent {agent!r} is {where} {problem}")
             if here:
                 self._observe(slot, a, obs[agent], acting=True)
             self._status[a] = _LIVE if here else _UNBORN
             slot.alive[a] = slot.acting[a] = here
         if not listed:
-            broken(self.name, "reset()", "env.agents is empty after a reset: expected at least one live agent")
+            broken(self.name, call, "env.agents is empty after a reset: expected at least one live agent")
         self._settle(slot)
-        return info_dicts.by_agent(infos, self._index, self.agents, self.name)
 
     def step(self, slot: Slot) -> Info | None:
         """Step all live agents at once."""
@@ -117,7 +121,9 @@ class PettingZooParallelEnv(Adapter):
                 except (ValueError, TypeError):
                     self._cast(slot, a, obs[agent])
             if self.env.agents == expected:
-                return info_dicts.by_agent(infos, self._index, self.agents, self.name) if any(infos.values()) else None
+                if not any(infos.values()) and not slot.masked[0]:  # else the masks of the step before must go
+                    return None
+                return self._take_masks(slot, info_dicts.by_agent(infos, self._index, self.agents, self.name))
         except (ContractError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             pass
         return self._absorb(slot, result)
@@ -129,6 +135,11 @@ class PettingZooParallelEnv(Adapter):
         tables = {"observations": obs, "rewards": rewards, "terminations": terminations, "truncations": truncations}
         for what, table in tables.items():
             refuse_unknown(table, index, name, "step()", what)
+        told = info_dicts.by_agent(infos, index, self.agents, name)
+        if self.resets_itself and self._live:
+            ends = [self._flags_of(agent, terminations, truncations) for _, agent in self._live]
+            if all(map(any, ends)):
+                return self._follow_up(slot, obs, rewards, ends, told)
         listed = self._listed("step()")
         for a, agent in enumerate(self.ids):
             given = (agent in obs) + (agent in rewards) + (agent in terminations) + (agent in truncations)
@@ -142,8 +153,7 @@ class PettingZooParallelEnv(Adapter):
             if agent not in obs or (status[a] == _LIVE and given < len(tables)):
                 where = [what for what, table in tables.items() if agent not in table]
                 broken(name, "step()", f"live agent {agent!r} is missing from {where}")
-            ended = agent in terminations and flag(terminations[agent], name, agent, "termination")
-            cut = agent in truncations and flag(truncations[agent], name, agent, "truncation")
+            ended, cut = self._flags_of(agent, terminations, truncations)
             here = not (ended or cut)
             if here and agent not in listed:
                 what = "left env.agents" if status[a] == _LIVE else "got data"
@@ -156,7 +166,33 @@ class PettingZooParallelEnv(Adapter):
             status[a] = _LIVE if here else _ENDED
         self._settle(slot)
         slot.done = not self._live
-        return info_dicts.by_agent(infos, self._index, self.agents, name)
+        return self._take_masks(slot, told)
+
+    def _follow_up(
+        self,
+        slot: Slot,
+        obs: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        ends: Sequence[tuple[bool, bool]],
+        told: Info | None,
+    ) -> Info | None:
+        """Write the step in which an env that resets itself went from one episode to the next."""
+        for (a, agent), flags in zip(self._live, ends, strict=True):
+            if agent not in rewards:
+                broken(self.name, "step()", f"live agent {agent!r} is missing from rewards")
+            slot.reward[a] = real(rewards[agent], self.name, agent)
+            slot.terminated[a], slot.truncated[a] = flags
+        told = self._hand_over(slot, told)
+        self._begin(slot, obs, "step()")
+        return self._take_masks(slot, told)
+
+    def _flags_of(
+        self, agent: AgentId, terminations: Mapping[Any, Any], truncations: Mapping[Any, Any]
+    ) -> tuple[bool, bool]:
+        return (
+            agent in terminations and flag(terminations[agent], self.name, agent, "termination"),
+            agent in truncations and flag(truncations[agent], self.name, agent, "truncation"),
+        )
 
     def _tables(self, result: Any) -> tuple[Mapping[Any, Any], ...]:
         """Tell the 4- and the 5-dict step apart, and make sure that they are dicts."""

@@ -61,16 +61,21 @@ class RLlibEnv(Adapter):
         obs, infos = (result[0], result[1]) if isinstance(result, tuple) and len(result) == 2 else (result, {})
         obs = mapping(obs, self.name, "reset()", "observations")
         infos = mapping(infos, self.name, "reset()", "infos")
-        refuse_unknown(obs, self._index, self.name, "reset()", "observations")
+        self._begin(slot, obs, "reset()")
+        return self._take_masks(slot, info_dicts.by_agent(infos, self._index, self.agents, self.name))
+
+    def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
+        """Write the first observations of an episode."""
+        refuse_unknown(obs, self._index, self.name, call, "observations")
         if not obs:
-            broken(self.name, "reset()", "no observations: expected at least one agent in an episode")
+            broken(self.name, call, "no observations: expected at least one agent in an episode")
+        self._status = [_UNBORN] * len(self.ids)
         for a, agent in enumerate(self.ids):
             if agent in obs:
                 self._status[a] = _LIVE
                 self._observe(slot, a, obs[agent], True)
                 slot.alive[a] = slot.acting[a] = True
         self._acting = tuple(a for a, status in enumerate(self._status) if status == _LIVE)
-        return info_dicts.by_agent(infos, self._index, self.agents, self.name)
 
     def step(self, slot: Slot) -> Info | None:
         """Step the agents that were observed last."""
@@ -98,11 +103,29 @@ class RLlibEnv(Adapter):
             ("truncateds", truncateds, known),
         ):
             refuse_unknown(table, allowed, name, "step()", w)
+        told = info_dicts.by_agent(infos, self._index, self.agents, name)
+        # What an env that resets itself observes at an end is the next episode.
+        last = self.resets_itself and (any(over) or self._all_flagged(terminateds, truncateds))
+        seen: Mapping[Any, Any] = {} if last else obs
         self._acting = tuple(
-            a for a in range(len(self.ids)) if self._absorb(slot, a, obs, rewards, terminateds, truncateds, over)
+            a for a in range(len(self.ids)) if self._absorb(slot, a, seen, rewards, terminateds, truncateds, over)
         )
-        slot.done = over[0] or over[1] or all(status == _ENDED for status in self._status)
-        return info_dicts.by_agent(infos, self._index, self.agents, name)
+        if last:
+            told = self._hand_over(slot, told)
+            self._begin(slot, obs, "step()")
+        else:
+            slot.done = any(over) or all(status == _ENDED for status in self._status)
+        return self._take_masks(slot, told)
+
+    def _all_flagged(self, terminateds: Mapping[Any, Any], truncateds: Mapping[Any, Any]) -> bool:
+        """Whether every possible agent has ended by now, by flags of its own."""
+        name = self.name
+        return all(
+            status == _ENDED
+            or (agent in terminateds and flag(terminateds[agent], name, agent, "terminateds"))
+            or (agent in truncateds and flag(truncateds[agent], name, agent, "truncateds"))
+            for agent, status in zip(self.ids, self._status, strict=True)
+        )
 
     def _absorb(
         self,

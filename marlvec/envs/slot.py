@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
-from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
-from marlvec.envs.spec import EnvSpec
+from marlvec.envs.action_reader import ActionReader, Crop, cut
+from marlvec.envs.choices import as_mask
+from marlvec.envs.object_cells import ObjectCells
+from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ContractError
-from marlvec.spaces import SpaceTree
+from marlvec.spaces import Leaf, SpaceTree
 
 __all__ = ["Slot"]
 
@@ -21,11 +23,15 @@ AnyArray = NDArray[Any]
 class Slot:
     """One env's row of the buffers; what an env writes here needs no further copy.
 
+    Made by `Slot.of_groups`; the constructor takes everything by agent, as `narrowed` needs it.
+
     Args:
         spec: The env's spec.
-        obs: Per group, per leaf: this env's row, shape (A_group, *leaf.shape).
-        actions: Likewise for actions.
-        action_mask: Per group (A_group, n) bool, or None.
+        obs: Per agent, per leaf: its row, shape leaf.shape.
+        final_obs: Likewise, for observations of an episode that is over.
+        readers: What reads actions, with the indices of the agents that it reads for.
+        action_mask: Per agent (n,) bool, or None.
+        masked: (1,) bool, see below.
         reward: (A,) float64.
         terminated, truncated, alive, acting: (A,) bool.
         state: Row of the global state, or None.
@@ -33,26 +39,40 @@ class Slot:
     Attributes:
         done: Whether the episode is over. The vectorizer sets it to False before each call; the env sets it to True
             in the step in which its last agent ends.
+        begun: Set to True, with ``done``, by an env that has reset itself in this step (`MultiAgentEnv.resets_itself`):
+            observations, ``alive``, ``acting`` and masks are those of its next episode, reward and flags tell of the
+            one that is over, and its last observations have been written by `write_final`.
+        final_info: With ``begun``: infos of the last step of the episode that is over, or None.
         reward, terminated, truncated, alive, acting: memoryviews of length A: scalars go in at their fastest.
+        masked: memoryview of length 1: whether the env has ever given a mask that its spaces do not declare.
         cells: Per agent a memoryview of its observation's row, where that is one array with one axis; else None.
             ``cells[a][:] = value`` takes half the time of `write_obs`, and never broadcasts or casts: it raises
             ValueError or TypeError unless ``value`` is a buffer of the same shape and format; `write_obs` then knows
             what to do.
-        action_mask: Per agent its (n,) bool row, or None.
+        action_mask: Per agent its (n,) bool row, or None where its action space has no choices to forbid.
         state: The global state's row, or None.
     """
 
     __slots__ = (
+        "_allowed",
+        "_declared",
         "_fast",
+        "_final",
+        "_final_objects",
         "_names",
+        "_objects",
         "_obs",
+        "_read_quickly",
         "_readers",
         "_trees",
         "acting",
         "action_mask",
         "alive",
+        "begun",
         "cells",
         "done",
+        "final_info",
+        "masked",
         "reward",
         "state",
         "terminated",
@@ -64,8 +84,10 @@ class Slot:
         spec: EnvSpec,
         *,
         obs: Sequence[Sequence[AnyArray]],
-        actions: Sequence[Sequence[AnyArray]],
+        final_obs: Sequence[Sequence[AnyArray]],
+        readers: Sequence[tuple[tuple[int, ...], ActionReader]],
         action_mask: Sequence[AnyArray | None],
+        masked: AnyArray,
         reward: AnyArray,
         terminated: AnyArray,
         truncated: AnyArray,
@@ -73,39 +95,113 @@ class Slot:
         acting: AnyArray,
         state: AnyArray | None,
     ) -> None:
-        self.done = False
+        self.done = self.begun = False
+        self.final_info: Info | None = None
         # typeshed knows memoryviews of ints only.
         self.reward = cast("memoryview[float]", reward.data)
         self.terminated = terminated.data
         self.truncated = truncated.data
         self.alive = alive.data
         self.acting = acting.data
+        self.masked = masked.data
         self.state = state
         self._names = spec.agents
-        # Everything below is by agent index, so that adapters need no idea of groups.
-        agent_num = len(spec.agents)
-        self._obs: list[tuple[AnyArray, ...]] = [()] * agent_num
         self._trees: list[SpaceTree] = [SpaceTree(space) for space in spec.observation_spaces]
-        self._fast: list[tuple[AnyArray, np.dtype[Any], tuple[int, ...]] | None] = [None] * agent_num
-        self.action_mask: list[AnyArray | None] = [None] * agent_num
-        self._readers: list[tuple[tuple[int, ...], _ActionReader]] = []
+        self._obs = [tuple(leaves) for leaves in obs]
+        self._final = [tuple(leaves) for leaves in final_obs]
+        self._objects, self._final_objects = ObjectCells(self._obs), ObjectCells(self._final)
+        self._fast: list[tuple[AnyArray, np.dtype[Any], tuple[int, ...]] | None] = [
+            (leaves[0], leaves[0].dtype, leaves[0].shape) if tree.is_leaf and not tree.leaves[0].is_object else None
+            for tree, leaves in zip(self._trees, self._obs, strict=True)
+        ]
+        self.cells: list[memoryview | None] = [_cell(fast[0]) if fast else None for fast in self._fast]
+        self._readers = list(readers)
+        self._read_quickly = readers[0][1].quick if len(readers) == 1 else None
+        self.action_mask = list(action_mask)
+        self._allowed = spec.allowed
+        self._declared = [size is not None for size in spec.mask_sizes]
+
+    @classmethod
+    def of_groups(
+        cls,
+        spec: EnvSpec,
+        *,
+        obs: Sequence[Sequence[AnyArray]],
+        final_obs: Sequence[Sequence[AnyArray]],
+        actions: Sequence[Sequence[AnyArray]],
+        action_mask: Sequence[AnyArray | None],
+        **rows: Any,
+    ) -> Slot:
+        """Make one from arrays by group.
+
+        Args:
+            spec: The env's spec.
+            obs: Per group, per leaf: this env's row, shape (A_group, *leaf.shape).
+            final_obs: Likewise.
+            actions: Likewise for actions.
+            action_mask: Per group (A_group, n) bool, or None.
+            rows: All else, as above.
+        """
+        agent_num = len(spec.agents)
+        obs_of: list[list[AnyArray]] = [[]] * agent_num
+        final_of: list[list[AnyArray]] = [[]] * agent_num
+        mask_of: list[AnyArray | None] = [None] * agent_num
         for g, group in enumerate(spec.groups):
-            self._readers.append((group.agents, _ActionReader(group.action_tree, actions[g])))
             mask = action_mask[g]
             for j, a in enumerate(group.agents):
-                leaves = tuple(leaf[j, ...] for leaf in obs[g])
-                self._obs[a] = leaves
-                if group.observation_tree.is_leaf:
-                    self._fast[a] = (leaves[0], leaves[0].dtype, leaves[0].shape)
-                if mask is not None:
-                    self.action_mask[a] = mask[j]
-        self.cells: list[memoryview | None] = [_cell(fast[0]) if fast else None for fast in self._fast]
+                obs_of[a] = [leaf[j, ...] for leaf in obs[g]]
+                final_of[a] = [leaf[j, ...] for leaf in final_obs[g]]
+                mask_of[a] = None if mask is None else mask[j]
+        pairs = zip(spec.groups, actions, strict=True)
+        readers = [
+            (group.agents, ActionReader(group.action_tree, leaves, len(group.agents))) for group, leaves in pairs
+        ]
+        return cls(spec, obs=obs_of, final_obs=final_of, readers=readers, action_mask=mask_of, **rows)
+
+    def narrowed(
+        self,
+        spec: EnvSpec,
+        *,
+        obs: Sequence[Sequence[Crop]],
+        actions: Sequence[Sequence[Crop]],
+        action_mask: Sequence[AnyArray | None],
+    ) -> Slot:
+        """The same row as an env sees it whose own arrays are smaller; what it writes is written here.
+
+        Args:
+            spec: That env's spec: the same agents, in one group here.
+            obs: Per agent, per leaf, the part of its row that is its own.
+            actions: Likewise for actions.
+            action_mask: Per agent its mask.
+        """
+
+        def cut_all(rows: Sequence[Sequence[AnyArray]]) -> list[list[AnyArray]]:
+            return [list(map(cut, leaves, crops)) for leaves, crops in zip(rows, obs, strict=True)]
+
+        ((agents, reader),) = self._readers
+        flags = (self.masked, self.reward, self.terminated, self.truncated, self.alive, self.acting)
+        masked, reward, terminated, truncated, alive, acting = map(np.asarray, flags)
+        return Slot(
+            spec,
+            obs=cut_all(self._obs),
+            final_obs=cut_all(self._final),
+            readers=[(agents, reader.cropped(actions))],
+            action_mask=action_mask,
+            masked=masked,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            alive=alive,
+            acting=acting,
+            state=self.state,
+        )
 
     def write_obs(self, agent: int, value: Any) -> None:
         """Write agent number ``agent``'s observation.
 
         Raises:
-            ContractError: Wrong keys, shape, or a dtype that does not cast without changing its kind.
+            ContractError: Wrong keys, shape, or a dtype that does not cast without changing its kind; an object that
+                its space does not contain, that cannot be pickled or is too large. Nothing has been written then.
         """
         fast = self._fast[agent]
         if fast is not None:
@@ -113,44 +209,82 @@ class Slot:
             if value.__class__ is np.ndarray and value.dtype == dtype and value.shape == shape:
                 row[...] = value
                 return
-        tree = self._trees[agent]
-        try:
-            for row, leaf, part in zip(self._obs[agent], tree.leaves, tree.flatten(value), strict=True):
-                _write_leaf(row, part, str(leaf))
-        except ContractError as error:
-            raise ContractError(f"observation of agent {self._names[agent]!r}: {error}") from None
+        self._write_tree(self._obs[agent], self._objects, agent, value, "observation")
+
+    def write_final(self, agent: int, value: Any) -> None:
+        """Write agent number ``agent``'s last observation of an episode that the env has itself followed by the next.
+
+        Raises:
+            ContractError: As `write_obs`.
+        """
+        self._write_tree(self._final[agent], self._final_objects, agent, value, "final observation")
 
     def write_mask(self, agent: int, value: Any) -> None:
-        """Write agent number ``agent``'s action mask; anything that is not zero means allowed."""
+        """Write agent number ``agent``'s action mask; anything that is not zero means allowed.
+
+        Args:
+            agent: Its index.
+            value: One entry per choice; for a MultiDiscrete the masks of its dimensions, joined or in a tuple.
+
+        Raises:
+            ContractError: The agent has no mask, or one of another length.
+        """
         row = self.action_mask[agent]
-        mask = np.asarray(value)
-        if row is None or mask.shape != row.shape:
+        mask = as_mask(value)
+        if row is None or mask is None or mask.shape != row.shape:
             expected = "no mask" if row is None else f"shape {row.shape}"
-            raise ContractError(f"action mask of agent {self._names[agent]!r}: expected {expected}, got {mask.shape}")
+            got = f"{type(value).__name__} of shape {np.shape(value)}" if mask is None else mask.shape
+            raise ContractError(f"action mask of agent {self._names[agent]!r}: expected {expected}, got {got}")
         np.not_equal(mask, 0, out=row)
+        if not self._declared[agent]:
+            self.masked[0] = True
 
     def clear_mask(self, agent: int) -> None:
-        """Allow every action: the mask of an agent that is not acting."""
+        """Allow every action that the agent has: the mask of an agent that is not acting."""
         row = self.action_mask[agent]
-        if row is not None:
-            row[...] = True
+        if row is not None and (self._declared[agent] or self.masked[0]):
+            allowed = self._allowed[agent]
+            row[...] = True if allowed is None else allowed
+
+    def cut_short(self) -> None:
+        """End the episode here: every agent that is alive is truncated."""
+        for a, alive in enumerate(self.alive):
+            if alive:
+                self.truncated[a] = True
+                self.alive[a] = self.acting[a] = False
+                self.clear_mask(a)
+        self.done = True
 
     def zero_obs(self, agent: int) -> None:
-        """Zero one agent's observation."""
+        """Zero one agent's observation; of objects, leave none."""
         for row in self._obs[agent]:
-            row[...] = 0
+            row[...] = None if row.dtype == np.object_ else 0
 
     def write_state(self, value: Any) -> None:
         """Write the global state."""
         if self.state is None:
             raise ContractError("this env declared no state_space, so it has no state to write")
-        _write_leaf(self.state, value, "the global state")
+        self.state[...] = _fit(self.state, value, "the global state")
+
+    def _write_tree(self, rows: Sequence[AnyArray], objects: ObjectCells, agent: int, value: Any, what: str) -> None:
+        tree = self._trees[agent]
+        try:
+            parts = [
+                objects.fit(agent, k, leaf, part) if leaf.is_object else _fit(row, part, leaf)
+                for k, (row, leaf, part) in enumerate(zip(rows, tree.leaves, tree.flatten(value), strict=True))
+            ]
+        except ContractError as error:
+            raise ContractError(f"{what} of agent {self._names[agent]!r}: {error}") from None
+        for row, fitting in zip(rows, parts, strict=True):
+            row[...] = fitting
 
     def read_actions(self) -> list[Any]:
         """One action per agent, in order of the agent axis; those of agents that are not acting mean nothing.
 
         Discrete ones are Python ints, arrays are private copies, Dict and Tuple spaces give trees.
         """
+        if self._read_quickly is not None:
+            return self._read_quickly()
         if len(self._readers) == 1:
             return self._readers[0][1].read()
         out: list[Any] = [None] * len(self._names)
@@ -160,51 +294,23 @@ class Slot:
         return out
 
 
-class _ActionReader:
-    """Turns one group's rows of the action buffers into actions as an env expects them."""
-
-    __slots__ = ("_is_scalar", "_rows", "_tree")
-
-    def __init__(self, tree: SpaceTree, rows: Sequence[AnyArray]) -> None:
-        self._tree = tree
-        self._rows = tuple(rows)
-        self._is_scalar = [isinstance(leaf.space, Discrete) for leaf in tree.leaves]
-
-    def read(self) -> list[Any]:
-        if self._tree.is_leaf:
-            return self._read_leaf(0)
-        leaves = [self._read_leaf(k) for k in range(len(self._rows))]
-        return [self._tree.unflatten(parts) for parts in zip(*leaves, strict=True)]
-
-    def _read_leaf(self, k: int) -> list[Any]:
-        if self._is_scalar[k]:
-            scalars: list[Any] = self._rows[k].tolist()
-            return scalars
-        # A list over a copy: the env may keep its action, and it must not change under its hands in the next step.
-        copy = self._rows[k].copy()
-        return list(copy) if copy.ndim > 1 else [copy[j, ...] for j in range(len(copy))]  # 0-d arrays, not scalars
-
-
-def _write_leaf(row: AnyArray, value: Any, where: str) -> None:
-    """Write one leaf, refusing what numpy would broadcast or convert in silence."""
+def _fit(row: AnyArray, value: Any, where: Leaf | str) -> AnyArray:
+    """Make an array of a value that can be assigned to its row, refusing what numpy would broadcast or convert."""
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError) as error:  # a ragged list, an object that refuses to become an array
+    except Exception as error:  # a ragged list, an object that refuses to become an array, each with its own error
         raise ContractError(f"{where}: expected shape {row.shape}, got no array at all ({error})") from None
     if array.shape != row.shape:
         raise ContractError(f"{where}: expected shape {row.shape}, got {array.shape}")
-    if np.can_cast(array.dtype, row.dtype, "safe"):
-        row[...] = array
-        return
+    if not array.size or np.can_cast(array.dtype, row.dtype, "safe"):
+        return array
     if array.dtype.kind in "iub" and row.dtype.kind in "iub":
         cast = array.astype(row.dtype)
         if np.array_equal(cast, array):
-            row[...] = cast
-            return
+            return cast
         raise ContractError(f"{where}: the value {value!r} does not fit dtype {row.dtype}")
     if array.dtype.kind in "iubf" and row.dtype.kind == "f":
-        row[...] = array
-        return
+        return array
     raise ContractError(f"{where}: expected dtype {row.dtype}, got {array.dtype}, which would change the value")
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from numpy.typing import NDArray
 
+from marlvec.envs.choices import count_choices, own_choices
+from marlvec.envs.widening import describe_incompatibility, widen
 from marlvec.spaces import SpaceTree, describe_difference
 
 __all__ = ["COMMON", "AgentGroup", "EnvSpec", "Info", "split_action_mask"]
@@ -19,6 +23,11 @@ COMMON = "__common__"
 
 Info = dict[str, dict[str, Any]]
 """One env's infos: agent name → its info, and `COMMON` → what belongs to the whole env."""
+
+
+Spaces = tuple[Space[Any], ...]
+
+_MOST_CHOICES = 65_536  # rows for masks that may never come must not fill the memory
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class AgentGroup:
         agents: Their indices on the agent axis, ascending.
         observation_tree: Structure of one agent's observation.
         action_tree: Structure of one agent's action.
-        mask_size: Length of an agent's action mask, or None if the env gives none.
+        mask_size: Length of the action mask that an agent's spaces declare, or None.
     """
 
     name: str
@@ -50,6 +59,14 @@ class AgentGroup:
         """One agent's action space."""
         return self.action_tree.space
 
+    @property
+    def choices(self) -> int | None:
+        """Length of an agent's action mask, whether it is declared or may come with its infos; None: it has none."""
+        if self.mask_size is not None:
+            return self.mask_size
+        count = count_choices(self.action_space)
+        return None if count is None or count > _MOST_CHOICES else count
+
 
 @dataclass(frozen=True)
 class EnvSpec:
@@ -60,18 +77,22 @@ class EnvSpec:
         agents: Agent names; their order is the order of the agent axis.
         observation_spaces: One per agent, without the action mask.
         action_spaces: One per agent.
-        mask_sizes: Length of each agent's action mask, or None.
+        mask_sizes: Length of the action mask that each agent's spaces declare, or None.
         state_space: Space of the global state, or None.
         metadata: The env's metadata.
+        original_observation_spaces: With padding, each agent's own spaces; None where nothing was padded.
+        original_action_spaces: Likewise.
     """
 
     name: str
     agents: tuple[str, ...]
-    observation_spaces: tuple[Space[Any], ...]
-    action_spaces: tuple[Space[Any], ...]
+    observation_spaces: Spaces
+    action_spaces: Spaces
     mask_sizes: tuple[int | None, ...]
     state_space: Space[Any] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    original_observation_spaces: Spaces | None = None
+    original_action_spaces: Spaces | None = None
 
     @cached_property
     def groups(self) -> tuple[AgentGroup, ...]:
@@ -96,28 +117,101 @@ class EnvSpec:
         )
 
     def _alike(self, a: int, b: int) -> bool:
-        return bool(
-            self.observation_spaces[a] == self.observation_spaces[b]
-            and self.action_spaces[a] == self.action_spaces[b]
+        return (
+            describe_difference(self.observation_spaces[a], self.observation_spaces[b]) is None
+            and describe_difference(self.action_spaces[a], self.action_spaces[b]) is None
             and self.mask_sizes[a] == self.mask_sizes[b]
         )
 
-    def difference(self, other: EnvSpec) -> str | None:
-        """Say in which field ``other`` first differs from this spec, or None where it fits beside it."""
+    @property
+    def own_observation_spaces(self) -> Spaces:
+        """One per agent, as the env declares it: before padding."""
+        return self.original_observation_spaces or self.observation_spaces
+
+    @property
+    def own_action_spaces(self) -> Spaces:
+        """One per agent, as the env declares it: before padding."""
+        return self.original_action_spaces or self.action_spaces
+
+    @cached_property
+    def allowed(self) -> tuple[NDArray[np.bool_] | None, ...]:
+        """Per agent the mask that forbids nothing that it has, (n,) bool; None where that is all True."""
+        if self.original_action_spaces is None:
+            return (None,) * len(self.agents)
+        spaces = zip(self.original_action_spaces, self.action_spaces, self.mask_sizes, strict=True)
+        return tuple(
+            None if size is None or own == padded else own_choices(own, padded) for own, padded, size in spaces
+        )
+
+    def difference(self, other: EnvSpec, mode: str = "equal") -> str | None:
+        """Say in which field ``other`` first differs from this spec, or None where it fits beside it.
+
+        Args:
+            other: Another env's spec.
+            mode: ``"equal"``: spaces must be equal; ``"compatible"``: the bounds of Boxes may differ.
+        """
         if self.agents != other.agents:
             return f"agents: expected {self.agents}, got {other.agents}"
+        describe = describe_incompatibility if mode == "compatible" else describe_difference
         for what, mine, theirs in (
             ("observation space", self.observation_spaces, other.observation_spaces),
             ("action space", self.action_spaces, other.action_spaces),
+            ("own observation space", self.own_observation_spaces, other.own_observation_spaces),
+            ("own action space", self.own_action_spaces, other.own_action_spaces),
         ):
             for agent, a, b in zip(self.agents, mine, theirs, strict=True):
-                if differs := describe_difference(a, b):
+                if differs := describe(a, b):
                     return f"{what} of agent {agent!r} {differs}"
         if self.mask_sizes != other.mask_sizes:
             return f"action mask sizes: expected {self.mask_sizes}, got {other.mask_sizes}"
-        if self.state_space != other.state_space:
-            return f"state space: expected {self.state_space}, got {other.state_space}"
-        return None
+        state, others = self.state_space, other.state_space
+        if state is None or others is None:
+            return None if state is others else f"state space: expected {state}, got {others}"
+        differs = describe(state, others)
+        return f"state space {differs}" if differs else None
+
+    def widened(self, other: EnvSpec) -> EnvSpec:
+        """Describe this env and another together: their bounds, element by element the wider ones.
+
+        Args:
+            other: A spec without ``difference(other, "compatible")``.
+        """
+
+        def widen_all(mine: Spaces | None, theirs: Spaces | None) -> Spaces | None:
+            if mine is None or theirs is None:
+                return None
+            return tuple(widen(a, b) for a, b in zip(mine, theirs, strict=True))
+
+        observation_spaces = widen_all(self.observation_spaces, other.observation_spaces)
+        action_spaces = widen_all(self.action_spaces, other.action_spaces)
+        assert observation_spaces is not None
+        assert action_spaces is not None
+        states = [space for space in (self.state_space, other.state_space) if space is not None]
+        return replace(
+            self,
+            observation_spaces=observation_spaces,
+            action_spaces=action_spaces,
+            state_space=widen(*states) if len(states) == 2 else self.state_space,
+            original_observation_spaces=widen_all(self.original_observation_spaces, other.original_observation_spaces),
+            original_action_spaces=widen_all(self.original_action_spaces, other.original_action_spaces),
+        )
+
+
+def object_leaves(spec: EnvSpec) -> list[str]:
+    """List the leaves that have no fixed-size array form, of one agent of each group.
+
+    Returns:
+        In words: ``"observation of agent 'a', leaf 'text' (Text)"``.
+    """
+    return [
+        f"{what} of agent {spec.agents[group.agents[0]]!r}"
+        + (f", leaf {leaf.path!r}" if leaf.path else "")
+        + f" ({type(leaf.space).__name__})"
+        for group in spec.groups
+        for what, tree in (("observation", group.observation_tree), ("action", group.action_tree))
+        for leaf in tree.leaves
+        if leaf.is_object
+    ]
 
 
 def _group_names(groups: Sequence[Sequence[str]]) -> list[str]:
@@ -147,8 +241,7 @@ def split_action_mask(space: Space[Any], action_space: Space[Any]) -> tuple[Spac
     mask = space.spaces["action_mask"]
     if not isinstance(action_space, (Discrete, MultiDiscrete)) or not isinstance(mask, (Box, MultiBinary)):
         return space, None
-    choices = int(action_space.n) if isinstance(action_space, Discrete) else int(action_space.nvec.sum())
-    if mask.shape != (choices,):
+    if mask.shape != (count_choices(action_space),):
         return space, None
     rest = {key: sub for key, sub in space.spaces.items() if key != "action_mask"}
     inner = rest["observation"] if rest.keys() == {"observation"} else Dict(rest)

@@ -11,6 +11,7 @@ from marlvec.envs.contract import AgentId, broken, flag, mapping, names_of, real
 from marlvec.envs.pettingzoo import agents_and_spaces
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
+from marlvec.errors import ContractError
 
 __all__ = ["PettingZooAECEnv"]
 
@@ -42,6 +43,11 @@ class PettingZooAECEnv(Adapter):
         super().__init__(env, *agents_and_spaces(env))
         self._status = [_UNBORN] * len(self.ids)
         self._acting: int | None = None
+        if self.resets_itself:
+            raise ContractError(
+                f"{self.name} is turn-based and declares that it resets itself: the flags of the episode that ended "
+                f"would be gone from it. Expected an env that leaves resets to marlvec"
+            )
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin a game; every live agent observes once."""
@@ -62,7 +68,7 @@ class PettingZooAECEnv(Adapter):
         for a, agent in enumerate(self.ids):
             if self._status[a] == _LIVE:
                 self._observe(slot, a, env.observe(agent), a == acting)
-        return self._infos({})
+        return self._infos(slot, {})
 
     def step(self, slot: Slot) -> Info | None:
         """Let the selected agent move."""
@@ -89,7 +95,20 @@ class PettingZooAECEnv(Adapter):
                 broken(self.name, "step()", f"step(None) of the dead agent {agent!r} left it in env.agents")
             self._account(slot, last_infos)
         slot.done = _LIVE not in self._status
-        return self._infos(last_infos)
+        return self._infos(slot, last_infos)
+
+    def cut_short(self, slot: Slot) -> None:
+        """End the game here: everyone observes the state in which it is left."""
+        self._acting = None
+        for a, agent in enumerate(self.ids):
+            if self._status[a] == _LIVE:
+                flags = self._flags_of(agent, "step()")
+                if any(flags):  # it ended by itself, and has not had its dead turn yet
+                    self._end(slot, a, flags, {})
+                else:
+                    self._observe(slot, a, self.env.observe(agent), False)
+                    self._status[a] = _ENDED
+        super().cut_short(slot)
 
     def _account(self, slot: Slot, last_infos: dict[AgentId, Any]) -> None:
         """Write what the env's last own step paid, and find out who came and who went."""
@@ -159,9 +178,10 @@ class PettingZooAECEnv(Adapter):
             flag(truncations.get(agent, False), self.name, agent, "truncation"),
         )
 
-    def _infos(self, last_infos: dict[AgentId, Any]) -> Info | None:
-        """Infos of those who are left, and the last ones of those who ended."""
+    def _infos(self, slot: Slot, last_infos: dict[AgentId, Any]) -> Info | None:
+        """Infos of those who are left, and the last ones of those who ended, without masks."""
         infos = mapping(self.env.infos, self.name, "infos", "infos")
         if last_infos:
             infos = {**infos, **last_infos}
-        return info_dicts.by_agent(infos, self._index, self.agents, self.name) if any(infos.values()) else None
+        told = info_dicts.by_agent(infos, self._index, self.agents, self.name) if any(infos.values()) else None
+        return self._take_masks(slot, told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ActionError, ContractError
 from marlvec.vector.buffers import Buffers, Selection
+from marlvec.vector.object_actions import arrange, check_members, take_copies
 
 __all__ = ["VALIDATE_MODES", "ActionWriter"]
 
-VALIDATE_MODES = ("strict", "sample", "off")
+VALIDATE_MODES = ("strict", "sample", "warn", "off")
 
 _SAMPLE_FIRST, _SAMPLE_EVERY = 16, 16
 
@@ -29,8 +31,8 @@ class ActionWriter:
     Args:
         spec: What the envs look like.
         grouped: Whether actions are a dict of groups.
-        validate: ``"strict"``: values are checked in every call; ``"sample"``: in the first 16 and every 16th after
-            that; ``"off"``: never.
+        validate: ``"strict"`` and ``"warn"``: values are checked in every call; ``"sample"``: in the first 16 and
+            every 16th after that; ``"off"``: never.
     """
 
     def __init__(self, spec: EnvSpec, *, grouped: bool, validate: str) -> None:
@@ -40,18 +42,25 @@ class ActionWriter:
         self._validate = validate
         self._calls = 0
         self._bounds = [[_bounds(leaf.space) for leaf in group.action_tree.leaves] for group in spec.groups]
+        leaves = [
+            (g, k, leaf) for g, group in enumerate(spec.groups) for k, leaf in enumerate(group.action_tree.leaves)
+        ]
+        self._objects = [place for place in leaves if place[2].is_object]
+        self._of_own_mind = [place for place in leaves if _decides_itself(place[2].space)]
 
     def write(self, buffers: Buffers, actions: Any, env_ids: NDArray[np.int64], rows: Selection) -> None:
         """Write one action per (env, agent).
 
         Args:
             buffers: Where to.
-            actions: (n, A, …) or tree of such, or dict of groups; n = len(env_ids). Discrete also as (n, A, 1).
+            actions: (n, A, …) or tree of such, or dict of groups; n = len(env_ids). Discrete also as (n, A, 1). Of
+                leaves without a fixed-size array form, arrays of objects or lists of lists (n, A).
             env_ids: The envs, for messages.
             rows: The same envs as a selection of buffer rows.
 
         Raises:
-            ActionError: Wrong structure, shape, dtype kind or value. Nothing has been written then.
+            ActionError: Wrong structure, shape, dtype kind or value; an object that cannot be pickled or is too large.
+                Nothing has been written then.
         """
         arrays = [
             [
@@ -61,9 +70,19 @@ class ActionWriter:
             for group in self._checked_groups(actions)
         ]
         if self._wants_values():
+            acting = buffers.acting[rows]
             for g, group in enumerate(self._groups):
                 for k, array in enumerate(arrays[g]):
-                    self._check_values(array, group, g, k, buffers.acting[rows], env_ids)
+                    self._check_values(array, group, g, k, acting, env_ids)
+            for g, k, leaf in self._of_own_mind:
+                group = self._groups[g]
+                check_members(leaf, arrays[g][k], acting[:, group.agents], partial(self._cell, group, env_ids))
+        if self._objects:
+            sizes = np.zeros(len(env_ids), np.int64)
+            for g, k, leaf in self._objects:
+                group = self._groups[g]
+                wanted, where = buffers.acting[rows][:, group.agents], partial(self._cell, group, env_ids)
+                arrays[g][k] = take_copies(leaf, arrays[g][k], wanted, sizes, where)
         for targets, parts in zip(buffers.actions, arrays, strict=True):
             for target, part in zip(targets, parts, strict=True):
                 target[rows] = part
@@ -87,6 +106,11 @@ class ActionWriter:
         expected = (n, len(group.agents), *leaf.shape)
         if value.__class__ is np.ndarray and value.dtype == leaf.dtype and value.shape == expected:
             return value
+        if leaf.is_object:
+            try:
+                return arrange(value, n, len(group.agents))
+            except ActionError as error:
+                raise ActionError(f"{self._where(group, leaf.path)}: {error}") from None
         try:
             array = np.asarray(value)
         except (ValueError, TypeError) as error:  # ragged lists, tensors on a device
@@ -104,7 +128,7 @@ class ActionWriter:
         self._calls += 1
         if self._validate == "sample":
             return self._calls <= _SAMPLE_FIRST or self._calls % _SAMPLE_EVERY == 0
-        return self._validate == "strict"
+        return self._validate != "off"
 
     def _check_values(
         self,
@@ -115,7 +139,10 @@ class ActionWriter:
         acting: NDArray[np.bool_],
         env_ids: NDArray[np.int64],
     ) -> None:
-        low, high = self._bounds[g][k]
+        bounds = self._bounds[g][k]
+        if bounds is None:
+            return
+        low, high = bounds
         good = (array >= low) & (array <= high)  # False for NaN too
         if good.all():
             return
@@ -130,6 +157,9 @@ class ActionWriter:
         more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
         where = f"{self._where(group, leaf.path)}: env {env_ids[i]}, agent {agent!r}"
         raise ActionError(f"{where}: {array[i, j]} is not in {leaf.space}{more}")
+
+    def _cell(self, group: AgentGroup, env_ids: NDArray[np.int64], i: int, j: int) -> str:
+        return f"{self._where(group, '')}: env {env_ids[i]}, agent {self._agents[group.agents[j]]!r}"
 
     def _where(self, group: AgentGroup, path: str) -> str:
         parts = [f"group {group.name!r}"] if self._grouped else []
@@ -146,13 +176,17 @@ def _kinds(space: Space[Any]) -> str:
     return "iu"
 
 
-def _bounds(space: Space[Any]) -> tuple[Any, Any]:
-    """Lowest and highest value of each element."""
+def _decides_itself(space: Space[Any]) -> bool:
+    """Whether membership is more than a question of bounds: Text, Graph, …, or a class of the user's own."""
+    return type(space).contains not in {kind.contains for kind in (Box, Discrete, MultiBinary, MultiDiscrete)}
+
+
+def _bounds(space: Space[Any]) -> tuple[Any, Any] | None:
+    """Lowest and highest value of each element; None of objects."""
     if isinstance(space, Discrete):
         return space.start, space.start + space.n - 1
     if isinstance(space, MultiDiscrete):
         return space.start, space.start + space.nvec - 1
     if isinstance(space, MultiBinary):
         return 0, 1
-    assert isinstance(space, Box)  # SpaceTree lets no other leaf through
-    return space.low, space.high
+    return (space.low, space.high) if isinstance(space, Box) else None

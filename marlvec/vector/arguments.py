@@ -46,7 +46,7 @@ def check_env_ids(env_ids: EnvIds, num_envs: int) -> NDArray[np.int64]:
         raise ArgumentError(f"env_ids must be from 0 to {num_envs - 1}, got {ids.tolist()}")
     if len(set(ids.tolist())) != len(ids):
         raise ArgumentError(f"env_ids names an env twice: {ids.tolist()}")
-    return ids.astype(np.int64)
+    return ids.astype(np.int64)  # a copy: the caller may go on using his array
 
 
 def spread_options(options: Options, n: int) -> list[dict[str, Any] | None]:

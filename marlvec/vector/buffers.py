@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.slot import Slot
-from marlvec.envs.spec import EnvSpec
+from marlvec.envs.spec import AgentGroup, EnvSpec
+from marlvec.spaces import SpaceTree, pack, unpack
 
 __all__ = ["Buffers", "Selection", "split_flags"]
 
@@ -31,24 +32,32 @@ class Buffers:
         spec: What the envs look like.
         num_envs: N.
         memory: A writable buffer of at least `Buffers.nbytes(spec, num_envs)` bytes, zero-filled; None for the heap.
+            Leaves whose values are objects are on the heap either way; see `pack_objects`.
 
     Attributes:
-        obs: Per group, per leaf: (N, A_g, *leaf.shape).
+        obs: Per group, per leaf: (N, A_g, *leaf.shape). Of objects (N, A_g), with None where there is none.
         final_obs: Likewise: each agent's observation at its end.
         actions: Likewise, of the action space.
-        action_masks: Per group (N, A_g, n) bool, or None.
+        action_masks: Per group (N, A_g, n) bool, or None where the actions are no choices; see `masks_given`.
         reward: (N, A) float64.
-        flags: (N, 4A + 2) bool, everything below in one block, so that one copy takes all; see `split_flags`.
+        has_objects: Whether a leaf has no fixed-size array form.
+        flags: (N, 4A + 3) bool, everything below in one block, so that one copy takes all; see `split_flags`.
         events: (N, 2A + 2) bool, those of them that tell of this step alone.
         terminated, truncated: (N, A) bool.
         done: (N,) bool, the env's episode ended in this step.
         reset_mask: (N,) bool, this row is a next-step autoreset.
         alive, acting: (N, A) bool.
+        masked: (N,) bool, the env has given an action mask that its spaces do not declare, now or before.
         state: (N, *state_space.shape), or None.
+        final_state: Likewise: the state in which an episode ended.
     """
 
     __slots__ = (
+        "_all_given",
+        "_allowed",
         "_arrays",
+        "_declared_masks",
+        "_names",
         "acting",
         "action_masks",
         "actions",
@@ -56,7 +65,10 @@ class Buffers:
         "done",
         "events",
         "final_obs",
+        "final_state",
         "flags",
+        "has_objects",
+        "masked",
         "num_envs",
         "obs",
         "reset_mask",
@@ -69,6 +81,8 @@ class Buffers:
 
     def __init__(self, spec: EnvSpec, num_envs: int, memory: Any = None) -> None:
         arrays: dict[str, AnyArray] = {}
+        for name, cells in _object_layout(spec, num_envs):
+            arrays[name] = np.full(cells, None, np.object_)
         if memory is None:
             for name, shape, dtype in _layout(spec, num_envs):
                 arrays[name] = np.zeros(shape, dtype)
@@ -88,11 +102,20 @@ class Buffers:
         self.spec = spec
         self.num_envs = num_envs
         self._arrays = arrays
+        objects = [name for name, array in arrays.items() if array.dtype == np.object_]
+        self._names = [name for name in arrays if name not in objects], objects
+        self.has_objects = bool(objects)
         groups = list(enumerate(spec.groups))
         self.obs = [[arrays[f"obs/{g}/{k}"] for k in range(len(group.observation_tree.leaves))] for g, group in groups]
         self.final_obs = [[arrays[f"final/{g}/{k}"] for k in range(len(leaves))] for g, leaves in enumerate(self.obs)]
         self.actions = [[arrays[f"action/{g}/{k}"] for k in range(len(gr.action_tree.leaves))] for g, gr in groups]
-        self.action_masks = [arrays.get(f"mask/{g}") for g, _ in groups]
+        self.action_masks: list[BoolArray | None] = [arrays.get(f"mask/{g}") for g, _ in groups]
+        self._declared_masks = [
+            mask if group.mask_size is not None else None
+            for mask, (_, group) in zip(self.action_masks, groups, strict=True)
+        ]
+        self._all_given = all(group.choices == group.mask_size for _, group in groups)
+        self._allowed = [_allowed(spec, group) for _, group in groups]
         self.reward: NDArray[np.float64] = arrays["reward"]
         self.flags: BoolArray = arrays["flags"]
         agent_num = len(spec.agents)
@@ -104,8 +127,10 @@ class Buffers:
             self.reset_mask,
             self.alive,
             self.acting,
+            self.masked,
         ) = split_flags(self.flags, agent_num)
         self.state: AnyArray | None = arrays.get("state")
+        self.final_state: AnyArray | None = arrays.get("final_state")
 
     @staticmethod
     def nbytes(spec: EnvSpec, num_envs: int) -> int:
@@ -120,24 +145,50 @@ class Buffers:
 
     def slot(self, i: int) -> Slot:
         """Env ``i``'s row, for the env to write into."""
-        return Slot(
+        return Slot.of_groups(
             self.spec,
             obs=[[leaf[i] for leaf in leaves] for leaves in self.obs],
+            final_obs=[[leaf[i] for leaf in leaves] for leaves in self.final_obs],
             actions=[[leaf[i] for leaf in leaves] for leaves in self.actions],
             action_mask=[None if mask is None else mask[i] for mask in self.action_masks],
+            masked=self.masked[i : i + 1],
             reward=self.reward[i],
             terminated=self.terminated[i],
             truncated=self.truncated[i],
             alive=self.alive[i],
             acting=self.acting[i],
-            state=None if self.state is None else self.state[i],
+            state=None if self.state is None else self.state[i, ...],
         )
 
+    def clear_obs(self, i: int) -> None:
+        """Clear env ``i``'s observations: zeros, and no objects."""
+        _clear(self.obs, i)
+
+    def clear_final_obs(self, i: int) -> None:
+        """Clear env ``i``'s final observations, likewise."""
+        _clear(self.final_obs, i)
+
     def clear_masks(self, rows: Selection | int = slice(None)) -> None:
-        """Allow every action in these envs."""
-        for mask in self.action_masks:
+        """Allow every action that an agent has in these envs."""
+        for mask, allowed in zip(self.action_masks, self._allowed, strict=True):
             if mask is not None:
-                mask[rows] = True
+                mask[rows] = allowed
+
+    def masks_given(self, rows: Selection) -> list[BoolArray | None]:
+        """Masks per group, where there are any.
+
+        A mask that the spaces declare is always there; one that an env gives with its infos is there from the first
+        rows on in which one of these envs has given one, all True where an env gives none.
+
+        Args:
+            rows: The rows that are wanted now.
+
+        Returns:
+            Per group (N, A_g, n) bool for all envs, or None.
+        """
+        if not self._all_given and np.count_nonzero(self.masked[rows]):
+            self._all_given = True
+        return self.action_masks if self._all_given else self._declared_masks
 
     # Without shared memory rows travel by value. Names are in layout order on both sides.
 
@@ -152,20 +203,44 @@ class Buffers:
 
     def pack_actions(self, rows: Selection) -> list[AnyArray]:
         """Copy these rows' actions."""
-        return [leaf[rows] for leaves in self.actions for leaf in leaves]
+        return [self._arrays[name][rows] for name in self._action_names()]
 
     def unpack_actions(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
         """Write what `pack_actions` gave into these rows."""
-        targets = [leaf for leaves in self.actions for leaf in leaves]
-        for leaf, array in zip(targets, packed, strict=True):
-            leaf[rows] = array
+        for name, array in zip(self._action_names(), packed, strict=True):
+            self._arrays[name][rows] = array
 
-    def _result_names(self) -> list[str]:
-        return [name for name in self._arrays if not name.startswith("action/")]
+    # Objects always travel by value. What is here was found to be picklable, and small enough, when it was written.
+
+    def pack_objects(self, rows: Selection) -> list[bytes]:
+        """Pickle the objects that envs write, for these rows."""
+        # In one piece, so that an observation that is also the final one is pickled once.
+        return [pack([self._arrays[name][rows] for name in self._result_names(objects=True)])]
+
+    def unpack_objects(self, rows: Selection, packed: Sequence[bytes]) -> None:
+        """Write what `pack_objects` gave into these rows."""
+        (data,) = packed
+        for name, array in zip(self._result_names(objects=True), unpack(data), strict=True):
+            self._arrays[name][rows] = array
+
+    def pack_object_actions(self, rows: Selection) -> list[AnyArray]:
+        """Arrays of the objects among these rows' actions, to be pickled by value."""
+        return [self._arrays[name][rows] for name in self._action_names(objects=True)]
+
+    def unpack_object_actions(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
+        """Write what `pack_object_actions` gave into these rows."""
+        for name, array in zip(self._action_names(objects=True), packed, strict=True):
+            self._arrays[name][rows] = array
+
+    def _result_names(self, *, objects: bool = False) -> list[str]:
+        return [name for name in self._names[objects] if not name.startswith("action/")]
+
+    def _action_names(self, *, objects: bool = False) -> list[str]:
+        return [name for name in self._names[objects] if name.startswith("action/")]
 
 
 def split_flags(flags: BoolArray, agent_num: int) -> tuple[BoolArray, ...]:
-    """Views of a block of flags: terminated, truncated (n, A), done, reset_mask (n,), alive, acting (n, A)."""
+    """Views of a block of flags: terminated, truncated (n, A), done, reset_mask (n,), alive, acting (n, A), masked."""
     a = agent_num
     return (
         flags[:, :a],
@@ -173,30 +248,56 @@ def split_flags(flags: BoolArray, agent_num: int) -> tuple[BoolArray, ...]:
         flags[:, 2 * a],
         flags[:, 2 * a + 1],
         flags[:, 2 * a + 2 : 3 * a + 2],
-        flags[:, 3 * a + 2 :],
+        flags[:, 3 * a + 2 : 4 * a + 2],
+        flags[:, 4 * a + 2],
     )
 
 
+def _allowed(spec: EnvSpec, group: AgentGroup) -> BoolArray | bool:
+    """What the masks of a group are where nothing is forbidden: True, or (A_g, n) where agents lack some choices."""
+    own = [spec.allowed[a] for a in group.agents]
+    if all(part is None for part in own):
+        return True
+    return np.stack([np.ones(group.choices or 0, np.bool_) if part is None else part for part in own])
+
+
+def _clear(arrays: Sequence[Sequence[AnyArray]], i: int) -> None:
+    for leaves in arrays:
+        for leaf in leaves:
+            leaf[i] = None if leaf.dtype == np.object_ else 0
+
+
+def _object_layout(spec: EnvSpec, num_envs: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Name and shape of every array of objects; the same on both sides."""
+    for g, group in enumerate(spec.groups):
+        for kind, tree in _trees(group):
+            for k, leaf in enumerate(tree.leaves):
+                if leaf.is_object:
+                    yield f"{kind}/{g}/{k}", (num_envs, len(group.agents))
+
+
+def _trees(group: AgentGroup) -> tuple[tuple[str, SpaceTree], ...]:
+    return ("obs", group.observation_tree), ("final", group.observation_tree), ("action", group.action_tree)
+
+
 def _layout(spec: EnvSpec, num_envs: int) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-    """Name, shape and dtype of every array, in memory order; the same on both sides, from the same arguments."""
+    """Name, shape and dtype of every other array, in memory order; the same on both sides, from the same arguments."""
     n, agent_num = num_envs, len(spec.agents)
     flag = np.dtype(np.bool_)
     for g, group in enumerate(spec.groups):
         size = len(group.agents)
-        for kind, tree in (
-            ("obs", group.observation_tree),
-            ("final", group.observation_tree),
-            ("action", group.action_tree),
-        ):
+        for kind, tree in _trees(group):
             for k, leaf in enumerate(tree.leaves):
-                yield f"{kind}/{g}/{k}", (n, size, *leaf.shape), leaf.dtype
-        if group.mask_size is not None:
-            yield f"mask/{g}", (n, size, group.mask_size), flag
+                if not leaf.is_object:
+                    yield f"{kind}/{g}/{k}", (n, size, *leaf.shape), leaf.dtype
+        if group.choices is not None:
+            yield f"mask/{g}", (n, size, group.choices), flag
     yield "reward", (n, agent_num), np.dtype(np.float64)
-    yield "flags", (n, 4 * agent_num + 2), flag
+    yield "flags", (n, 4 * agent_num + 3), flag
     if spec.state_space is not None:
         assert spec.state_space.shape is not None
-        yield "state", (n, *spec.state_space.shape), np.dtype(spec.state_space.dtype)
+        for kind in ("state", "final_state"):
+            yield kind, (n, *spec.state_space.shape), np.dtype(spec.state_space.dtype)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:

@@ -14,6 +14,9 @@ from marlvec.errors import BrokenError, BusyError, ClosedError, MarlvecError, No
 
 __all__ = ["Calls", "alone"]
 
+STREAM = ("send", "async_reset")
+"""Calls that may be made while others of their kind are under way, of other envs; ``recv`` brings what they asked."""
+
 
 class Calls:
     """The calls of one vectorizer.
@@ -25,10 +28,11 @@ class Calls:
         num_envs: N.
 
     Attributes:
-        pending: The public call whose result is still to be fetched, or None.
+        pending: The public call whose result is still to be fetched, or None; of several in `STREAM`, the last one.
         closed: Whether the vectorizer was closed.
         broken: Why only ``close()`` is left, or None.
-        arrived: How many envs have replied and were not handed out yet.
+        outstanding: How many envs have a result that was not handed out yet.
+        arrived: How many of those have replied.
         entered: Held by the thread that is in a call.
     """
 
@@ -36,10 +40,12 @@ class Calls:
         self.pending: str | None = None
         self.closed = False
         self.broken: MarlvecError | None = None
+        self.outstanding = 0
         self.arrived = 0
         self.entered = threading.Lock()
-        self._batches: list[NDArray[np.int64]] = []  # those envs, first come first
-        self._in_flight = np.zeros(num_envs, np.bool_)
+        self._batches: list[NDArray[np.int64]] = []  # envs that have arrived, first come first
+        self._whole: NDArray[np.int64] | None = None  # the envs of a call that is under way alone: no need to mark each
+        self._busy = np.zeros(num_envs, np.bool_)  # otherwise: in flight, or arrived and not handed out
         self._no_episode = np.ones(num_envs, np.bool_)
         self._all_run = False  # no env is without an episode: spares the look at each
 
@@ -53,12 +59,12 @@ class Calls:
     @property
     def in_flight(self) -> list[int]:
         """Envs that have not replied yet."""
-        return np.flatnonzero(self._in_flight).tolist()
-
-    @property
-    def outstanding(self) -> int:
-        """How many envs have a result that was not handed out yet."""
-        return int(np.count_nonzero(self._in_flight)) + self.arrived
+        waiting = self._busy.copy()
+        if self._whole is not None:
+            waiting[self._whole] = True
+        for batch in self._batches:
+            waiting[batch] = False
+        return np.flatnonzero(waiting).tolist()
 
     def check_open(self) -> None:
         """Raise if nothing can be called any more."""
@@ -69,31 +75,31 @@ class Calls:
 
     def check_idle(self, call: str) -> None:
         """Raise if ``call`` must wait for another one."""
+        if self.pending is None and not self.closed and self.broken is None:
+            return
         self.check_open()
-        if self.pending is not None:
-            how = "recv() the rest" if self.pending == "send" else f"{self.pending}_fetch()"
-            raise BusyError(f"{call}() while {self.pending}() is pending; {how} first")
+        how = "recv() or drain() the rest" if self.pending in STREAM else f"{self.pending}_fetch()"
+        raise BusyError(f"{call}() while {self.pending}() is pending; {how} first")
 
-    def check_free(self, env_ids: NDArray[np.int64]) -> None:
-        """Raise if these envs cannot be sent to now."""
+    def check_free(self, env_ids: NDArray[np.int64], call: str) -> None:
+        """Raise if these envs cannot be asked by ``call``, one of `STREAM`, now."""
         self.check_open()
         if self.pending is None:
             return
-        if self.pending != "send":
-            raise BusyError(f"send() while {self.pending}() is pending; fetch that first")
-        waiting = self._in_flight.copy()
-        for batch in self._batches:
-            waiting[batch] = True
-        busy = env_ids[waiting[env_ids]]
+        if self.pending not in STREAM:
+            raise BusyError(f"{call}() while {self.pending}() is pending; {self.pending}_fetch() first")
+        self._mark_each()
+        busy = env_ids[self._busy[env_ids]]
         if len(busy):
-            raise BusyError(f"send() to envs {busy.tolist()}, which still have a result to receive; recv() first")
+            raise BusyError(f"{call}() to envs {busy.tolist()}, which still have a result to receive; recv() first")
 
     def check_pending(self, call: str) -> None:
         """Raise if the pending call is not ``call``."""
+        if self.pending == call and self.broken is None and not self.closed:
+            return
         self.check_open()
-        if self.pending != call:
-            what = f"{self.pending}() is pending" if self.pending else "nothing is pending"
-            raise NothingPendingError(f"{call}_fetch(): {what}; {call}_send() first")
+        what = f"{self.pending}() is pending" if self.pending else "nothing is pending"
+        raise NothingPendingError(f"{call}_fetch(): {what}; {call}_send() first")
 
     def check_episodes(self, env_ids: NDArray[np.int64], call: str) -> None:
         """Raise if one of these envs has no running episode."""
@@ -104,9 +110,19 @@ class Calls:
             raise NotResetError(f"{call}(): envs {missing.tolist()} have no running episode; reset them first")
 
     def begin(self, call: str, env_ids: NDArray[np.int64]) -> None:
-        """These envs get a request."""
+        """These envs, all idle, get a request."""
+        if self.pending is None:
+            self._whole = env_ids
+        else:
+            self._mark_each()
+            self._busy[env_ids] = True
         self.pending = call
-        self._in_flight[env_ids] = True
+        self.outstanding += len(env_ids)
+
+    def _mark_each(self) -> None:
+        if self._whole is not None:
+            self._busy[self._whole] = True
+            self._whole = None
 
     def lose_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
         """These envs have no running episode until one is begun."""
@@ -121,17 +137,30 @@ class Calls:
 
     def arrive(self, env_ids: NDArray[np.int64]) -> None:
         """These envs have replied."""
-        self._in_flight[env_ids] = False
         self._batches.append(env_ids)
         self.arrived += len(env_ids)
 
     def hand_out(self) -> NDArray[np.int64]:
         """Take all that has arrived."""
         batches, self._batches = self._batches, []
+        everything = self.arrived == self.outstanding
+        self.outstanding -= self.arrived
         self.arrived = 0
-        if not self._in_flight.any():
-            self.pending = None
-        return np.concatenate(batches) if batches else np.zeros(0, np.int64)
+        if everything:
+            in_order, self.pending = self.pending not in STREAM, None
+            if self._whole is not None:
+                whole, self._whole = self._whole, None
+                return whole if in_order else _join(batches)
+        self._mark_each()
+        ids = _join(batches)
+        self._busy[ids] = False
+        return ids
+
+
+def _join(batches: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    if len(batches) == 1:
+        return batches[0]
+    return np.concatenate(batches) if batches else np.zeros(0, np.int64)
 
 
 class _HasCalls(Protocol):

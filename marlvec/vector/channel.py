@@ -1,31 +1,53 @@
 """A doorbell: one small fixed message each way, and a closed end is the news of a death.
 
 Two pipes without any lock, so a killed process can take nothing along. Each message is a header of 16 bytes (code,
-sequence number, size of the payload) and, only where there is something to say beyond numbers in the buffers, a
-payload.
+number of envs it is about, sequence number, size of the payload) and, only where there is something to say beyond
+numbers in the buffers, a payload.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import struct
 import time
+from collections import deque
+from typing import NamedTuple
 
-__all__ = ["Channel", "ChannelClosed", "Patience"]
+__all__ = ["Channel", "ChannelClosed", "Message", "Patience", "pair"]
 
-_HEADER = struct.Struct("<IIQ")
+_HEADER = struct.Struct("<HHIQ")
 
 # Requests, by number; the names are those of the operations.
-INIT, ATTACH, RESET, STEP, STATE, CLOSE = range(1, 7)
-OPERATIONS = {"reset": RESET, "step": STEP, "state": STATE}
+INIT, ATTACH, RESET, STEP, SEND, STATE, CONTROL, CLOSE = range(1, 9)
+OPERATIONS = {"reset": RESET, "step": STEP, "send": SEND, "state": STATE, "control": CONTROL}
 
 # Replies.
 OK, FAILED = 100, 101
 
+MAX_COUNT = 0xFFFF
+"""How many envs one message can be about."""
+
 
 class ChannelClosed(Exception):
     """The other end is gone."""
+
+
+class Message(NamedTuple):
+    """One message.
+
+    Attributes:
+        code: What is asked, or how it went.
+        envs: How many envs it is about; of a reply, how many of those that its request named.
+        number: Sequence number of the request.
+        payload: Whatever else there is to say.
+    """
+
+    code: int
+    envs: int
+    number: int
+    payload: bytes
 
 
 class Channel:
@@ -33,39 +55,80 @@ class Channel:
 
     Args:
         read_fd: Where the other end's messages come in. Owned by the channel from now on, like ``write_fd``.
-        write_fd: Where ours go out.
+        write_fd: Where ours go out. If it does not block, a full pipe is waited for while reading what comes in, so
+            that two ends with much to say cannot wait for each other.
+
+    Attributes:
+        inbox: Messages that came in while we were sending; `recv` hands them out first.
     """
 
-    __slots__ = ("__weakref__", "read_fd", "write_fd")
+    __slots__ = ("__weakref__", "inbox", "read_fd", "write_fd")
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd = read_fd
         self.write_fd = write_fd
+        self.inbox: deque[Message] = deque()
 
-    def send(self, code: int, number: int, payload: bytes = b"") -> None:
+    def send(self, code: int, number: int, payload: bytes = b"", count: int = 0, timeout: float | None = None) -> None:
         """Send one message.
 
+        Args:
+            code: What is asked, or how it went.
+            number: Sequence number of the request.
+            payload: Whatever else there is to say.
+            count: How many envs it is about.
+            timeout: Seconds to wait while the pipe is full, if it does not block; None for ever.
+
         Raises:
-            ChannelClosed: The other end is gone.
+            ChannelClosed: The other end is gone, or does not read.
         """
-        data = _HEADER.pack(code, number, len(payload)) + payload
+        data = _HEADER.pack(code, count, number, len(payload))
+        if payload:
+            data += payload
         try:
             sent = os.write(self.write_fd, data)
-            while sent < len(data):
-                sent += os.write(self.write_fd, memoryview(data)[sent:])
-        except (BrokenPipeError, OSError) as error:
+            if sent < len(data):
+                self._send_rest(memoryview(data)[sent:], timeout)
+        except BlockingIOError:
+            self._send_rest(memoryview(data), timeout)
+        except OSError as error:
             raise ChannelClosed(str(error)) from None
 
-    def recv(self) -> tuple[int, int, bytes]:
-        """Wait for one message: code, sequence number, payload.
+    def _send_rest(self, data: memoryview, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(self.write_fd, select.POLLOUT)
+        poll.register(self.read_fd, select.POLLIN)
+        while data:
+            left = None if deadline is None else max(0, int(1000 * (deadline - time.monotonic())))
+            events = poll.poll(left)
+            if not events:
+                raise ChannelClosed("it does not read")
+            for fd, event in events:
+                if fd == self.write_fd:
+                    try:
+                        data = data[os.write(fd, data) :]
+                    except BlockingIOError:
+                        continue
+                    except OSError as error:
+                        raise ChannelClosed(str(error)) from None
+                elif event & select.POLLIN:
+                    self.inbox.append(self._receive())
+                else:
+                    raise ChannelClosed("end of file")
+
+    def recv(self) -> Message:
+        """Wait for one message.
 
         Raises:
             ChannelClosed: The other end is gone.
         """
+        return self.inbox.popleft() if self.inbox else self._receive()
+
+    def _receive(self) -> Message:
         try:
-            head = self._read(_HEADER.size)
-            code, number, size = _HEADER.unpack(head)
-            return code, number, self._read(size) if size else b""
+            code, count, number, size = _HEADER.unpack(self._read(_HEADER.size))
+            return Message(code, count, number, self._read(size) if size else b"")
         except OSError as error:
             raise ChannelClosed(str(error)) from None
 
@@ -92,9 +155,12 @@ class Channel:
 class Patience:
     """Decides how to wait: look again and again for a short while, or go to sleep at once.
 
-    Being woken costs 10 to 50 µs, more than a cheap env's whole step. Where the last waits were about that short, the
-    next one begins by looking, and gives the core away between two looks; where they were longer, it sleeps at once,
-    and nobody's core is taken.
+    Being woken on another core costs 10 to 50 µs, more than a cheap env's whole step. Where the last waits were about
+    that short, the next one begins by looking, and gives the core away between two looks; where they were longer, it
+    sleeps at once, and nobody's core is taken.
+
+    Args:
+        eager: Whether there is a core to look on. Where each core has a worker, the parent has none: it sleeps.
     """
 
     __slots__ = ("_expected",)
@@ -102,23 +168,40 @@ class Patience:
     _SHORT = 100e-6  # seconds; a wait that is longer on average is slept through
     _MEMORY = 0.1  # weight of the last wait in that average
 
-    def __init__(self) -> None:
-        self._expected = 1e-3
+    def __init__(self, *, eager: bool = True) -> None:
+        self._expected = 4 * self._SHORT if eager else math.inf
 
     def wait(self, poll: select.poll, timeout_ms: int | None = None) -> list[tuple[int, int]]:
         """Do as ``poll.poll(timeout_ms)`` does."""
+        if self._expected == math.inf:
+            return poll.poll(timeout_ms)
         start = time.perf_counter()
-        expected = self._expected
+        events = self._look(poll, start) or poll.poll(timeout_ms)
+        self._learn(time.perf_counter() - start)
+        return events
+
+    def receive(self, poll: select.poll, channel: Channel) -> Message:
+        """Wait for a message; to sleep it takes the read itself, which spares a call into the kernel.
+
+        Raises:
+            ChannelClosed: The other end is gone.
+        """
+        start = time.perf_counter()
+        self._look(poll, start)
+        message = channel.recv()
+        self._learn(time.perf_counter() - start)
+        return message
+
+    def _look(self, poll: select.poll, start: float) -> list[tuple[int, int]]:
         events: list[tuple[int, int]] = []
-        if expected < self._SHORT:
-            end = start + 2 * expected
+        if self._expected < self._SHORT:
+            end = start + 2 * self._SHORT
             while not (events := poll.poll(0)) and time.perf_counter() < end:
                 os.sched_yield()
-        if not events:
-            events = poll.poll(timeout_ms)
-        took = min(time.perf_counter() - start, 4 * self._SHORT)
-        self._expected = expected + self._MEMORY * (took - expected)
         return events
+
+    def _learn(self, took: float) -> None:
+        self._expected += self._MEMORY * (min(took, 4 * self._SHORT) - self._expected)
 
 
 def pair() -> tuple[Channel, tuple[int, int]]:
@@ -130,4 +213,5 @@ def pair() -> tuple[Channel, tuple[int, int]]:
         os.close(down_r)
         os.close(down_w)
         raise
+    os.set_blocking(down_w, False)
     return Channel(up_r, down_w), (down_r, up_w)

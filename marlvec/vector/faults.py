@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 
 from marlvec.errors import (
+    ArgumentError,
     ContractError,
     EnvArgumentError,
     EnvContractError,
@@ -22,7 +23,7 @@ from marlvec.errors import (
     UnsupportedSpaceError,
 )
 
-__all__ = ["capture", "describe_exit", "pack_failure", "picklable", "raise_failures", "unpack_failure"]
+__all__ = ["capture", "describe_exit", "out_of_space", "pack_failure", "picklable", "raise_failures", "unpack_failure"]
 
 _MAX_TEXT = 64 * 1024
 _MAX_PICKLE = 1024 * 1024
@@ -36,6 +37,11 @@ def capture(env_id: int, operation: str, error: BaseException) -> Failure:
     """Note an exception that is being handled."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Failure(env_id, operation, _summary(error), _shorten(text), error)
+
+
+def out_of_space(env_id: int, operation: str, problem: str) -> Failure:
+    """Note that an env returned something that does not lie in its space."""
+    return Failure(env_id, operation, problem, "", ContractError(problem))
 
 
 def _summary(error: BaseException) -> str:
@@ -113,7 +119,8 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None) 
     ordered = tuple(sorted(failures, key=lambda failure: failure.env_id))
     first = ordered[0]
     cause = first.exception
-    if isinstance(cause, _SPEAKS_FOR_ITSELF):
+    building = first.operation == "__init__"
+    if isinstance(cause, _SPEAKS_FOR_ITSELF) or (building and isinstance(cause, ArgumentError)):
         raise type(cause)(f"env {first.env_id}, {first.operation}(): {cause}") from None
     if isinstance(cause, ContractError):  # its text says where and what; the traceback is ours
         lines = [
@@ -124,7 +131,7 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None) 
     lines = [f"env {f.env_id} raised in {f.operation}(): {f.summary}" for f in ordered[:_MAX_LISTED]]
     head = _listing(lines, len(ordered))
     text = f"{head}\n\n--- where it happened (env {first.env_id}, {where}) ---\n{first.traceback}"
-    if first.operation == "__init__":
+    if building:
         kind = EnvArgumentError if isinstance(cause, TypeError) else EnvRaised
         raise kind(text, ordered) from cause
     if first.operation in ("step", "reset"):
@@ -151,8 +158,8 @@ def describe_exit(exitcode: int | None) -> str:
     return f"was killed by signal {-exitcode} ({name}){hint}"
 
 
-def picklable(value: Any, what: str) -> bytes:
-    """Pickle by value what a worker must get.
+def picklable(value: Any, what: str, *, coming_back: bool = False) -> bytes:
+    """Pickle by value what a worker must get, or what comes back from it.
 
     Raises:
         SerialisationError: It cannot be pickled; says what and why.
@@ -160,8 +167,9 @@ def picklable(value: Any, what: str) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as error:
+        way = "come back from its worker process" if coming_back else "reach a worker process"
+        advice = "Give back plain data" if coming_back else "Create such objects inside the factory"
         raise SerialisationError(
-            f"{what} cannot be pickled, so it cannot reach a worker process: {_summary(error)}. "
-            f"Create such objects inside the factory instead, or use backend='sync'."
+            f"{what} cannot be pickled, so it cannot {way}: {_summary(error)}. {advice} instead, or use backend='sync'."
         ) from error
     return data

@@ -26,7 +26,18 @@ __all__ = ["RESERVED", "infos_from_list", "infos_to_list", "stack_infos"]
 AGENTS = "__agents__"
 
 RESERVED = frozenset(
-    {"alive", "acting", "action_mask", "state", "final_observation", "final_info", "reset_mask", COMMON, AGENTS}
+    {
+        "alive",
+        "acting",
+        "action_mask",
+        "state",
+        "final_observation",
+        "final_info",
+        "final_state",
+        "reset_mask",
+        COMMON,
+        AGENTS,
+    }
 )
 """Keys at the top level that marlvec itself fills."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["check_seed", "env_seeds"]
+__all__ = ["check_seed", "env_seeds", "spread", "stream"]
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -64,3 +64,8 @@ def spread(seed: int | Sequence[int | None] | None, env_ids: Sequence[int], num_
         return [None if s is None else check_seed(s, f"seed[{k}]") for k, s in enumerate(seed)]
     seeds = env_seeds(seed, num_envs)  # type: ignore[arg-type]  # anything that is no int is refused there
     return [seeds[i] for i in env_ids]
+
+
+def stream(seed: int | None) -> np.random.Generator:
+    """A random stream beside those of the envs, from the seed that is spread over them; None for fresh entropy."""
+    return np.random.default_rng(None if seed is None else np.random.SeedSequence(check_seed(seed), spawn_key=(0, 1)))

@@ -9,8 +9,8 @@ Env indices in here are local, 0 to ``len(envs) - 1``; failures carry the global
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ from marlvec.envs.adapt import adapt
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
-from marlvec.errors import ContractError, Failure, NotResetError
+from marlvec.errors import ArgumentError, ContractError, Failure, NotResetError
 from marlvec.vector.buffers import Buffers
+from marlvec.vector.control import Command, describe
 from marlvec.vector.faults import capture
+from marlvec.vector.reports import Report
 
-__all__ = ["AUTORESET_MODES", "DONE_ON", "Report", "Shard", "ShardFailed"]
+__all__ = ["AUTORESET_MODES", "DONE_ON", "Shard", "ShardFailed"]
 
 AUTORESET_MODES = ("same_step", "next_step", "disabled")
 DONE_ON = ("all", "any")
@@ -32,29 +34,7 @@ DONE_ON = ("all", "any")
 # What an env's episode is doing: it runs, it is over, or there is none (never begun, or lost to a fault).
 _RUNNING, _OVER, _UNREADY = 0, 1, 2
 
-
-@dataclass(slots=True)
-class Report:
-    """What one call leaves behind apart from numbers in the buffers.
-
-    Attributes:
-        infos: Non-empty infos by env index; after a same-step autoreset those of the reset.
-        final_infos: Infos of the last step of episodes that a same-step autoreset ended.
-        failures: What went wrong, at most one per env.
-    """
-
-    infos: dict[int, Info] = field(default_factory=dict)
-    final_infos: dict[int, Info] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.infos or self.final_infos or self.failures)
-
-    def update(self, other: Report) -> None:
-        """Take in another shard's report."""
-        self.infos.update(other.infos)
-        self.final_infos.update(other.final_infos)
-        self.failures.extend(other.failures)
+_PART = 4e-3  # seconds of work after which ready rows are handed out, where they are wanted first come first
 
 
 class ShardFailed(Exception):
@@ -73,6 +53,8 @@ class Shard:
         first_env_id: Global index of the first one.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
         done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
+        keep_state: Whether global states are written after each reset and step.
+        spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
 
     Raises:
         ShardFailed: A factory raised, or its env's spec differs from its neighbour's. Envs already built are closed.
@@ -84,11 +66,21 @@ class Shard:
     """
 
     def __init__(
-        self, factories: Sequence[Callable[[], Any]], first_env_id: int, autoreset_mode: str, done_on: str
+        self,
+        factories: Sequence[Callable[[], Any]],
+        first_env_id: int,
+        *,
+        autoreset_mode: str,
+        done_on: str,
+        keep_state: bool = False,
+        spaces: str = "equal",
     ) -> None:
         self._first = first_env_id
         self._mode = autoreset_mode
         self._done_on_any = done_on == "any"
+        self._keep_state = keep_state
+        self._spaces = spaces
+        self._pace = 0.0  # seconds an env step took of late
         self.envs: list[MultiAgentEnv] = []
         failures: list[Failure] = []
         for i, factory in enumerate(factories):
@@ -96,6 +88,7 @@ class Shard:
                 env = adapt(factory())
                 self.envs.append(env)
                 self._check_spec(env.spec(), first_env_id + i)
+                self._check_fits(env)
             except Exception as error:
                 failures.append(capture(first_env_id + i, "__init__", error))
                 break
@@ -105,21 +98,38 @@ class Shard:
         n = len(self.envs)
         self.everyone = range(n)
         self._slots: list[Slot] = []
+        self._steps: list[Callable[[Slot], Info | None]] = [env.step for env in self.envs]
         self._status = [_UNREADY] * n
-        self._began = [False] * n  # at the next step the last episode's final observations are cleared
+        self._careful = self._done_on_any or keep_state
+        self._attention = set(range(n))  # envs whose next step is not the one after another
         self._ended: dict[int, list[int]] = {}  # agents that ended before their env: their rows are cleared
+
+    def _check_fits(self, env: MultiAgentEnv) -> None:
+        """Refuse settings that this env cannot serve."""
+        if self._keep_state and env.state_space is None:
+            raise ArgumentError(f"state=True, and {env.name} has no global state: it declares no state_space")
+        if env.resets_itself and self._mode != "same_step":
+            raise ArgumentError(
+                f"{env.name} resets itself in the step that ends its episode: expected autoreset_mode='same_step', "
+                f"got {self._mode!r}"
+            )
+        if env.resets_itself and self._keep_state:
+            raise ArgumentError(
+                f"state=True, and {env.name} resets itself: the state in which an episode ended is gone by then"
+            )
 
     def _check_spec(self, spec: EnvSpec, env_id: int) -> None:
         if not hasattr(self, "spec"):
             self.spec = spec
-        elif differs := self.spec.difference(spec):
+        elif differs := self.spec.difference(spec, self._spaces):
             raise ContractError(f"its spaces differ from those of env {self._first}: {differs} (env {env_id})")
+        elif self._spaces == "compatible":
+            self.spec = self.spec.widened(spec)
 
     def attach(self, buffers: Buffers) -> None:
         """Give the shard its rows. Must come before `reset`."""
         self._buffers = buffers
         self._slots = [buffers.slot(i) for i in range(len(self.envs))]
-        self._flags = np.zeros_like(buffers.terminated)
 
     def reset(
         self,
@@ -134,42 +144,77 @@ class Shard:
             self._reset_env(i, seed, option, report)
         return report
 
+    def step_in_parts(self, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], Report]]:
+        """Step these envs, and hand out what is ready every few milliseconds, so that a slow one keeps few back."""
+        start = 0
+        while start < len(ids):
+            stop = start + max(1, int(_PART / self._pace)) if self._pace else start + 1
+            part = ids if start == 0 and stop >= len(ids) else ids[start:stop]
+            began = time.perf_counter()
+            report = self.step(part)
+            pace = (time.perf_counter() - began) / len(part)
+            self._pace = pace if not self._pace else 0.8 * self._pace + 0.2 * pace
+            yield part, report
+            start += len(part)
+
     def step(self, ids: Sequence[int]) -> Report:
         """Step these envs with the actions in their rows."""
         report = Report()
-        buffers = self._buffers
         rows = self._rows(ids)
         self._clear_step(rows)
-        envs, slots, status = self.envs, self._slots, self._status
         if self._ended:
             self._clear_ended(ids)
-        for i in ids:
-            if status[i] != _RUNNING:
-                self._step_without_episode(i, report)
-                continue
-            if self._began[i]:
-                self._began[i] = False
-                for leaves in buffers.final_obs:
-                    for leaf in leaves:
-                        leaf[i] = 0
+        running = self._attend(ids, report) if self._attention else ids
+        steps, slots, careful = self._steps, self._slots, self._careful
+        for i in running:
             slot = slots[i]
-            slot.done = False
             try:
-                info = envs[i].step(slot)
+                info = steps[i](slot)
             except Exception as error:
                 self._fail(i, "step", error, report)
                 continue
             if info:
                 report.infos[i] = info
-            if self._done_on_any and not slot.done:
-                self._cut_short(i, slot)
-            if slot.done:
-                self._finish(i, report)
-        ended = self._flags[rows]
-        np.logical_or(buffers.terminated[rows], buffers.truncated[rows], out=ended)
-        if ended.any():
-            self._record_early_ends(ids, ended)
+            if slot.done or careful:
+                self._look_after(i, slot, report)
+        flags = self._buffers.events[rows, : 2 * len(self.spec.agents)]
+        if np.count_nonzero(flags):
+            self._record_early_ends(ids, rows)
         return report
+
+    def _attend(self, ids: Sequence[int], report: Report) -> list[int]:
+        """See to the envs whose last call began or ended an episode; return those of ``ids`` that have one to step."""
+        running = list(ids)
+        for i in self._attention.intersection(ids):
+            if self._status[i] == _RUNNING:
+                self._attention.discard(i)
+                self._buffers.clear_final_obs(i)  # those of the episode before
+            else:
+                running.remove(i)
+                self._step_without_episode(i, report)
+        return running
+
+    def _look_after(self, i: int, slot: Slot, report: Report) -> None:
+        """What follows on a step that ended an episode, or in a mode that asks for more."""
+        if self._done_on_any and not slot.done and not self._cut_short(i, slot, report):
+            return
+        if slot.done:
+            self._finish(i, slot, report)
+        elif self._keep_state:
+            self._note_state(i, report)
+
+    def run(self, operation: str, ids: Sequence[int], arguments: tuple[Sequence[Any], ...] = ()) -> Report:
+        """Do one of the operations that a request can name; ``arguments`` have one entry per env each."""
+        match operation:
+            case "step" | "send":
+                return self.step(ids)
+            case "reset":
+                return self.reset(ids, *arguments)
+            case "control":
+                return self.control(ids, *arguments)
+            case "state":
+                return self.write_state(ids)
+        raise ValueError(f"no such operation: {operation!r}")
 
     def write_state(self, ids: Sequence[int]) -> Report:
         """Write these envs' global states into their rows."""
@@ -179,6 +224,16 @@ class Shard:
                 self.envs[i].write_state(self._slots[i])
             except Exception as error:
                 report.failures.append(capture(self._first + i, "state", error))
+        return report
+
+    def control(self, ids: Sequence[int], commands: Sequence[Command]) -> Report:
+        """Give each of these envs its command. What goes wrong costs no episode."""
+        report = Report()
+        for i, command in zip(ids, commands, strict=True):
+            try:
+                report.answers[i] = command(self.envs[i])
+            except Exception as error:
+                report.failures.append(capture(self._first + i, describe(command), error))
         return report
 
     def close(self) -> list[Failure]:
@@ -213,14 +268,12 @@ class Shard:
 
     def _reset_env(self, i: int, seed: int | None, options: dict[str, Any] | None, report: Report) -> None:
         buffers, slot = self._buffers, self._slots[i]
-        for leaves in buffers.obs:
-            for leaf in leaves:
-                leaf[i] = 0
+        buffers.clear_obs(i)
         buffers.alive[i] = False
         buffers.acting[i] = False
         buffers.clear_masks(i)
         self._ended.pop(i, None)
-        slot.done = False
+        slot.done = slot.begun = False
         try:
             info = self.envs[i].reset(slot, seed=seed, options=options)
             if slot.done or not buffers.alive[i].any():
@@ -229,31 +282,45 @@ class Shard:
             self._fail(i, "reset", error, report)
             return
         self._status[i] = _RUNNING
-        self._began[i] = True
+        self._attention.add(i)
         if info:
             report.infos[i] = info
+        if self._keep_state:
+            self._note_state(i, report)
 
-    def _finish(self, i: int, report: Report) -> None:
+    def _finish(self, i: int, slot: Slot, report: Report) -> None:
         """An episode is over: keep its final observations, then begin the next one if the mode says so."""
         buffers = self._buffers
-        ended = buffers.terminated[i] | buffers.truncated[i]
-        self._snapshot(i, ended)
         buffers.done[i] = True
+        self._attention.add(i)
+        if slot.begun:  # the env has reset itself, and written the final observations of the episode before
+            slot.done = slot.begun = False
+            if slot.final_info:
+                report.final_infos[i], slot.final_info = slot.final_info, None
+            return
+        self._snapshot(i, buffers.terminated[i] | buffers.truncated[i])
         self._status[i] = _OVER
+        if self._keep_state:
+            if not self._note_state(i, report):
+                return
+            assert buffers.state is not None
+            assert buffers.final_state is not None
+            buffers.final_state[i] = buffers.state[i]
         if self._mode == "same_step":
             if info := report.infos.pop(i, None):
                 report.final_infos[i] = info
             self._reset_env(i, None, None, report)
 
-    def _cut_short(self, i: int, slot: Slot) -> None:
-        """With ``done_on="any"``: if an agent has ended, time is up for the others."""
+    def _cut_short(self, i: int, slot: Slot, report: Report) -> bool:
+        """With ``done_on="any"``: if an agent has ended, time is up for the others. Whether that went well."""
         buffers = self._buffers
         if buffers.terminated[i].any() or buffers.truncated[i].any():
-            buffers.truncated[i] |= buffers.alive[i]
-            buffers.alive[i] = False
-            buffers.acting[i] = False
-            buffers.clear_masks(i)
-            slot.done = True
+            try:
+                self.envs[i].cut_short(slot)
+            except Exception as error:
+                self._fail(i, "step", error, report)
+                return False
+        return True
 
     def _snapshot(self, i: int, ended: NDArray[np.bool_]) -> None:
         """Copy the observations of agents that ended, before the env can reuse its buffers."""
@@ -267,21 +334,34 @@ class Shard:
                     who = ended[list(group.agents)]
                     target[i, who] = source[i, who]
 
-    def _record_early_ends(self, ids: Sequence[int], ended: NDArray[np.bool_]) -> None:
+    def _record_early_ends(self, ids: Sequence[int], rows: slice | NDArray[np.int64]) -> None:
         """Agents that ended while their env goes on: keep their final observation, clear their row at the next step."""
-        done = self._buffers.done
+        buffers = self._buffers
+        done, ended = buffers.done, buffers.terminated[rows] | buffers.truncated[rows]
         for k in np.flatnonzero(ended.any(axis=1)).tolist():
             i = ids[k]
             if not done[i]:
                 self._snapshot(i, ended[k])
                 self._ended.setdefault(i, []).extend(np.flatnonzero(ended[k]).tolist())
 
+    def _note_state(self, i: int, report: Report) -> bool:
+        """Write the global state as part of a reset or step; whether that went well."""
+        try:
+            self.envs[i].write_state(self._slots[i])
+        except Exception as error:
+            self._fail(i, "state", error, report)
+            return False
+        return True
+
     def _fail(self, i: int, operation: str, error: Exception, report: Report) -> None:
         self._status[i] = _UNREADY
+        self._attention.add(i)
         report.failures.append(capture(self._first + i, operation, error))
 
     def _rows(self, ids: Sequence[int]) -> slice | NDArray[np.int64]:
-        """These envs' rows: a slice, so that nothing is copied, where all are meant, in order."""
-        if ids is self.everyone or list(ids) == list(self.everyone):
+        """These envs' rows: a slice, so that nothing is copied, where they follow on one another."""
+        if ids is self.everyone:
             return slice(None)
+        if ids and list(ids) == list(range(ids[0], ids[0] + len(ids))):
+            return slice(ids[0], ids[0] + len(ids))
         return np.asarray(ids, np.int64)

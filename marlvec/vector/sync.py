@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.vector.buffers import Buffers
+from marlvec.vector.engine import Settings, SettingsArguments
 from marlvec.vector.faults import raise_failures
-from marlvec.vector.shard import Report, Shard, ShardFailed
+from marlvec.vector.reports import Report
+from marlvec.vector.shard import Shard, ShardFailed
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["SyncVectorEnv"]
@@ -22,11 +24,8 @@ class SyncVectorEnv(VectorEnv):
 
     Args:
         factories: One zero-argument callable per env.
-        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
-        done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
-        copy: Return copies; False for read-only views, valid until the next call that steps.
-        grouped: Dicts of groups also where there is one group.
-        validate: How often action values are checked: ``"strict"``, ``"sample"`` or ``"off"``.
+        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state`` and ``spaces``, as in
+            `marlvec.make`.
 
     Raises:
         EnvRaised: A factory raised.
@@ -36,19 +35,11 @@ class SyncVectorEnv(VectorEnv):
     backend = "sync"
     _place = "this process"
 
-    def __init__(
-        self,
-        factories: Sequence[Callable[[], Any]],
-        *,
-        autoreset_mode: str = "same_step",
-        done_on: str = "all",
-        copy: bool = True,
-        grouped: bool = False,
-        validate: str = "sample",
-    ) -> None:
-        super().__init__(len(factories), autoreset_mode=autoreset_mode, done_on=done_on, copy=copy, validate=validate)
+    def __init__(self, factories: Sequence[Callable[[], Any]], **settings: Unpack[SettingsArguments]) -> None:
+        chosen = Settings(**settings)
+        super().__init__(len(factories), chosen)
         try:
-            self._shard = Shard(factories, 0, autoreset_mode, done_on)
+            self._shard = Shard(factories, 0, **chosen.of_shard())
         except ShardFailed as failed:
             failures = failed.failures
         else:
@@ -56,15 +47,15 @@ class SyncVectorEnv(VectorEnv):
         raise_failures(failures, self._place)
         buffers = Buffers(self._shard.spec, self.num_envs)
         self._shard.attach(buffers)
-        self._requests: list[tuple[str, NDArray[np.int64], Any]] = []
-        self._bind(self._shard.spec, buffers, grouped=grouped)
+        self._requests: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
+        self._bind(self._shard.spec, buffers)
 
     @property
     def envs(self) -> tuple[MultiAgentEnv, ...]:
         """The envs behind their adapters; ``.unwrapped`` of each is the user's own."""
         return tuple(self._shard.envs)
 
-    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: Any) -> None:
+    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         self._requests.append((operation, env_ids, arguments))
 
     def _gather(
@@ -72,20 +63,13 @@ class SyncVectorEnv(VectorEnv):
     ) -> Sequence[tuple[NDArray[np.int64], Report | None]] | None:
         operation, env_ids, arguments = self._requests.pop(0)
         try:
-            return [(env_ids, self._run(operation, env_ids.tolist(), arguments))]
+            return [(env_ids, self._shard.run(operation, env_ids.tolist(), arguments))]
         except BaseException:
             # Ctrl-C in the middle of an env: nobody knows how far it came, so these envs have to be reset.
             self._calls.arrive(env_ids)
             self._calls.hand_out()
             self._calls.lose_episodes(env_ids)
             raise
-
-    def _run(self, operation: str, ids: list[int], arguments: Any) -> Report:
-        if operation == "step":
-            return self._shard.step(ids)
-        if operation == "reset":
-            return self._shard.reset(ids, *arguments)
-        return self._shard.write_state(ids)
 
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()

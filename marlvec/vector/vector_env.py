@@ -5,36 +5,29 @@ Axis letters: N envs, A agents, A_g agents of a group. See docs/shapes.md for ev
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from gymnasium import spaces
-from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from marlvec.envs.spec import EnvSpec
-from marlvec.errors import ArgumentError, FetchTimeout, NothingPendingError, WorkerDied
-from marlvec.vector.actions import VALIDATE_MODES, ActionWriter
-from marlvec.vector.arguments import EnvIds, Options, check_choice, check_env_ids, spread_options
-from marlvec.vector.buffers import Buffers, Selection
-from marlvec.vector.calls import Calls, alone
-from marlvec.vector.faults import raise_failures
+from marlvec.errors import ArgumentError, BusyError, NothingPendingError
+from marlvec.vector.arguments import EnvIds, Options, check_env_ids, spread_options
+from marlvec.vector.calls import STREAM, alone
+from marlvec.vector.controls import Controls
 from marlvec.vector.result import VectorStep
-from marlvec.vector.seeding import spread
-from marlvec.vector.shard import AUTORESET_MODES, DONE_ON, Report
+from marlvec.vector.seeding import spread, stream
 
 __all__ = ["VectorEnv"]
 
+_ROWS = (*STREAM, "reset", "step")  # calls that bring rows
 
-class VectorEnv(ABC):
+
+class VectorEnv(Controls):
     """N copies of a multi-agent env, stepped together or as they become ready.
 
-    Made by `marlvec.make`, or directly from factories by `SyncVectorEnv` and `AsyncVectorEnv`.
+    Made by `marlvec.make`, or directly from factories by `SyncVectorEnv`, `ThreadVectorEnv` and `AsyncVectorEnv`.
 
     Every reply belongs to one numbered request: nothing stale is ever delivered. Wrong calls raise before anything is
     sent: `ClosedError`, `BusyError` (names the pending call), `NothingPendingError`, `NotResetError`, `BrokenError`.
@@ -48,64 +41,10 @@ class VectorEnv(ABC):
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``; also in ``metadata["autoreset_mode"]``.
         done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
-        backend: ``"sync"`` or ``"async"``.
+        backend: ``"sync"``, ``"thread"`` or ``"async"``.
         spec: What one env looks like.
         metadata: The envs' metadata.
     """
-
-    backend: str = "?"
-    _place: str = "?"  # where envs run, for messages
-
-    def __init__(self, num_envs: int, *, autoreset_mode: str, done_on: str, copy: bool, validate: str) -> None:
-        if num_envs < 1:
-            raise ArgumentError(f"num_envs must be at least 1, got {num_envs}")
-        check_choice("autoreset_mode", autoreset_mode, AUTORESET_MODES)
-        check_choice("done_on", done_on, DONE_ON)
-        check_choice("validate", validate, VALIDATE_MODES)
-        self.num_envs = num_envs
-        self.autoreset_mode = autoreset_mode
-        self.done_on = done_on
-        self.copy = bool(copy)
-        self._validate = validate
-        self._calls = Calls(num_envs)
-        self._everyone = np.arange(num_envs)
-        self._everyone.flags.writeable = False
-        self._report = Report()  # of replies that have arrived and were not handed out yet
-
-    def _bind(self, spec: EnvSpec, buffers: Buffers, *, grouped: bool) -> None:
-        """Take on what is known once the envs are built."""
-        self.spec = spec
-        self._buffers = buffers
-        self.agents = spec.agents
-        self.agent_num = len(spec.agents)
-        self.groups = {group.name: group.agents for group in spec.groups}
-        self.grouped = bool(grouped) or len(spec.groups) > 1
-        self.metadata = {**spec.metadata, "autoreset_mode": self.autoreset_mode}
-        self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=self._validate)
-
-    # --- what a backend provides ---
-
-    @abstractmethod
-    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: Any) -> None:
-        """Ask these idle envs to do ``"reset"``, ``"step"`` or ``"state"``; must not wait."""
-
-    @abstractmethod
-    def _gather(
-        self, timeout: float | None, everyone: bool
-    ) -> Sequence[tuple[NDArray[np.int64], Report | None]] | None:
-        """Wait for replies: envs that are ready now, and what they report. None if time ran out.
-
-        Args:
-            timeout: Seconds; None for ever.
-            everyone: Whether all that is in flight is wanted, so that the order of arrival does not matter.
-
-        Raises:
-            WorkerDied: A worker is gone.
-        """
-
-    @abstractmethod
-    def _shut_down(self, timeout: float) -> None:
-        """Release everything, whatever state it is in, in bounded time."""
 
     # --- reset and step ---
 
@@ -144,9 +83,7 @@ class VectorEnv(ABC):
     ) -> None:
         """Ask for a reset; `reset_fetch` or `recv` brings the result. Arguments as in `reset`."""
         self._calls.check_idle("reset_send")
-        ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
-        seeds = spread(seed, ids.tolist(), self.num_envs)
-        self._begin("reset", "reset", ids, (seeds, spread_options(options, len(ids))))
+        self._send_reset("reset", seed, options, env_ids)
 
     @alone
     def reset_fetch(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
@@ -158,6 +95,7 @@ class VectorEnv(ABC):
         result = self._fetch_all("reset", timeout)
         return result.obs, result.infos
 
+    @alone
     def step(
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
@@ -178,8 +116,10 @@ class VectorEnv(ABC):
             NotResetError: An env has no episode; names it.
             EnvRaised, WorkerDied: Something went wrong in an env or its worker; names it.
         """
-        self.step_send(actions)
-        return self.step_fetch()
+        self._calls.check_idle("step")
+        self._send_actions("step", actions, self._everyone)
+        result = self._fetch_all("step")
+        return result.obs, result.rewards, result.terminated, result.truncated, result.infos
 
     @alone
     def step_send(self, actions: Any) -> None:
@@ -202,6 +142,24 @@ class VectorEnv(ABC):
     # --- send and recv: envs as they become ready ---
 
     @alone
+    def async_reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Options = None,
+        env_ids: EnvIds | None = None,
+    ) -> None:
+        """Ask for new episodes, while other envs may be busy; `recv` brings each env once. Arguments as in `reset`.
+
+        What `recv` has brought may be sent to at once, before the others are there.
+
+        Raises:
+            BusyError: One of these envs has a request in flight or a result not yet received, or a call that is not
+                ``send`` or ``async_reset`` is pending.
+        """
+        self._send_reset("async_reset", seed, options, env_ids)
+
+    @alone
     def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
         """Send actions to some envs, while others may be busy; `recv` brings the results.
 
@@ -210,11 +168,11 @@ class VectorEnv(ABC):
             env_ids: Indices or (N,) bool mask; None for all.
 
         Raises:
-            BusyError: One of them has a request in flight or a result not yet received, or a `step` or `reset` is
-                pending.
+            BusyError: One of them has a request in flight or a result not yet received, or a call that is not ``send``
+                or ``async_reset`` is pending.
         """
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
-        self._calls.check_free(ids)
+        self._calls.check_free(ids, "send")
         self._send_actions("send", actions, ids)
 
     @alone
@@ -232,10 +190,13 @@ class VectorEnv(ABC):
             NothingPendingError: Nothing was sent.
             FetchTimeout: Too few envs replied in time; nothing is lost, call again.
         """
-        self._calls.check_open()
-        if self._calls.pending is None:
-            raise NothingPendingError("recv() with nothing sent; send() or reset_send() first")
-        outstanding = self._calls.outstanding
+        calls = self._calls
+        calls.check_open()
+        if calls.pending is None:
+            raise NothingPendingError("recv() with nothing sent; send(), async_reset() or reset_send() first")
+        if calls.pending not in _ROWS:
+            raise BusyError(f"recv() while {calls.pending}() is pending; {calls.pending}_fetch() first")
+        outstanding = calls.outstanding
         wanted = outstanding if min_envs is None else min_envs
         if not 1 <= wanted <= outstanding:
             raise ArgumentError(f"min_envs must be from 1 to {outstanding} (the envs in flight), got {min_envs}")
@@ -243,20 +204,25 @@ class VectorEnv(ABC):
         return self._deliver()
 
     @alone
-    def state(self) -> NDArray[Any]:
-        """Global state of every env, (N, *state_space.shape).
+    def drain(self, timeout: float | None = None) -> VectorStep:
+        """Receive all that is outstanding, so that `step`, `reset` and control calls are allowed again.
+
+        Args:
+            timeout: Seconds to wait; None for ever.
+
+        Returns:
+            A `VectorStep` with the rows of all envs that were in flight; without rows if none was.
 
         Raises:
-            ArgumentError: The envs have no ``state_space``.
+            BusyError: A control call is pending; fetch it instead.
+            FetchTimeout: Not all envs replied in time; nothing is lost, call again.
         """
-        if self.spec.state_space is None:
-            raise ArgumentError(f"{self.spec.name} has no global state: it declares no state_space")
-        self._calls.check_idle("state")
-        self._calls.check_episodes(self._everyone, "state")
-        self._begin("state", "state", self._everyone, None)
-        self._fetch_all("state", None)
-        assert self._buffers.state is not None
-        return self._buffers.state.copy()
+        calls = self._calls
+        calls.check_open()
+        if calls.pending is not None and calls.pending not in _ROWS:
+            raise BusyError(f"drain() while {calls.pending}() is pending; {calls.pending}_fetch() first")
+        self._wait_for(calls.outstanding, timeout, "drain")
+        return self._deliver()
 
     def close(self, timeout: float = 5.0) -> None:
         """Close all envs and leave nothing behind. May be called again, after errors, and with a call pending.
@@ -288,113 +254,16 @@ class VectorEnv(ABC):
         """Whether `close` was called."""
         return self._calls.closed
 
-    # --- spaces; reading one never touches an env ---
-
-    def agent_observation_space(self, agent: str | int) -> spaces.Space[Any]:
-        """One agent's observation space."""
-        return self.spec.observation_spaces[self._agent_index(agent)]
-
-    def agent_action_space(self, agent: str | int) -> spaces.Space[Any]:
-        """One agent's action space."""
-        return self.spec.action_spaces[self._agent_index(agent)]
-
-    @property
-    def state_space(self) -> spaces.Space[Any] | None:
-        """Space of one env's global state, or None."""
-        return self.spec.state_space
-
-    @cached_property
-    def single_observation_space(self) -> spaces.Space[Any]:
-        """One env's observations: (A, …), or a Dict of groups to (A_g, …)."""
-        return self._per_group([(g.name, batch_space(g.observation_space, len(g.agents))) for g in self.spec.groups])
-
-    @cached_property
-    def single_action_space(self) -> spaces.Space[Any]:
-        """One env's actions: (A, …), or a Dict of groups to (A_g, …)."""
-        return self._per_group([(g.name, batch_space(g.action_space, len(g.agents))) for g in self.spec.groups])
-
-    @cached_property
-    def observation_space(self) -> spaces.Space[Any]:
-        """All envs' observations: (N, A, …), or a Dict of groups to (N, A_g, …)."""
-        return batch_space(self.single_observation_space, self.num_envs)
-
-    @cached_property
-    def action_space(self) -> spaces.Space[Any]:
-        """All envs' actions: (N, A, …), or a Dict of groups to (N, A_g, …)."""
-        return batch_space(self.single_action_space, self.num_envs)
-
-    def _per_group(self, parts: list[tuple[str, spaces.Space[Any]]]) -> spaces.Space[Any]:
-        return spaces.Dict(dict(parts)) if self.grouped else parts[0][1]
-
-    def _agent_index(self, agent: str | int) -> int:
-        if isinstance(agent, str):
-            if agent not in self.agents:
-                raise ArgumentError(f"no agent {agent!r}; there are {list(self.agents)}")
-            return self.agents.index(agent)
-        return range(self.agent_num)[agent]
+    def _send_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
+        ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
+        self._calls.check_free(ids, call)
+        seeds = spread(seed, ids.tolist(), self.num_envs)
+        spread_out = spread_options(options, len(ids))
+        if ids is self._everyone and isinstance(seed, (int, np.integer)):
+            self._rng = stream(int(seed))
+        self._begin(call, "reset", ids, (seeds, spread_out))
 
     def _send_actions(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
         self._calls.check_episodes(ids, call)
         self._action_writer.write(self._buffers, actions, ids, self._rows(ids))
-        if len(ids):
-            self._begin(call, "step", ids, None)
-
-    def _begin(self, call: str, operation: str, ids: NDArray[np.int64], arguments: Any) -> None:
-        self._calls.begin(call, ids)
-        if operation == "reset":
-            self._calls.lose_episodes(ids)  # until the new ones have begun
-        try:
-            self._dispatch(operation, ids, arguments)
-        except WorkerDied as error:
-            self._calls.broken = error
-            raise
-
-    def _fetch_all(self, call: str, timeout: float | None) -> VectorStep:
-        self._calls.check_pending(call)
-        self._wait_for(self._calls.outstanding, timeout, f"{call}_fetch")
-        return self._deliver(everything=True)
-
-    def _wait_for(self, wanted: int, timeout: float | None, call: str) -> None:
-        """Take in replies until ``wanted`` envs are ready."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self._calls.arrived < wanted:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                news = self._gather(left, wanted == self._calls.outstanding)
-            except WorkerDied as error:
-                self._calls.broken = error
-                raise
-            if news is None:
-                raise FetchTimeout(
-                    f"{call}(): envs {self._calls.in_flight} did not reply within {timeout} s; "
-                    f"their requests stay pending, fetch again"
-                )
-            for ids, report in news:
-                self._calls.arrive(ids)
-                if report is not None:
-                    self._report.update(report)
-
-    def _deliver(self, *, everything: bool = False) -> VectorStep:
-        """Hand out what has arrived, or raise what went wrong in it."""
-        was_state = self._calls.pending == "state"
-        arrived = self._calls.hand_out()
-        report, self._report = self._report, Report()
-        ids = self._everyone if everything or len(arrived) == self.num_envs else arrived
-        if not was_state:
-            self._calls.have_episodes(arrived)
-            if self.autoreset_mode == "disabled":
-                self._calls.lose_episodes(arrived[self._buffers.done[arrived]])
-        if failed := [failure.env_id for failure in report.failures]:
-            ids = ids[~np.isin(ids, failed)]
-            if not was_state:
-                self._calls.lose_episodes(failed)
-        rows = self._rows(ids)
-        result = VectorStep(self._buffers, ids, rows, report, grouped=self.grouped, copy=self.copy)
-        raise_failures(report.failures, self._place, result)
-        return result
-
-    def _rows(self, ids: NDArray[np.int64]) -> Selection:
-        """A slice where all envs are meant, in order: no index array, no copies."""
-        if ids is self._everyone or (len(ids) == self.num_envs and np.array_equal(ids, self._everyone)):
-            return slice(None)
-        return ids
+        self._begin(call, call, ids)

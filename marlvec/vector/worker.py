@@ -12,6 +12,7 @@ import pickle
 import select
 import signal
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -19,17 +20,141 @@ import numpy as np
 
 from marlvec.vector import channel as ch
 from marlvec.vector.buffers import Buffers
-from marlvec.vector.channel import Channel, ChannelClosed, Patience
-from marlvec.vector.faults import capture, pack_failure, picklable
+from marlvec.vector.channel import Channel, ChannelClosed, Message, Patience
+from marlvec.vector.faults import capture, pack_failure
 from marlvec.vector.memory import map_memory
-from marlvec.vector.shard import Report, Shard, ShardFailed
+from marlvec.vector.reports import Report, pack_report
+from marlvec.vector.shard import Shard, ShardFailed
 
-__all__ = ["Plan", "pack_report", "run_worker", "unpack_report"]
+__all__ = ["Plan", "Request", "WorkerLink", "run_worker", "serve"]
 
 Plan = dict[str, Any]
-"""What a worker is told at first: ``factories`` (pickled), ``first`` (index of its first env), ``autoreset_mode``,
-``done_on``, ``shared`` (whether rows are in shared memory).
+"""What a worker is told at first: ``factories`` and ``worker`` (the loop it runs, or None), both pickled; ``first``
+(index of its first env); ``shared`` (whether rows are in shared memory); ``shard`` (arguments of `Shard`).
 """
+
+_NAMES = {code: name for name, code in ch.OPERATIONS.items()}
+
+
+class Request:
+    """One request of the parent.
+
+    Attributes:
+        operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows may be answered in parts), ``"state"`` or
+            ``"control"``.
+        ids: The envs it is about, by their place in the shard.
+        arguments: What else it says: seeds and options, or commands.
+    """
+
+    __slots__ = ("arguments", "ids", "number", "operation")
+
+    def __init__(self, operation: str, number: int, ids: Sequence[int], arguments: tuple[Any, ...] = ()) -> None:
+        self.operation = operation
+        self.number = number
+        self.ids = ids
+        self.arguments = arguments
+
+    def __repr__(self) -> str:
+        return f"Request({self.operation!r}, ids={list(self.ids)})"
+
+
+class WorkerLink:
+    """A worker's end of the road: requests come in, rows and reports go out.
+
+    A loop of your own goes to ``make(worker=...)`` and takes the place of `serve`: it must answer each request once, in
+    order, and return when there are no more.
+
+        def timed(link):
+            for request in link.requests():
+                start = time.perf_counter()
+                link.answer(request)
+                log.write(f"{request.operation} of {len(request.ids)} envs: {time.perf_counter() - start:.6f} s")
+
+    Attributes:
+        shard: The envs of this worker and what can be done with them.
+        first_env_id: Index of the first of them among all envs.
+    """
+
+    def __init__(self, channel: Channel, shard: Shard, buffers: Buffers, first_env_id: int, *, shared: bool) -> None:
+        self.shard = shard
+        self.first_env_id = first_env_id
+        self._channel = channel
+        self._buffers = buffers
+        self._shared = shared
+        self._has_objects = buffers.has_objects
+        self._plain_steps = shared and not buffers.has_objects
+        self._closing: int | None = None
+
+    def requests(self) -> Iterator[Request]:
+        """Wait for one request after the other, until the parent wants to close."""
+        channel, everyone = self._channel, self.shard.everyone
+        poll, patience = select.poll(), Patience()
+        poll.register(channel.read_fd, select.POLLIN)
+        while True:
+            message = patience.receive(poll, channel)
+            code = message.code
+            if code == ch.CLOSE:
+                self._closing = message.number
+                return
+            if not message.payload:
+                yield Request(_NAMES[code], message.number, everyone)
+            else:
+                yield self._read(message)
+
+    def _read(self, message: Message) -> Request:
+        name, payload = _NAMES[message.code], message.payload
+        if message.code not in (ch.STEP, ch.SEND):
+            ids, *arguments = pickle.loads(payload)
+            return Request(name, message.number, ids, tuple(arguments))
+        if self._plain_steps:
+            return Request(name, message.number, np.frombuffer(payload, np.int32).tolist())
+        ids, packed, objects = pickle.loads(payload)
+        rows = np.array(ids)
+        if not self._shared:
+            self._buffers.unpack_actions(rows, packed)
+        if self._has_objects:
+            self._buffers.unpack_object_actions(rows, objects)
+        return Request(name, message.number, ids)
+
+    def answer(self, request: Request) -> None:
+        """Do what is asked, and reply."""
+        if request.operation == "send":
+            for part, report in self.shard.step_in_parts(request.ids):
+                self.reply(request, report, part)
+        else:
+            self.reply(request, self.shard.run(request.operation, request.ids, request.arguments))
+
+    def reply(self, request: Request, report: Report, part: Sequence[int] | None = None) -> None:
+        """Say that these envs are ready: all that the request named, or the next ones of them.
+
+        Args:
+            request: What is answered.
+            report: What there is to say besides the rows in the buffers.
+            part: Which of its envs; None for all that have not been answered.
+        """
+        ids = request.ids if part is None else part
+        if self._plain_steps:
+            payload = pack_report(report, self.first_env_id) if report else b""
+        else:
+            rows = np.array(ids)
+            control = request.operation == "control"
+            packed = None if self._shared or control else self._buffers.pack_results(rows)
+            objects = self._buffers.pack_objects(rows) if self._has_objects and not control else None
+            payload = pickle.dumps((packed, objects, pack_report(report, self.first_env_id)), protocol=5)
+        self._channel.send(ch.OK, request.number, payload, len(ids))
+
+    def close(self) -> None:
+        """Close the envs, and say so if the parent asked for it."""
+        failures = self.shard.close()
+        if self._closing is not None:
+            packed = pickle.dumps([pack_failure(failure) for failure in failures])
+            self._channel.send(ch.OK, self._closing, packed)
+
+
+def serve(link: WorkerLink) -> None:
+    """Answer every request: what a worker does unless it is told otherwise."""
+    for request in link.requests():
+        link.answer(request)
 
 
 def run_worker(read_fd: int, write_fd: int, memory_fd: int) -> NoReturn:
@@ -45,7 +170,7 @@ def run_worker(read_fd: int, write_fd: int, memory_fd: int) -> NoReturn:
     os.register_at_fork(after_in_child=channel.close)
     code = 0
     try:
-        _serve(channel, memory_fd)
+        _run(channel, memory_fd)
     except ChannelClosed:
         pass
     except SystemExit as ending:  # an env called sys.exit(): the parent is told its code
@@ -63,109 +188,48 @@ def run_worker(read_fd: int, write_fd: int, memory_fd: int) -> NoReturn:
     os._exit(code)  # a forked process must not run its parent's exit handlers
 
 
-def _serve(channel: Channel, memory_fd: int) -> None:
-    _, number, payload = channel.recv()
-    plan: Plan = pickle.loads(payload)
+def _run(channel: Channel, memory_fd: int) -> None:
+    hello = channel.recv()
+    plan: Plan = pickle.loads(hello.payload)
     first = plan["first"]
     try:
-        shard = Shard(cloudpickle.loads(plan["factories"]), first, plan["autoreset_mode"], plan["done_on"])
+        loop: Callable[[WorkerLink], None] = cloudpickle.loads(plan["worker"]) if plan["worker"] else serve
+        shard = Shard(cloudpickle.loads(plan["factories"]), first, **plan["shard"])
     except ShardFailed as error:
-        channel.send(ch.FAILED, number, pickle.dumps([pack_failure(failure) for failure in error.failures]))
+        channel.send(ch.FAILED, hello.number, pickle.dumps([pack_failure(failure) for failure in error.failures]))
         return
     except Exception as error:  # the factories themselves could not be loaded here
-        channel.send(ch.FAILED, number, pickle.dumps([pack_failure(capture(first, "__init__", error))]))
+        failure = pack_failure(capture(first, "__init__", error))
+        channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
         return
-    channel.send(ch.OK, number, cloudpickle.dumps(shard.spec))
+    channel.send(ch.OK, hello.number, cloudpickle.dumps(shard.spec))
     try:
-        _serve_shard(channel, memory_fd, shard, plan)
-    finally:
+        _attach_and_serve(channel, memory_fd, shard, plan, loop)
+    except BaseException:
         shard.close()
+        raise
 
 
-def _serve_shard(channel: Channel, memory_fd: int, shard: Shard, plan: Plan) -> None:
+def _attach_and_serve(
+    channel: Channel, memory_fd: int, shard: Shard, plan: Plan, loop: Callable[[WorkerLink], None]
+) -> None:
     n, first, shared = len(shard.envs), plan["first"], plan["shared"]
-    code, number, payload = channel.recv()  # ATTACH: every worker's spec fits, and the memory has its size
-    if code == ch.CLOSE:  # another worker's envs could not be built, or differ
-        _close(channel, number, shard)
+    message = channel.recv()  # ATTACH: every worker's spec fits, and the memory has its size
+    if message.code == ch.CLOSE:  # another worker's envs could not be built, or differ
+        failures = [pack_failure(failure) for failure in shard.close()]
+        channel.send(ch.OK, message.number, pickle.dumps(failures))
         return
-    num_envs, size = pickle.loads(payload)
+    num_envs, size, spec = pickle.loads(message.payload)
     if shared:
-        buffers = Buffers(shard.spec, num_envs, map_memory(memory_fd, size)).rows(first, first + n)
+        buffers = Buffers(spec, num_envs, map_memory(memory_fd, size)).rows(first, first + n)
     else:
-        buffers = Buffers(shard.spec, n)
+        buffers = Buffers(spec, n)
     os.close(memory_fd)
     shard.attach(buffers)
     # What lives now (libraries, envs) lives as long as this process: the collector need not look at it ever again.
     gc.collect()
     gc.freeze()
-    channel.send(ch.OK, number)
-    poll, patience = select.poll(), Patience()
-    poll.register(channel.read_fd, select.POLLIN)
-    while True:
-        patience.wait(poll)
-        code, number, payload = channel.recv()
-        if code == ch.STEP:
-            if shared:
-                ids = np.frombuffer(payload, np.int32).tolist() if payload else shard.everyone
-            else:
-                ids, packed = pickle.loads(payload)
-                buffers.unpack_actions(np.array(ids), packed)
-            report = shard.step(ids)
-        elif code == ch.RESET:
-            ids, seeds, options = pickle.loads(payload)
-            report = shard.reset(ids, seeds, options)
-        elif code == ch.STATE:
-            ids = pickle.loads(payload)
-            report = shard.write_state(ids)
-        else:  # CLOSE
-            _close(channel, number, shard)
-            return
-        if shared:
-            channel.send(ch.OK, number, pack_report(report, first) if report else b"")
-        else:
-            rows = buffers.pack_results(np.array(ids))
-            channel.send(ch.OK, number, pickle.dumps((rows, pack_report(report, first)), protocol=5))
-
-
-def _close(channel: Channel, number: int, shard: Shard) -> None:
-    failures = shard.close()
-    channel.send(ch.OK, number, pickle.dumps([pack_failure(failure) for failure in failures]))
-
-
-def pack_report(report: Report, first: int) -> bytes:
-    """Pickle a report. Infos that cannot be pickled become failures of their env."""
-    infos, final_infos = report.infos, report.final_infos
-    failures = [pack_failure(failure) for failure in report.failures]
-    try:
-        return pickle.dumps((infos, final_infos, failures), protocol=5)
-    except Exception:  # something in an info is local, or refuses: find the culprits, keep the rest
-        for found in (infos, final_infos):
-            for i, info in found.items():
-                try:
-                    found[i] = _Pickled(picklable(info, f"the info of env {first + i}"))  # type: ignore[assignment]  # unpickles to an Info
-                except Exception as error:
-                    found[i] = {}
-                    failures.append(pack_failure(capture(first + i, "infos", error)))
-        return pickle.dumps((infos, final_infos, failures), protocol=5)
-
-
-class _Pickled:
-    """An info that only cloudpickle could pickle; unpickles to itself."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return cloudpickle.loads, (self.data,)
-
-
-def unpack_report(payload: bytes, first: int) -> Report:
-    """Rebuild a report in the parent, with global env indices."""
-    from marlvec.vector.faults import unpack_failure
-
-    infos, final_infos, failures = pickle.loads(payload)
-    return Report(
-        {first + i: info for i, info in infos.items()},
-        {first + i: info for i, info in final_infos.items()},
-        [unpack_failure(packed) for packed in failures],
-    )
+    channel.send(ch.OK, message.number)
+    link = WorkerLink(channel, shard, buffers, first, shared=shared)
+    loop(link)
+    link.close()

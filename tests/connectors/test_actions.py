@@ -17,7 +17,7 @@ from marlvec.connectors import (
     UnsquashActions,
 )
 from marlvec.connectors.trees import map_tree, tree_leaves
-from marlvec.errors import ContractError, UnsupportedSpaceError
+from marlvec.errors import ContractError
 from tests.connectors.samples import all_inside, batch, same_tree
 
 NAMES = ("ToNumpy", "UnsquashActions", "ClipActions", "ReadOnlyActions")
@@ -254,8 +254,15 @@ def test_what_is_no_array_of_numbers_is_an_error(bad: Any) -> None:
 def test_a_wrong_structure_is_an_error() -> None:
     with pytest.raises(ContractError, match="expected a dict with keys"):
         default(SPACE)(Rows(actions={"arm": np.zeros((1, 2))}))
-    with pytest.raises(UnsupportedSpaceError):
-        default(spaces.Text(3))
+
+
+def test_objects_pass_unchanged() -> None:
+    space = spaces.Dict({"say": spaces.Text(5), "go": spaces.Box(-2, 2, (1,))})
+    words = np.array(["hello", "x"], object)
+    out = default(space)(Rows(actions={"say": words, "go": np.ones((2, 1), np.float32)})).actions_for_env
+    assert out["say"].tolist() == ["hello", "x"]
+    assert not out["say"].flags.writeable
+    np.testing.assert_array_equal(out["go"], np.full((2, 1), 2, np.float32))
 
 
 def test_actions_for_env_that_is_there_is_kept() -> None:

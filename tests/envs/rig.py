@@ -22,9 +22,10 @@ class Rig:
         self.spec = spec = env.spec()
         agent_num = len(spec.agents)
         self.obs = [group.observation_tree.zeros(len(group.agents)) for group in spec.groups]
+        self.final = [group.observation_tree.zeros(len(group.agents)) for group in spec.groups]
         self.actions = [group.action_tree.zeros(len(group.agents)) for group in spec.groups]
         self.masks: list[NDArray[np.bool_] | None] = [
-            None if group.mask_size is None else np.ones((len(group.agents), group.mask_size), np.bool_)
+            None if group.choices is None else np.ones((len(group.agents), group.choices), np.bool_)
             for group in spec.groups
         ]
         self.reward_A = np.zeros(agent_num)
@@ -32,11 +33,14 @@ class Rig:
         self.state = (
             None if spec.state_space is None else np.zeros(spec.state_space.shape or (), spec.state_space.dtype)
         )
-        self.slot = Slot(
+        self.masked = np.zeros(1, np.bool_)
+        self.slot = Slot.of_groups(
             spec,
             obs=self.obs,
+            final_obs=self.final,
             actions=self.actions,
             action_mask=self.masks,
+            masked=self.masked,
             reward=self.reward_A,
             terminated=self.terminated_A,
             truncated=self.truncated_A,
@@ -83,7 +87,8 @@ class Rig:
     def mask(self, a: int) -> NDArray[np.bool_] | None:
         group, j = self._home(a)
         mask = self.masks[group]
-        return None if mask is None else mask[j].copy()
+        declared = self.spec.groups[group].mask_size is not None
+        return mask[j].copy() if mask is not None and (declared or self.masked[0]) else None
 
     def flags(self) -> dict[str, list[bool]]:
         """All four flags, as lists."""

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pettingzoo
 
-__all__ = ["Driver", "News", "driver_of"]
+__all__ = ["Driver", "News", "cut_short", "driver_of"]
 
 COMMON = "__common__"
 
@@ -52,9 +52,10 @@ class Driver(Protocol):
 def split(obs: Any) -> tuple[Any, Any]:
     """A copied observation and its mask."""
     obs = deepcopy(obs)
-    if isinstance(obs, dict) and obs.keys() == {"observation", "action_mask"}:
-        return obs["observation"], obs["action_mask"].astype(bool)
-    return obs, None
+    if not isinstance(obs, dict) or "action_mask" not in obs:
+        return obs, None
+    mask = obs.pop("action_mask").astype(bool)
+    return obs["observation"] if obs.keys() == {"observation"} else obs, mask
 
 
 def split_all(found: dict[int, Any], acting: set[int]) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -98,7 +99,7 @@ class KeyedDriver:
         self.alive: set[int] = set()
 
     def reset(self, seed: int | None, options: Any) -> News:
-        obs, infos = self.env.reset(seed=seed)
+        obs, infos = self.env.reset(seed=seed, options=options)
         self.alive = {self.names.index(str(agent)) for agent in obs}
         seen, masks = split_all({self.names.index(str(agent)): value for agent, value in obs.items()}, self.alive)
         return News(seen, set(self.alive), set(self.alive), masks, infos=told(self._named(infos), self.names))
@@ -168,14 +169,26 @@ class SingleDriver:
     def reset(self, seed: int | None, options: Any) -> News:
         obs, info = self.env.reset(seed=seed, options=options)
         seen, masks = split_all({0: obs}, {0})
-        return News(seen, {0}, {0}, masks, infos={COMMON: dict(info)} if info else {})
+        return News(seen, {0}, {0}, masks, infos={COMMON: deepcopy(info)} if info else {})
 
     def step(self, actions: dict[int, Any]) -> News:
         obs, reward, term, trunc, info = self.env.step(actions[0])
         here = set() if term or trunc else {0}
         seen, masks = split_all({0: obs}, here)
         ended = {} if here else {0: (bool(term), bool(trunc))}
-        return News(seen, here, here, masks, {0: float(reward)}, ended, {COMMON: dict(info)} if info else {})
+        return News(seen, here, here, masks, {0: float(reward)}, ended, {COMMON: deepcopy(info)} if info else {})
+
+
+def cut_short(driver: Driver, alive: set[int]) -> tuple[dict[int, Any], dict[int, tuple[bool, bool]]]:
+    """Time is up for these agents: what they observe anew, and their flags. In a game, everyone looks once more."""
+    if not isinstance(driver, TurnDriver):
+        return {}, dict.fromkeys(alive, (False, True))
+    env, names = driver.env, driver.names
+    flags = {a: (bool(env.terminations[names[a]]), bool(env.truncations[names[a]])) for a in alive}
+    return (
+        {a: split(env.observe(names[a]))[0] for a in alive},
+        {a: own if any(own) else (False, True) for a, own in flags.items()},
+    )
 
 
 def driver_of(env: Any) -> Driver:
@@ -198,7 +211,15 @@ def spaces_of(driver: Driver) -> list[tuple[Any, Any, int | None]]:
         else:
             agent = env.possible_agents[driver.names.index(name)]
             space, action = env.observation_spaces[agent], env.action_spaces[agent]
-        masked = isinstance(space, gymnasium.spaces.Dict) and set(space.spaces) == {"observation", "action_mask"}
-        size = int(np.prod(space["action_mask"].shape)) if masked else None
-        out.append((space["observation"] if masked else space, action, size))
-    return out
+        out.append((*without_mask(space), action))
+    return [(space, action, size) for space, size, action in out]
+
+
+def without_mask(space: Any) -> tuple[Any, int | None]:
+    """An observation space without its mask, and the mask's length."""
+    if not isinstance(space, gymnasium.spaces.Dict) or "action_mask" not in space.spaces:
+        return space, None
+    size = int(np.prod(space["action_mask"].shape))
+    if set(space.spaces) == {"observation", "action_mask"}:
+        return space["observation"], size
+    return gymnasium.spaces.Dict({key: sub for key, sub in space.spaces.items() if key != "action_mask"}), size

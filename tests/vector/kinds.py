@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from marlvec import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from marlvec import AsyncVectorEnv, SyncVectorEnv, ThreadVectorEnv, VectorEnv
 from marlvec.envs.testing import KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from marlvec.registry import resolve_all
 from tests.vector.reference import Call, record
@@ -63,14 +63,19 @@ def asynchronous(kind: str, n: int, mode: str = "same_step", **options: Any) -> 
 
 
 def vectorize(backend: str, factories: Factories, **options: Any) -> VectorEnv:
-    """On the sync backend, or in two workers (one, if there is one env) with or without shared memory."""
+    """On the sync backend, or in two workers (one, if there is one env): threads, or processes with or without shared
+    memory.
+    """
     if backend == "sync":
         return SyncVectorEnv(factories, **options)
     options = {"num_workers": min(2, len(factories))} | options
+    if backend == "thread":
+        options.pop("context", None)
+        return ThreadVectorEnv(factories, **options)
     return AsyncVectorEnv(factories, shared_memory=backend != "pipes", **options)
 
 
-BACKENDS = ("sync", "async", "pipes")
+BACKENDS = ("sync", "thread", "async", "pipes")
 
 
 def together(agent_num: int, *lengths: int) -> list[Script]:

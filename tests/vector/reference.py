@@ -7,6 +7,7 @@ compares every array byte for byte.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec import VectorEnv, VectorStep, env_seeds, infos_to_list
-from tests.vector.drivers import Driver, News, driver_of, spaces_of
-from tests.vector.trees import flatten, leaf_spaces, pick, stack
+from tests.vector.drivers import COMMON, Driver, News, cut_short, driver_of, spaces_of
+from tests.vector.trees import flatten, is_object, leaf_spaces, leaves_in, pick, stack
 
 MODES = ("same_step", "next_step", "disabled")
 NONSENSE = 77  # what agents that are not acting are made to say
@@ -27,9 +28,11 @@ NONSENSE = 77  # what agents that are not acting are made to say
 @dataclass
 class Group:
     agents: list[int]
+    space: Any
     leaves: list[tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype
     action_space: Any
     mask_size: int | None
+    choices: int | None
 
 
 @dataclass
@@ -46,7 +49,9 @@ class Frame:
     masks: list[NDArray[np.bool_] | None]
     infos: list[dict[str, Any]]
     final_infos: list[dict[str, Any]]
-    state: NDArray[Any] | None
+    state: NDArray[Any] | None  # what state() says now, of all envs
+    states: NDArray[Any] | None = None  # what infos say, of these envs
+    final_states: NDArray[Any] | None = None
 
 
 @dataclass
@@ -63,6 +68,13 @@ class World:
     acting: set[int] = field(default_factory=set)
     infos: dict[str, Any] = field(default_factory=dict)
     final_infos: dict[str, Any] = field(default_factory=dict)
+    state: Any = None
+    final_state: Any = None
+    done_on: str = "all"
+    limit: int | None = None
+    steps: int = 0
+    maskable: dict[int, str] = field(default_factory=dict)  # who may be given a mask in which info
+    masked: bool = False  # it has happened
     over: bool = False
     done: bool = False
     was_reset: bool = False
@@ -74,12 +86,21 @@ class World:
         self.done = self.was_reset = False
 
     def begin(self, seed: int | None = None, options: Any = None) -> None:
-        self.shown, self.over, self.first = {}, False, True
+        self.shown, self.over, self.first, self.steps = {}, False, True, 0
         self.take(self.driver.reset(seed, options))
 
     def take(self, news: News) -> None:
         self.shown.update(news.obs)
-        self.masks, self.alive, self.acting, self.infos = news.masks, news.alive, news.acting, news.infos
+        self.masks = {a: mask for a, mask in news.masks.items() if mask is not None}
+        self.alive, self.acting, self.infos = news.alive, news.acting, news.infos
+        for a, who in self.maskable.items():
+            mask = self.infos.get(who, {}).pop("action_mask", None)
+            if not self.infos.get(who, True):
+                del self.infos[who]
+            if mask is not None and a in self.acting:
+                self.masks[a], self.masked = np.asarray(mask, bool), True
+        if getattr(self.driver.env, "state_space", None) is not None:
+            self.state = np.array(self.driver.env.state())
 
     def step(self, actions: dict[int, Any], mode: str) -> None:
         self.clear()
@@ -94,10 +115,17 @@ class World:
         news = self.driver.step({a: action for a, action in actions.items() if a in self.acting})
         self.rewards, self.ended = news.rewards, news.ended
         self.take(news)
-        self.final.update({a: self.shown[a] for a in news.ended})
-        if not news.alive:
+        self.steps += 1
+        if (self.done_on == "any" and news.ended) or self.steps == self.limit:
+            obs, cut = cut_short(self.driver, self.alive)
+            self.shown.update(obs)
+            self.ended.update(cut)
+            self.alive, self.acting = set(), set()
+        self.final.update({a: self.shown[a] for a in self.ended})
+        if not self.alive:
             self.over = self.done = True
             self.episodes += 1
+            self.final_state = self.state
             if mode == "same_step":
                 self.final_infos = self.infos
                 self.begin()
@@ -109,22 +137,44 @@ class Reference:
     Args:
         factories: One per env.
         mode: Autoreset mode.
+        done_on: Whose end is that of an episode.
+        state: Whether global states are told with each reset and step.
+        limit: Steps after which an episode is cut short.
     """
 
-    def __init__(self, factories: Sequence[Callable[[], Any]], mode: str) -> None:
-        self.mode = mode
-        self.worlds = [World(driver_of(factory())) for factory in factories]
+    def __init__(
+        self,
+        factories: Sequence[Callable[[], Any]],
+        mode: str,
+        *,
+        done_on: str = "all",
+        state: bool = False,
+        limit: int | None = None,
+    ) -> None:
+        self.mode, self.tells_state = mode, state
+        self.worlds = [World(driver_of(factory()), done_on=done_on, limit=limit) for factory in factories]
         self.names = self.worlds[0].driver.names
         self.groups: list[Group] = []
+        self.masked = False  # an env has given a mask in its infos
         spaces = spaces_of(self.worlds[0].driver)
+        choices = [count_choices(space, size) for _, space, size in spaces]
+        for world in self.worlds:
+            world.maskable = {
+                a: COMMON if isinstance(world.driver.env, gymnasium.Env) else name
+                for a, name in enumerate(self.names)
+                if choices[a] is not None and spaces[a][2] is None
+            }
         for a, (space, action_space, mask_size) in enumerate(spaces):
             for group in self.groups:
                 if spaces[group.agents[0]] == spaces[a]:
                     group.agents.append(a)
                     break
             else:
-                leaves = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaf_spaces(space)]
-                self.groups.append(Group([a], leaves, deepcopy(action_space), mask_size))
+                leaves = [
+                    ((), np.dtype(object)) if is_object(leaf) else (leaf.shape, np.dtype(leaf.dtype))
+                    for leaf in leaf_spaces(space)
+                ]
+                self.groups.append(Group([a], space, leaves, deepcopy(action_space), mask_size, choices[a]))
 
     def reset(self, ids: Sequence[int], seeds: Sequence[int | None], options: Any = None) -> Frame:
         for i, seed in zip(ids, seeds, strict=True):
@@ -170,11 +220,15 @@ class Reference:
         def rows(attribute: str) -> list[list[NDArray[Any]]]:
             out = []
             for group in self.groups:
-                leaves = [np.zeros((n, len(group.agents), *shape), dtype) for shape, dtype in group.leaves]
+                lead = (n, len(group.agents))
+                leaves = [
+                    np.full(lead, None, object) if dtype == object else np.zeros((*lead, *shape), dtype)
+                    for shape, dtype in group.leaves
+                ]
                 for k, world in enumerate(worlds):
                     for j, a in enumerate(group.agents):
                         if a in (found := getattr(world, attribute)):
-                            for leaf, value in zip(leaves, flatten(found[a]), strict=True):
+                            for leaf, value in zip(leaves, leaves_in(group.space, found[a]), strict=True):
                                 leaf[k, j] = value
                 out.append(leaves)
             return out
@@ -189,12 +243,14 @@ class Reference:
             for name, members in (("alive", world.alive), ("acting", world.acting)):
                 flags[name][k, list(members)] = True
         masks: list[NDArray[np.bool_] | None] = []
+        self.masked = self.masked or any(world.masked for world in worlds)
         for group in self.groups:
-            mask = None if group.mask_size is None else np.ones((n, len(group.agents), group.mask_size), bool)
+            size = group.choices if self.masked else group.mask_size
+            mask = None if size is None else np.ones((n, len(group.agents), size), bool)
             for k, world in enumerate(worlds):
                 for j, a in enumerate(group.agents):
                     if mask is not None and a in world.acting:
-                        mask[k, j] = world.masks[a]
+                        mask[k, j] = world.masks.get(a, True)
             masks.append(mask)
         has_state = getattr(worlds[0].driver.env, "state_space", None) is not None if worlds else False
         running = self.mode != "disabled" or not any(world.over for world in self.worlds)
@@ -210,21 +266,48 @@ class Reference:
             [world.infos for world in worlds],
             [world.final_infos for world in worlds],
             np.stack([world.driver.env.state() for world in self.worlds]) if has_state and running else None,
+            self._states(ids, "state"),
+            self._states(ids, "final_state"),
         )
+
+    def _states(self, ids: Sequence[int], attribute: str) -> NDArray[Any] | None:
+        """Global states, zeros where there has been none."""
+        if not self.tells_state:
+            return None
+        space = self.worlds[0].driver.env.state_space
+        found = [getattr(self.worlds[i], attribute) for i in ids]
+        rows = [np.zeros(space.shape, space.dtype) if state is None else state for state in found]
+        return np.array(rows, space.dtype).reshape(len(ids), *space.shape)
+
+
+def count_choices(space: Any, mask_size: int | None) -> int | None:
+    """Length of an action mask, where there is one or may be."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return int(space.n)
+    return int(space.nvec.sum()) if isinstance(space, gymnasium.spaces.MultiDiscrete) else mask_size
 
 
 # --- comparing
 
 
 def assert_same(got: Any, expected: NDArray[Any], where: str) -> None:
-    """Equal dtype, shape and bytes."""
+    """Equal dtype, shape and bytes; equal objects in arrays of objects."""
     assert isinstance(got, np.ndarray), where
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
+    if expected.dtype == object:
+        assert_trees_equal(list(got.flat), list(expected.flat), where)
+        return
     assert got.tobytes() == expected.tobytes(), f"{where}:\n{got}\nexpected\n{expected}"
 
 
+def bare(value: Any) -> Any:
+    """numpy's scalars, and arrays without axes, as Python's."""
+    return value.item() if isinstance(value, (np.number, np.bool_)) else value
+
+
 def assert_trees_equal(got: Any, expected: Any, where: str) -> None:
-    """Equal types, keys, values; arrays by dtype, shape and bytes."""
+    """Equal types, keys, values; arrays and floats by their bytes."""
+    got, expected = bare(got), bare(expected)
     assert type(got) is type(expected), f"{where}: {got!r}, expected {expected!r}"
     if isinstance(expected, np.ndarray) and expected.dtype != object:
         assert_same(got, expected, where)
@@ -238,8 +321,10 @@ def assert_trees_equal(got: Any, expected: Any, where: str) -> None:
         assert len(got) == len(expected), where
         for k, value in enumerate(expected):
             assert_trees_equal(got[k], value, f"{where}/{k}")
+    elif isinstance(expected, float):
+        assert struct.pack("<d", got) == struct.pack("<d", expected), f"{where}: {got!r}, expected {expected!r}"
     else:
-        assert got == expected or (got != got and expected != expected), f"{where}: {got!r}, expected {expected!r}"
+        assert got == expected, f"{where}: {got!r}, expected {expected!r}"
 
 
 def leaves_of(venv: VectorEnv, tree: Any) -> list[list[Any]]:
@@ -269,6 +354,20 @@ def check_infos(venv: VectorEnv, infos: dict[str, Any], frame: Frame, where: str
     if any(frame.final_infos):
         assert_trees_equal(infos_to_list(infos["final_info"], names, n), frame.final_infos, f"{where} final_info")
         assert_same(infos["_final_info"], np.array(list(map(bool, frame.final_infos))), f"{where} _final_info")
+    check_states(infos, frame, where)
+
+
+def check_states(infos: dict[str, Any], frame: Frame, where: str) -> None:
+    """Global states in infos, where they are asked for."""
+    if frame.states is None or frame.final_states is None:
+        assert not {"state", "final_state", "_final_state"} & infos.keys(), where
+        return
+    assert_same(infos["state"], frame.states, f"{where} state")
+    assert ("final_state" in infos) == bool(frame.done.any()), where
+    if frame.done.any():
+        assert_same(infos["_final_state"], frame.done, f"{where} _final_state")
+        ended = np.flatnonzero(frame.done)
+        assert_same(infos["final_state"][ended], frame.final_states[ended], f"{where} final_state")
 
 
 def check_leaves(got: list[list[Any]], expected: list[list[NDArray[Any]]], where: str) -> None:

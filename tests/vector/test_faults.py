@@ -144,7 +144,7 @@ def check(fault: EnvRaised, name: str, backend: str, operation: str) -> None:
     assert fault.env_ids == (1,)
     (failure,) = fault.failures
     assert (failure.env_id, failure.operation, failure.exception) == (1, public, cause)
-    if backend == "sync" or can_cross:
+    if backend in ("sync", "thread") or can_cross:
         assert type(cause).__name__ == type(original).__name__, name
         if name != "group":  # exceptions in it are equal to themselves alone
             assert cause.args == original.args, name

@@ -80,13 +80,13 @@ def test_a_step_without_infos_sends_headers_alone(mode: str, monkeypatch: pytest
     sizes: list[tuple[str, int]] = []
     send, recv = channel.Channel.send, channel.Channel.recv
 
-    def watched_send(self: Any, code: int, number: int, payload: bytes = b"") -> None:
+    def watched_send(self: Any, code: int, number: int, payload: bytes = b"", **rest: Any) -> None:
         sizes.append(("send", len(payload)))
-        send(self, code, number, payload)
+        send(self, code, number, payload, **rest)
 
     def watched_recv(self: Any) -> Any:
         found = recv(self)
-        sizes.append(("recv", len(found[2])))
+        sizes.append(("recv", len(found.payload)))
         return found
 
     space = Dict({"image": Box(0, 255, (64, 64, 3), np.uint8), "place": Box(-1, 1, (2,), np.float64)})

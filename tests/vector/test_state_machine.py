@@ -255,7 +255,7 @@ def test_two_threads_that_step_never_get_each_others_replies(backend: str) -> No
         finally:
             sys.setswitchinterval(interval)
         assert wrong == []
-        assert sum(won) >= 100, won
+        assert sum(won) >= 20, won  # few where the machine has other things to do
         with contextlib.suppress(StateError):
             envs.step_fetch()
         envs.step(acts())

@@ -1,7 +1,11 @@
-"""Spaces as flat lists of array leaves.
+"""Spaces as flat lists of leaves.
 
 A space is walked once, when it is known; from then on the hot path sees lists of leaf arrays. `SpaceTree` is that walk:
 it knows each leaf's path, shape and dtype, and goes from a value to its leaves and back.
+
+Box, Discrete, MultiDiscrete and MultiBinary are array leaves: their values have one shape and one dtype. Every other
+space but Dict and Tuple (Text, Sequence, Graph, OneOf, a class of the user's own) is an object leaf: its values are
+whatever Python objects it contains, one in each cell of an array of dtype object.
 
 Leaf order is the order of `gymnasium.spaces.Dict` (sorted keys where it was built from a plain dict) and of
 `gymnasium.spaces.Tuple`.
@@ -17,21 +21,22 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from marlvec.errors import ContractError, UnsupportedSpaceError
+from marlvec.errors import ContractError
 
-__all__ = ["Leaf", "SpaceTree", "describe_difference"]
+__all__ = ["Leaf", "SpaceTree"]
 
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_OBJECT = np.dtype(np.object_)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One fixed-size array inside a space.
+    """One part of a space that is neither a Dict nor a Tuple.
 
     Attributes:
         path: Where it is, e.g. ``"camera/left"``; ``""`` when the space itself is the leaf.
-        shape: Shape of one value; ``()`` for Discrete.
-        dtype: Its dtype.
+        shape: Shape of one value; ``()`` for Discrete and for object leaves.
+        dtype: Its dtype; ``object`` for object leaves.
         space: The leaf's own space.
     """
 
@@ -39,6 +44,17 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     space: spaces.Space[Any]
+
+    @property
+    def is_object(self) -> bool:
+        """Whether its values are Python objects without a fixed-size array form."""
+        return self.dtype == _OBJECT
+
+    def blank(self, *lead: int) -> NDArray[Any]:
+        """An array of no values, shape ``(*lead, *shape)``: zeros, or None in every cell of an object leaf."""
+        if self.is_object:
+            return np.full(lead, None, _OBJECT)
+        return np.zeros((*lead, *self.shape), self.dtype)
 
     def __str__(self) -> str:
         return f"leaf {self.path!r}" if self.path else "the value"
@@ -48,10 +64,7 @@ class SpaceTree:
     """A space's structure: from values to lists of leaves and back.
 
     Args:
-        space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict/Tuple of those at any depth.
-
-    Raises:
-        UnsupportedSpaceError: A leaf has no fixed-size array form (Text, Graph, Sequence, custom, …); names the leaf.
+        space: Any space; Dict and Tuple are taken apart at any depth, all others are leaves.
 
     Attributes:
         space: The space.
@@ -90,8 +103,8 @@ class SpaceTree:
         return _unflatten(self._skeleton, leaves)
 
     def zeros(self, *lead: int) -> list[NDArray[Any]]:
-        """One zero-filled array per leaf, shape ``(*lead, *leaf.shape)``."""
-        return [np.zeros((*lead, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+        """One array without values per leaf, shape ``(*lead, *leaf.shape)``; see `Leaf.blank`."""
+        return [leaf.blank(*lead) for leaf in self.leaves]
 
 
 def _walk(space: spaces.Space[Any], path: str, found: list[Leaf]) -> Any:
@@ -99,13 +112,11 @@ def _walk(space: spaces.Space[Any], path: str, found: list[Leaf]) -> Any:
         return {key: _walk(sub, f"{path}/{key}" if path else str(key), found) for key, sub in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_walk(sub, f"{path}/{i}" if path else str(i), found) for i, sub in enumerate(space.spaces))
-    if not isinstance(space, _ARRAY_SPACES) or space.dtype is None or space.shape is None:
-        where = f"leaf {path!r} of the space" if path else "the space"
-        raise UnsupportedSpaceError(
-            f"{where} is {type(space).__name__}, which has no fixed-size array form; "
-            f"expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict/Tuple of those"
-        )
-    found.append(Leaf(path, tuple(int(n) for n in space.shape), np.dtype(space.dtype), space))
+    if isinstance(space, _ARRAY_SPACES):
+        assert space.shape is not None  # of all four kinds
+        found.append(Leaf(path, tuple(int(n) for n in space.shape), np.dtype(space.dtype), space))
+    else:
+        found.append(Leaf(path, (), _OBJECT, space))
     return len(found) - 1
 
 
@@ -132,21 +143,3 @@ def _unflatten(skeleton: Any, leaves: Sequence[Any]) -> Any:
     if isinstance(skeleton, tuple):
         return tuple(_unflatten(sub, leaves) for sub in skeleton)
     return leaves[skeleton]
-
-
-def describe_difference(expected: spaces.Space[Any], got: spaces.Space[Any], path: str = "") -> str | None:
-    """Say where two spaces first differ, or None when they are equal."""
-    where = path or "/"
-    if type(expected) is not type(got):
-        return f"at {where}: expected {type(expected).__name__}, got {type(got).__name__}"
-    if isinstance(expected, spaces.Dict) and isinstance(got, spaces.Dict):
-        if expected.spaces.keys() != got.spaces.keys():
-            return f"at {where}: expected keys {sorted(expected.spaces)}, got {sorted(got.spaces)}"
-        pairs = [(str(key), sub, got.spaces[key]) for key, sub in expected.spaces.items()]
-        return next((d for key, a, b in pairs if (d := describe_difference(a, b, f"{path}/{key}"))), None)
-    if isinstance(expected, spaces.Tuple) and isinstance(got, spaces.Tuple):
-        if len(expected.spaces) != len(got.spaces):
-            return f"at {where}: expected length {len(expected.spaces)}, got {len(got.spaces)}"
-        both = enumerate(zip(expected.spaces, got.spaces, strict=True))
-        return next((d for i, (a, b) in both if (d := describe_difference(a, b, f"{path}/{i}"))), None)
-    return None if expected == got else f"at {where}: expected {expected}, got {got}"

@@ -1,0 +1,64 @@
+"""Where two nested values differ, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marlvec.envs.checks.place import short
+
+__all__ = ["Difference", "first_difference", "leaf"]
+
+
+class Difference(NamedTuple):
+    """The first place in which two values differ.
+
+    Attributes:
+        path: Where in the tree, e.g. ``"camera/left"``; ``""`` for the value itself.
+        before, after: What is there, in words.
+    """
+
+    path: str
+    before: str
+    after: str
+
+
+def first_difference(before: Any, after: Any, path: str = "") -> Difference | None:
+    """Compare dicts, lists and tuples part by part, arrays by dtype, shape and every number; NaN equals NaN."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        if before.keys() != after.keys():
+            return Difference(path, f"keys {_keys(before)}", f"keys {_keys(after)}")
+        parts = [(str(key), before[key], after[key]) for key in before]
+    elif isinstance(before, (list, tuple)) and type(before) is type(after):
+        if len(before) != len(after):
+            return Difference(path, short(before), short(after))
+        parts = [(str(i), a, b) for i, (a, b) in enumerate(zip(before, after, strict=True))]
+    else:
+        return None if _same(before, after) else Difference(path, _tell(before), _tell(after))
+    found = (first_difference(a, b, f"{path}/{key}" if path else key) for key, a, b in parts)
+    return next((difference for difference in found if difference), None)
+
+
+def leaf(subject: str, path: str) -> str:
+    """Name a part of a value."""
+    return f"{subject}, leaf {path!r}" if path else subject
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, (np.ndarray, np.generic)) or isinstance(b, (np.ndarray, np.generic)):
+        if type(a) is not type(b) or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+    return type(a) is type(b) and bool(a == b or (a != a and b != b))
+
+
+def _tell(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {short(value.tolist())}"
+    return f"{type(value).__name__} {short(value)}"
+
+
+def _keys(table: Mapping[Any, Any]) -> str:
+    return short(sorted(map(str, table)))

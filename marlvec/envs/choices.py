@@ -1,0 +1,56 @@
+"""Choices: what an action mask has entries for, one per value of each dimension of a Discrete or MultiDiscrete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Discrete, MultiDiscrete, Space
+from numpy.typing import NDArray
+
+__all__ = ["as_mask", "count_choices", "own_choices"]
+
+
+def count_choices(action_space: Space[Any]) -> int | None:
+    """Length of a mask over an action space; None where the actions are no choices."""
+    if isinstance(action_space, Discrete):
+        return int(action_space.n)
+    return int(action_space.nvec.sum()) if isinstance(action_space, MultiDiscrete) else None
+
+
+def as_mask(value: Any) -> NDArray[Any] | None:
+    """What may be an action mask, as one array (n,) of numbers or bools; None if it is none.
+
+    Args:
+        value: An array or a list with one entry per choice, or one of those per dimension of a MultiDiscrete.
+    """
+    try:
+        if isinstance(value, (tuple, list)) and any(map(np.ndim, value)):
+            array = np.concatenate([np.ravel(part) for part in value])
+        else:
+            array = np.asarray(value)
+    except (TypeError, ValueError):
+        return None
+    return array if array.ndim == 1 and array.dtype.kind in "biuf" else None
+
+
+def own_choices(own: Space[Any], padded: Space[Any], *, stand_ins: bool = True) -> NDArray[np.bool_]:
+    """Which choices of a padded action space an agent really has.
+
+    Args:
+        own: The agent's own Discrete or MultiDiscrete.
+        padded: One of the same kind and rank that is at least as large everywhere.
+        stand_ins: Whether to count the first choice of each dimension that the agent has not got: something must be
+            allowed there, and means nothing.
+
+    Returns:
+        (n,) bool.
+    """
+    if isinstance(own, Discrete) and isinstance(padded, Discrete):
+        return np.arange(int(padded.n)) < int(own.n)
+    assert isinstance(own, MultiDiscrete)
+    assert isinstance(padded, MultiDiscrete)
+    sizes = np.full(padded.nvec.shape, int(stand_ins))
+    sizes[tuple(map(slice, own.nvec.shape))] = own.nvec
+    pairs = zip(sizes.ravel().tolist(), padded.nvec.ravel().tolist(), strict=True)
+    return np.concatenate([np.arange(whole) < size for size, whole in pairs])

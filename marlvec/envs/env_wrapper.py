@@ -1,0 +1,62 @@
+"""Envs round envs, behind the slot contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import EnvSpec, Info
+
+__all__ = ["EnvWrapper"]
+
+
+class EnvWrapper(MultiAgentEnv):
+    """Passes everything on to another env; what users see as ``unwrapped`` is still their own.
+
+    Args:
+        env: The env inside.
+
+    Attributes:
+        env: Likewise.
+    """
+
+    def __init__(self, env: MultiAgentEnv) -> None:
+        self.env = env
+        self.name = env.name
+        self.agents = env.agents
+        self.observation_spaces = env.observation_spaces
+        self.action_spaces = env.action_spaces
+        self.mask_sizes = env.mask_sizes
+        self.state_space = env.state_space
+        self.metadata = env.metadata
+        self.resets_itself = env.resets_itself
+
+    @property
+    def unwrapped(self) -> Any:
+        """The user's own env object."""
+        return self.env.unwrapped
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin an episode."""
+        return self.env.reset(slot, seed=seed, options=options)
+
+    def step(self, slot: Slot) -> Info | None:
+        """Take a step."""
+        return self.env.step(slot)
+
+    def cut_short(self, slot: Slot) -> None:
+        """End the episode here."""
+        self.env.cut_short(slot)
+
+    def write_state(self, slot: Slot) -> None:
+        """Write the global state."""
+        self.env.write_state(slot)
+
+    def spec(self) -> EnvSpec:
+        """Describe the env inside."""
+        return self.env.spec()
+
+    def close(self) -> None:
+        """Close the env inside."""
+        self.env.close()

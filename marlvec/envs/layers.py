@@ -1,0 +1,93 @@
+"""The layers of an env: wrappers round wrappers round the env itself.
+
+Gymnasium's wrappers do not pass attributes on, PettingZoo's pass them on for reading only. So whoever wants an
+attribute has to look for the layer that owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.errors import ArgumentError
+
+__all__ = ["find_method", "get_attribute", "is_wrapped", "layers", "set_attribute"]
+
+# Where a layer keeps the next one: wrappers of Gymnasium and PettingZoo, PettingZoo's conversions, vectorizers of one.
+_INNER = ("env", "aec_env", "par_env")
+
+
+def layers(env: Any) -> Iterator[Any]:
+    """Every layer of an env, outermost first."""
+    seen: set[int] = set()
+    while env is not None and id(env) not in seen:
+        seen.add(id(env))
+        yield env
+        # Not getattr: wrappers that pass attributes on would answer for what they wrap.
+        own = _own_attributes(env)
+        env = next((own[name] for name in _INNER if own.get(name) is not None), None)
+
+
+def get_attribute(env: MultiAgentEnv, name: str) -> Any:
+    """Read an attribute of the user's env from the outermost layer that has it; never calls what it finds.
+
+    Raises:
+        ArgumentError: No layer has it.
+    """
+    user_env = env.unwrapped
+    for layer in layers(user_env):
+        if _owns(layer, name):
+            return getattr(layer, name)
+    try:
+        return getattr(user_env, name)  # made up on the fly, by a __getattr__
+    except AttributeError:
+        raise _missing(user_env, name) from None
+
+
+def set_attribute(env: MultiAgentEnv, name: str, value: Any) -> None:
+    """Set an attribute of the user's env on the outermost layer that has it.
+
+    Raises:
+        ArgumentError: No layer has it.
+    """
+    user_env = env.unwrapped
+    for layer in layers(user_env):
+        if _owns(layer, name):
+            setattr(layer, name, value)
+            return
+    raise _missing(user_env, name, " To make a new one: exec_func(lambda env: setattr(env, name, value))")
+
+
+def find_method(env: MultiAgentEnv, name: str) -> Any:
+    """Find something to call.
+
+    Raises:
+        ArgumentError: No layer has it, or it cannot be called.
+    """
+    found = get_attribute(env, name)
+    if not callable(found):
+        raise ArgumentError(f"{name!r} is not a method but {type(found).__name__}; get_attr({name!r}) reads it")
+    return found
+
+
+def is_wrapped(env: MultiAgentEnv, cls: type) -> bool:
+    """Whether a layer above the innermost one is an instance of ``cls``."""
+    *wrappers, _ = layers(env)
+    return any(isinstance(layer, cls) for layer in wrappers)
+
+
+def _own_attributes(layer: Any) -> dict[str, Any]:
+    try:
+        return dict(vars(layer))
+    except TypeError:  # it has slots
+        return {name: getattr(layer, name) for name in _INNER if hasattr(type(layer), name) and hasattr(layer, name)}
+
+
+def _owns(layer: Any, name: str) -> bool:
+    return name in getattr(layer, "__dict__", {}) or hasattr(type(layer), name)
+
+
+def _missing(user_env: Any, name: str, hint: str = "") -> ArgumentError:
+    found = " → ".join(type(layer).__name__ for layer in layers(user_env))
+    return ArgumentError(f"no layer of the env has an attribute {name!r}; its layers are {found}.{hint}")

@@ -1,0 +1,144 @@
+"""Agents of different spaces as one group, by padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.choices import count_choices, own_choices
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.env_wrapper import EnvWrapper
+from marlvec.envs.padding import crops_of, pad_actions, pad_observations
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import EnvSpec, Info
+from marlvec.errors import ContractError
+
+__all__ = ["Padded"]
+
+BoolArray = NDArray[np.bool_]
+
+
+class Padded(EnvWrapper):
+    """An env whose agents have one observation space and one action space, each large enough for all of them.
+
+    Observations have zeros where an agent has less than others. Actions of a Discrete or MultiDiscrete of different
+    sizes come with an action mask, which forbids what an agent has not got besides what its own mask forbids; of those
+    of a Box or MultiBinary an agent sees its own first part. The env goes on seeing what it declared, and writes
+    straight into the padded rows.
+
+    Args:
+        env: The env.
+
+    Raises:
+        ContractError: The agents' spaces have no common one; names the leaf that differs.
+    """
+
+    def __init__(self, env: MultiAgentEnv) -> None:
+        super().__init__(env)
+        spec = env.spec()
+        agents = spec.agents
+        observation_space = pad_observations(spec.observation_spaces, agents)
+        action_space = pad_actions(spec.action_spaces, agents)
+        self._own = spec
+        self.observation_spaces = (observation_space,) * len(agents)
+        self.action_spaces = (action_space,) * len(agents)
+        self.mask_sizes = (_mask_size(spec),) * len(agents)
+        self._obs_crops = [crops_of(own, observation_space) for own in spec.observation_spaces]
+        self._action_crops = [crops_of(own, action_space) for own in spec.action_spaces]
+        # What the env is shown: the padded structure, so that leaves have one order, and its own masks.
+        self._shown = EnvSpec(self.name, agents, self.observation_spaces, self.action_spaces, spec.mask_sizes)
+        self._outer: Slot | None = None
+        self._inner: Slot | None = None
+        self._scattered: list[tuple[BoolArray, BoolArray, BoolArray]] = []
+
+    def spec(self) -> EnvSpec:
+        """Describe this env, and what its agents' spaces were."""
+        return replace(
+            self._own,
+            observation_spaces=self.observation_spaces,
+            action_spaces=self.action_spaces,
+            mask_sizes=self.mask_sizes,
+            original_observation_spaces=self._own.observation_spaces,
+            original_action_spaces=self._own.action_spaces,
+        )
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin an episode."""
+        inner = self._enter(slot)
+        for _, _, mask in self._scattered:
+            mask[...] = True
+        return self._leave(slot, inner, self.env.reset(inner, seed=seed, options=options))
+
+    def step(self, slot: Slot) -> Info | None:
+        """Take a step."""
+        inner = self._enter(slot)
+        return self._leave(slot, inner, self.env.step(inner))
+
+    def cut_short(self, slot: Slot) -> None:
+        """End the episode here."""
+        inner = self._enter(slot)
+        self.env.cut_short(inner)
+        self._leave(slot, inner, None)
+
+    def write_state(self, slot: Slot) -> None:
+        """Write the global state."""
+        self.env.write_state(self._enter(slot))
+
+    def close(self) -> None:
+        """Close the env and let go of the buffers."""
+        self._outer = self._inner = None
+        self._scattered = []
+        super().close()
+
+    def _enter(self, slot: Slot) -> Slot:
+        """The slot that the env sees, over the same row."""
+        if self._inner is None or slot is not self._outer:
+            self._outer, self._inner = slot, self._narrow(slot)
+        self._inner.done = slot.done
+        return self._inner
+
+    def _leave(self, slot: Slot, inner: Slot, info: Info | None) -> Info | None:
+        """Bring back what is not in the row itself."""
+        slot.done, slot.begun, slot.final_info = inner.done, inner.begun, inner.final_info
+        inner.begun, inner.final_info = False, None
+        for row, places, mask in self._scattered:
+            row[places] = mask
+        return info
+
+    def _narrow(self, slot: Slot) -> Slot:
+        masks: list[BoolArray | None] = []
+        self._scattered = []
+        for a, (own, padded) in enumerate(zip(self._own.action_spaces, self.action_spaces, strict=True)):
+            row = slot.action_mask[a]
+            size = count_choices(own)
+            if row is None or own == padded or size is None:
+                masks.append(row)
+                continue
+            places = own_choices(own, padded, stand_ins=False)
+            if places[:size].all():
+                masks.append(row[:size])
+            else:  # a MultiDiscrete's dimensions: its choices do not lie side by side in the padded mask
+                mask = np.ones(size, np.bool_)
+                masks.append(mask)
+                self._scattered.append((row, places, mask))
+        return slot.narrowed(self._shown, obs=self._obs_crops, actions=self._action_crops, action_mask=masks)
+
+
+def _mask_size(spec: EnvSpec) -> int | None:
+    """Length of the mask that all agents have once they are padded, or None."""
+    padded = pad_actions(spec.action_spaces, spec.agents)
+    if all(own == padded for own in spec.action_spaces):
+        sizes = set(spec.mask_sizes) - {None}
+        if len(sizes) > 1:
+            raise ContractError(f"pad=True: {spec.name} declares action masks of different sizes, {spec.mask_sizes}")
+        return sizes.pop() if sizes else None
+    for agent, own, size in zip(spec.agents, spec.action_spaces, spec.mask_sizes, strict=True):
+        if size not in (None, count_choices(own)):
+            raise ContractError(
+                f"pad=True: agent {agent!r} declares an action mask of {size} entries over {own}, "
+                f"expected {count_choices(own)}"
+            )
+    return count_choices(padded)

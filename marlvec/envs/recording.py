@@ -1,0 +1,233 @@
+"""Videos of episodes, made where the envs live."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.adapt import adapt
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.env_wrapper import EnvWrapper
+from marlvec.envs.rendering import check_frame, render_env, render_mode
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import Info
+from marlvec.envs.video import VideoFile, check_format, check_fps, find_ffmpeg, own_fps
+from marlvec.errors import ArgumentError, ContractError
+
+__all__ = ["Episodes", "RecordVideo"]
+
+Episodes = str | int | Iterable[int] | Callable[[int], bool]
+"""``"all"``; an int k for every k-th, beginning with the first; the numbers themselves; or a function of the number."""
+
+_CUT = "-cut"
+_ODD = re.compile(r"[^\w.-]+")  # what of an env's name is not for file names
+
+
+class RecordVideo:
+    """Makes a video of each chosen episode, from its first frame to its last.
+
+        record = marlvec.RecordVideo("videos", episodes=10, env_ids=[0])
+        envs = marlvec.make("simple_spread", 16, render_mode="single_rgb_array", wrappers=[record])
+
+    One frame is taken after each reset and after each step, beside the env and before anything begins the next episode:
+    so the last frame is there in every autoreset mode, and no frame crosses to another process. A video is complete,
+    and has its name, when the step that ended its episode returns. One whose episode was cut off, by a reset, an error
+    or ``close()``, has ``-cut`` at the end of its name. An episode in which no step was taken leaves none, and does not
+    count. A worker that is killed may leave a ``.part`` file. Files of the same names are replaced.
+
+    It comes last in ``wrappers``: what it returns is a `MultiAgentEnv`, round which wrappers of other libraries do not
+    fit.
+
+    Args:
+        folder: Where they go; made if need be.
+        episodes: Which episodes of each env: ``"all"``; an int k for every k-th, beginning with the first; their
+            numbers; or a function of the number, called where the env lives.
+        env_ids: Which envs are recorded; None for all. The others are left as they are, and need no render mode.
+        fps: Frames a second; None for what the env's ``metadata["render_fps"]`` says, or else 30. At most 50 in a GIF.
+        format: ``"mp4"`` or ``"gif"``.
+        name: Of the files, without suffix: ``{env}`` is the env's name, ``{env_index}`` its place among the envs,
+            ``{episode}`` the episode's number from 0.
+
+    Raises:
+        MissingExtraError: There is no ffmpeg; names the extra that brings it.
+        ArgumentError: Wrong ``episodes``, ``env_ids``, ``fps``, ``format`` or ``name``, or ``folder`` is a file; and,
+            where an env is made: it has another render mode than ``"rgb_array"``, or resets itself.
+
+    Attributes:
+        folder: Its absolute path.
+        env_ids, fps, format, name: As given.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        episodes: Episodes = "all",
+        env_ids: Iterable[int] | None = None,
+        fps: float | None = None,
+        format: str = "mp4",
+        name: str = "{env}-{env_index}-{episode}",
+    ) -> None:
+        self.format = check_format(format, "RecordVideo: format")
+        self.fps = None if fps is None else check_fps(fps, self.format, "RecordVideo: fps")
+        self.env_ids = None if env_ids is None else _numbers(env_ids, "env_ids")
+        self._every, self._wanted = _chosen(episodes)
+        self.name = name
+        self._check_name()
+        self._ffmpeg = find_ffmpeg()
+        self.folder = Path(folder).absolute()  # a worker may stand elsewhere by the time it writes
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise ArgumentError(f"RecordVideo: expected a folder, {self.folder} is a file") from None
+
+    def __call__(self, env: Any, env_index: int = 0) -> Any:
+        """Wrap an env, in any of the forms that marlvec knows.
+
+        Returns:
+            A `MultiAgentEnv`; ``env`` itself if it is not to be recorded.
+        """
+        if self.env_ids is not None and env_index not in self.env_ids:
+            return env
+        return _RecordedEnv(adapt(env), self, env_index)
+
+    def __repr__(self) -> str:
+        return f"RecordVideo({str(self.folder)!r}, format={self.format!r})"
+
+    def wants(self, episode: int) -> bool:
+        """Whether an env's episode of this number is recorded."""
+        if callable(self._wanted):
+            return bool(self._wanted(episode))
+        return episode % self._every == 0 if self._wanted is None else episode in self._wanted
+
+    def open(self, env: MultiAgentEnv, env_index: int, episode: int) -> VideoFile:
+        """Begin the video of an episode."""
+        fps = own_fps(env.metadata, self.format) if self.fps is None else self.fps
+        name = self._file_name(_ODD.sub("_", env.name), env_index, episode)
+        return VideoFile(self.folder / name, fps, self._ffmpeg)
+
+    def _file_name(self, env: str, env_index: int, episode: int) -> str:
+        return f"{self.name.format(env=env, env_index=env_index, episode=episode)}.{self.format}"
+
+    def _check_name(self) -> None:
+        fields = "{env}, {env_index} and {episode}"
+        try:
+            names = {self._file_name("env", *place) for place in ((0, 0), (0, 1), (1, 0))}
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(f"RecordVideo: name: the fields are {fields}, got {self.name!r} ({error!r})") from None
+        only_one = self.env_ids is not None and len(self.env_ids) == 1
+        if len(names) < (2 if only_one else 3):
+            needed = "{episode}" if only_one else "{env_index} and {episode}"
+            raise ArgumentError(
+                f"RecordVideo: name: expected {needed} in it, so that no video replaces another, got {self.name!r}"
+            )
+
+
+class _RecordedEnv(EnvWrapper):
+    """An env that is being recorded."""
+
+    def __init__(self, env: MultiAgentEnv, recorder: RecordVideo, env_index: int) -> None:
+        super().__init__(env)
+        mode = render_mode(env, default="rgb_array")
+        if mode != "rgb_array":
+            raise ArgumentError(
+                f"RecordVideo: {env.name} was made with render_mode={mode!r}, expected 'rgb_array'; "
+                f'pass render_mode="rgb_array" to make(), or RecordVideo(env_ids=…) to record other envs only'
+            )
+        if env.resets_itself:
+            raise ArgumentError(
+                f"RecordVideo: {env.name} resets itself in the step that ends its episode, when its last frame is gone"
+            )
+        self._recorder = recorder
+        self._env_index = env_index
+        self._episode = 0
+        self._stepped = False  # whether there is anything of it that is worth a number and a file
+        self._opening: NDArray[np.uint8] | None = None  # first frame of an episode that has not been stepped
+        self._video: VideoFile | None = None
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin an episode, and its video if one is wanted."""
+        self._end(complete=False)
+        info = self.env.reset(slot, seed=seed, options=options)
+        if self._recorder.wants(self._episode):
+            self._opening = self._frame()
+        return info
+
+    def step(self, slot: Slot) -> Info | None:
+        """Take a step, and a frame of where it led."""
+        info = self.env.step(slot)
+        self._stepped = True
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            self._video = self._recorder.open(self.env, self._env_index, self._episode)
+            self._write(opening)
+        if self._video is not None:
+            self._write(self._frame())
+        if slot.done:
+            self._end(complete=True)
+        return info
+
+    def cut_short(self, slot: Slot) -> None:
+        """End the episode here: its last frame has been taken."""
+        super().cut_short(slot)
+        self._end(complete=True)
+
+    def close(self) -> None:
+        """Finish what is being written, and close the env."""
+        try:
+            self._end(complete=False)
+        finally:
+            super().close()
+
+    def _frame(self) -> NDArray[np.uint8]:
+        return check_frame(render_env(self.env), self.name)
+
+    def _write(self, frame: NDArray[np.uint8]) -> None:
+        assert self._video is not None
+        try:
+            self._video.write(frame)
+        except ContractError:
+            raise  # nothing of it was written, and what there is may be kept
+        except BaseException:
+            video, self._video = self._video, None
+            video.discard()
+            raise
+
+    def _end(self, *, complete: bool) -> None:
+        video, self._video, self._opening = self._video, None, None
+        if self._stepped:
+            self._stepped = False
+            self._episode += 1
+        if video is not None:
+            path = video.path
+            video.finish(path if complete else path.with_stem(path.stem + _CUT))
+
+
+def _chosen(episodes: Any) -> tuple[int, frozenset[int] | Callable[[int], bool] | None]:
+    """The step between episodes, and which they are (None: all that it leaves)."""
+    if isinstance(episodes, str):
+        if episodes == "all":
+            return 1, None
+    elif isinstance(episodes, (int, np.integer)) and not isinstance(episodes, bool):
+        if episodes >= 1:
+            return int(episodes), None
+    elif callable(episodes):
+        return 1, episodes
+    elif isinstance(episodes, Iterable):
+        return 1, _numbers(episodes, "episodes")
+    raise ArgumentError(
+        f"RecordVideo: episodes: expected 'all', an int k of at least 1 for every k-th, a list of numbers, or a "
+        f"function of the number, got {episodes!r}"
+    )
+
+
+def _numbers(values: Any, what: str) -> frozenset[int]:
+    found = list(values) if isinstance(values, Iterable) else None
+    if found is None or not all(isinstance(n, (int, np.integer)) and type(n) is not bool and n >= 0 for n in found):
+        raise ArgumentError(f"RecordVideo: {what}: expected numbers from 0, got {values if found is None else found!r}")
+    return frozenset(map(int, found))

@@ -1,0 +1,121 @@
+"""Envs that reset themselves: how they say so, and how one step tells of two episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marlvec.envs.contract import AgentId, broken, mapping
+from marlvec.envs.layers import layers
+from marlvec.envs.spec import COMMON, Info
+
+__all__ = ["Handover", "resets_itself", "take_finals"]
+
+_OBSERVATION = ("final_observation", "final_obs", "terminal_observation")
+_INFO = "final_info"
+_NOTHING: Any = object()
+
+
+class Handover(NamedTuple):
+    """The infos of a step in which an env reset itself, taken apart.
+
+    Attributes:
+        observations: Agent name → last observation of the episode that ended.
+        ended: Infos of its last step.
+        begun: Infos of the reset.
+    """
+
+    observations: dict[str, Any]
+    ended: Info | None
+    begun: Info | None
+
+
+def resets_itself(env: Any, name: str) -> bool:
+    """Whether an env declares that the step that ends an episode begins the next one too.
+
+    It does so by ``has_auto_reset = True`` (OpenRL's way), or in its metadata by ``autoreset_mode`` ``"same_step"`` or
+    a true ``autoreset``.
+
+    Args:
+        env: The user's env.
+        name: What to call it in messages.
+
+    Raises:
+        ContractError: It declares another moment at which it resets itself.
+    """
+    # The outermost layer that has an opinion decides.
+    says = (getattr(layer, "has_auto_reset", None) for layer in layers(env))
+    declared = next((bool(word) for word in says if isinstance(word, (bool, np.bool_))), None)
+    if declared is not None:
+        return declared
+    metadata = getattr(env, "metadata", None)
+    if not isinstance(metadata, Mapping):
+        return False
+    mode = metadata.get("autoreset_mode")
+    if mode is None:
+        return bool(metadata.get("autoreset", False))
+    # Text, or Gymnasium's enum: "same_step", "SameStep", "same-step".
+    plain = str(getattr(mode, "value", mode)).lower().replace("_", "").replace("-", "")
+    if plain == "disabled":
+        return False
+    if plain != "samestep":
+        broken(
+            name,
+            "metadata",
+            f"autoreset_mode is {mode!r}: expected an env that leaves resets to marlvec "
+            f"('disabled'), or resets itself in the step that ends its episode ('same_step')",
+        )
+    return True
+
+
+def take_finals(told: Info | None, ended: Mapping[str, AgentId], env: str) -> Handover:
+    """Find the last observations, and which infos belong to which episode.
+
+    Each agent's last observation is in its own info, or by agent in the common one, under ``"final_observation"``,
+    ``"final_obs"`` or ``"terminal_observation"``. Where a ``"final_info"`` stands beside it, that is the info of the
+    last step and the rest is that of the reset; without one, all of it tells of the episode that ended.
+
+    Args:
+        told: The infos of that step; altered.
+        ended: Name → the env's own name, of each agent that ended in that step.
+        env: The env's name.
+
+    Raises:
+        ContractError: An observation is missing.
+    """
+    told = {} if told is None else told
+    shared = _pop(told.get(COMMON, {}), _OBSERVATION)
+    by_id = shared if isinstance(shared, Mapping) else {}
+    observations: dict[str, Any] = {}
+    for name, agent in ended.items():
+        own = told.get(name, {})
+        # A Gymnasium env has one agent, whose info is the common one.
+        found = shared if name == COMMON else _pop(own, _OBSERVATION)
+        found = by_id.get(agent, _NOTHING) if found is _NOTHING else found
+        if found is _NOTHING:
+            broken(
+                env,
+                "step()",
+                f"it resets itself, so the last observation of agent {agent!r} must be in its info under one of "
+                f"{', '.join(map(repr, _OBSERVATION))}; got keys {sorted(own)}",
+            )
+        observations[name] = found
+    parts = [(who, info.pop(_INFO)) for who, info in told.items() if _INFO in info]
+    rest = {who: info for who, info in told.items() if info} or None
+    if not parts:
+        return Handover(observations, rest, None)
+    names = {agent: name for name, agent in ended.items()}
+    last: Info = {}
+    for who, part in parts:
+        for key, value in (mapping(part, env, "step()", _INFO) if part is not None else {}).items():
+            if who == COMMON and key in names:
+                last.setdefault(names[key], {}).update(mapping(value, env, "step()", _INFO))
+            else:
+                last.setdefault(who, {})[key] = value
+    return Handover(observations, {who: info for who, info in last.items() if info} or None, rest)
+
+
+def _pop(info: dict[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((info.pop(key) for key in keys if key in info), _NOTHING)

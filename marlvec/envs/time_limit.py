@@ -1,0 +1,62 @@
+"""A limit on the length of episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.env_wrapper import EnvWrapper
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import Info
+from marlvec.errors import ArgumentError
+
+__all__ = ["TimeLimit", "check_limit"]
+
+
+def check_limit(max_episode_steps: Any) -> int:
+    """Make sure that this is a number of steps.
+
+    Raises:
+        ArgumentError: It is less than 1, or no int.
+    """
+    whole = isinstance(max_episode_steps, (int, np.integer)) and not isinstance(max_episode_steps, bool)
+    if not whole or max_episode_steps < 1:
+        raise ArgumentError(f"max_episode_steps: expected an int of at least 1, got {max_episode_steps!r}")
+    return int(max_episode_steps)
+
+
+class TimeLimit(EnvWrapper):
+    """Truncates every agent that is still alive after so many steps of the env.
+
+    An agent that ends by itself in that very step keeps its own flags, and one that ended before is left alone. In a
+    turn-based env one move is one step.
+
+    Args:
+        env: The env.
+        max_episode_steps: Steps an episode may have.
+
+    Raises:
+        ArgumentError: ``max_episode_steps`` is less than 1, or no int.
+    """
+
+    def __init__(self, env: MultiAgentEnv, max_episode_steps: int) -> None:
+        super().__init__(env)
+        self._limit = check_limit(max_episode_steps)
+        self._steps = 0
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin an episode, and count from 0."""
+        self._steps = 0
+        return self.env.reset(slot, seed=seed, options=options)
+
+    def step(self, slot: Slot) -> Info | None:
+        """Take a step, and truncate whoever is left if it was the last one."""
+        info = self.env.step(slot)
+        self._steps += 1
+        if slot.begun:
+            self._steps = 0
+        elif self._steps >= self._limit and not slot.done:
+            self.env.cut_short(slot)
+        return info

@@ -1,0 +1,56 @@
+"""One space for envs whose spaces differ in their bounds alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Space, Tuple
+
+from marlvec.spaces import describe_difference
+
+__all__ = ["describe_incompatibility", "widen"]
+
+
+def widen(a: Space[Any], b: Space[Any]) -> Space[Any]:
+    """Find the space that holds the members of both.
+
+    Args:
+        a: A space.
+        b: One that differs from it at most in the bounds of Boxes; see `describe_incompatibility`.
+
+    Returns:
+        ``a`` where the two are equal, else one with the lowest and highest bounds, element by element.
+    """
+    if a == b:
+        return a
+    if isinstance(a, Dict) and isinstance(b, Dict):
+        return Dict([(key, widen(sub, b.spaces[key])) for key, sub in a.spaces.items()])
+    if isinstance(a, Tuple) and isinstance(b, Tuple):
+        return Tuple([widen(x, y) for x, y in zip(a.spaces, b.spaces, strict=True)])
+    if isinstance(a, Box) and isinstance(b, Box):
+        dtype: Any = a.dtype
+        # Without axes the results are scalars, and Box takes no bools.
+        low, high = np.asarray(np.minimum(a.low, b.low)), np.asarray(np.maximum(a.high, b.high))
+        return Box(low, high, a.shape, dtype)
+    return a
+
+
+def describe_incompatibility(expected: Space[Any], got: Space[Any]) -> str | None:
+    """Say where two spaces first differ in more than the bounds of a Box, or None where they do not."""
+    return describe_difference(_boundless(expected), _boundless(got))
+
+
+def _boundless(space: Space[Any]) -> Space[Any]:
+    """The same with the widest bounds that each Box's dtype has."""
+    if isinstance(space, Dict):
+        return Dict([(key, _boundless(sub)) for key, sub in space.spaces.items()])
+    if isinstance(space, Tuple):
+        return Tuple([_boundless(sub) for sub in space.spaces])
+    if not isinstance(space, Box):
+        return space
+    dtype: Any = np.dtype(space.dtype)
+    if dtype.kind == "f":
+        return Box(-np.inf, np.inf, space.shape, dtype)
+    ends: tuple[Any, Any] = (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return Box(np.full(space.shape, ends[0], dtype), np.full(space.shape, ends[1], dtype), space.shape, dtype)

@@ -1,0 +1,30 @@
+"""Single values out of batched leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium.spaces import Discrete
+from numpy.typing import NDArray
+
+from marlvec.spaces import SpaceTree
+
+__all__ = ["value_at"]
+
+
+def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]) -> Any:
+    """One value of a space, as a single env would give it: a copy, a scalar only where the space is Discrete.
+
+    Args:
+        tree: The space.
+        leaves: Per leaf, (…, *leaf.shape).
+        where: Index of the value on the leading axes.
+    """
+    index: tuple[Any, ...] = (*where, ...)  # with the dots numpy gives 0-d arrays instead of scalars
+    parts = [array[index].copy() for array in leaves]
+    return tree.unflatten(
+        [
+            part[()] if leaf.is_object or isinstance(leaf.space, Discrete) else part
+            for leaf, part in zip(tree.leaves, parts, strict=True)
+        ]
+    )

@@ -1,0 +1,117 @@
+"""What envs say of themselves, laid out for rows: one row per (env, agent), agents of an env side by side.
+
+Axis letters: N envs, A agents, R = N * A rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import COMMON
+from marlvec.vector.infos import AGENTS, RESERVED, infos_from_list
+
+__all__ = ["Entry", "lay_out", "pick_rows", "read_entries"]
+
+_ROW = "row"  # stands for the one agent of a row
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of the infos.
+
+    Attributes:
+        level: `AGENTS` if agents give it one by one, `COMMON` if it belongs to a whole env and is repeated per agent.
+        key: The key.
+        values: (R, …) array, or a dict of such with masks for nested dicts.
+        present: (R,) bool, the rows that have it.
+    """
+
+    level: str
+    key: str
+    values: Any
+    present: NDArray[np.bool_]
+
+    def at(self, row: int) -> Any:
+        """The value in one row, of its own type."""
+        return _at(self.values, row)
+
+
+def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[Entry]:
+    """What the envs themselves said, without what marlvec adds.
+
+    Args:
+        infos: Infos of a `VectorEnv`, see `marlvec.vector.infos`.
+        agent_num: A.
+    """
+    found = [(key, infos[key], infos["_" + key]) for key in infos if not key.startswith("_") and key not in RESERVED]
+    for level in (AGENTS, COMMON):
+        found += [(key, values, mask) for key, (values, mask) in infos.get(level, {}).items()]
+    return [_entry(key, values, mask, agent_num) for key, values, mask in found]
+
+
+def lay_out(entries: Iterable[Entry], taken: Collection[str]) -> dict[str, Any]:
+    """Gymnasium's dict of arrays: each key with its mask ``_key``.
+
+    Args:
+        entries: What to lay out. Of two with the same key the first one gets the key.
+        taken: Keys that are not to be used, nor their masks' names.
+
+    Returns:
+        ``{key: values, _key: present}``; what cannot stand under its own key stands as ``{key: (values, present)}`` in
+        ``"__agents__"`` or ``"__common__"``.
+    """
+    out: dict[str, Any] = {}
+    aside: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        names = (entry.key, "_" + entry.key)
+        if any(name in out or name.removeprefix("_") in taken or name in (AGENTS, COMMON) for name in names):
+            aside.setdefault(entry.level, {})[entry.key] = (entry.values, entry.present)
+        else:
+            out |= zip(names, (entry.values, entry.present), strict=True)
+    return out | aside
+
+
+def pick_rows(sources: Mapping[int, Sequence[Entry]], row_num: int) -> list[Entry]:
+    """Entries of these rows only.
+
+    Args:
+        sources: Row to the entries from which it is taken.
+        row_num: R.
+    """
+    picked: list[dict[str, dict[str, Any]]] = [{} for _ in range(row_num)]
+    for row, entries in sources.items():
+        for entry in entries:
+            if entry.present[row]:
+                who = _ROW if entry.level == AGENTS else COMMON
+                picked[row].setdefault(who, {})[entry.key] = entry.at(row)
+    return read_entries(infos_from_list(picked, (_ROW,)), 1)
+
+
+def _entry(key: str, values: Any, mask: NDArray[np.bool_], agent_num: int) -> Entry:
+    def repeat(array: NDArray[Any]) -> NDArray[Any]:
+        return array.repeat(agent_num, axis=0)
+
+    def join(array: NDArray[Any]) -> NDArray[Any]:
+        return array.reshape(len(array) * agent_num, *array.shape[2:])
+
+    level, spread = (COMMON, repeat) if mask.ndim == 1 else (AGENTS, join)
+    return Entry(level, key, _map(values, spread), spread(mask))
+
+
+def _map(values: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
+    if isinstance(values, dict):
+        return {key: _map(part, function) for key, part in values.items()}
+    return function(values)
+
+
+def _at(values: Any, row: int) -> Any:
+    if isinstance(values, dict):
+        return {
+            key: _at(part, row) for key, part in values.items() if not key.startswith("_") and values["_" + key][row]
+        }
+    return values[row]

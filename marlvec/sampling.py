@@ -1,0 +1,172 @@
+"""Random members of spaces, many rows at a time: with a seed, and with masks of what is allowed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from numpy.typing import NDArray
+
+from marlvec.errors import ContractError
+from marlvec.spaces import Leaf, SpaceTree
+
+__all__ = ["SpaceSampler"]
+
+AnyArray = NDArray[Any]
+BoolArray = NDArray[np.bool_]
+Generator = np.random.Generator
+Where = Callable[[int], str]
+_Draw = Callable[[Generator, int], AnyArray]
+
+
+class SpaceSampler:
+    """Draws members of one space, uniformly; with a mask, uniformly over what is allowed.
+
+    Each element of a Box is drawn as gymnasium's ``Box.sample`` does: uniformly where it has both bounds, from
+    an exponential distribution of scale 1 away from its only bound, from the standard normal one without bounds; all
+    rounded down for integers. Leaves without a fixed-size array form, and spaces of the user's own that have a
+    ``sample`` of their own, are drawn by it, from private copies: the caller's spaces are never drawn from.
+
+    Args:
+        tree: The space's structure.
+    """
+
+    def __init__(self, tree: SpaceTree) -> None:
+        self._tree = tree
+        self._draws = [_draw_of(leaf) for leaf in tree.leaves]
+        self._choices = _choices(tree.space)
+
+    def sample(self, rng: Generator, n: int, mask: BoolArray | None = None, where: Where = "row {}".format) -> Any:
+        """Draw n members.
+
+        Args:
+            rng: The random stream; equal streams give equal members.
+            n: How many.
+            mask: (n, k) bool, what each may be: k = ``n`` for a Discrete; for a MultiDiscrete the masks of its
+                dimensions, one after the other. Spaces of other kinds have no masks and take no notice of it.
+            where: Names row i in messages.
+
+        Returns:
+            An array (n, …), or a tree of those in the shape of the space; dtype object for leaves without a fixed size.
+
+        Raises:
+            ContractError: A mask allows nothing, or its length does not fit; names the row.
+        """
+        if mask is not None and self._choices is not None:
+            return self._choose_allowed(rng, mask, self._choices, where)
+        return self._tree.unflatten([draw(rng, n) for draw in self._draws])
+
+    def _choose_allowed(self, rng: Generator, mask: BoolArray, sizes: AnyArray, where: Where) -> AnyArray:
+        leaf = self._tree.leaves[0]
+        bounds = np.concatenate([[0], np.cumsum(sizes.ravel())])
+        if mask.shape[1] != bounds[-1]:
+            raise ContractError(
+                f"an action mask has {mask.shape[1]} entries, the action space has {bounds[-1]} choices"
+            )
+        dims = [_choose(rng, mask[:, low:high], where) for low, high in pairwise(bounds.tolist())]
+        drawn = dims[0] if not leaf.shape else np.stack(dims, axis=1).reshape(len(mask), *leaf.shape)
+        space: Any = leaf.space
+        chosen: AnyArray = (drawn + space.start).astype(leaf.dtype, copy=False)
+        return chosen
+
+
+def _choices(space: Space[Any]) -> AnyArray | None:
+    """Number of choices in each dimension of a space that can have a mask."""
+    if isinstance(space, Discrete):
+        return np.asarray([space.n])
+    return np.asarray(space.nvec) if isinstance(space, MultiDiscrete) else None
+
+
+def _choose(rng: Generator, mask: BoolArray, where: Where) -> AnyArray:
+    """Position of one allowed entry per row: (n,) int64."""
+    count = mask.sum(axis=1)
+    if not count.all():
+        row = int(np.flatnonzero(count == 0)[0])
+        raise ContractError(
+            f"the action mask of {where(row)} allows nothing; an agent that must act needs one action at least"
+        )
+    # The k-th allowed entry is the first whose running count exceeds k.
+    k = rng.integers(count)
+    chosen: AnyArray = np.argmax(np.cumsum(mask, axis=1) > k[:, None], axis=1)
+    return chosen
+
+
+def _draw_of(leaf: Leaf) -> _Draw:
+    space: Any = leaf.space
+    dtype, start = leaf.dtype, getattr(space, "start", 0)
+    if _draws_like(space, Discrete):
+        return lambda rng, n: (rng.integers(int(space.n), size=n) + int(start)).astype(dtype, copy=False)
+    if _draws_like(space, MultiDiscrete):
+        sizes = np.asarray(space.nvec)
+        return lambda rng, n: (rng.integers(sizes, size=(n, *sizes.shape)) + start).astype(dtype, copy=False)
+    if _draws_like(space, MultiBinary):
+        return lambda rng, n: rng.integers(2, size=(n, *leaf.shape), dtype=np.int8)
+    if _draws_like(space, Box):
+        return _BoxDraw(space)
+    return _OwnDraw(leaf)
+
+
+def _draws_like(space: Space[Any], kind: type[Space[Any]]) -> bool:
+    """Whether this is such a space, and not a user's that narrows what its members are."""
+    return isinstance(space, kind) and type(space).sample is kind.sample
+
+
+class _OwnDraw:
+    """Draws by the space's own ``sample``, one member at a time."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        self._space = copy.deepcopy(leaf.space)
+        self._shape, self._dtype = leaf.shape, leaf.dtype
+
+    def __call__(self, rng: Generator, n: int) -> AnyArray:
+        self._space.seed(int(rng.integers(2**31)))
+        out = np.empty((n, *self._shape), self._dtype)
+        for i in range(n):
+            out[i] = self._space.sample()
+        return out
+
+
+class _BoxDraw:
+    """Draws from a Box, element by element as its bounds ask."""
+
+    def __init__(self, space: Box) -> None:
+        self._dtype: np.dtype[Any] = np.dtype(space.dtype)
+        self._shape = space.shape
+        self._low: AnyArray = space.low
+        self._high: AnyArray = space.high
+        below, above = space.bounded_below, space.bounded_above
+        if self._dtype.kind == "b":
+            below = above = np.ones(space.shape, np.bool_)
+        self._both, self._below, self._above = below & above, below & ~above, ~below & above
+        self._all_bounded = bool(self._both.all())
+
+    def __call__(self, rng: Generator, n: int) -> AnyArray:
+        shape = (n, *self._shape)
+        if self._all_bounded and self._dtype.kind != "f":
+            return rng.integers(self._low, self._high, size=shape, dtype=self._dtype, endpoint=True)
+        if self._all_bounded:
+            return self._uniform(rng.random(shape), self._low, self._high)
+        # One draw of each kind for every element keeps the stream independent of where the bounds are.
+        out = np.asarray(rng.standard_normal(shape))
+        exponential, uniform = rng.standard_exponential(shape), rng.random(shape)
+        below, above, both = self._below, self._above, self._both
+        out[:, below] = self._low[below] + exponential[:, below]
+        out[:, above] = self._high[above] - exponential[:, above]
+        if self._dtype.kind != "f":
+            out[:, both] = np.floor(self._low[both] + uniform[:, both] * (self._high[both] - self._low[both] + 1.0))
+            # A bound near the end of the dtype's range must not wrap around.
+            info: Any = np.iinfo(self._dtype)
+            return np.clip(np.floor(out), float(info.min), float(info.max)).astype(self._dtype)
+        drawn = out.astype(self._dtype)
+        drawn[:, both] = self._uniform(uniform[:, both], self._low[both], self._high[both])
+        return drawn
+
+    def _uniform(self, u: NDArray[np.float64], low: AnyArray, high: AnyArray) -> AnyArray:
+        # In this form the largest floats as bounds do not overflow; the clip undoes a last rounding.
+        drawn = u * high.astype(np.float64) + (1.0 - u) * low.astype(np.float64)
+        clipped: AnyArray = np.clip(drawn.astype(self._dtype), low, high)
+        return clipped

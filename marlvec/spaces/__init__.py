@@ -1,0 +1,23 @@
+"""Spaces as flat lists of leaves, and everything that leaves of any kind have in common."""
+
+from __future__ import annotations
+
+from marlvec.spaces.difference import describe_difference
+from marlvec.spaces.object_array import ObjectArray, batch_space
+from marlvec.spaces.snapshot import MAX_BYTES, check_member, check_size, own_objects, pack, snapshot, unpack
+from marlvec.spaces.tree import Leaf, SpaceTree
+
+__all__ = [
+    "MAX_BYTES",
+    "Leaf",
+    "ObjectArray",
+    "SpaceTree",
+    "batch_space",
+    "check_member",
+    "check_size",
+    "describe_difference",
+    "own_objects",
+    "pack",
+    "snapshot",
+    "unpack",
+]

@@ -1,0 +1,102 @@
+"""Spaces of whole batches, with a place for values that have no array form."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import utils
+from numpy.typing import NDArray
+
+from marlvec.spaces.difference import describe_difference
+from marlvec.spaces.tree import SpaceTree
+
+__all__ = ["ObjectArray", "batch_space"]
+
+
+class ObjectArray(spaces.Space[NDArray[Any]]):
+    """Arrays of dtype object with a member of one space in every cell: values without a fixed-size array form.
+
+    A cell that holds None has no value, which is right where the agent is absent. Samples have a value in every cell.
+
+    Args:
+        space: The space of one value; a copy of it is drawn from, the one that is given never.
+        shape: Shape of the arrays, e.g. (N, A).
+        seed: Of the samples.
+
+    Attributes:
+        space: The copy.
+    """
+
+    def __init__(self, space: spaces.Space[Any], shape: tuple[int, ...], seed: int | None = None) -> None:
+        self.space = deepcopy(space)
+        self._lead = tuple(shape)
+        super().__init__(shape, np.object_, seed)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the arrays."""
+        return self._lead
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: objects cannot be part of a Box."""
+        return False
+
+    def seed(self, seed: int | None = None) -> int:
+        """Begin a new stream of samples.
+
+        Args:
+            seed: Equal seeds give equal samples; None: a random one.
+
+        Returns:
+            The seed.
+        """
+        used: int = super().seed(seed)
+        self.space.seed(int(self.np_random.integers(np.iinfo(np.int32).max)))
+        return used
+
+    def sample(self, mask: Any = None, probability: Any = None) -> NDArray[Any]:
+        """Draw a member for every cell; ``mask`` and ``probability`` are handed to the space, the same for each."""
+        if self._np_random is None:
+            self.seed()
+        options = {name: value for name, value in (("mask", mask), ("probability", probability)) if value is not None}
+        out = np.full(self._lead, None, np.object_)
+        for where in np.ndindex(self._lead):
+            out[where] = self.space.sample(**options)
+        return out
+
+    def contains(self, x: Any) -> bool:
+        """Whether this is an array of the right shape whose every cell holds a member, or None."""
+        if not isinstance(x, np.ndarray) or x.dtype != np.object_ or x.shape != self._lead:
+            return False
+        return all(value is None or self.space.contains(value) for value in x.flat)
+
+    def __repr__(self) -> str:
+        return f"ObjectArray({self.space}, {self.shape})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ObjectArray) or self.shape != other.shape:
+            return False
+        return describe_difference(self.space, other.space) is None
+
+    __hash__ = None  # type: ignore[assignment]  # as all of Gymnasium's: it can be seeded, and so changes
+
+
+def batch_space(space: spaces.Space[Any], n: int) -> spaces.Space[Any]:
+    """Give a space one more leading axis of length n, as `gymnasium.vector.utils.batch_space` does.
+
+    Leaves without a fixed-size array form become an `ObjectArray`, where Gymnasium has a tuple of n spaces: their
+    values keep the axes that all others have.
+    """
+    if isinstance(space, spaces.Dict):
+        # An OrderedDict, because Dict sorts the keys of any other; Gymnasium's own batch_space loses their order.
+        return spaces.Dict(OrderedDict((key, batch_space(sub, n)) for key, sub in space.spaces.items()))
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([batch_space(sub, n) for sub in space.spaces])
+    if isinstance(space, ObjectArray):
+        return ObjectArray(space.space, (n, *space.shape))
+    return ObjectArray(space, (n,)) if SpaceTree(space).leaves[0].is_object else utils.batch_space(space, n)

@@ -1,0 +1,129 @@
+"""Python objects as buffers keep them: members of their space, copied when they are written, and bounded in size."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ContractError
+from marlvec.spaces.tree import Leaf
+
+__all__ = ["MAX_BYTES", "check_member", "check_size", "own_objects", "pack", "snapshot", "unpack"]
+
+MAX_BYTES = 16 * 2**20
+"""Bytes that the objects may come to which one env hands out, or is handed, at a time."""
+
+_SHOWN = 200  # characters of a value in messages
+_NUMBERS = frozenset({type(None), bool, int, float, complex})
+
+
+def check_member(leaf: Leaf, value: Any) -> None:
+    """Refuse a value that the leaf's space does not contain.
+
+    Raises:
+        ContractError: It does not contain it, or cannot tell; names the leaf.
+    """
+    doubt = ""
+    try:
+        if leaf.space.contains(value):
+            return
+    except Exception as error:  # gymnasium's own raise on some values of other types
+        doubt = f" (contains() raised {type(error).__name__}: {error})"
+    text = repr(value)
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    raise ContractError(f"{leaf}: expected a member of {leaf.space}, got {shown}{doubt}")
+
+
+def snapshot(leaf: Leaf, value: Any, *, by_value: bool = False) -> tuple[Any, int]:
+    """Copy a value, so that its owner may change it afterwards.
+
+    The copy is what would arrive at the other end of a pipe, whether or not there is one: all backends see the same.
+
+    Args:
+        leaf: The leaf.
+        value: A value of it.
+        by_value: Whether the pipe leads to a process that does not know the classes of this one's main module.
+
+    Returns:
+        The copy, or the value itself where it can never change; and how many bytes it takes, pickled.
+
+    Raises:
+        ContractError: It cannot be pickled; names the leaf.
+    """
+    size = _size_of_constant(value)
+    if size is not None:
+        return value, size
+    try:
+        data = cloudpickle.dumps(value) if by_value else pack(value)
+        return unpack(data), len(data)
+    except Exception as error:
+        raise ContractError(
+            f"{leaf}: a {type(value).__name__} that cannot be pickled, so it can neither be copied nor reach another "
+            f"process: {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_size(leaf: Leaf, size: int, others: int) -> None:
+    """Refuse a value that is too large.
+
+    Args:
+        leaf: The leaf.
+        size: Bytes that the value takes.
+        others: Bytes of the objects that the same env hands out, or is handed, besides.
+
+    Raises:
+        ContractError: Together they are more than `MAX_BYTES`; names the leaf.
+    """
+    if size + others > MAX_BYTES:
+        raise ContractError(
+            f"{leaf}: a value of {size:,} bytes, pickled, and others of {others:,} bytes in the same env; "
+            f"expected at most {MAX_BYTES:,} bytes of objects for an env at a time"
+        )
+
+
+def own_objects(array: NDArray[Any]) -> NDArray[Any]:
+    """Copy an array of objects together with the objects; the array itself where none of them can ever change."""
+    if all(_size_of_constant(value) is not None for value in array.flat):
+        return array
+    copied: NDArray[Any] = unpack(pack(array))
+    return copied
+
+
+def pack(value: Any) -> bytes:
+    """Pickle objects; those of classes that this process alone knows, by value."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:
+        data: bytes = cloudpickle.dumps(value)
+        return data
+
+
+def unpack(data: bytes) -> Any:
+    """Rebuild what `pack` pickled."""
+    return pickle.loads(data)
+
+
+def _size_of_constant(value: Any) -> int | None:
+    """Bytes that a value takes which can never change, roughly; None if it can."""
+    kind = type(value)
+    if kind is str:
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    if kind is bytes:
+        return len(value)
+    if kind in _NUMBERS:
+        return 8 if kind is not int else 8 + value.bit_length() // 8
+    if isinstance(value, np.generic):
+        return None if isinstance(value, np.void) else 32 + value.nbytes  # a structured scalar can be written into
+    if kind is not tuple:
+        return None
+    total = 8
+    for part in value:
+        size = _size_of_constant(part)
+        if size is None:
+            return None
+        total += size
+    return total

@@ -1,0 +1,77 @@
+"""Random actions for all agents of many envs, in the form that `step` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import AgentGroup, EnvSpec
+from marlvec.sampling import SpaceSampler
+
+__all__ = ["random_actions"]
+
+BoolArray = NDArray[np.bool_]
+
+
+def random_actions(
+    spec: EnvSpec,
+    rng: np.random.Generator,
+    *,
+    acting: BoolArray,
+    masks: Sequence[BoolArray | None],
+    env_ids: NDArray[np.int64],
+    grouped: bool,
+) -> Any:
+    """Draw one action per agent, uniformly over what its space and its mask allow.
+
+    Agents that are not acting get a member of their space, too, whatever their mask says. Nothing but the arguments
+    has a say in what is drawn, so that all backends draw alike.
+
+    Args:
+        spec: What the envs look like.
+        rng: The random stream.
+        acting: (n, A) bool, who must act.
+        masks: Per group (n, A_g, k) bool, or None.
+        env_ids: (n,) int64, the envs, for messages.
+        grouped: Whether actions are a dict of groups.
+
+    Returns:
+        (n, A, …), a tree of such arrays, or a dict of groups to (n, A_g, …).
+
+    Raises:
+        ContractError: The mask of an agent that must act allows nothing; names the env and the agent.
+    """
+    drawn = {
+        group.name: _draw(spec, group, rng, acting[:, list(group.agents)], mask, env_ids)
+        for group, mask in zip(spec.groups, masks, strict=True)
+    }
+    return drawn if grouped else drawn[spec.groups[0].name]
+
+
+def _draw(
+    spec: EnvSpec,
+    group: AgentGroup,
+    rng: np.random.Generator,
+    acting: BoolArray,
+    mask: BoolArray | None,
+    env_ids: NDArray[np.int64],
+) -> Any:
+    """Actions of one group: (n, A_g, …) or a tree of those."""
+    n, size = acting.shape
+
+    def where(row: int) -> str:
+        i, j = divmod(row, size)
+        return f"env {env_ids[i]}, agent {spec.agents[group.agents[j]]!r}"
+
+    if mask is not None and mask.all():
+        mask = None  # it forbids nothing, and without it drawing is much quicker
+    if mask is not None:
+        own = [spec.allowed[a] for a in group.agents]  # with padding, not all choices are everyone's
+        free = np.stack([np.ones(mask.shape[2], np.bool_) if part is None else part for part in own])
+        mask = np.where(acting[..., None], mask, free).reshape(n * size, mask.shape[2])
+    tree = group.action_tree
+    rows = SpaceSampler(tree).sample(rng, n * size, mask, where)
+    return tree.unflatten([leaf.reshape(n, size, *leaf.shape[1:]) for leaf in tree.flatten(rows)])

@@ -1,0 +1,104 @@
+"""What a call leaves behind apart from numbers in the buffers, and its way from a worker to the parent."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from marlvec.envs.spec import Info
+from marlvec.errors import Failure
+from marlvec.vector.faults import capture, pack_failure, picklable, unpack_failure
+
+__all__ = ["Report", "pack_report", "unpack_report"]
+
+
+@dataclass(slots=True)
+class Report:
+    """What one call leaves behind apart from numbers in the buffers.
+
+    Attributes:
+        infos: Non-empty infos by env index; after a same-step autoreset those of the reset.
+        final_infos: Infos of the last step of episodes that a same-step autoreset ended.
+        failures: What went wrong, at most one per env.
+        answers: What control commands returned.
+    """
+
+    infos: dict[int, Info] = field(default_factory=dict)
+    final_infos: dict[int, Info] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    answers: dict[int, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.infos or self.final_infos or self.failures or self.answers)
+
+    def update(self, other: Report) -> None:
+        """Take in another shard's report."""
+        self.infos.update(other.infos)
+        self.final_infos.update(other.final_infos)
+        self.failures.extend(other.failures)
+        self.answers.update(other.answers)
+
+    def shifted(self, first: int) -> Report:
+        """The same with global env indices, ``first`` being that of local env 0; failures have them already."""
+        if not first:
+            return self
+        tables = (self.infos, self.final_infos, self.answers)
+        infos, final_infos, answers = ({first + i: found for i, found in table.items()} for table in tables)
+        return Report(infos, final_infos, self.failures, answers)
+
+
+def pack_report(report: Report, first: int) -> bytes:
+    """Pickle a report. Infos and answers that cannot be pickled become failures of their env.
+
+    Args:
+        report: With local env indices.
+        first: Global index of the worker's first env, for messages.
+    """
+    tables = (report.infos, report.final_infos, report.answers)
+    failures = [pack_failure(failure) for failure in report.failures]
+    try:
+        return pickle.dumps((*tables, failures), protocol=5)
+    except Exception:  # something is local, or refuses: find the culprits, keep the rest
+        for table, what in zip(tables, ("the info", "the info", "the answer"), strict=True):
+            failures += _pickle_each(table, what, first)
+        return pickle.dumps((*tables, failures), protocol=5)
+
+
+def _pickle_each(table: dict[int, Any], what: str, first: int) -> list[Any]:
+    failures = []
+    for i, value in list(table.items()):
+        try:
+            table[i] = _Pickled(picklable(value, f"{what} of env {first + i}", coming_back=True))
+        except Exception as error:
+            del table[i]
+            failures.append(pack_failure(capture(first + i, "infos" if what == "the info" else "call", error)))
+    return failures
+
+
+class _Pickled:
+    """A value that only cloudpickle could pickle; unpickles to itself."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return cloudpickle.loads, (self.data,)
+
+
+def unpack_report(payload: bytes, first: int) -> Report:
+    """Rebuild a report in the parent, with global env indices.
+
+    Args:
+        payload: What `pack_report` gave.
+        first: Global index of the worker's first env.
+    """
+    infos, final_infos, answers, failures = pickle.loads(payload)
+    return Report(
+        infos={first + i: info for i, info in infos.items()},
+        final_infos={first + i: info for i, info in final_infos.items()},
+        failures=[unpack_failure(packed) for packed in failures],
+        answers={first + i: answer for i, answer in answers.items()},
+    )

@@ -1,0 +1,210 @@
+"""Envs in threads of this process: for envs that let go of the interpreter lock, and for Pythons without one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import EnvSpec
+from marlvec.errors import Failure
+from marlvec.vector.buffers import Buffers
+from marlvec.vector.engine import Settings, SettingsArguments
+from marlvec.vector.faults import capture, raise_failures
+from marlvec.vector.reports import Report
+from marlvec.vector.shard import Shard, ShardFailed
+from marlvec.vector.shares import Shares, agree
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["ThreadVectorEnv"]
+
+
+class ThreadVectorEnv(VectorEnv):
+    """Shards in threads, several envs a thread.
+
+    Nothing is pickled and nothing is shared but the arrays. Envs written in Python take turns on the interpreter lock
+    and gain nothing here; those that wait (for a simulator, a socket) or compute outside of Python do.
+
+    Args:
+        factories: One zero-argument callable per env; called in the env's own thread.
+        num_workers: Threads; default: one per usable core, at most one per env.
+        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state`` and ``spaces``, as in
+            `marlvec.make`.
+
+    Raises:
+        EnvRaised: A factory raised.
+        ContractError: Something is no env, or the envs' spaces differ.
+
+    Attributes:
+        num_workers: How many threads there are.
+    """
+
+    backend = "thread"
+    _place = "worker thread"
+
+    def __init__(
+        self,
+        factories: Sequence[Callable[[], Any]],
+        *,
+        num_workers: int | None = None,
+        **settings: Unpack[SettingsArguments],
+    ) -> None:
+        chosen = Settings(**settings)
+        super().__init__(len(factories), chosen)
+        self._shares = Shares(self.num_envs, num_workers)
+        self.num_workers = self._shares.num_workers
+        self._crew = _Crew()
+        # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
+        self._finalizer = weakref.finalize(self, _Crew.shut_down, self._crew, 1.0)
+        try:
+            spec = self._start(factories, chosen)
+            buffers = Buffers(spec, self.num_envs)
+            self._crew.attach(buffers, self._shares)
+        except BaseException:
+            self._calls.closed = True
+            self._finalizer()
+            raise
+        self._bind(spec, buffers)
+
+    def _start(self, factories: Sequence[Callable[[], Any]], settings: Settings) -> EnvSpec:
+        """Start the threads and let them build their envs."""
+        starts = self._shares.starts
+        for w in range(self.num_workers):
+            self._crew.start(w, factories[starts[w] : starts[w + 1]], starts[w], settings.of_shard())
+        specs: dict[int, EnvSpec] = {}
+        failures: list[Failure] = []
+        for _ in range(self.num_workers):
+            w, _, told = self._crew.replies.get()
+            if isinstance(told, EnvSpec):
+                specs[w] = told
+            else:
+                failures += told
+        raise_failures(failures, self._place)
+        return agree([specs[w] for w in range(self.num_workers)], starts, settings.spaces)
+
+    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        for w, positions in self._shares.split(env_ids):
+            own = tuple([argument[k] for k in positions.tolist()] for argument in arguments)
+            self._crew.requests[w].put((operation, env_ids[positions] - self._shares.starts[w], own))
+
+    def _gather(
+        self, timeout: float | None, everyone: bool
+    ) -> Sequence[tuple[NDArray[np.int64], Report | None]] | None:
+        news = []
+        replies = self._crew.replies
+        try:
+            news.append(replies.get(timeout=timeout))
+            while True:
+                news.append(replies.get_nowait())
+        except queue.Empty:
+            pass
+        starts = self._shares.starts
+        return [(ids + starts[w], report.shifted(starts[w])) for w, ids, report in news] or None
+
+    def _shut_down(self, timeout: float) -> None:
+        self._finalizer.detach()
+        failures, stuck = self._crew.shut_down(timeout)
+        if stuck:
+            warnings.warn(
+                f"close(): {len(stuck)} worker threads are still in an env after {timeout} s; a thread cannot be "
+                f"killed, and ends when its env comes back: {', '.join(stuck)}",
+                ResourceWarning,
+                stacklevel=3,
+            )
+        raise_failures(failures, self._place)
+
+
+_Reply = tuple[int, NDArray[np.int64], Any]
+"""A worker's index, the local indices of envs that are ready, and their report."""
+
+
+@dataclass
+class _Crew:
+    """The threads of one vectorizer; apart from it, so that they can be let go of without it."""
+
+    requests: list[queue.SimpleQueue[Any]] = field(default_factory=list)
+    replies: queue.SimpleQueue[_Reply] = field(default_factory=queue.SimpleQueue)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self, w: int, factories: Sequence[Callable[[], Any]], first: int, settings: dict[str, Any]) -> None:
+        """Start one thread; it tells its spec, or what went wrong."""
+        self.requests.append(queue.SimpleQueue())
+        body = (w, factories, first, settings, self.requests[w], self.replies)
+        self.threads.append(threading.Thread(target=_work, args=body, name=f"marlvec-worker-{w}", daemon=True))
+        self.threads[w].start()
+
+    def attach(self, buffers: Buffers, shares: Shares) -> None:
+        """Give each thread its rows."""
+        for w, requests in enumerate(self.requests):
+            requests.put(buffers.rows(shares.starts[w], shares.starts[w + 1]))
+
+    def shut_down(self, timeout: float) -> tuple[list[Failure], list[str]]:
+        """Let the threads end. Returns what went wrong in the envs' own close(), and who is still busy."""
+        deadline = time.monotonic() + timeout
+        for requests in self.requests:
+            requests.put(None)
+        for thread in self.threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        stuck = [thread.name for thread in self.threads if thread.is_alive()]
+        failures: list[Failure] = []
+        while True:
+            try:
+                _, _, told = self.replies.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(told, list):  # of close(); anything else is a reply that nobody fetched
+                failures += told
+        self.requests, self.threads = [], []
+        return failures, stuck
+
+
+def _work(
+    w: int,
+    factories: Sequence[Callable[[], Any]],
+    first: int,
+    settings: dict[str, Any],
+    requests: queue.SimpleQueue[Any],
+    replies: queue.SimpleQueue[_Reply],
+) -> None:
+    """A thread's life: build the envs, serve until told to close."""
+    nobody = np.zeros(0, np.int64)
+    try:
+        shard = Shard(factories, first, **settings)
+    except ShardFailed as failed:
+        replies.put((w, nobody, failed.failures))
+        return
+    except BaseException as error:
+        replies.put((w, nobody, [capture(first, "__init__", error)]))
+        return
+    replies.put((w, nobody, shard.spec))
+    buffers = requests.get()
+    if buffers is not None:  # else another thread's envs could not be built
+        shard.attach(buffers)
+        while (request := requests.get()) is not None:
+            _serve(w, shard, first, request, replies)
+    replies.put((w, nobody, shard.close()))
+
+
+def _serve(w: int, shard: Shard, first: int, request: Any, replies: queue.SimpleQueue[_Reply]) -> None:
+    operation, env_ids, arguments = request
+    ids = env_ids.tolist()
+    answered = 0
+    try:
+        if operation == "send":
+            for part, report in shard.step_in_parts(ids):
+                replies.put((w, np.asarray(part), report))
+                answered += len(part)
+        else:
+            replies.put((w, env_ids, shard.run(operation, ids, arguments)))
+    except BaseException as error:  # an env called sys.exit(): without an answer the caller would wait for ever
+        left = ids[answered:]
+        failures = [capture(first + i, operation, error) for i in left]
+        replies.put((w, np.asarray(left), Report(failures=failures)))

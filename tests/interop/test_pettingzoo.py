@@ -1,0 +1,470 @@
+"""The PettingZoo view of one env gives what the raw env gives, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pettingzoo.utils.conversions import parallel_to_aec
+
+import marlvec
+from marlvec import SyncVectorEnv
+from marlvec.errors import ActionError, ArgumentError, ClosedError, EnvRaised, NotResetError
+from marlvec.interop.pettingzoo import ParallelView
+from marlvec.testing import RaisingEnv, SampledEnv, Script, ScriptedParallelEnv, TurnEnv
+from tests.interop.checkers import (
+    api_test,
+    max_cycles_test,
+    parallel_api_test,
+    parallel_seed_test,
+    render_test,
+    seed_test,
+    state_test,
+)
+from tests.interop.envs import SPACES, CountEnv
+from tests.vector.drivers import Driver, News, driver_of, spaces_of
+from tests.vector.kinds import SCRIPTED, factories_of
+from tests.vector.trees import flatten
+
+# Everyone is born and ends, as PettingZoo's checker wants it.
+COMING_AND_GOING = [
+    Script([0, 0, 0], [3, 7, 5], ["terminated", "truncated", "both"]),
+    Script([0, 2, 4], [6, 5, 9], ["truncated", "terminated", "terminated"]),
+]
+scripted = partial(ScriptedParallelEnv, COMING_AND_GOING)
+
+ENVS: dict[str, Callable[[], ParallelView]] = {
+    "spread": partial(ParallelView.make, "simple_spread"),
+    "tag": partial(ParallelView.make, "simple_tag"),
+    "rps": partial(ParallelView.make, "pettingzoo/classic/rps"),
+    "tictactoe": partial(ParallelView.make, "pettingzoo/classic/tictactoe"),
+    "archers": partial(
+        ParallelView.make,
+        "pettingzoo/butterfly/knights_archers_zombies",
+        spawn_delay=2,
+        max_zombies=30,
+        line_death=True,
+    ),
+    "early deaths, late births": partial(ParallelView.make, scripted),
+    "masked": partial(ParallelView.make, partial(scripted, masked=True)),
+    "in a worker": partial(ParallelView.make, scripted, backend="async"),
+    "turns": partial(ParallelView.make, partial(TurnEnv, COMING_AND_GOING, agent_num=3)),
+    "turns, masked": partial(ParallelView.make, partial(TurnEnv, COMING_AND_GOING, agent_num=3, masked=True)),
+    "one agent": partial(ParallelView.make, "CartPole-v1"),
+}
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_the_parallel_api_test_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    view = ENVS[name]()
+    parallel_api_test(view, 300)
+    assert view.agents == [] or name == "spread"
+    view.close()
+    assert capsys.readouterr().out == "Passed Parallel API test\n"
+
+
+# PettingZoo's seed test samples without masks, and scripted envs take no masked action.
+@pytest.mark.parametrize("name", [name for name in ENVS if "masked" not in name])
+def test_the_parallel_seed_test_passes(name: str) -> None:
+    parallel_seed_test(ENVS[name], 30)  # closes what it makes
+
+
+# The AEC checker wants arrays as observations, so neither numbers (rps) nor dicts (masks).
+@pytest.mark.parametrize("name", ["spread", "tag", "archers"])
+def test_the_aec_test_passes_over_pettingzoos_own_conversion(name: str) -> None:
+    env = parallel_to_aec(ENVS[name]())
+    api_test(env, 60)
+    env.close()
+
+
+@pytest.mark.parametrize("name", ["spread", "tag", "rps", "archers", "one agent"])
+def test_the_seed_test_passes_over_pettingzoos_own_conversion(name: str) -> None:
+    seed_test(lambda: parallel_to_aec(ENVS[name]()), 30)
+
+
+def test_max_cycles_are_kept() -> None:
+    made: list[ParallelView] = []
+
+    def parallel_env(max_cycles: int) -> ParallelView:
+        made.append(ParallelView.make("simple_spread", max_cycles=max_cycles))
+        return made[-1]
+
+    env = SimpleNamespace(parallel_env=parallel_env, env=lambda max_cycles: parallel_to_aec(parallel_env(max_cycles)))
+    max_cycles_test(env)
+    for view in made:
+        view.close()
+
+
+def test_the_state_test_passes() -> None:
+    views = [ParallelView.make("simple_spread") for _ in range(2)]
+    state_test(parallel_to_aec(views[0]), views[1])
+    for view in views:
+        view.close()
+
+
+def test_the_render_test_passes() -> None:
+    made: list[ParallelView] = []
+
+    def env(render_mode: str) -> Any:
+        made.append(ParallelView.make("simple_spread", render_mode=render_mode))
+        assert made[-1].render_mode == render_mode
+        return parallel_to_aec(made[-1])
+
+    render_test(env)
+    assert len(made) == 3
+    for view in made:
+        view.close()
+
+
+# --- traces
+
+
+class Trace:
+    """A plain loop over the raw env, and what a view of it must say."""
+
+    def __init__(self, env: Any) -> None:
+        self.driver: Driver = driver_of(env)
+        self.names = self.driver.names
+        self.spaces = spaces_of(self.driver)
+        self.shown: dict[int, Any] = {}
+        self.alive: set[int] = set()
+        self.acting: set[int] = set()
+        self.masks: dict[int, Any] = {}
+
+    def take(self, news: News) -> list[int]:
+        """Note what came; whose data the view must give."""
+        here = self.alive | news.alive | set(news.ended)
+        self.shown.update(news.obs)
+        self.alive, self.acting, self.masks = news.alive, news.acting, news.masks
+        return sorted(here)
+
+    def check_obs(self, got: dict[str, Any], here: list[int]) -> None:
+        assert list(got) == [self.names[a] for a in here]
+        for a in here:
+            obs, (space, _, mask_size) = got[self.names[a]], self.spaces[a]
+            if mask_size is not None:
+                mask = self.masks[a] if a in self.acting else np.ones(mask_size)
+                assert obs.keys() == {"observation", "action_mask"}
+                assert obs["action_mask"].dtype == np.int8
+                assert obs["action_mask"].tolist() == mask.astype(int).tolist()
+                obs = obs["observation"]
+            assert_same_value(obs, self.shown[a], space)
+
+    def check_infos(self, got: dict[str, Any], here: list[int], news: News) -> None:
+        assert list(got) == [self.names[a] for a in here]
+        for a in here:
+            name = self.names[a]
+            told = {**news.infos.get("__common__", {}), **news.infos.get(name, {}), "acting": a in self.acting}
+            assert repr(sorted(got[name].items())) == repr(sorted(told.items()))
+
+    def actions(self, rng: np.random.Generator) -> dict[int, Any]:
+        out = {}
+        for a in sorted(self.acting):
+            _, action_space, mask_size = self.spaces[a]
+            if mask_size is None:
+                action_space.seed(int(rng.integers(2**31)))
+                out[a] = action_space.sample()
+            else:
+                out[a] = int(rng.choice(np.flatnonzero(self.masks[a])))
+        return out
+
+
+def assert_same_value(got: Any, expected: Any, space: Any) -> None:
+    """Equal types, dtypes and bytes."""
+    assert space.contains(got)
+    for mine, theirs in zip(flatten(got), flatten(expected), strict=True):
+        if isinstance(mine, np.generic):
+            assert int(mine) == int(theirs)
+        else:
+            assert isinstance(mine, np.ndarray)
+            assert mine.tobytes() == np.asarray(theirs, mine.dtype).tobytes()
+
+
+def check_trace(make_env: Callable[[], Any], view: ParallelView, *, seed: int = 3, episodes: int = 3) -> int:
+    """Play whole episodes on both; how many steps that were."""
+    trace, rng, steps = Trace(make_env()), np.random.default_rng(seed), 0
+    assert view.possible_agents == trace.names
+    for episode in range(episodes):
+        seeded = seed if episode == 0 else None
+        trace.alive = set()
+        trace.shown = {}
+        news = trace.driver.reset(seeded, None)
+        obs, infos = view.reset(seed=seeded)
+        here = trace.take(news)
+        assert view.agents == [trace.names[a] for a in here] == list(view.envs.agents_at(0))
+        trace.check_obs(obs, here)
+        trace.check_infos(infos, here, news)
+        while view.agents:
+            actions = trace.actions(rng)
+            told = {trace.names[a]: action for a, action in actions.items()}
+            if steps % 2:  # who waits, or is gone, may say anything
+                told = {name: told.get(name) for name in reversed(trace.names)}
+            news = trace.driver.step(actions)
+            obs, rewards, terminated, truncated, infos = view.step(told)
+            here = trace.take(news)
+            trace.check_obs(obs, here)
+            assert rewards == {trace.names[a]: news.rewards.get(a, 0.0) for a in here}
+            flags = {trace.names[a]: news.ended.get(a, (False, False)) for a in here}
+            assert {name: (terminated[name], truncated[name]) for name in terminated} == flags
+            assert all(type(flag) is bool for flag in (*terminated.values(), *truncated.values()))
+            assert terminated.keys() == truncated.keys()
+            trace.check_infos(infos, here, news)
+            assert view.agents == [trace.names[a] for a in sorted(trace.alive)]
+            steps += 1
+        with pytest.raises(NotResetError):
+            view.step({})
+    view.close()
+    trace.driver.env.close()
+    return steps
+
+
+REAL = {
+    "spread": ("simple_spread", {"max_cycles": 9}),
+    "tag": ("simple_tag", {"max_cycles": 9}),
+    "rps": ("pettingzoo/classic/rps", {"max_cycles": 6}),
+    "tictactoe": ("pettingzoo/classic/tictactoe", {}),
+    "archers": (
+        "pettingzoo/butterfly/knights_archers_zombies",
+        {"spawn_delay": 2, "max_zombies": 30, "line_death": True, "max_cycles": 90},
+    ),
+    "one agent": ("CartPole-v1", {}),
+}
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_env_says_what_it_says_without_the_view(name: str, backend: str) -> None:
+    env_id, kwargs = REAL[name]
+    (factory,) = factories_of(env_id, 1)
+    steps = check_trace(partial(factory, **kwargs), ParallelView.make(env_id, backend=backend, **kwargs))
+    assert steps >= 15
+
+
+@pytest.mark.parametrize("kind", [*SCRIPTED, "single"])
+def test_a_scripted_env_says_what_it_says_without_the_view(kind: str) -> None:
+    """Births, deaths, turns, masks and infos of every kind."""
+    (factory,) = factories_of(kind, 1)
+    check_trace(factory, ParallelView.make(factory), episodes=6)
+
+
+@settings(max_examples=40)
+@given(
+    agent_num=st.integers(1, 4),
+    longest=st.integers(1, 9),
+    kind=st.sampled_from(sorted(SCRIPTED)),
+    seed=st.integers(0, 2**32),
+)
+def test_any_script(agent_num: int, longest: int, kind: str, seed: int) -> None:
+    (factory,) = factories_of(kind, 1, agent_num=agent_num, longest=longest)
+    check_trace(factory, ParallelView.make(factory), seed=seed)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_any_space(space: str) -> None:
+    """Observations and actions of every kind, two groups of agents."""
+    kind = partial(SampledEnv, [SPACES[space], SPACES[space], Box(0, 1, (2,))], [SPACES[space]] * 3, agent_num=3)
+    assert check_trace(kind, ParallelView.make(kind)) == 15
+
+
+def test_views_of_shared_rows_stay_what_they_were() -> None:
+    """What the view hands out is the caller's, though the vectorizer copies nothing."""
+    view = ParallelView.make(scripted, copy=False)
+    obs, _ = view.reset(seed=0)
+    before = {agent: value.copy() for agent, value in obs.items()}
+    view.step(dict.fromkeys(view.agents, 1))
+    assert all((obs[agent] == before[agent]).all() for agent in before)
+    view.close()
+
+
+# --- what it adds, and what it refuses
+
+
+def test_spaces_are_the_same_object_each_time_and_each_agents_own() -> None:
+    view = ParallelView.make(partial(scripted, masked=True))
+    for kind in (view.observation_space, view.action_space):
+        found = [kind(agent) for agent in view.possible_agents]
+        assert all(kind(agent) is space for agent, space in zip(view.possible_agents, found, strict=True))
+        assert len({id(space) for space in found}) == 3
+    assert list(view.observation_space("agent_0").spaces) == ["action_mask", "observation"]
+    assert view.observation_space("agent_0")["action_mask"] == Box(0, 1, (5,), np.int8)
+    with pytest.raises(ArgumentError, match=r"no agent 'nobody'; there are \['agent_0', 'agent_1', 'agent_2'\]"):
+        view.action_space("nobody")
+    obs, _ = view.reset(seed=0)
+    assert all(view.observation_space(agent).contains(obs[agent]) for agent in view.agents)
+    view.close()
+
+
+def test_who_waits_is_told_so() -> None:
+    view = ParallelView.make(partial(TurnEnv, [Script.together(2, 3)], masked=True))
+    obs, infos = view.reset()
+    turns = []
+    while view.agents:
+        turns.append([infos[agent]["acting"] for agent in view.agents])
+        waiting = view.agents[not infos["player_1"]["acting"]]
+        assert obs[waiting]["action_mask"].tolist() == [1] * 5
+        (acting,) = (agent for agent in view.agents if infos[agent]["acting"])
+        allowed = int(np.flatnonzero(obs[acting]["action_mask"])[0])
+        obs, _, _, _, infos = view.step({acting: allowed, waiting: "whatever"})
+    assert turns == [[True, False], [False, True], [True, False]]
+    assert infos == {"player_0": {"acting": False}, "player_1": {"acting": False}}
+    view.close()
+
+
+class Talker(ScriptedParallelEnv):
+    """Says the same words at both levels."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        *rest, infos = super().step(actions)
+        infos = {agent: {"acting": "hard", "shared": 1} for agent in infos}
+        return *rest, {**infos, "__common__": {"shared": 7, "acting": 8, "elsewhere": 9}}
+
+
+def test_no_word_of_the_env_is_lost() -> None:
+    view = ParallelView.make(partial(Talker, [Script.together(2, 3)], agent_num=2))
+    view.reset()
+    infos = view.step({"agent_0": 0, "agent_1": 0})[4]
+    expected = {
+        "elsewhere": 9,
+        "shared": 1,
+        "acting": True,
+        "__common__": {"shared": 7, "acting": 8},
+        "__agents__": {"acting": "hard"},
+    }
+    assert infos == {"agent_0": expected, "agent_1": expected}
+    view.close()
+
+
+def test_the_state_is_the_envs_to_the_very_end() -> None:
+    """After the last step only where each step brings it: an env that is over is not asked."""
+    kind = partial(ScriptedParallelEnv, [Script.together(2, 2)], agent_num=2, state=True)
+    brought = ParallelView(SyncVectorEnv([kind], autoreset_mode="disabled", state=True))
+    asked, without = ParallelView.make(kind), ParallelView.make(scripted)
+    for view in (brought, asked):
+        assert view.state_space.shape == (6,)
+        view.reset(seed=0)
+        for step in (1, 2):
+            assert view.state()[2:4].tolist() == [0, step - 1], "episode and step"
+            view.step({"agent_0": 1, "agent_1": 2})
+    assert brought.state()[2:4].tolist() == [0, 2]
+    with pytest.raises(NotResetError):
+        asked.state()
+    assert not hasattr(without, "state_space")
+    with pytest.raises(ArgumentError, match="has no global state"):
+        without.state()
+    for view in (brought, asked, without):
+        view.close()
+
+
+def test_it_shows_and_closes_the_env() -> None:
+    view = ParallelView.make(partial(CountEnv, 2, render_mode="ansi"))
+    assert (view.render_mode, str(view), view.max_num_agents, view.num_agents) == ("ansi", "count", 1, 0)
+    assert view.metadata == {"name": "count", "render_modes": ["rgb_array", "ansi"], "render_fps": 7}
+    assert view.unwrapped is view
+    view.reset()
+    assert view.render() == "count 0"
+    view.close()
+    view.close()
+    with pytest.raises(ClosedError):
+        view.reset()
+
+
+def test_seed_and_options_reach_the_env_as_they_are() -> None:
+    view = ParallelView.make(CountEnv)
+    view.reset(seed=11, options={"level": 3})
+    view.reset()
+    assert view.envs.get_attr("heard") == ([(11, {"level": 3}), (None, None)],)
+    with pytest.raises(ArgumentError, match="seed"):
+        view.reset(seed=-1)
+    view.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_envs": 2, "autoreset_mode": "disabled"}, "got num_envs=2, autoreset_mode='disabled'"),
+        ({"num_envs": 1}, "got num_envs=1, autoreset_mode='same_step'"),
+        ({"num_envs": 1, "autoreset_mode": "next_step"}, "expected num_envs=1, autoreset_mode='disabled'"),
+    ],
+)
+def test_it_must_drive_its_env_alone(options: dict[str, Any], message: str) -> None:
+    with marlvec.make(scripted, backend="sync", **options) as envs, pytest.raises(ArgumentError, match=message):
+        ParallelView(envs)
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ({"agent_0": 0, "agent_1": 0}, r"must act, \['agent_0', 'agent_1', 'agent_2'\]; missing are \['agent_2'\]"),
+        ({}, "missing are"),
+        ({"agent_0": 0, "agent_1": 0, "agent_2": 0, "nobody": 0}, "no agent 'nobody'"),
+        ({"agent_0": 0, "agent_1": 5, "agent_2": 0}, r"agent 'agent_1': 5 is not in Discrete\(5\)"),
+        ({"agent_0": 0, "agent_1": 0.5, "agent_2": 0}, "expected dtype int64, got float64"),
+        ({"agent_0": 0, "agent_1": [1, 2], "agent_2": 0}, r"agent 'agent_1': expected shape \(\) for .*got \(2,\)"),
+        ({"agent_0": 0, "agent_1": None, "agent_2": 0}, "expected dtype int64, got object"),
+    ],
+)
+def test_wrong_actions_are_refused_before_anything_is_sent(actions: dict[str, Any], message: str) -> None:
+    view = ParallelView.make(partial(ScriptedParallelEnv, [Script.together(3, 4)]))
+    view.reset()
+    with pytest.raises(ActionError, match=message):
+        view.step(actions)
+    assert view.step(dict.fromkeys(view.agents, 1))[0]["agent_0"][3] == 1, "the first step"
+    view.close()
+
+
+def test_wrong_trees_of_actions_are_refused() -> None:
+    view = ParallelView.make(partial(SampledEnv, SPACES["box"], SPACES["dict"], agent_num=2))
+    view.reset()
+    action = view.action_space("agent_0").sample()
+    with pytest.raises(ActionError, match=r"action of agent 'agent_1': expected a dict with keys \['what', 'where'\]"):
+        view.step({"agent_0": action, "agent_1": 3})
+    with pytest.raises(ActionError, match=r"agent 'agent_1': expected shape \(2,\) for leaf 'where', got \(3,\)"):
+        view.step({"agent_0": action, "agent_1": {**action, "where": np.zeros(3, int)}})
+    view.step({"agent_0": action, "agent_1": action})
+    view.close()
+
+
+def test_an_env_that_raises_is_named_and_can_be_reset() -> None:
+    view = ParallelView.make(partial(RaisingEnv, at=2))
+    view.reset(seed=0)
+    with pytest.raises(EnvRaised, match="env 0 raised in step"):
+        for _ in range(3):
+            view.step(dict.fromkeys(view.agents, 0))
+    view.reset(seed=0)
+    view.close()
+
+
+def test_make_closes_what_it_cannot_show() -> None:
+    class Narrow(ParallelView):
+        def __init__(self, envs: Any) -> None:
+            super().__init__(envs)
+            raise RuntimeError("no view today")
+
+    closed: list[bool] = []
+
+    class Noting(CountEnv):
+        def close(self) -> None:
+            closed.append(True)
+
+    with pytest.raises(RuntimeError, match="no view today"):
+        Narrow.make(Noting)
+    assert closed == [True]
+
+
+def test_a_gymnasium_env_is_a_game_of_one() -> None:
+    view = ParallelView.make("CartPole-v1")
+    with gymnasium.make("CartPole-v1") as env:
+        expected, _ = env.reset(seed=4)
+        obs, infos = view.reset(seed=4)
+        assert obs["agent_0"].tobytes() == expected.tobytes()
+        assert infos == {"agent_0": {"acting": True}}
+        assert view.action_space("agent_0") == Discrete(2)
+    view.close()

@@ -1,0 +1,286 @@
+"""Seeded defects: each breaks the vectorizer in one way in which vectorizers have been broken before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from pytest import MonkeyPatch
+
+from marlvec.envs import action_reader, pettingzoo
+from marlvec.envs.slot import Slot
+from marlvec.errors import FetchTimeout
+from marlvec.vector import vector_env
+from marlvec.vector.controls import Controls
+from marlvec.vector.engine import Engine
+from marlvec.vector.result import VectorStep
+from marlvec.vector.shard import Shard
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["CANARIES", "Canary"]
+
+Canary = Callable[[MonkeyPatch], None]
+
+CANARIES: dict[str, Canary] = {}
+
+
+def canary(defect: Canary) -> Canary:
+    """Keep a defect under its name."""
+    CANARIES[defect.__name__] = defect
+    return defect
+
+
+def after(patch: MonkeyPatch, owner: Any, name: str, what: Callable[..., None]) -> None:
+    """Let ``what(result, self, *args)`` follow on a method."""
+    original = getattr(owner, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        what(result, self, *args)
+        return result
+
+    patch.setattr(owner, name, method)
+
+
+@canary
+def final_obs_taken_after_the_reset(patch: MonkeyPatch) -> None:
+    snapshot, late = Shard._snapshot, {}
+
+    def remember(shard: Shard, i: int, ended: Any) -> None:
+        if shard._buffers.done[i]:
+            late[id(shard), i] = ended.copy()
+        else:
+            snapshot(shard, i, ended)
+
+    def take(_: Any, shard: Shard, i: int, *rest: Any) -> None:
+        if (id(shard), i) in late:
+            snapshot(shard, i, late.pop((id(shard), i)))
+
+    patch.setattr(Shard, "_snapshot", remember)
+    after(patch, Shard, "_reset_env", take)
+
+
+@canary
+def autoreset_flag_kept_after_an_explicit_reset(patch: MonkeyPatch) -> None:
+    reset = Shard.reset
+
+    def keep(shard: Shard, ids: Any, *rest: Any) -> Any:
+        before = {i: shard._status[i] for i in ids}
+        report = reset(shard, ids, *rest)
+        for i, status in before.items():
+            if status == 1 and shard._mode == "next_step":  # over
+                shard._status[i] = status
+        return report
+
+    patch.setattr(Shard, "reset", keep)
+
+
+@canary
+def rows_in_the_order_of_the_dict(patch: MonkeyPatch) -> None:
+    mapping = pettingzoo.mapping
+
+    def by_place(value: Any, env: str, call: str, what: str) -> Any:
+        table = mapping(value, env, call, what)
+        return dict(zip(sorted(table), table.values(), strict=True)) if what == "observations" else table
+
+    patch.setattr(pettingzoo, "mapping", by_place)
+
+
+@canary
+def mask_inverted(patch: MonkeyPatch) -> None:
+    write = Slot.write_mask
+    patch.setattr(Slot, "write_mask", lambda slot, a, value: write(slot, a, np.equal(value, 0)))
+
+
+@canary
+def mask_kept_while_others_move(patch: MonkeyPatch) -> None:
+    patch.setattr(Slot, "clear_mask", lambda slot, a: None)
+
+
+@canary
+def reward_of_the_boundary_step_dropped(patch: MonkeyPatch) -> None:
+    def drop(_: Any, shard: Shard, i: int, *rest: Any) -> None:
+        shard._buffers.reward[i] = 0
+
+    after(patch, Shard, "_finish", drop)
+
+
+@canary
+def rewards_of_the_step_before(patch: MonkeyPatch) -> None:
+    last: dict[int, Any] = {}
+
+    def delay(_: Any, shard: Shard, ids: Any) -> None:
+        rewards = shard._buffers.reward
+        new = rewards.copy()
+        rewards[...] = last.get(id(shard._buffers), new)
+        last[id(shard._buffers)] = new
+
+    after(patch, Shard, "step", delay)
+
+
+@canary
+def request_forgotten_at_a_timeout(patch: MonkeyPatch) -> None:
+    wait_for = Engine._wait_for
+
+    def forget(engine: Engine, wanted: int, timeout: float | None, call: str) -> None:
+        try:
+            wait_for(engine, wanted, timeout, call)
+        except FetchTimeout:
+            calls = engine._calls
+            calls.pending, calls._whole, calls._batches = None, None, []
+            calls.outstanding = calls.arrived = 0
+            calls._busy[:] = False
+            raise
+
+    patch.setattr(Engine, "_wait_for", forget)
+
+
+@canary
+def sent_rows_in_env_order(patch: MonkeyPatch) -> None:
+    send = VectorEnv._send_actions
+    patch.setattr(VectorEnv, "_send_actions", lambda envs, call, actions, ids: send(envs, call, actions, np.sort(ids)))
+
+
+@canary
+def received_rows_in_env_order(patch: MonkeyPatch) -> None:
+    rows = Engine._rows
+
+    def in_order(engine: Engine, ids: Any) -> Any:
+        found = rows(engine, ids)
+        return found if isinstance(found, slice) else np.sort(found)
+
+    patch.setattr(Engine, "_rows", in_order)
+
+
+@canary
+def reset_mask_missing(patch: MonkeyPatch) -> None:
+    def hide(_: Any, shard: Shard, i: int, *rest: Any) -> None:
+        shard._buffers.reset_mask[i] = False
+
+    after(patch, Shard, "_step_without_episode", hide)
+
+
+@canary
+def infos_of_reset_and_last_step_swapped(patch: MonkeyPatch) -> None:
+    def swap(_: Any, shard: Shard, i: int, slot: Slot, report: Any) -> None:
+        first, last = report.infos.pop(i, None), report.final_infos.pop(i, None)
+        if last:
+            report.infos[i] = last
+        if first:
+            report.final_infos[i] = first
+
+    after(patch, Shard, "_finish", swap)
+
+
+@canary
+def infos_of_a_neighbour(patch: MonkeyPatch) -> None:
+    def rotate(report: Any, shard: Shard, ids: Any) -> None:
+        n = len(shard.envs)
+        report.infos = {(i + 1) % n: info for i, info in report.infos.items()}
+
+    after(patch, Shard, "step", rotate)
+
+
+@canary
+def obs_of_an_ended_agent_not_cleared(patch: MonkeyPatch) -> None:
+    patch.setattr(Shard, "_clear_ended", lambda shard, ids: None)
+
+
+@canary
+def partial_reset_touches_a_neighbour(patch: MonkeyPatch) -> None:
+    def touch(_: Any, shard: Shard, ids: Any, *rest: Any) -> None:
+        for i in {(i + 1) % len(shard.envs) for i in ids} - set(ids):
+            for leaves in shard._buffers.obs:
+                for leaf in leaves:
+                    leaf[i] = None if leaf.dtype == object else 0
+
+    after(patch, Shard, "reset", touch)
+
+
+@canary
+def nan_normalised(patch: MonkeyPatch) -> None:
+    def normalise(_: Any, shard: Shard, ids: Any) -> None:
+        for leaves in shard._buffers.obs:
+            for leaf in leaves:
+                if leaf.dtype.kind == "f":
+                    leaf[np.isnan(leaf)] = np.nan
+
+    after(patch, Shard, "step", normalise)
+
+
+@canary
+def one_seed_for_all_envs(patch: MonkeyPatch) -> None:
+    spread = vector_env.spread
+
+    def share(seed: Any, ids: Any, n: int) -> Any:
+        seeds = spread(seed, ids, n)
+        return seeds[:1] * len(seeds)
+
+    patch.setattr(vector_env, "spread", share)
+
+
+@canary
+def views_in_place_of_copies(patch: MonkeyPatch) -> None:
+    step = VectorStep.__init__
+
+    def view(result: VectorStep, buffers: Any, ids: Any, rows: Any, report: Any, **options: Any) -> None:
+        step(result, buffers, ids, rows, report, **options)
+        result.rewards = buffers.reward[rows]
+
+    patch.setattr(VectorStep, "__init__", view)
+
+
+@canary
+def over_only_if_all_end_alike(patch: MonkeyPatch) -> None:
+    look_after = Shard._look_after
+
+    def miss(shard: Shard, i: int, slot: Slot, report: Any) -> None:
+        terminated, truncated = shard._buffers.terminated[i], shard._buffers.truncated[i]
+        if slot.done and terminated.any() and truncated.any() and not (terminated & truncated).any():
+            slot.done = False
+            return
+        look_after(shard, i, slot, report)
+
+    patch.setattr(Shard, "_look_after", miss)
+
+
+@canary
+def flags_told_as_one(patch: MonkeyPatch) -> None:
+    def merge(_: Any, shard: Shard, ids: Any) -> None:
+        shard._buffers.terminated[...] &= ~shard._buffers.truncated
+
+    after(patch, Shard, "step", merge)
+
+
+@canary
+def actions_not_copied(patch: MonkeyPatch) -> None:
+    def read(reader: Any, k: int) -> list[Any]:
+        if reader._is_bare[k]:
+            return reader._rows[k].tolist()  # type: ignore[no-any-return]  # a list, by numpy's word
+        return [reader._rows[k][j, ...] for j in range(len(reader._rows[k]))]
+
+    patch.setattr(action_reader.ActionReader, "_read_leaf", read)
+
+
+@canary
+def final_state_taken_after_the_reset(patch: MonkeyPatch) -> None:
+    def take(_: Any, shard: Shard, i: int, *rest: Any) -> None:
+        if shard._keep_state and shard._buffers.state is not None and shard._buffers.final_state is not None:
+            shard._buffers.final_state[i] = shard._buffers.state[i]
+
+    after(patch, Shard, "_finish", take)
+
+
+@canary
+def answers_in_env_order(patch: MonkeyPatch) -> None:
+    chosen = Controls._chosen
+    patch.setattr(Controls, "_chosen", lambda envs, call, indices: np.sort(chosen(envs, call, indices)))
+
+
+@canary
+def everyone_alive_acts(patch: MonkeyPatch) -> None:
+    def act(_: Any, shard: Shard, ids: Any) -> None:
+        shard._buffers.acting[...] = shard._buffers.alive
+
+    after(patch, Shard, "step", act)
