@@ -181,13 +181,14 @@ def main() -> None:
     nbytes = 16 * 4 * 84 * 84 * 4
     runs = {f"one copy of {nbytes / 1e6:.1f} MB": _copying(nbytes)} | {n: _stepping(e) for n, e in made.items()}
     ask("large observations: 16 x 4 x (84, 84, 4) uint8", made, runs, next(iter(runs)))
-    quick, slow = partial(Sleeper, 0.001), partial(Sleeper, 0.05)
+    quick, slow = partial(Sleeper, 0.002), partial(Sleeper, 0.1)
     made = {
-        "all alike": marlvec.make([quick] * 16, num_workers=16),
-        "one 50 times slower": marlvec.make([quick] * 5 + [slow] + [quick] * 10, num_workers=16),
+        "15 envs": marlvec.make(quick, num_envs=15, num_workers=15),
+        "and one 50 times slower": marlvec.make([*[quick] * 15, slow], num_workers=16),
+        "and one like them": marlvec.make(quick, num_envs=16, num_workers=16),
     }
-    runs = {"all alike": _others(made["all alike"], 5), "one 50 times slower": _others(made["one 50 times slower"], 5)}
-    ask("recv(min_envs=8), 16 envs that wait 1 ms; the others' 15 steps", made, runs, "all alike")
+    runs = {name: _others(envs, 15) for name, envs in made.items()}
+    ask("recv(min_envs=8), envs that wait 2 ms: 15 steps of the first 15", made, runs, "15 envs")
 
 
 if __name__ == "__main__":

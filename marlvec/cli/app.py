@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from marlvec.cli.options import Backend, Connectors, Env, Mapping, NumWorkers, Policies, Seed, Settings, Traceback
 from marlvec.errors import ArgumentError, EnvArgumentError, MarlvecError, MissingExtraError, RegistryError
 
 __all__ = ["app", "main"]
@@ -32,13 +33,6 @@ app = typer.Typer(
 # What a different command line would mend; everything else is a fault of what ran.
 _USAGE = (ArgumentError, RegistryError, MissingExtraError, EnvArgumentError)
 _WIDTH_IN_A_PIPE = 140
-
-
-class Backend(StrEnum):
-    """Where envs run."""
-
-    ASYNC = "async"
-    SYNC = "sync"
 
 
 class AutoresetMode(StrEnum):
@@ -78,57 +72,18 @@ def _marlvec(
 
 @app.command()
 def rollout(
-    env: Annotated[
-        str,
-        typer.Argument(
-            metavar="ENV", help="An id such as simple_spread ([b]marlvec envs[/] lists them), or MODULE:ATTR."
-        ),
-    ],
+    env: Env,
     num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many copies of it.")] = 16,
     env_steps: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many steps, over all envs together.")
     ] = 20_000,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[ID=]WHAT",
-            help="Who acts; may be given several times. WHAT is [b]random[/], MODULE:ATTR or FILE.py:ATTR: a marlvec "
-            "Policy (class or instance), or a function from rows to actions. ID is its name in the table, by default "
-            "ATTR. Without this option all agents act at random.",
-        ),
-    ] = None,
-    mapping: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PREFIX=ID",
-            help="Agents whose names begin with PREFIX are played by policy ID; the longest PREFIX decides. All others "
-            "are played by the first --policy.",
-        ),
-    ] = None,
-    connectors: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[ID=]CHAIN",
-            help="What stands between the envs and policy ID, or every policy: agent connectors of marlvec.connectors, "
-            'e.g. "NormalizeObs(clip=5), FrameStack(4)".',
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An argument for the env, e.g. max_cycles=50; may be given several times.",
-        ),
-    ] = None,
+    policy: Policies = None,
+    mapping: Mapping = None,
+    connectors: Connectors = None,
+    settings: Settings = None,
     backend: Annotated[Backend, typer.Option(help="Worker processes, or this one.")] = Backend.ASYNC,
-    num_workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Worker processes.", show_default="one per usable core")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Makes the run repeatable: envs and policies.", show_default="none"),
-    ] = None,
+    num_workers: NumWorkers = None,
+    seed: Seed = None,
     autoreset_mode: Annotated[
         AutoresetMode, typer.Option(help="How the next episode begins; the batches do not depend on it.")
     ] = AutoresetMode.SAME_STEP,
@@ -141,7 +96,7 @@ def rollout(
             metavar="FILE", help="Draw returns and lengths into this file (.png, .svg, .pdf, …). Needs marlvec\\[plot]."
         ),
     ] = None,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show errors with their traceback.")] = False,
+    traceback: Traceback = False,
 ) -> None:
     """Step envs with policies; show returns, shapes and speed.
 
@@ -157,10 +112,7 @@ def rollout(
     from marlvec.collect import Collector
     from marlvec.registry import make
 
-    # So that policies and envs are found from here, as they are by `python -m`.
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # its greeting would stand above the table
+    _settle_in()
     with _plain_errors(traceback):
         if plot is not None:
             from marlvec.cli.figure import check_file, returns_figure
@@ -199,6 +151,80 @@ def rollout(
 
 
 @app.command()
+def record(
+    env: Env,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The video: a name that ends in .mp4 or .gif. Needs marlvec\\[video].",
+        ),
+    ],
+    episodes: Annotated[int, typer.Option(min=1, metavar="N", help="How many episodes of each env.")] = 1,
+    num_envs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many copies of it, side by side in one picture.")
+    ] = 1,
+    policy: Policies = None,
+    mapping: Mapping = None,
+    connectors: Connectors = None,
+    settings: Settings = None,
+    max_episode_steps: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Truncate episodes after so many steps.", show_default="the env's own"),
+    ] = None,
+    fps: Annotated[
+        float | None, typer.Option(metavar="N", help="Frames a second.", show_default="what the env says, or 30")
+    ] = None,
+    backend: Annotated[Backend, typer.Option(help="Worker processes, or this one.")] = Backend.SYNC,
+    seed: Seed = None,
+    traceback: Traceback = False,
+) -> None:
+    """Play episodes and write a video of them, from the first frames to the last.
+
+    With several envs the picture is a grid; one that has played its episodes keeps its last frame. Ctrl-C ends the
+    video early, with the frames that there are.
+
+      marlvec record simple_spread -o spread.gif --episodes 3 --num-envs 4 --policy examples/policies.py:seek
+    """
+    from marlvec.cli import arguments
+    from marlvec.cli.record import check_output, print_recording, roll_camera
+    from marlvec.registry import make
+
+    _settle_in()
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory: pygame needs no screen for them
+    with _plain_errors(traceback):
+        check_output(output, fps)
+        named = arguments.policies(policy or [])
+        chains = arguments.connectors(connectors or [], tuple(named))
+        with make(
+            env,
+            num_envs,
+            backend=backend.value,
+            autoreset_mode="disabled",
+            render_mode="rgb_array",
+            max_episode_steps=max_episode_steps,
+            env_kwargs=arguments.env_kwargs(settings or []),
+        ) as envs:
+            named, played_by = arguments.cast(named, mapping or [], envs.agents, envs.groups)
+            result = roll_camera(
+                envs,
+                named,
+                played_by,
+                chains,
+                output=output,
+                episodes=episodes,
+                fps=fps,
+                seed=seed,
+                console=Console(stderr=True, emoji=False),
+            )
+        print_recording(_stdout(), result)
+    if result.interrupted:
+        raise typer.Exit(130)
+
+
+@app.command()
 def envs(
     filter: Annotated[
         str | None,
@@ -219,6 +245,13 @@ def envs(
         _complain(f"no env id contains {filter!r}; `marlvec envs` lists all")
         raise typer.Exit(1)
     tables.print_envs(_stdout(), rows, with_gymnasium=bool(wanted))
+
+
+def _settle_in() -> None:
+    """Let policies and envs be found from here, as they are by `python -m`, and pygame keep its greeting to itself."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 
 
 def _stdout() -> Console:

@@ -63,34 +63,42 @@ class KeyedPlayer(Player):
         for what, table in tables.items():
             known = [*self.agents, ALL] if what in _TABLES[2:] else self.agents
             check_agents(list(table), known, self.place, what)
-        born = set(self._seen) - self.live - self.gone
-        ended = self._take_all(tables, born)
-        if self.resets_itself and (over or ended == self.live):
-            for agent in sorted(self.live, key=str):
-                self.check_final(agent, self._infos.get(agent))
+        if self.resets_itself and (over or self._all_end(tables)):
+            self._take_all(tables, {})
+            for agent in [agent for agent in self.agents if agent in self.live]:
+                self.check_final(agent, self._infos.get(agent), self._infos)
+            for agent, value in self._seen.items():
+                self.observe(agent, value)
             self.over = True
             return
+        born = set(self._seen) - self.live - self.gone
+        ended = self._take_all(tables, self._seen)
         self.gone |= ended
         self.live = (self.live | born) - ended
         self._acting = [agent for agent in self._seen if agent in self.live]
         self.over = over or len(self.gone) == len(self.agents)
 
-    def _take_all(self, tables: Mapping[str, Mapping[Any, Any]], born: set[AgentId]) -> set[AgentId]:
-        """Look at what a step says of everyone; return who has ended by a flag of its own."""
+    def _all_end(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
+        """Whether every possible agent has ended by now, by flags of its own."""
+        flags = [tables[what] for what in _TABLES[2:]]
+        return all(agent in self.gone or any(table.get(agent, False) for table in flags) for agent in self.agents)
+
+    def _take_all(self, tables: Mapping[str, Mapping[Any, Any]], seen: Mapping[Any, Any]) -> set[AgentId]:
+        """Look at what a step says of everyone, and these observations; return who has ended by its own flag."""
         ended = set()
         for agent in self.agents:
             flags = [tables[what].get(agent, False) for what in _TABLES[2:]]
             if agent in self.gone:
                 # Flags that stay up are a habit of such envs and say nothing new; data would.
-                if agent in self._seen or tables["rewards"].get(agent, 0) != 0:
+                if agent in seen or tables["rewards"].get(agent, 0) != 0:
                     self.place.broken(f"agent {agent!r}", "no data, for it has ended", "an observation or a reward")
                 continue
-            if agent not in self.live | born:
+            if agent not in self.live | set(seen):
                 if agent in tables["rewards"] or any(flags):
                     self.place.broken(f"agent {agent!r}", "nothing before its first observation", "a reward or flag")
                 continue
-            if agent in self._seen:
-                self.observe(agent, self._seen[agent])
+            if agent in seen:
+                self.observe(agent, seen[agent])
             if agent in tables["rewards"]:
                 self.pay(agent, tables["rewards"][agent])
             if self.ends(agent, *flags):

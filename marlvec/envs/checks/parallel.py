@@ -85,16 +85,16 @@ class ParallelPlayer(Player):
 
     def _all_end(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
         """Whether this step ended the episode of an env that resets itself; then it is looked at here."""
-        for what in _TABLES[1:]:
-            check_keys(tables[what], self.live, self.place, what)
-        flags = [
-            self.ends(agent, *(tables[what][agent] for what in _TABLES[2:])) for agent in sorted(self.live, key=str)
-        ]
-        if not all(flags):
+        told = [tables[what] for what in _TABLES[1:]]
+        if any(agent not in table for agent in self.live for table in told):
+            return False  # and what is missing is looked for by the caller
+        live = [agent for agent in self.agents if agent in self.live]
+        ends = [self.ends(agent, told[1][agent], told[2][agent]) for agent in live]
+        if not all(ends):
             return False
-        for agent in sorted(self.live, key=str):
-            self.pay(agent, tables["rewards"][agent])
-            self.check_final(agent, self._infos.get(agent))
+        for agent in live:
+            self.pay(agent, told[0][agent])
+            self.check_final(agent, self._infos.get(agent), self._infos)
         for agent, value in self._seen.items():
             self.observe(agent, value)
         self.over = True

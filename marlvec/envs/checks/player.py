@@ -203,9 +203,17 @@ class Player(ABC):
                 check_table(table[agent], self.place, f"info of agent {agent!r}")
         return table
 
-    def check_final(self, agent: AgentId, info: Any) -> None:
-        """Check the last observation of an agent of an env that resets itself."""
-        found = [info[key] for key in _FINALS if isinstance(info, Mapping) and key in info]
+    def check_final(self, agent: AgentId, own: Any, common: Mapping[Any, Any]) -> None:
+        """Check the last observation of an agent of an env that resets itself.
+
+        Args:
+            agent: The agent.
+            own: Its info, where it may be.
+            common: Infos in which there may be one for each agent, keyed by agent.
+        """
+        found = [own[key] for key in _FINALS if isinstance(own, Mapping) and key in own]
+        shared = [table for key in _FINALS if isinstance(table := common.get(key), Mapping)]
+        found += [table[agent] for table in shared if agent in table]
         subject = f"final observation of agent {agent!r}"
         if not found:
             self.place.broken(subject, f"one in its info under {', '.join(map(repr, _FINALS))}", "none")

@@ -49,4 +49,4 @@ class SinglePlayer(Player):
         self.pay(AGENT, reward)
         self.over = self.ends(AGENT, ended, cut[0] if cut else False)
         if self.over and self.resets_itself:
-            self.check_final(AGENT, self._info)
+            self.check_final(AGENT, self._info, {})

@@ -36,7 +36,7 @@ def first_difference(before: Any, after: Any, path: str = "") -> Difference | No
             return Difference(path, short(before), short(after))
         parts = [(str(i), a, b) for i, (a, b) in enumerate(zip(before, after, strict=True))]
     else:
-        return None if _same(before, after) else Difference(path, _tell(before), _tell(after))
+        return None if _same(before, after) else _differ(path, before, after)
     found = (first_difference(a, b, f"{path}/{key}" if path else key) for key, a, b in parts)
     return next((difference for difference in found if difference), None)
 
@@ -52,6 +52,17 @@ def _same(a: Any, b: Any) -> bool:
             return False
         return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
     return type(a) is type(b) and bool(a == b or (a != a and b != b))
+
+
+def _differ(path: str, before: Any, after: Any) -> Difference:
+    arrays = isinstance(before, np.ndarray) and isinstance(after, np.ndarray)
+    if arrays and before.shape == after.shape and before.dtype == after.dtype:
+        # One number says more than the beginnings of two large arrays.
+        for at in np.ndindex(before.shape):
+            if not _same(before[at], after[at]):
+                where = f" at index {at}" if at else ""
+                return Difference(path, f"{short(before[at])}{where}", short(after[at]))
+    return Difference(path, _tell(before), _tell(after))
 
 
 def _tell(value: Any) -> str:

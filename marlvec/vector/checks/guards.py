@@ -60,18 +60,20 @@ def check_busy(make: MakeEnvs, seed: int) -> None:
             "step": lambda: envs.step(actions),
             "step_send": lambda: envs.step_send(actions),
             "send": lambda: envs.send(actions),
-            "reset": lambda: envs.reset(),
+            "reset": envs.reset,
             "reset(env_ids=[0])": lambda: envs.reset(env_ids=[0]),
-            "async_reset": lambda: envs.async_reset(),
+            "async_reset": envs.async_reset,
             "call": lambda: envs.call("render"),
             "get_attr": lambda: envs.get_attr("metadata"),
             "set_attr": lambda: envs.set_attr("metadata", {}),
             "exec_func": lambda: envs.exec_func(_mark, None, 0),
             "env_is_wrapped": lambda: envs.env_is_wrapped(VectorEnv),
-            "render": lambda: envs.render(),
+            "render": envs.render,
             "agents_at": lambda: envs.agents_at(0),
-            "random_action": lambda: envs.random_action(),
+            "random_action": envs.random_action,
         }
+        if envs.state_space is not None:
+            calls["state"] = envs.state
         envs.step_send(actions)
         for name, call in calls.items():
             _refuses(place, f"{name} while step_send() is pending", BusyError, call)
@@ -111,11 +113,11 @@ def check_close(make: MakeEnvs, seed: int) -> None:
         except Exception as error:
             place.broken("a second close()", "no error", f"{type(error).__name__}: {error}")
         calls: dict[str, Callable[[], Any]] = {
-            "reset": lambda: envs.reset(),
+            "reset": envs.reset,
             "step": lambda: envs.step(actions),
-            "step_fetch": lambda: envs.step_fetch(),
+            "step_fetch": envs.step_fetch,
             "send": lambda: envs.send(actions),
-            "recv": lambda: envs.recv(),
+            "recv": envs.recv,
             "get_attr": lambda: envs.get_attr("metadata"),
         }
         for name, call in calls.items():

@@ -157,23 +157,20 @@ def check_copies(make: MakeEnvs, seed: int) -> None:
     with make(copy=True) as envs, make(copy=False) as views:
         kept: list[tuple[Any, dict[str, Any]]] = []
         for t in range(STEPS):
+            result: tuple[Any, ...]
+            viewed: tuple[Any, ...]
             if t == 0:
                 result, viewed = envs.reset(seed=seed), views.reset(seed=seed)
             else:
                 actions = actions_for(envs, seed, [t] * envs.num_envs)
                 result, viewed = envs.step(actions), views.step(actions)
             compare(place, f"copy=False beside copy=True, step {t}", record(result), record(viewed))
-            for name, array in record_leaves(viewed):
+            for name, array in _leaves(viewed[0], "obs"):
                 if array.flags.writeable:
                     place.broken(f"{name} with copy=False", "a view that cannot be written to", "one that can")
             kept = [*kept[-2:], (result, record(result))]
             for old, copied in kept[:-1]:
                 compare(place, f"an earlier result with copy=True after step {t}", copied, record(old))
-
-
-def record_leaves(result: Any) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Every array of observations, with its name."""
-    return _leaves(result[0], "obs")
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

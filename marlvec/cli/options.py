@@ -1,0 +1,62 @@
+"""Options that more than one command has."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+__all__ = ["Backend", "Connectors", "Env", "Mapping", "NumWorkers", "Policies", "Seed", "Settings", "Traceback"]
+
+
+class Backend(StrEnum):
+    """Where envs run."""
+
+    ASYNC = "async"
+    SYNC = "sync"
+
+
+Env = Annotated[
+    str,
+    typer.Argument(metavar="ENV", help="An id such as simple_spread ([b]marlvec envs[/] lists them), or MODULE:ATTR."),
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ID=]WHAT",
+        help="Who acts; may be given several times. WHAT is [b]random[/], MODULE:ATTR or FILE.py:ATTR: a marlvec "
+        "Policy (class or instance), or a function from rows to actions. ID is its name in the table, by default "
+        "ATTR. Without this option all agents act at random.",
+    ),
+]
+Mapping = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PREFIX=ID",
+        help="Agents whose names begin with PREFIX are played by policy ID; the longest PREFIX decides. All others "
+        "are played by the first --policy.",
+    ),
+]
+Connectors = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ID=]CHAIN",
+        help="What stands between the envs and policy ID, or every policy: agent connectors of marlvec.connectors, "
+        'e.g. "NormalizeObs(clip=5), FrameStack(4)".',
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="An argument for the env, e.g. max_cycles=50; may be given several times."
+    ),
+]
+NumWorkers = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Worker processes.", show_default="one per usable core")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="Makes the run repeatable: envs and policies.", show_default="none"),
+]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show errors with their traceback.")]

@@ -1,0 +1,229 @@
+"""One video: envs played side by side, filmed after every reset and every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from marlvec.collect import Collector
+from marlvec.connectors import AgentConnector
+from marlvec.envs.rendering import check_frame
+from marlvec.envs.video import FORMATS, VideoFile, check_fps, find_ffmpeg, own_fps
+from marlvec.errors import ArgumentError
+from marlvec.policies import Policy
+from marlvec.vector import VectorEnv, VectorStep
+from marlvec.vector.rendering import tile_frames
+
+__all__ = ["Camera", "Episode", "Recording", "check_output", "print_recording", "roll_camera"]
+
+_MOST_LISTED = 8  # episodes
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode of the film.
+
+    Attributes:
+        env_id: Its env.
+        length: Env steps.
+        episode_return: Sum of all agents' rewards.
+    """
+
+    env_id: int
+    length: int
+    episode_return: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What came out.
+
+    Attributes:
+        name: Of the env.
+        path: The file; None if there is none, because Ctrl-C came before the first frame.
+        shape: Height and width of the picture.
+        frames: Number of frames.
+        fps: Frames a second.
+        episodes: Those that are in it to their end, in the order of their ends.
+        interrupted: Whether Ctrl-C ended it.
+    """
+
+    name: str
+    path: Path | None
+    shape: tuple[int, int]
+    frames: int
+    fps: float
+    episodes: tuple[Episode, ...]
+    interrupted: bool
+
+
+def check_output(path: Path, fps: float | None) -> None:
+    """Make sure that a video can be written there, before anything runs.
+
+    Raises:
+        ArgumentError: The suffix names no format of videos, the folder does not exist, or such files cannot have so
+            many frames a second.
+        MissingExtraError: There is no ffmpeg; names the extra that brings it.
+    """
+    file_format = path.suffix[1:].lower()
+    if file_format not in FORMATS:
+        raise ArgumentError(f"--output {path}: expected a name that ends in .{' or .'.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"--output {path}: there is no folder {path.parent}")
+    if fps is not None:
+        check_fps(fps, file_format, "--fps")
+    find_ffmpeg()
+
+
+class Camera:
+    """Envs that are filmed: a frame of all of them, in a grid, whenever rows come in.
+
+    Stands in the collector's way to them, so that it sees an episode's last frame before the collector begins the next
+    one. An env that has played its episodes is not looked at any more: its last frame stays.
+
+    Args:
+        envs: The envs, made with ``autoreset_mode="disabled"``.
+        video: Where the frames go.
+        episodes: How many to film of each env.
+
+    Attributes:
+        episodes: Those that have ended.
+        shape: Height and width of the picture; zeros before the first.
+    """
+
+    def __init__(self, envs: VectorEnv, video: VideoFile, episodes: int) -> None:
+        self._envs, self._video = envs, video
+        self._left = np.full(envs.num_envs, episodes)
+        self._tiles: list[NDArray[np.uint8] | None] = [None] * envs.num_envs
+        self._returns = np.zeros(envs.num_envs)
+        self._lengths = np.full(envs.num_envs, -1)  # what comes first is a reset
+        self.episodes: list[Episode] = []
+        self.shape = (0, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._envs, name)
+
+    @property
+    def done(self) -> bool:
+        """Whether every env has played its episodes."""
+        return not self._left.any()
+
+    def recv(self) -> VectorStep:
+        """Receive rows, as `VectorEnv.recv`, and take a frame."""
+        step = self._envs.recv()
+        rows = np.flatnonzero(self._left[step.env_ids])
+        if len(rows):
+            self._look(step.env_ids[rows])
+            self._count(step, rows)
+        return step
+
+    def _look(self, ids: NDArray[np.int64]) -> None:
+        frames = self._envs.render(ids)
+        for i, frame in zip(ids.tolist(), frames, strict=True):
+            self._tiles[i] = check_frame(frame, f"{self._envs.spec.name}, env {i}")
+        picture = tile_frames(self._tiles)
+        self.shape = picture.shape[:2]
+        self._video.write(picture)
+
+    def _count(self, step: VectorStep, rows: NDArray[np.int64]) -> None:
+        for k in rows.tolist():
+            i = int(step.env_ids[k])
+            self._lengths[i] += 1
+            self._returns[i] += step.rewards[k].sum()
+            if step.done[k]:
+                self.episodes.append(Episode(i, int(self._lengths[i]), float(self._returns[i])))
+                self._left[i] -= 1
+                self._returns[i], self._lengths[i] = 0.0, -1
+
+
+def roll_camera(
+    envs: VectorEnv,
+    policies: Mapping[str, Policy],
+    played_by: Mapping[str, str],
+    connectors: list[AgentConnector] | dict[str, list[AgentConnector]],
+    *,
+    output: Path,
+    episodes: int,
+    fps: float | None,
+    seed: int | None,
+    console: Console,
+) -> Recording:
+    """Play, and write a video of it.
+
+    Args:
+        envs: The envs, made with ``autoreset_mode="disabled"`` and ``render_mode="rgb_array"``.
+        policies: Who plays.
+        played_by: Agent name → policy id.
+        connectors: Chains of agent connectors, for all policies or by policy id.
+        output: The file, see `check_output`.
+        episodes: How many of each env.
+        fps: Frames a second; None: what the env says.
+        seed: Of envs and policies.
+        console: Where the progress bar goes; nothing is shown if it is no terminal.
+    """
+    rate = own_fps(envs.metadata, output.suffix[1:].lower()) if fps is None else fps
+    video = VideoFile(output, rate, find_ffmpeg())
+    camera = Camera(envs, video, episodes)
+    # A collector asks nothing of envs but what the camera passes on.
+    collector = Collector(
+        cast(VectorEnv, camera), policies, played_by, agent_connectors=connectors if connectors else None, seed=seed
+    )
+    interrupted = False
+    try:
+        with _progress(console) as bar:
+            task = bar.add_task(envs.spec.name, total=episodes * envs.num_envs, frames=0)
+            try:
+                while not camera.done:
+                    collector.collect(env_steps=envs.num_envs)
+                    bar.update(task, completed=len(camera.episodes), frames=video.frames)
+            except KeyboardInterrupt:
+                interrupted = True
+        path = video.finish() if video.frames else None
+    finally:
+        video.discard()
+    return Recording(
+        envs.spec.name, path, camera.shape, video.frames, rate, tuple(camera.episodes), interrupted=interrupted
+    )
+
+
+def print_recording(console: Console, result: Recording) -> None:
+    """Say what was written, and how the episodes went."""
+    stopped = "stopped early; " if result.interrupted else ""
+    if result.path is None:
+        console.print(f"{stopped}nothing was written", markup=False, highlight=False)
+        return
+    height, width = result.shape
+    plural = "s" * (len(result.episodes) != 1)
+    console.print(
+        f"{stopped}{len(result.episodes)} episode{plural} of {result.name}: {result.frames:,} frames of "
+        f"{width} × {height} pixels, {result.frames / result.fps:.1f} s at {result.fps:g} frames/s",
+        markup=False,
+        highlight=False,
+    )
+    if result.episodes:
+        returns = np.array([episode.episode_return for episode in result.episodes])
+        lengths = [episode.length for episode in result.episodes]
+        parts = [f"{r:.2f} in {n} steps" for r, n in list(zip(returns, lengths, strict=True))[:_MOST_LISTED]]
+        more = f", … (mean {returns.mean():.2f}, {min(lengths)} to {max(lengths)} steps)"
+        listed = ", ".join(parts) + (more if len(returns) > _MOST_LISTED else "")
+        console.print(f"Return{plural}, all agents together: {listed}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Video: {result.path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("episodes  [cyan]{task.fields[frames]:,} frames[/]"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        disable=not console.is_terminal,
+    )
