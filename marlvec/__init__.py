@@ -6,7 +6,7 @@ and action connectors; out comes a `MultiAgentBatch` with one `SampleBatch` per 
 
 from marlvec import connectors, errors
 from marlvec.collect import Collector, MultiAgentBatch, SampleBatch
-from marlvec.envs import MultiAgentEnv
+from marlvec.envs import MultiAgentEnv, RecordVideo
 from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
 from marlvec.registry import make, register
 from marlvec.vector import (
@@ -19,6 +19,7 @@ from marlvec.vector import (
     env_seeds,
     infos_from_list,
     infos_to_list,
+    tile_frames,
 )
 
 __version__ = "0.1.0"
@@ -36,6 +37,8 @@ __all__ = [
     "infos_to_list",
     "infos_from_list",
     "MultiAgentEnv",
+    "RecordVideo",
+    "tile_frames",
     "connectors",
     "Collector",
     "MultiAgentBatch",

@@ -81,7 +81,7 @@ def rollout(
     mapping: Mapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
-    backend: Annotated[Backend, typer.Option(help="Worker processes, or this one.")] = Backend.ASYNC,
+    backend: Annotated[Backend, typer.Option(help="Worker processes, threads, or neither.")] = Backend.ASYNC,
     num_workers: NumWorkers = None,
     seed: Seed = None,
     autoreset_mode: Annotated[
@@ -177,7 +177,7 @@ def record(
     fps: Annotated[
         float | None, typer.Option(metavar="N", help="Frames a second.", show_default="what the env says, or 30")
     ] = None,
-    backend: Annotated[Backend, typer.Option(help="Worker processes, or this one.")] = Backend.SYNC,
+    backend: Annotated[Backend, typer.Option(help="Worker processes, threads, or neither.")] = Backend.SYNC,
     seed: Seed = None,
     traceback: Traceback = False,
 ) -> None:

@@ -14,6 +14,7 @@ class Backend(StrEnum):
     """Where envs run."""
 
     ASYNC = "async"
+    THREAD = "thread"
     SYNC = "sync"
 
 

@@ -5,6 +5,7 @@ from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.gymnasium import GymnasiumEnv
 from marlvec.envs.padded import Padded
 from marlvec.envs.pettingzoo import PettingZooParallelEnv
+from marlvec.envs.recording import RecordVideo
 from marlvec.envs.rllib import RLlibEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, AgentGroup, EnvSpec, Info
@@ -22,6 +23,7 @@ __all__ = [
     "PettingZooAECEnv",
     "PettingZooParallelEnv",
     "RLlibEnv",
+    "RecordVideo",
     "Slot",
     "TimeLimit",
     "adapt",

@@ -71,7 +71,7 @@ class RecordVideo:
         env_ids: Iterable[int] | None = None,
         fps: float | None = None,
         format: str = "mp4",
-        name: str = "{env}-{env_index}-{episode}",
+        name: str = "{env}-env{env_index}-episode{episode}",
     ) -> None:
         self.format = check_format(format, "RecordVideo: format")
         self.fps = None if fps is None else check_fps(fps, self.format, "RecordVideo: fps")
@@ -116,12 +116,13 @@ class RecordVideo:
 
     def _check_name(self) -> None:
         fields = "{env}, {env_index} and {episode}"
+        only_one = self.env_ids is not None and len(self.env_ids) == 1
+        places = ((0, 0), (0, 1)) if only_one else ((0, 0), (0, 1), (1, 0))
         try:
-            names = {self._file_name("env", *place) for place in ((0, 0), (0, 1), (1, 0))}
+            names = {self._file_name("env", *place) for place in places}
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"RecordVideo: name: the fields are {fields}, got {self.name!r} ({error!r})") from None
-        only_one = self.env_ids is not None and len(self.env_ids) == 1
-        if len(names) < (2 if only_one else 3):
+        if len(names) < len(places):
             needed = "{episode}" if only_one else "{env_index} and {episode}"
             raise ArgumentError(
                 f"RecordVideo: name: expected {needed} in it, so that no video replaces another, got {self.name!r}"

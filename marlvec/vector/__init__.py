@@ -3,6 +3,7 @@
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.control import PerEnv
 from marlvec.vector.infos import infos_from_list, infos_to_list
+from marlvec.vector.rendering import tile_frames
 from marlvec.vector.result import VectorStep
 from marlvec.vector.seeding import env_seeds
 from marlvec.vector.sync import SyncVectorEnv
@@ -19,4 +20,5 @@ __all__ = [
     "env_seeds",
     "infos_from_list",
     "infos_to_list",
+    "tile_frames",
 ]

@@ -86,8 +86,8 @@ def stack_infos(infos: Mapping[int, Info], num_envs: int, agents: Sequence[str])
 def infos_to_list(infos: Mapping[str, Any], agents: Sequence[str], num_envs: int) -> list[Info]:
     """Turn a dict of arrays back into one dict per env; the inverse of `infos_from_list`.
 
-    Scalars come back as Python scalars; entries that marlvec itself filled (`RESERVED`) are not infos of the env and
-    are left out.
+    Scalars, and arrays of one number without axes, come back as Python scalars; entries that marlvec itself filled
+    (`RESERVED`) are not infos of the env and are left out.
 
     Args:
         infos: What ``reset`` or ``step`` returned.
@@ -151,7 +151,8 @@ def _empty_like(values: Collection[Any], shape: tuple[int, ...]) -> NDArray[Any]
         if kind is np.ndarray:
             forms = {(value.shape, value.dtype) for value in values}
             lead, dtype = forms.pop()
-            if not forms and not dtype.hasobject:
+            # Without axes they come back as scalars, which only those of numbers do without loss.
+            if not forms and not dtype.hasobject and (lead or dtype.kind in "biufc"):
                 return np.zeros((*shape, *lead), dtype)
         elif kind is int:
             if all(-(2**63) <= value < 2**63 for value in values):

@@ -198,7 +198,7 @@ class VectorEnv(Controls):
             raise BusyError(f"recv() while {calls.pending}() is pending; {calls.pending}_fetch() first")
         outstanding = calls.outstanding
         wanted = outstanding if min_envs is None else min_envs
-        if not 1 <= wanted <= outstanding:
+        if min_envs is not None and not 1 <= min_envs <= outstanding:
             raise ArgumentError(f"min_envs must be from 1 to {outstanding} (the envs in flight), got {min_envs}")
         self._wait_for(wanted, timeout, "recv")
         return self._deliver()

@@ -289,5 +289,3 @@ def test_a_mask_beside_a_declared_one_is_an_info_like_others() -> None:
         _, infos = envs.reset(seed=0)
         assert infos["action_mask"].shape == (1, 1, 5)
         assert marlvec.infos_to_list(infos, envs.agents, 1) == [{"__common__": {"action_mask": "see the observation"}}]
-
-

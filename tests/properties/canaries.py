@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from pytest import MonkeyPatch
+import pytest
 
 from marlvec.envs import action_reader, pettingzoo
 from marlvec.envs.slot import Slot
@@ -20,7 +20,7 @@ from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["CANARIES", "Canary"]
 
-Canary = Callable[[MonkeyPatch], None]
+Canary = Callable[[pytest.MonkeyPatch], None]
 
 CANARIES: dict[str, Canary] = {}
 
@@ -31,7 +31,7 @@ def canary(defect: Canary) -> Canary:
     return defect
 
 
-def after(patch: MonkeyPatch, owner: Any, name: str, what: Callable[..., None]) -> None:
+def after(patch: pytest.MonkeyPatch, owner: Any, name: str, what: Callable[..., None]) -> None:
     """Let ``what(result, self, *args)`` follow on a method."""
     original = getattr(owner, name)
 
@@ -44,7 +44,7 @@ def after(patch: MonkeyPatch, owner: Any, name: str, what: Callable[..., None]) 
 
 
 @canary
-def final_obs_taken_after_the_reset(patch: MonkeyPatch) -> None:
+def final_obs_taken_after_the_reset(patch: pytest.MonkeyPatch) -> None:
     snapshot, late = Shard._snapshot, {}
 
     def remember(shard: Shard, i: int, ended: Any) -> None:
@@ -62,7 +62,7 @@ def final_obs_taken_after_the_reset(patch: MonkeyPatch) -> None:
 
 
 @canary
-def autoreset_flag_kept_after_an_explicit_reset(patch: MonkeyPatch) -> None:
+def autoreset_flag_kept_after_an_explicit_reset(patch: pytest.MonkeyPatch) -> None:
     reset = Shard.reset
 
     def keep(shard: Shard, ids: Any, *rest: Any) -> Any:
@@ -77,7 +77,7 @@ def autoreset_flag_kept_after_an_explicit_reset(patch: MonkeyPatch) -> None:
 
 
 @canary
-def rows_in_the_order_of_the_dict(patch: MonkeyPatch) -> None:
+def rows_in_the_order_of_the_dict(patch: pytest.MonkeyPatch) -> None:
     mapping = pettingzoo.mapping
 
     def by_place(value: Any, env: str, call: str, what: str) -> Any:
@@ -88,18 +88,18 @@ def rows_in_the_order_of_the_dict(patch: MonkeyPatch) -> None:
 
 
 @canary
-def mask_inverted(patch: MonkeyPatch) -> None:
+def mask_inverted(patch: pytest.MonkeyPatch) -> None:
     write = Slot.write_mask
     patch.setattr(Slot, "write_mask", lambda slot, a, value: write(slot, a, np.equal(value, 0)))
 
 
 @canary
-def mask_kept_while_others_move(patch: MonkeyPatch) -> None:
+def mask_kept_while_others_move(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Slot, "clear_mask", lambda slot, a: None)
 
 
 @canary
-def reward_of_the_boundary_step_dropped(patch: MonkeyPatch) -> None:
+def reward_of_the_boundary_step_dropped(patch: pytest.MonkeyPatch) -> None:
     def drop(_: Any, shard: Shard, i: int, *rest: Any) -> None:
         shard._buffers.reward[i] = 0
 
@@ -107,7 +107,7 @@ def reward_of_the_boundary_step_dropped(patch: MonkeyPatch) -> None:
 
 
 @canary
-def rewards_of_the_step_before(patch: MonkeyPatch) -> None:
+def rewards_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
     last: dict[int, Any] = {}
 
     def delay(_: Any, shard: Shard, ids: Any) -> None:
@@ -120,7 +120,7 @@ def rewards_of_the_step_before(patch: MonkeyPatch) -> None:
 
 
 @canary
-def request_forgotten_at_a_timeout(patch: MonkeyPatch) -> None:
+def request_forgotten_at_a_timeout(patch: pytest.MonkeyPatch) -> None:
     wait_for = Engine._wait_for
 
     def forget(engine: Engine, wanted: int, timeout: float | None, call: str) -> None:
@@ -137,13 +137,13 @@ def request_forgotten_at_a_timeout(patch: MonkeyPatch) -> None:
 
 
 @canary
-def sent_rows_in_env_order(patch: MonkeyPatch) -> None:
+def sent_rows_in_env_order(patch: pytest.MonkeyPatch) -> None:
     send = VectorEnv._send_actions
     patch.setattr(VectorEnv, "_send_actions", lambda envs, call, actions, ids: send(envs, call, actions, np.sort(ids)))
 
 
 @canary
-def received_rows_in_env_order(patch: MonkeyPatch) -> None:
+def received_rows_in_env_order(patch: pytest.MonkeyPatch) -> None:
     rows = Engine._rows
 
     def in_order(engine: Engine, ids: Any) -> Any:
@@ -154,7 +154,7 @@ def received_rows_in_env_order(patch: MonkeyPatch) -> None:
 
 
 @canary
-def reset_mask_missing(patch: MonkeyPatch) -> None:
+def reset_mask_missing(patch: pytest.MonkeyPatch) -> None:
     def hide(_: Any, shard: Shard, i: int, *rest: Any) -> None:
         shard._buffers.reset_mask[i] = False
 
@@ -162,7 +162,7 @@ def reset_mask_missing(patch: MonkeyPatch) -> None:
 
 
 @canary
-def infos_of_reset_and_last_step_swapped(patch: MonkeyPatch) -> None:
+def infos_of_reset_and_last_step_swapped(patch: pytest.MonkeyPatch) -> None:
     def swap(_: Any, shard: Shard, i: int, slot: Slot, report: Any) -> None:
         first, last = report.infos.pop(i, None), report.final_infos.pop(i, None)
         if last:
@@ -174,7 +174,7 @@ def infos_of_reset_and_last_step_swapped(patch: MonkeyPatch) -> None:
 
 
 @canary
-def infos_of_a_neighbour(patch: MonkeyPatch) -> None:
+def infos_of_a_neighbour(patch: pytest.MonkeyPatch) -> None:
     def rotate(report: Any, shard: Shard, ids: Any) -> None:
         n = len(shard.envs)
         report.infos = {(i + 1) % n: info for i, info in report.infos.items()}
@@ -183,12 +183,12 @@ def infos_of_a_neighbour(patch: MonkeyPatch) -> None:
 
 
 @canary
-def obs_of_an_ended_agent_not_cleared(patch: MonkeyPatch) -> None:
+def obs_of_an_ended_agent_not_cleared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Shard, "_clear_ended", lambda shard, ids: None)
 
 
 @canary
-def partial_reset_touches_a_neighbour(patch: MonkeyPatch) -> None:
+def partial_reset_touches_a_neighbour(patch: pytest.MonkeyPatch) -> None:
     def touch(_: Any, shard: Shard, ids: Any, *rest: Any) -> None:
         for i in {(i + 1) % len(shard.envs) for i in ids} - set(ids):
             for leaves in shard._buffers.obs:
@@ -199,7 +199,7 @@ def partial_reset_touches_a_neighbour(patch: MonkeyPatch) -> None:
 
 
 @canary
-def nan_normalised(patch: MonkeyPatch) -> None:
+def nan_normalised(patch: pytest.MonkeyPatch) -> None:
     def normalise(_: Any, shard: Shard, ids: Any) -> None:
         for leaves in shard._buffers.obs:
             for leaf in leaves:
@@ -210,7 +210,7 @@ def nan_normalised(patch: MonkeyPatch) -> None:
 
 
 @canary
-def one_seed_for_all_envs(patch: MonkeyPatch) -> None:
+def one_seed_for_all_envs(patch: pytest.MonkeyPatch) -> None:
     spread = vector_env.spread
 
     def share(seed: Any, ids: Any, n: int) -> Any:
@@ -221,7 +221,7 @@ def one_seed_for_all_envs(patch: MonkeyPatch) -> None:
 
 
 @canary
-def views_in_place_of_copies(patch: MonkeyPatch) -> None:
+def views_in_place_of_copies(patch: pytest.MonkeyPatch) -> None:
     step = VectorStep.__init__
 
     def view(result: VectorStep, buffers: Any, ids: Any, rows: Any, report: Any, **options: Any) -> None:
@@ -232,7 +232,7 @@ def views_in_place_of_copies(patch: MonkeyPatch) -> None:
 
 
 @canary
-def over_only_if_all_end_alike(patch: MonkeyPatch) -> None:
+def over_only_if_all_end_alike(patch: pytest.MonkeyPatch) -> None:
     look_after = Shard._look_after
 
     def miss(shard: Shard, i: int, slot: Slot, report: Any) -> None:
@@ -246,7 +246,7 @@ def over_only_if_all_end_alike(patch: MonkeyPatch) -> None:
 
 
 @canary
-def flags_told_as_one(patch: MonkeyPatch) -> None:
+def flags_told_as_one(patch: pytest.MonkeyPatch) -> None:
     def merge(_: Any, shard: Shard, ids: Any) -> None:
         shard._buffers.terminated[...] &= ~shard._buffers.truncated
 
@@ -254,7 +254,7 @@ def flags_told_as_one(patch: MonkeyPatch) -> None:
 
 
 @canary
-def actions_not_copied(patch: MonkeyPatch) -> None:
+def actions_not_copied(patch: pytest.MonkeyPatch) -> None:
     def read(reader: Any, k: int) -> list[Any]:
         if reader._is_bare[k]:
             return reader._rows[k].tolist()  # type: ignore[no-any-return]  # a list, by numpy's word
@@ -264,7 +264,7 @@ def actions_not_copied(patch: MonkeyPatch) -> None:
 
 
 @canary
-def final_state_taken_after_the_reset(patch: MonkeyPatch) -> None:
+def final_state_taken_after_the_reset(patch: pytest.MonkeyPatch) -> None:
     def take(_: Any, shard: Shard, i: int, *rest: Any) -> None:
         if shard._keep_state and shard._buffers.state is not None and shard._buffers.final_state is not None:
             shard._buffers.final_state[i] = shard._buffers.state[i]
@@ -273,13 +273,13 @@ def final_state_taken_after_the_reset(patch: MonkeyPatch) -> None:
 
 
 @canary
-def answers_in_env_order(patch: MonkeyPatch) -> None:
+def answers_in_env_order(patch: pytest.MonkeyPatch) -> None:
     chosen = Controls._chosen
     patch.setattr(Controls, "_chosen", lambda envs, call, indices: np.sort(chosen(envs, call, indices)))
 
 
 @canary
-def everyone_alive_acts(patch: MonkeyPatch) -> None:
+def everyone_alive_acts(patch: pytest.MonkeyPatch) -> None:
     def act(_: Any, shard: Shard, ids: Any) -> None:
         shard._buffers.acting[...] = shard._buffers.alive
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-__all__ = ["Matter", "INFO_KEYS"]
+__all__ = ["INFO_KEYS", "Matter"]
 
 INFO_KEYS = ("reward", "t", "deep", "alive", "final_info", "state", "_hidden", "", "_", "ünï", "__agents__", "x/y")
 """Keys of infos: plain ones, those of marlvec itself, and those that look like one of its masks."""
@@ -60,8 +60,10 @@ class Matter:
     def array(self, dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Any bits: integers of the whole range, floats with every payload of NaN."""
         dtype = np.dtype(dtype)
-        raw = np.frombuffer(self.take(dtype.itemsize * int(np.prod(shape))), dtype if dtype != bool else np.uint8)
-        return (raw & 1).astype(bool).reshape(shape) if dtype == bool else raw.reshape(shape).copy()
+        data = self.take(dtype.itemsize * int(np.prod(shape)))
+        if dtype.kind == "b":
+            return (np.frombuffer(data, np.uint8) & 1).astype(bool).reshape(shape)
+        return np.frombuffer(data, dtype).reshape(shape).copy()
 
     def member(self, space: Space[Any]) -> Any:
         """A member of a space; of a Box something of its form, where this is wild."""
@@ -126,6 +128,9 @@ class Matter:
             lambda: self.choice((np.int16, np.float32, np.float64, np.uint8))(self.below(100)),
             lambda: self.array(self.choice(("f2", "f4", "f8")), (self.below(3), 2)),
             lambda: self.array(self.choice(("bool", "u1", "i8", "S2")), self.choice(((0,), (3,), (2, 0), (1, 2)))),
+            lambda: self.array(self.choice(("bool", "i4", "f4", "f8")), ()),
+            lambda: self.choice((np.array, np.datetime64))(np.datetime64(self.below(1 << 30), "ns")),
+            lambda: np.array(self.take(2).hex()),
             lambda: np.array([self.take(2).hex(), "x"]),
             lambda: np.array([None, self.below(5)], object),
             lambda: [self.value(depth + 1) for _ in range(self.below(3))],

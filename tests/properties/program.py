@@ -196,19 +196,16 @@ class Program:
             self.ask_reset("async_reset", ids, seeds, each)
 
     def recv(self) -> None:
-        least = int(self.rng.integers(1, len(self.asked) + 1)) if self.asked else None
+        least = int(self.rng.integers(1, len(self.asked) + 1)) if self.asked else None  # it may be a reset of nobody
         timeout = self.pick([None, None, 0.0])
         self.note("recv", least)
-        if not self.asked:  # a reset of nobody is pending
-            return self.drain()
         try:
             step = self.envs.recv(least, timeout)
         except FetchTimeout:
             assert timeout is not None
-            return None
-        assert len(step) >= (least or len(self.asked))
+            return
+        assert len(step) >= (least or 0)
         self.take_step(step)
-        return None
 
     def drain(self) -> None:
         self.note("drain")
@@ -228,6 +225,8 @@ class Program:
                 lambda: self.envs.get_attr("note"),
                 lambda: self.envs.set_attr("note", 13),
                 lambda: self.envs.exec_func(len),
+                lambda: self.envs.render(),
+                lambda: self.envs.env_is_wrapped(gymnasium.Wrapper),
                 lambda: self.envs.reset(env_ids=[0]),
             ]
         )

@@ -12,6 +12,10 @@ from tests.properties.setups import IN_PROCESS, Setup, setups
 
 EXAMPLES = 400  # a third of what `make test` runs in this process
 
+# What tells of a defect; anything else is a mistake in the canary, in a worker too.
+CAUGHT = (AssertionError, pytest.fail.Exception, MarlvecError)
+MISTAKES = (AttributeError, NameError, TypeError)
+
 
 class Found(BaseException):
     """Passes through Hypothesis, which would try the example again."""
@@ -31,7 +35,9 @@ def found_after(name: str, number: int) -> int | None:
             CANARIES[name](patch)
             try:
                 check(setup)
-            except (AssertionError, pytest.fail.Exception, MarlvecError) as error:  # anything else is a mistake in the canary
+            except CAUGHT as error:
+                if isinstance(error.__cause__, MISTAKES):
+                    raise
                 raise Found from error
 
     try:

@@ -360,11 +360,25 @@ def careless(space: Space[Any], value: Any, matter: Matter) -> Any:
         return [careless(sub, part, matter) for sub, part in zip(space.spaces, value, strict=True)]
     if is_object(space):
         return value
-    if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and value.dtype != np.uint64:
-        return value.astype(np.int64)
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not matter.wild:
-        return value.astype(np.float64)
-    return np.asarray(value) if isinstance(value, np.integer) and matter.chance(0.5) else value
+    if isinstance(value, np.ndarray) and matter.chance(0.5):
+        if value.dtype.kind in "iub" and value.dtype != np.uint64:
+            return value.astype(np.int64)
+        return value.astype(np.float64) if value.dtype.kind == "f" and not matter.wild else value
+    return odd(np.asarray(value), matter)
+
+
+def odd(array: NDArray[Any], matter: Matter) -> NDArray[Any]:
+    """The same array in another layout."""
+    match matter.below(4):
+        case 0:
+            return array.astype(array.dtype.newbyteorder())
+        case 1:
+            return np.array(array, order="F")
+        case 2:
+            return np.repeat(array[..., None], 2, axis=-1)[..., 0]  # every other element of a larger one
+        case _:
+            array.flags.writeable = False
+            return array
 
 
 def poured(new: Any, old: Any) -> Any:
@@ -374,10 +388,10 @@ def poured(new: Any, old: Any) -> Any:
         old.clear()
         old.update(parts)
         return old
-    if isinstance(new, np.ndarray) and isinstance(old, np.ndarray) and new.dtype != object:
-        if (new.dtype, new.shape) == (old.dtype, old.shape) and old.flags.writeable:
-            old[...] = new
-            return old
+    arrays = isinstance(new, np.ndarray) and isinstance(old, np.ndarray) and new.dtype != object
+    if arrays and (new.dtype, new.shape) == (old.dtype, old.shape) and old.flags.writeable:
+        old[...] = new
+        return old
     if isinstance(new, list) and isinstance(old, list):
         old[:] = new
         return old

@@ -222,7 +222,7 @@ class Reference:
             for group in self.groups:
                 lead = (n, len(group.agents))
                 leaves = [
-                    np.full(lead, None, object) if dtype == object else np.zeros((*lead, *shape), dtype)
+                    np.full(lead, None, object) if dtype.hasobject else np.zeros((*lead, *shape), dtype)
                     for shape, dtype in group.leaves
                 ]
                 for k, world in enumerate(worlds):
@@ -302,7 +302,8 @@ def assert_same(got: Any, expected: NDArray[Any], where: str) -> None:
 
 def bare(value: Any) -> Any:
     """numpy's scalars, and arrays without axes, as Python's."""
-    return value.item() if isinstance(value, (np.number, np.bool_)) else value
+    numbers = isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "biufc"
+    return value.item() if numbers or isinstance(value, (np.number, np.bool_)) else value
 
 
 def assert_trees_equal(got: Any, expected: Any, where: str) -> None:

@@ -16,10 +16,22 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
+from pettingzoo import ParallelEnv
 
-from marlvec import VectorEnv, infos_to_list
-from marlvec.envs.testing import CounterEnv, ScriptedParallelEnv, SingleEnv, decode, draw
-from marlvec.errors import ArgumentError
+from marlvec import infos_to_list
+from marlvec.envs.testing import (
+    CounterEnv,
+    ScriptedParallelEnv,
+    SingleEnv,
+    SlowEnv,
+    decode,
+    decode_reward,
+    draw,
+)
+from marlvec.errors import ArgumentError, BusyError, ContractError, FetchTimeout
+from marlvec.testing import check_env
+from tests.interop.checkers import parallel_seed_test
 from tests.vector.kinds import BACKENDS, vectorize
 
 DEFECTS = {
@@ -62,7 +74,7 @@ DEFECTS = {
     "one bad get_attr, and nothing works any more": "test_controls:test_what_fails_is_told_and_costs_nothing",
     # PettingZoo
     "the seed test passes an env that does not keep to its seed": (
-        "test_known_defects:test_an_env_that_strays_in_its_second_episode_is_found_out"
+        "test_known_defects:test_an_env_that_strays_after_its_first_step_is_found_out"
     ),
     # SuperSuit
     "infos of all envs are one dict": "test_known_defects:test_infos_of_envs_share_nothing",
@@ -133,9 +145,6 @@ def test_envs_have_a_name(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
 def test_a_step_after_a_timeout_is_refused_until_the_first_is_fetched(backend: str) -> None:
     """As it was shown in Gymnasium: after ``step_wait(timeout=…)`` the next step gave the rewards of that one."""
-    from marlvec.envs.testing import SlowEnv, decode_reward
-    from marlvec.errors import BusyError, FetchTimeout
-
     with vectorize(backend, [partial(SlowEnv, 4, agent_num=1, env_index=i, seconds=0.05) for i in range(2)]) as envs:
         envs.reset(seed=0)
         for t in range(1, 9):
@@ -187,3 +196,61 @@ def test_infos_of_envs_share_nothing(backend: str) -> None:
         for row in rows[1:]:
             assert row["agent_1"]["nested"] == {"list": [1, [2]]}
             assert row["__common__"]["common"]["marks"].tolist() == [0, 1, 2]
+
+
+class StrayingEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """Keeps to its seed up to some step of some episode, and not a bit longer.
+
+    Args:
+        episode: In which it strays, counted from 0; None: in none.
+        t: In which step of it, counted from 1.
+    """
+
+    metadata = {"name": "straying", "render_modes": []}
+
+    def __init__(self, episode: int | None, t: int) -> None:
+        self.possible_agents = ["red", "blue"]
+        self.agents: list[str] = []
+        self.render_mode = None
+        self._spaces = {who: (Box(0, 1, (2,), np.float64), Discrete(3)) for who in self.possible_agents}
+        self._strays = episode, t
+        self._rng = np.random.default_rng()
+        self._episode, self._t = -1, 0
+
+    def observation_space(self, agent: str) -> Any:
+        return self._spaces[agent][0]
+
+    def action_space(self, agent: str) -> Any:
+        return self._spaces[agent][1]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            self._rng, self._episode = np.random.default_rng(seed), -1
+        self._episode, self._t = self._episode + 1, 0
+        self.agents = self.possible_agents[:]
+        return self._look(), {who: {} for who in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self._t += 1
+        obs, over = self._look(), self._t == 4
+        flags = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, over)
+        rewards, infos = dict.fromkeys(self.agents, 0.0), {who: {} for who in self.agents}
+        self.agents = [] if over else self.agents
+        return obs, rewards, *flags, infos
+
+    def _look(self) -> dict[str, Any]:
+        strays = (self._episode, self._t) == self._strays
+        rng = np.random.default_rng() if strays else self._rng
+        return {who: rng.random(2) for who in self.agents}
+
+
+@pytest.mark.parametrize(("episode", "t"), [(0, 2), (0, 4), (1, 0), (1, 3), (2, 4)])
+def test_an_env_that_strays_after_its_first_step_is_found_out(episode: int, t: int) -> None:
+    """PettingZoo's test ends after one step: it looks at the keys of the flags, and names are true."""
+    parallel_seed_test(partial(StrayingEnv, episode, t))
+    with pytest.raises(ContractError, match=rf"episode {episode + 1}.*expected the same for the same seed"):
+        check_env(partial(StrayingEnv, episode, t))
+
+
+def test_an_env_that_keeps_to_its_seed_passes() -> None:
+    check_env(partial(StrayingEnv, None, 0))
