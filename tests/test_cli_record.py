@@ -142,6 +142,7 @@ def test_a_real_env(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SDL_VIDEODRIVER")
     out = succeed("simple_spread", "-o", "spread.gif", "--episodes", "2", "--max-episode-steps", "4", "--seed", "1")
     assert "2 episodes of simple_spread_v3: 10 frames of 700 × 700 pixels, 1.0 s at 10 frames/s" in out
+    assert os.environ["SDL_VIDEODRIVER"] == "dummy", "a machine without a screen will do"
     frames = frames_of(Path("spread.gif"))
     assert len({frame.tobytes() for frame in frames}) >= 8, "something moves"
     assert all((np.abs(frame.astype(int) - 255) > 60).any() for frame in frames), "something is drawn"

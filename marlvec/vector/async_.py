@@ -84,6 +84,8 @@ class AsyncVectorEnv(VectorEnv):
         if shared_memory not in (True, False, "require"):
             raise ArgumentError(f"shared_memory must be True, False or 'require', got {shared_memory!r}")
         self._shares = Shares(self.num_envs, num_workers)
+        if -(-self.num_envs // self._shares.num_workers) > ch.MAX_COUNT:
+            raise ArgumentError(f"a worker can have {ch.MAX_COUNT} envs at most; more than num_workers={num_workers}")
         self.num_workers = self._shares.num_workers
         self.context = start_method(context)
         self._shared = bool(shared_memory)

@@ -16,22 +16,22 @@ __all__ = ["check_seed", "env_seeds", "spread", "stream"]
 def env_seeds(seed: int, num_envs: int) -> list[int]:
     """Spread one seed over ``num_envs`` envs.
 
-    Env ``i`` gets the first 32-bit word of ``numpy.random.SeedSequence(seed, spawn_key=(i,))``: a function of the seed
-    and the env's index alone, so that neither the number of envs nor of workers matters, and seeds 0 and 1 share no
-    stream.
+    Env ``i`` gets the upper 31 bits of the first word of ``numpy.random.SeedSequence(seed, spawn_key=(i,))``: a
+    function of the seed and the env's index alone, so that neither the number of envs nor of workers matters, and
+    seeds 0 and 1 share no stream.
 
     Args:
         seed: 0 to 2**64 - 1; numpy integers count.
         num_envs: N.
 
     Returns:
-        N ints from 0 to 2**32 - 1, a range that every random generator accepts.
+        N ints from 0 to 2**31 - 1: also envs that keep their seed in a C int accept these.
 
     Raises:
         ArgumentError: The seed is not such an integer.
     """
     root = check_seed(seed)
-    return [int(np.random.SeedSequence(root, spawn_key=(i,)).generate_state(1)[0]) for i in range(num_envs)]
+    return [int(np.random.SeedSequence(root, spawn_key=(i,)).generate_state(1)[0]) >> 1 for i in range(num_envs)]
 
 
 def check_seed(seed: Any, where: str = "seed") -> int:

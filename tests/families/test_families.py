@@ -20,7 +20,7 @@ from tests.vector.reference import Frame, Reference, assert_same, check_infos, c
 
 NUM_ENVS = 2
 EPISODES = 2
-SEED = 2  # of env_seeds(2, 2) one is below 2**31, and one is not
+SEED = 2
 
 
 def params() -> list[Any]:

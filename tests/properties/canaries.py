@@ -12,6 +12,7 @@ from marlvec.envs import action_reader, pettingzoo
 from marlvec.envs.slot import Slot
 from marlvec.errors import FetchTimeout
 from marlvec.vector import vector_env
+from marlvec.vector.calls import STREAM, Calls
 from marlvec.vector.controls import Controls
 from marlvec.vector.engine import Engine
 from marlvec.vector.result import VectorStep
@@ -134,6 +135,20 @@ def request_forgotten_at_a_timeout(patch: pytest.MonkeyPatch) -> None:
             raise
 
     patch.setattr(Engine, "_wait_for", forget)
+
+
+@canary
+def rows_delivered_twice(patch: pytest.MonkeyPatch) -> None:
+    hand_out, last = Calls.hand_out, {}
+
+    def again(calls: Calls) -> Any:
+        ids = hand_out(calls)
+        if calls.pending in STREAM:
+            ids = np.union1d(ids, last.get(id(calls), ids))
+        last[id(calls)] = ids[:1]
+        return ids
+
+    patch.setattr(Calls, "hand_out", again)
 
 
 @canary

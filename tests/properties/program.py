@@ -224,7 +224,7 @@ class Program:
                 lambda: self.envs.call("clock"),
                 lambda: self.envs.get_attr("note"),
                 lambda: self.envs.set_attr("note", 13),
-                lambda: self.envs.exec_func(len),
+                lambda: self.envs.exec_func(id),
                 lambda: self.envs.render(),
                 lambda: self.envs.env_is_wrapped(gymnasium.Wrapper),
                 lambda: self.envs.reset(env_ids=[0]),
@@ -416,6 +416,7 @@ class Program:
     def answered(self, asked: list[int], ids: list[int]) -> Frame:
         """Let the reference do what these envs were asked."""
         for i in asked:
+            assert i in self.asked, f"env {i} was asked nothing"
             self.asked.pop(i)()
             over = self.reference.mode == "disabled" and self.reference.worlds[i].over
             (self.homeless.add if over else self.homeless.discard)(i)
