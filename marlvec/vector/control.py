@@ -13,8 +13,8 @@ from typing import Any
 
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.layers import find_method, get_attribute, is_wrapped, set_attribute
+from marlvec.envs.rendering import render_env
 from marlvec.errors import ArgumentError
-from marlvec.vector.rendering import render_env
 
 __all__ = [
     "Call",

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.rendering import render_env
 from marlvec.errors import ArgumentError
 
-__all__ = ["render_env", "tile_frames"]
+__all__ = ["tile_frames"]
 
 Frame = NDArray[np.uint8]
 
