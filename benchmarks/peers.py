@@ -25,6 +25,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, MultiDiscrete
 from limit import make_spread
+from pettingzoo import ParallelEnv
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -35,7 +36,16 @@ from marlvec.testing import NoOpEnv
 
 LENGTH = 25  # steps of an episode, of both envs
 
-ENVS: dict[str, Callable[[], Any]] = {"simple_spread": make_spread, "no-op": partial(NoOpEnv, length=LENGTH)}
+
+class Idle(NoOpEnv, ParallelEnv[str, Any, int]):
+    """Does nothing, and derives from the class that SuperSuit asks for."""
+
+    def __init__(self) -> None:
+        super().__init__(length=LENGTH)
+        self.render_mode = None
+
+
+ENVS: dict[str, Callable[[], Any]] = {"simple_spread": make_spread, "no-op": Idle}
 
 
 class Team(gymnasium.Env[Any, Any]):

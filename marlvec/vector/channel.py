@@ -165,7 +165,7 @@ class Patience:
 
     __slots__ = ("_expected",)
 
-    _SHORT = 100e-6  # seconds; a wait that is longer on average is slept through
+    _SHORT = 200e-6  # seconds; a wait that is longer on average is slept through
     _MEMORY = 0.1  # weight of the last wait in that average
 
     def __init__(self, *, eager: bool = True) -> None:
