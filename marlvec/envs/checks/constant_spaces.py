@@ -27,7 +27,7 @@ class ConstantSpaces:
 
     def __init__(self, env: str, read: Callable[[], dict[str, Any]]) -> None:
         self._env, self._read = env, read
-        self._first: dict[str, Space[Any]] = self._ask(None)
+        self._first: dict[str, Space[Any]] = read()
         for call, space in self._first.items():
             if not isinstance(space, Space):
                 Place(env, call).broken("the space", "a gymnasium space", type(space).__name__)
@@ -43,7 +43,7 @@ class ConstantSpaces:
         Raises:
             ContractError: A space is another object, or has changed.
         """
-        now = self._ask(episode)
+        now = self._read()
         for call, space in self._first.items():
             place = Place(self._env, call, episode)
             if call not in now:
@@ -52,9 +52,3 @@ class ConstantSpaces:
                 place.broken("the space", "the same object on each call", f"another one, {now[call]}")
             if changed := describe_difference(self._copies[call], space):
                 place.broken("the space", "no change while the env lives", f"a change {changed}")
-
-    def _ask(self, episode: int | None) -> dict[str, Any]:
-        try:
-            return self._read()
-        except Exception as error:
-            Place(self._env, "its spaces", episode).broken("the call", "no exception", f"{type(error).__name__}: {error}")

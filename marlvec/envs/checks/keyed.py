@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.checks.player import Player
-from marlvec.envs.checks.rules import Rules
 from marlvec.envs.checks.values import check_agents, check_flag, check_table, check_tuple
 from marlvec.envs.contract import AgentId
 from marlvec.envs.rllib import ALL
@@ -25,15 +24,15 @@ class KeyedPlayer(Player):
         env: The env.
         name: What to call it.
         agents: Its agents, as it names them.
-        rules: How to play.
+        max_steps: Within how many steps an episode must end.
     """
 
-    def __init__(self, env: Any, name: str, agents: list[AgentId], rules: Rules) -> None:
+    def __init__(self, env: Any, name: str, agents: list[AgentId], max_steps: int) -> None:
         def read() -> dict[str, Any]:
             pairs = ((kind, agent) for kind in ("observation", "action") for agent in agents)
             return {f"{kind}_space of agent {agent!r}": _space(env, kind, agent) for kind, agent in pairs}
 
-        super().__init__(env, name, agents, read, rules)
+        super().__init__(env, name, agents, read, max_steps)
         self._seen: Mapping[Any, Any] = {}
         self._infos: Mapping[Any, Any] = {}
         self._acting: list[AgentId] = []
@@ -53,7 +52,7 @@ class KeyedPlayer(Player):
     def step(self, rng: np.random.Generator) -> None:
         """Let those act who were observed last."""
         masks = {agent: self.allowed(agent, self._seen[agent], self._infos.get(agent)) for agent in self._acting}
-        actions = {agent: self.draw(agent, self._seen[agent], masks[agent], rng) for agent in self._acting}
+        actions = {agent: self.draw(agent, masks[agent], rng) for agent in self._acting}
         result = check_tuple(self.ask(self.env.step, actions, given="actions"), self.place, 4, 5)
         if len(result) == 4:
             obs, rewards, dones, infos = result

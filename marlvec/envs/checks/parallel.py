@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.checks.player import Player
-from marlvec.envs.checks.rules import Rules
 from marlvec.envs.checks.values import check_agents, check_keys, check_table, check_tuple
 from marlvec.envs.checks.zoo_spaces import ZooSpaces
 from marlvec.envs.contract import AgentId
@@ -24,12 +23,12 @@ class ParallelPlayer(Player):
     Args:
         env: The env.
         name: What to call it.
-        rules: How to play.
+        max_steps: Within how many steps an episode must end.
     """
 
-    def __init__(self, env: Any, name: str, rules: Rules) -> None:
+    def __init__(self, env: Any, name: str, max_steps: int) -> None:
         agents = list(env.possible_agents)
-        super().__init__(env, name, agents, ZooSpaces(env, agents), rules)
+        super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps)
         self._seen: Mapping[Any, Any] = {}
         self._infos: Mapping[Any, Any] = {}
 
@@ -39,7 +38,6 @@ class ParallelPlayer(Player):
         obs, infos = check_tuple(result, self.place, 2) if isinstance(result, tuple) else (result, {})
         self._seen = check_table(obs, self.place, "observations")
         self._infos = self.check_infos(infos)
-        self.check_possible()
         self.live = set(self._listed())
         if not self.live:
             self.place.broken("env.agents", "at least one agent", "none")
@@ -51,7 +49,7 @@ class ParallelPlayer(Player):
         """Let all live agents act."""
         listed = [agent for agent in self.agents if agent in self.live]
         masks = {agent: self.allowed(agent, self._seen[agent], self._infos.get(agent)) for agent in listed}
-        actions = {agent: self.draw(agent, self._seen[agent], masks[agent], rng) for agent in listed}
+        actions = {agent: self.draw(agent, masks[agent], rng) for agent in listed}
         result = check_tuple(self.ask(self.env.step, actions, given="actions"), self.place, 4, 5)
         if len(result) == 4:
             obs, rewards, dones, infos = result

@@ -14,14 +14,12 @@ from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
 from marlvec.envs.checks.constant_spaces import ConstantSpaces
-from marlvec.envs.checks.place import Place, short
-from marlvec.envs.checks.rules import Rules
-from marlvec.envs.checks.trees import comparable, first_difference, leaf
+from marlvec.envs.checks.place import Place
+from marlvec.envs.checks.trees import first_difference, leaf
 from marlvec.envs.checks.values import check_flag, check_mask, check_member, check_reward, check_table
 from marlvec.envs.contract import AgentId
 from marlvec.envs.self_reset import resets_itself
 from marlvec.envs.spec import split_action_mask
-from marlvec.errors import ArgumentError, ContractError
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 
@@ -51,7 +49,7 @@ class Player(ABC):
         name: What to call it.
         agents: Its agents, as it names them.
         read_spaces: See `ConstantSpaces`; observation spaces of all agents first, then action spaces, then others.
-        rules: How to play.
+        max_steps: Within how many steps an episode must end.
 
     Attributes:
         place: The call that is being made.
@@ -61,9 +59,9 @@ class Player(ABC):
     """
 
     def __init__(
-        self, env: Any, name: str, agents: list[AgentId], read_spaces: Callable[[], dict[str, Any]], rules: Rules
+        self, env: Any, name: str, agents: list[AgentId], read_spaces: Callable[[], dict[str, Any]], max_steps: int
     ) -> None:
-        self.env, self.name, self.agents, self.rules = env, name, agents, rules
+        self.env, self.name, self.agents, self.max_steps = env, name, agents, max_steps
         self.place = Place(name, "reset()")
         self.spaces = ConstantSpaces(name, read_spaces)
         found = list(read_spaces().values())
@@ -106,11 +104,11 @@ class Player(ABC):
             self.reset(seed if episode == 1 else None, None if episode == 1 else {})
             self._look_at_state()
             self.spaces.check(episode)
-            while not self.over and not (self.rules.endless and step == self.rules.max_steps):
+            while not self.over:
                 step += 1
                 self._enter(trace, Place(self.name, "step()", episode, step))
-                if step > self.rules.max_steps:
-                    self.place.broken("the episode", f"its end within max_steps={self.rules.max_steps} steps", "none")
+                if step > self.max_steps:
+                    self.place.broken("the episode", f"its end within max_steps={self.max_steps} steps", "none")
                 self.step(rng)
                 self._look_at_state()
             self.spaces.check(episode)
@@ -155,17 +153,9 @@ class Player(ABC):
             kwargs = {key: value for key, value in kwargs.items() if key in takes}
         return self.ask(self.env.reset, given="options", **kwargs)
 
-    def draw(self, agent: AgentId, obs: Any, mask: NDArray[np.bool_] | None, rng: np.random.Generator) -> Any:
-        """One action of the caller's choice, or a random one that the mask allows; ints for Discrete, private arrays."""
-        space = self.action_spaces[agent]
-        if self.rules.choose is not None:
-            chosen = self.rules.choose(agent, obs, mask, rng)
-            try:
-                check_member(space, chosen, self.place, f"action of agent {agent!r}")
-            except ContractError as error:  # the caller's fault, not the env's
-                raise ArgumentError(f"actions: {error}") from None
-            return chosen
-        tree = SpaceTree(space)
+    def draw(self, agent: AgentId, mask: NDArray[np.bool_] | None, rng: np.random.Generator) -> Any:
+        """One random action that the mask allows; ints for Discrete spaces, private arrays."""
+        tree = SpaceTree(self.action_spaces[agent])
         drawn = tree.flatten(self._samplers[agent].sample(rng, 1, None if mask is None else mask[None]))
         plain = [_plain(one.space, leaves[0]) for one, leaves in zip(tree.leaves, drawn, strict=True)]
         return tree.unflatten(plain)
@@ -211,21 +201,7 @@ class Player(ABC):
         for agent in self.agents:
             if agent in table:
                 check_table(table[agent], self.place, f"info of agent {agent!r}")
-        for who, info in table.items():
-            self.note_info(f"info of agent {who!r}" if who in self.agents else f"info {who!r}", info)
         return table
-
-    def note_info(self, what: str, info: Any) -> None:
-        """Write what can be compared of an info into the trace."""
-        try:
-            self._moment.facts[what] = comparable(info, self.rules.ignore_infos)
-        except RecursionError:
-            self.place.broken(what, "a tree", "one that contains itself")
-
-    def check_possible(self) -> None:
-        """Check that ``possible_agents`` is what it was."""
-        if (now := list(self.env.possible_agents)) != self.agents:
-            self.place.broken("possible_agents", f"the same in every episode, {short(self.agents)}", short(now))
 
     def check_final(self, agent: AgentId, own: Any, common: Mapping[Any, Any]) -> None:
         """Check the last observation of an agent of an env that resets itself.

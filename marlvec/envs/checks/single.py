@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.checks.player import Player
-from marlvec.envs.checks.rules import Rules
 from marlvec.envs.checks.values import check_table, check_tuple
 from marlvec.envs.gymnasium import AGENT
 
@@ -20,14 +19,14 @@ class SinglePlayer(Player):
     Args:
         env: The env.
         name: What to call it.
-        rules: How to play.
+        max_steps: Within how many steps an episode must end.
     """
 
-    def __init__(self, env: Any, name: str, rules: Rules) -> None:
+    def __init__(self, env: Any, name: str, max_steps: int) -> None:
         def read() -> dict[str, Any]:
             return {"observation_space": env.observation_space, "action_space": env.action_space}
 
-        super().__init__(env, name, [AGENT], read, rules)
+        super().__init__(env, name, [AGENT], read, max_steps)
         self._seen: Any = None
         self._info: Any = {}
 
@@ -36,21 +35,18 @@ class SinglePlayer(Player):
         result = self.ask_reset(seed, options)
         pair = isinstance(result, tuple) and len(result) == 2
         self._seen, self._info = result if pair else (result, {})
-        self._check_info()
+        check_table(self._info, self.place, "info")
         self.observe(AGENT, self._seen)
 
     def step(self, rng: np.random.Generator) -> None:
         """Act."""
-        action = self.draw(AGENT, self._seen, self.allowed(AGENT, self._seen, self._info), rng)
+        action = self.draw(AGENT, self.allowed(AGENT, self._seen, self._info), rng)
         result = check_tuple(self.ask(self.env.step, action, given="the action"), self.place, 4, 5)
         obs, reward, ended, *cut, self._info = result
-        self._check_info()
+        check_table(self._info, self.place, "info")
         self._seen = obs
         self.observe(AGENT, obs)
         self.pay(AGENT, reward)
         self.over = self.ends(AGENT, ended, cut[0] if cut else False)
         if self.over and self.resets_itself:
             self.check_final(AGENT, self._info, {})
-
-    def _check_info(self) -> None:
-        self.note_info("info", check_table(self._info, self.place, "info"))

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.checks.player import Player
-from marlvec.envs.checks.rules import Rules
 from marlvec.envs.checks.values import check_mask, check_member, check_table
 from marlvec.envs.contract import AgentId
 from marlvec.envs.env import MultiAgentEnv
@@ -23,17 +22,17 @@ class SlotPlayer(Player):
 
     Args:
         env: The env.
-        rules: How to play.
+        max_steps: Within how many steps an episode must end.
     """
 
-    def __init__(self, env: MultiAgentEnv, rules: Rules) -> None:
+    def __init__(self, env: MultiAgentEnv, max_steps: int) -> None:
         def read() -> dict[str, Any]:
             spaces = {f"observation_spaces[{a}]": space for a, space in enumerate(env.observation_spaces)}
             spaces |= {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
             return spaces if env.state_space is None else {**spaces, "state_space": env.state_space}
 
         self._spec = spec = env.spec()
-        super().__init__(env, env.name, list(spec.agents), read, rules)
+        super().__init__(env, env.name, list(spec.agents), read, max_steps)
         self._homes: dict[AgentId, tuple[int, int]] = {
             spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)
         }
@@ -83,7 +82,7 @@ class SlotPlayer(Player):
         """Let those act who must."""
         for agent in np.array(self.agents)[self._acting].tolist():
             g, j = self._homes[agent]
-            action = self.draw(agent, self._row(agent), self._mask_of(agent), rng)
+            action = self.draw(agent, self._mask_of(agent), rng)
             tree = self._spec.groups[g].action_tree
             for leaf, part in zip(self._actions[g], tree.flatten(action), strict=True):
                 leaf[j] = part
@@ -153,4 +152,4 @@ class SlotPlayer(Player):
     def _check_info(self, infos: Any) -> None:
         if infos is not None:
             for who, info in check_table(infos, self.place, "infos").items():
-                self.note_info(f"info of {who!r}", check_table(info, self.place, f"info of {who!r}"))
+                check_table(info, self.place, f"info of {who!r}")

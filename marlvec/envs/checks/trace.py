@@ -9,8 +9,6 @@ from marlvec.envs.checks.trees import first_difference, leaf
 
 __all__ = ["check_equal"]
 
-_HINT = " (what may differ, for it tells the time: name its key in ignore_infos)"
-
 
 def check_equal(first: Sequence[Moment], again: Sequence[Moment], who: str) -> None:
     """Refuse two plays of one seed that differ anywhere.
@@ -29,9 +27,8 @@ def check_equal(first: Sequence[Moment], again: Sequence[Moment], who: str) -> N
             now.place.broken("what it brings", f"the same for the same seed, {told}", f"{others} from {who}")
         for subject, fact in before.facts.items():
             if changed := first_difference(fact, now.facts[subject]):
-                where, hint = leaf(subject, changed.path), _HINT if subject.startswith("info") else ""
-                got = f"{changed.after} from {who}{hint}"
-                now.place.broken(where, f"the same for the same seed, {changed.before}", got)
+                where = leaf(subject, changed.path)
+                now.place.broken(where, f"the same for the same seed, {changed.before}", f"{changed.after} from {who}")
     if len(first) != len(again):
         longer = max(first, again, key=len)[min(len(first), len(again))]
         longer.place.broken("the episodes", f"{len(first)} calls in all for the same seed", f"{len(again)} from {who}")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from copy import deepcopy
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from marlvec.envs.checks.place import short
 
-__all__ = ["Difference", "comparable", "first_difference", "leaf"]
+__all__ = ["Difference", "first_difference", "leaf"]
 
 
 class Difference(NamedTuple):
@@ -40,28 +39,6 @@ def first_difference(before: Any, after: Any, path: str = "") -> Difference | No
         return None if _same(before, after) else _differ(path, before, after)
     found = (first_difference(a, b, f"{path}/{key}" if path else key) for key, a, b in parts)
     return next((difference for difference in found if difference), None)
-
-
-def comparable(value: Any, without: Collection[str] = ()) -> Any:
-    """Copy of a nested value in which whatever has no equality of its own (a lock, a generator) is its type's name.
-
-    Args:
-        value: Anything.
-        without: Keys of dicts, at any depth, to leave out.
-    """
-    if isinstance(value, Mapping):
-        return {key: comparable(part, without) for key, part in value.items() if key not in without}
-    if type(value) in (list, tuple):
-        return type(value)(comparable(part, without) for part in value)
-    if isinstance(value, np.ndarray):
-        return comparable(value.tolist(), without) if value.dtype.hasobject else value.copy()
-    try:
-        copied = deepcopy(value)
-        if copied == value or value != value:
-            return copied
-    except Exception:  # whatever a user's class makes of being copied or compared
-        return type(value).__name__
-    return type(value).__name__
 
 
 def leaf(subject: str, path: str) -> str:

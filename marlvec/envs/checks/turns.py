@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.checks.player import Player
-from marlvec.envs.checks.rules import Rules
 from marlvec.envs.checks.values import check_agents, check_table
 from marlvec.envs.checks.zoo_spaces import ZooSpaces
 from marlvec.envs.contract import AgentId
@@ -22,18 +21,17 @@ class TurnPlayer(Player):
     Args:
         env: The env.
         name: What to call it.
-        rules: How to play.
+        max_steps: Within how many steps an episode must end.
     """
 
-    def __init__(self, env: Any, name: str, rules: Rules) -> None:
+    def __init__(self, env: Any, name: str, max_steps: int) -> None:
         agents = list(env.possible_agents)
-        super().__init__(env, name, agents, ZooSpaces(env, agents), rules)
+        super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps)
         self._flagged: set[AgentId] = set()
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin a game."""
         self.ask_reset(seed, options)
-        self.check_possible()
         self.live, self._flagged = set(), set()
         self.live = set(self._look())
         if not self.live:
@@ -50,7 +48,7 @@ class TurnPlayer(Player):
                 self.place.broken("env.agents", f"the dead agent {agent!r} to leave it in step(None)", "it still there")
         else:
             obs, *_, info = self.ask(env.last)
-            action = self.draw(agent, obs, self.allowed(agent, obs, info), rng)
+            action = self.draw(agent, self.allowed(agent, obs, info), rng)
             self.ask(env.step, action, given=f"action of agent {agent!r}")
         now = self._look()
         for left in sorted(self.live - set(now), key=str):

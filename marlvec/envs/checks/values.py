@@ -98,12 +98,8 @@ def check_reward(value: Any, place: Place, agent: Any) -> None:
     if not isinstance(value, (numbers.Real, np.floating, np.integer)):
         shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
         place.broken(subject, "a real number", f"{type(value).__name__}{shape} {short(value)}")
-    try:
-        finite = math.isfinite(value)
-    except OverflowError:  # an int that no float64 holds
-        finite = False
-    if not finite:
-        place.broken(subject, "a finite number", short(value))
+    if not math.isfinite(value):
+        place.broken(subject, "a finite number", str(value))
 
 
 def check_flag(value: Any, place: Place, agent: Any, what: str) -> bool:
@@ -117,15 +113,12 @@ def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -
     """Refuse a mask of zeros and ones that does not fit the action space, or leaves an agent nothing to do.
 
     Returns:
-        (n,) bool, one entry per choice; None where there is none, or the actions are no choices.
+        (n,) bool, one entry per choice; None where the value is no mask, or the actions are no choices.
     """
     size, subject = count_choices(action_space), f"action mask of agent {agent!r}"
-    if size is None or value is None:
-        return None
     mask = as_mask(value)
-    if mask is None:
-        shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
-        place.broken(subject, f"an array of {size} zeros and ones", f"{type(value).__name__}{shape} {short(value)}")
+    if size is None or mask is None:
+        return None
     if mask.shape != (size,):
         place.broken(subject, f"shape ({size},), one entry per choice of {action_space}", str(mask.shape))
     if not np.isin(mask, (0, 1)).all():
