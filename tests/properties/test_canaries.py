@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import Phase, given, seed, settings
 
-from marlvec.errors import MarlvecError
+from marlvec.errors import ContractWarning, MarlvecError
 from tests.properties.canaries import CANARIES
 from tests.properties.program import check
 from tests.properties.setups import IN_PROCESS, Setup, setups
@@ -13,7 +13,7 @@ from tests.properties.setups import IN_PROCESS, Setup, setups
 EXAMPLES = 400  # a third of what `make test` runs in this process
 
 # What tells of a defect; anything else is a mistake in the canary, in a worker too.
-CAUGHT = (AssertionError, pytest.fail.Exception, MarlvecError)
+CAUGHT = (AssertionError, pytest.fail.Exception, MarlvecError, ContractWarning)
 MISTAKES = (AttributeError, NameError, TypeError)
 
 

@@ -255,7 +255,7 @@ MUTANTS: list[tuple[type[SyncVectorEnv], str]] = [
     (ClosesOnce, "close: a second close(): expected no error, got RuntimeError: closed already"),
     (LivesOn, "close: step_fetch() after close(): expected ClosedError, got no error"),
     (NewSpaces, "spaces: action_space: expected the same object on each read, got another one"),
-    (IgnoresMasks, "spaces: random_action of env 0, agent 'agent_0': expected an action that its mask allows"),
+    (IgnoresMasks, "spaces: random_action of env 1, agent 'agent_0': expected an action that its mask allows"),
     (DrainsHalf, "stream: drain(): expected all envs under way [0, 2], got [0]"),
 ]
 
