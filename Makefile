@@ -10,7 +10,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs soak coverage checklist clean
+.PHONY: help demo test lint format bench docs soak coverage checklist faults clean
 # Two pip runs in one virtual environment would trip over each other.
 .NOTPARALLEL:
 .SUFFIXES:
@@ -55,6 +55,9 @@ coverage: $(VENV)/.stamp-test ## All tests but the soak, and which lines they ne
 
 checklist: $(VENV)/.stamp-test ## Which lines of the checklist no passing test covers yet
 	$(BIN)/python -m tests.checklist
+
+faults: $(VENV)/.stamp-test ## The catalogue of faults, and the tests that cover each line
+	$(BIN)/python -m tests.faults.table
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) site dist build demo.png htmlcov .coverage .coverage.* .checklist.json \

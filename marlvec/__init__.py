@@ -7,11 +7,14 @@ and action connectors; out comes a `MultiAgentBatch` with one `SampleBatch` per 
 from marlvec import connectors, errors
 from marlvec.collect import Collector, MultiAgentBatch, SampleBatch
 from marlvec.envs import MultiAgentEnv, RecordVideo
+from marlvec.errors import RestartQuietly
 from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
 from marlvec.registry import make, register
 from marlvec.vector import (
     AsyncVectorEnv,
+    Fault,
     PerEnv,
+    RestartLimit,
     SyncVectorEnv,
     ThreadVectorEnv,
     VectorEnv,
@@ -32,6 +35,9 @@ __all__ = [
     "ThreadVectorEnv",
     "AsyncVectorEnv",
     "PerEnv",
+    "Fault",
+    "RestartLimit",
+    "RestartQuietly",
     "VectorStep",
     "env_seeds",
     "infos_to_list",

@@ -20,8 +20,12 @@
     │   ├── EnvRaised                 an env raised; `__cause__` is the original exception
     │   │   ├── EnvArgumentError (TypeError)  ... a TypeError, while it was being constructed
     │   │   └── EnvContractError (ContractError)  ... or returned what its contract does not allow
+    │   ├── EnvTimeout (TimeoutError) an env did not come back within step_timeout; its worker was killed
     │   └── WorkerDied                a worker process is gone
+    ├── ResourceError (OSError)       the machine has not enough memory, processes or file descriptors
     └── MissingExtraError (ImportError)  an optional library is not installed
+
+    RestartQuietly (Exception)        for envs to raise: build me anew, and make no fuss about it
 
     ContractWarning (UserWarning)     a broken contract where ``validate="warn"`` asks for no more than a warning
 
@@ -46,6 +50,7 @@ __all__ = [
     "EnvContractError",
     "EnvFault",
     "EnvRaised",
+    "EnvTimeout",
     "Failure",
     "FetchTimeout",
     "MarlvecError",
@@ -54,6 +59,8 @@ __all__ = [
     "NothingPendingError",
     "RegistryError",
     "RemoteCause",
+    "ResourceError",
+    "RestartQuietly",
     "SerialisationError",
     "StateError",
     "UnknownEnvError",
@@ -134,6 +141,18 @@ class MissingExtraError(MarlvecError, ImportError):
     """An optional dependency is not installed; the text names the extra that brings it."""
 
 
+class ResourceError(MarlvecError, OSError):
+    """The machine has not enough of something: memory, processes, file descriptors. Nothing is left behind."""
+
+
+class RestartQuietly(Exception):
+    """For an env to raise, in any operation: it wants to be built anew.
+
+    Its running episode is lost, as after a fault, and told so; but nothing is logged, and it does not count as one.
+    Works whatever ``on_fault`` says. An env that raises it again and again without ever stepping is a fault.
+    """
+
+
 class RemoteCause(MarlvecError):
     """Stands in for a worker's exception that could not be rebuilt in this process."""
 
@@ -192,6 +211,31 @@ class EnvContractError(EnvRaised, ContractError):
     """One or more envs returned what their contract does not allow."""
 
 
+class EnvTimeout(EnvFault, TimeoutError):
+    """An env did not come back within ``step_timeout``. Its worker was killed, and the other envs in it with it.
+
+    Attributes:
+        pid: The worker's process id.
+        lost_env_ids: The envs it ran.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        failures: tuple[Failure, ...] = (),
+        result: Any = None,
+        *,
+        pid: int = -1,
+        lost_env_ids: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message, failures, result)
+        self.pid = pid
+        self.lost_env_ids = lost_env_ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_env_timeout, (self.args[0], self.failures, self.result, self.pid, self.lost_env_ids)
+
+
 class WorkerDied(EnvFault):
     """A worker process is gone.
 
@@ -219,3 +263,9 @@ class WorkerDied(EnvFault):
 
 def _rebuild_worker_died(message: str, pid: int, exitcode: int | None, env_ids: tuple[int, ...]) -> WorkerDied:
     return WorkerDied(message, pid=pid, exitcode=exitcode, lost_env_ids=env_ids)
+
+
+def _rebuild_env_timeout(
+    message: str, failures: tuple[Failure, ...], result: Any, pid: int, env_ids: tuple[int, ...]
+) -> EnvTimeout:
+    return EnvTimeout(message, failures, result, pid=pid, lost_env_ids=env_ids)

@@ -19,6 +19,7 @@ from marlvec.envs.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.engine import SettingsArguments
+from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv
 from marlvec.vector.vector_env import VectorEnv
@@ -66,6 +67,9 @@ def make(
     shared_memory: bool | str = True,
     daemon: bool = True,
     worker: Callable[[WorkerLink], None] | None = None,
+    step_timeout: float | None = None,
+    on_fault: str = "raise",
+    max_restarts: int | RestartLimit = 10,
     validate: str = "sample",
     env_kwargs: EnvKwargs = None,
     **kwargs: Any,
@@ -108,6 +112,14 @@ def make(
         daemon: Whether worker processes that nobody closed get a second to close their envs at the interpreter's exit
             (True), or the time they need (False).
         worker: A function to run in worker processes in place of their own loop; see `marlvec.vector.worker.serve`.
+        step_timeout: Seconds that one env may take for a step or a reset before it counts as hung and its worker process
+            is killed. None: as long as it wants. Noticed while a call waits.
+        on_fault: What becomes of an env that raises, hangs or takes its worker along. ``"raise"``: the call raises.
+            ``"restart"``: it is built anew (all envs of the worker, if that is gone), and seeded by `restart_seed`; its
+            episode is lost, and the row of its next result tells so: ``infos["fault"]``, truncated, without final
+            observation. ``"mask"``: its row tells so likewise, and from then on nobody is alive in it.
+        max_restarts: How many restarts of one env, or of one worker, are too many: a count within a minute, or a
+            `RestartLimit`. Then the call raises.
         validate: How often values are checked: ``"strict"``: in every call; ``"sample"``: in the first ones and now and
             then after that; ``"warn"``: in every call, with a warning where strict raises; ``"off"``: never. Shapes and
             dtypes always are.
@@ -126,6 +138,7 @@ def make(
         ContractError: Something is no env; the envs' spaces differ; or their agents' cannot be padded.
         EnvArgumentError: An env refused its arguments.
         EnvRaised: An env's constructor raised; names the env, with its traceback. Nothing is left running.
+        ResourceError: The machine has not enough memory, processes or file descriptors. Nothing is left running.
         UnsupportedSpaceError: A leaf cannot be in shared memory, and that was required.
     """
     recipes = write_recipes(
@@ -145,6 +158,8 @@ def make(
         "validate": validate,
         "state": state,
         "spaces": spaces,
+        "on_fault": on_fault,
+        "max_restarts": max_restarts,
     }
     if backend == "async":
         return AsyncVectorEnv(
@@ -154,6 +169,7 @@ def make(
             shared_memory=shared_memory,
             daemon=daemon,
             worker=worker,
+            step_timeout=step_timeout,
             **settings,
         )
     if backend not in ("sync", "thread"):
@@ -163,6 +179,7 @@ def make(
         ("shared_memory", shared_memory, True),
         ("daemon", daemon, True),
         ("worker", worker, None),
+        ("step_timeout", step_timeout, None),
     ):
         if value != default:
             raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -21,21 +22,22 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-__all__ = ["CHECKLIST", "FAULTS", "Marks", "Recorder", "main", "read_marks", "statuses"]
+from tests.faults.catalogue import CATALOGUE
+
+__all__ = ["CHECKLIST", "FAULTS", "Marks", "Recorder", "Status", "collect", "main", "read_marks", "statuses"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".checklist.json"
 TEXTS = ROOT.parent / "shared"
 
 CHECKLIST = tuple(str(number) for number in range(1, 132))
-_FAULT_COUNTS = {"A": 26, "B": 15, "C": 18, "D": 12, "E": 14, "F": 13, "G": 16, "H": 12}
-FAULTS = tuple(f"{letter}{number}" for letter, count in _FAULT_COUNTS.items() for number in range(1, count + 1))
+FAULTS = tuple(CATALOGUE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         if self._outcomes and not self._collect_only:
-            write_record(self._path, read_record(self._path) | self._outcomes)
+            with alone_with(self._path):
+                write_record(self._path, read_record(self._path) | self._outcomes)
 
 
 def read_record(path: Path) -> dict[str, str]:
@@ -112,8 +115,19 @@ def read_record(path: Path) -> dict[str, str]:
     return record if isinstance(record, dict) else {}
 
 
+@contextlib.contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """Keep other runs that end at the same time from reading what is about to change."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def write_record(path: Path, outcomes: Mapping[str, str]) -> None:
-    """Write all of it or nothing: two runs may end at the same time."""
+    """Write all of it or nothing: whoever looks meanwhile sees the old one whole."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(json.dumps(dict(sorted(outcomes.items())), indent=0) + "\n", encoding="utf-8")
     draft.replace(path)
@@ -149,7 +163,7 @@ def statuses(tests: Iterable[tuple[str, Sequence[str]]], outcomes: Mapping[str, 
 
 
 def texts(path: Path) -> dict[str, str]:
-    """The words of each line, where the documents are at hand: ``12. text`` or ``| A12 | text | ...``."""
+    """The words of each line, where the document is at hand: ``12. text`` or ``| A12 | text | ...``."""
     if not path.is_file():
         return {}
     rows = re.findall(
@@ -211,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = read_record(RECORD)
     by_line = statuses(((nodeid, (*mark.checklist, *mark.faults)) for nodeid, mark in marks.items()), outcomes)
     lines = FAULTS if options.faults else CHECKLIST
-    words = texts(TEXTS / ("FAULTS.md" if options.faults else "CHECKLIST.md"))
+    words = CATALOGUE if options.faults else texts(TEXTS / "CHECKLIST.md")
 
     for line in lines:
         status = by_line[line]

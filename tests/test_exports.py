@@ -14,6 +14,7 @@ SURFACE = {
     "marlvec": """
         make register
         VectorEnv SyncVectorEnv ThreadVectorEnv AsyncVectorEnv VectorStep PerEnv
+        Fault RestartLimit RestartQuietly
         RecordVideo tile_frames
         env_seeds infos_to_list infos_from_list
         connectors errors
@@ -36,8 +37,8 @@ SURFACE = {
         ArgumentError ActionError
         RegistryError UnknownEnvError AlreadyRegisteredError
         SerialisationError UnsupportedSpaceError ContractError FetchTimeout
-        EnvFault EnvRaised EnvArgumentError EnvContractError WorkerDied Failure RemoteCause
-        MissingExtraError
+        EnvFault EnvRaised EnvArgumentError EnvContractError EnvTimeout WorkerDied Failure RemoteCause
+        RestartQuietly ResourceError MissingExtraError
         ContractWarning
     """,
     "marlvec.interop.gymnasium": "GymnasiumVectorEnv",

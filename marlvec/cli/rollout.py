@@ -46,8 +46,10 @@ class Rollout:
         env_steps: Env steps of all batches.
         agent_steps: Rows of all batches.
         episodes: Episodes that ended.
+        episodes_faulty, episodes_restarted: Episodes that were lost, see `Metrics`.
+        env_steps_lost: Env steps of those.
         seconds: Time it took, first reset included.
-        speed: Env steps a second; those of episodes that were left unfinished count, too.
+        speed: Env steps a second; those of episodes that were left unfinished count, those of lost ones do not.
         samples: Policy id → the first batch of it that came, to see its columns.
         rows: Policy id → number of rows, all batches together.
         players: Policy id → names of the agents it plays.
@@ -60,6 +62,9 @@ class Rollout:
     env_steps: int
     agent_steps: int
     episodes: int
+    episodes_faulty: int
+    episodes_restarted: int
+    env_steps_lost: int
     seconds: float
     speed: float
     samples: Mapping[str, SampleBatch]
@@ -96,7 +101,8 @@ def roll_out(collector: Collector, played_by: Mapping[str, str], env_steps: int,
                 now = perf_counter()
                 recent = [episode.episode_return for episode in metrics.episodes[-_RECENT:]]
                 note = f"return {np.mean(recent):.4g}" if recent else ""
-                bar.update(task, completed=min(done, env_steps), speed=metrics.env_steps / (now - began), note=note)
+                speed = (metrics.env_steps - metrics.env_steps_lost) / (now - began)
+                bar.update(task, completed=min(done, env_steps), speed=speed, note=note)
                 # As much as is done between two looks at the bar, in whole vector steps.
                 rate = batch.env_steps / max(now - last, 1e-6)
                 chunk = max(1, round(rate * _REFRESH_SECONDS / envs.num_envs)) * envs.num_envs
@@ -108,8 +114,11 @@ def roll_out(collector: Collector, played_by: Mapping[str, str], env_steps: int,
         env_steps=done,
         agent_steps=sum(rows.values()),
         episodes=metrics.episodes_total,
+        episodes_faulty=metrics.episodes_faulty,
+        episodes_restarted=metrics.episodes_restarted,
+        env_steps_lost=metrics.env_steps_lost,
         seconds=perf_counter() - began,
-        speed=metrics.env_steps / max(last - began, 1e-6),
+        speed=(metrics.env_steps - metrics.env_steps_lost) / max(last - began, 1e-6),
         samples=samples,
         rows=rows,
         players={name: tuple(agent for agent in envs.agents if played_by[agent] == name) for name in rows},

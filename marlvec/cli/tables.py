@@ -68,6 +68,10 @@ def print_rollout(console: Console, result: Rollout) -> None:
         f"in {result.seconds:.1f} s: [bold green]{result.speed:,.0f} env steps/s[/]",
         highlight=False,
     )
+    if causes := _losses(result):
+        console.print(
+            f"[yellow]lost besides: {causes}, {result.env_steps_lost:,} env steps together[/]", highlight=False
+        )
     if total := sum(result.timers.values()):
         shares = ", ".join(f"{_TIMES[key]} {result.timers[key] / total:.0%}" for key in _TIMES)
         console.print(f"[dim]time went to: {shares}[/]", highlight=False)
@@ -99,6 +103,11 @@ def print_envs(console: Console, rows: Sequence[EnvRow], *, with_gymnasium: bool
             style="dim",
             highlight=False,
         )
+
+
+def _losses(result: Rollout) -> str:
+    counts = ((result.episodes_faulty, "to faults"), (result.episodes_restarted, "to restarts that envs asked for"))
+    return " and ".join(f"{n:,} episode{'s' * (n != 1)} {why}" for n, why in counts if n)
 
 
 def _several(names: Sequence[str], limit: int = 4) -> str:

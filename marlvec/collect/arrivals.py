@@ -32,8 +32,8 @@ class Arrival:
         obs, final: Per group, per leaf: (n, A_g, …), present and final observations.
         masks: Per group (n, A_g, k) bool, or None.
         rewards: (n, A) float64.
-        terminated, truncated, ended, alive, acting: (n, A) bool.
-        done: (n,) bool.
+        terminated, truncated, ended, alive, acting: (n, A) bool; nobody has ended in an episode that was lost.
+        done, fault, quiet: (n,) bool.
     """
 
     __slots__ = (
@@ -44,9 +44,11 @@ class Arrival:
         "ended",
         "env_ids",
         "everything",
+        "fault",
         "final",
         "masks",
         "obs",
+        "quiet",
         "rewards",
         "terminated",
         "truncated",
@@ -59,18 +61,21 @@ class Arrival:
         self.obs, self.final, self.masks = step.obs_leaves, step.final_leaves, step.action_masks
         self.rewards, self.terminated, self.truncated = step.rewards, step.terminated, step.truncated
         self.alive, self.acting, self.done = step.alive, step.acting, step.done
+        self.fault, self.quiet = step.fault, step.quiet
         self._writable = writable
         if not self.everything and (step.env_ids[1:] < step.env_ids[:-1]).any():
             self._choose(np.argsort(step.env_ids))  # first come, first in row: no order to build on
         self.where: slice | NDArray[np.int64] = slice(None) if self.everything else self.env_ids
         self.ended = self.terminated | self.truncated
+        if self.fault.any():
+            self.ended[self.fault] = False  # there are no final observations of what was lost
 
     def _choose(self, rows: NDArray[np.int64]) -> None:
         same = self.final is self.obs
         self.obs = [[leaf[rows] for leaf in leaves] for leaves in self.obs]
         self.final = self.obs if same else [[leaf[rows] for leaf in leaves] for leaves in self.final]
         self.masks = [None if mask is None else mask[rows] for mask in self.masks]
-        for name in ("env_ids", "rewards", "terminated", "truncated", "alive", "acting", "done"):
+        for name in ("env_ids", "rewards", "terminated", "truncated", "alive", "acting", "done", "fault", "quiet"):
             setattr(self, name, getattr(self, name)[rows])
         self._writable = True
 

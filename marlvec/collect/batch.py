@@ -137,7 +137,8 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         known: Ids of all policies there are, for the message where one is missing.
 
     Attributes:
-        env_steps: Truncate mode: env steps made for this batch. Complete mode: length of its episodes, together.
+        env_steps: Truncate mode: env steps made for this batch, those that were lost left out. Complete mode: length
+            of its episodes, together.
         agent_steps: Rows of all policies: decisions with a known outcome.
     """
 

@@ -16,8 +16,9 @@ from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.cast import Cast
 from marlvec.collect.chains import chains
 from marlvec.collect.episodes import Episodes, PolicyMapping
+from marlvec.collect.gain import Gain
 from marlvec.collect.harvest import Harvest
-from marlvec.collect.loop import Gain, Loop
+from marlvec.collect.loop import Loop
 from marlvec.collect.metrics import EpisodeRecord, Metrics
 from marlvec.collect.roles import Role
 from marlvec.connectors import ActionPipeline, AgentPipeline
@@ -42,6 +43,12 @@ class Collector:
     between two calls of `collect` decides with its new weights from the first row on. A transition runs from an agent's
     decision to its next turn, or to its own end, with all the env paid it in between; at an end ``next_obs`` is the
     agent's final observation, through the same connectors. What a batch holds does not depend on the autoreset mode.
+
+    Where an env is built anew or masked, because of a fault or of `RestartQuietly`, the episode it was in is lost: all
+    its rows that no batch holds yet are dropped and count for nothing, its connectors' state is reset, it is in no
+    statistics, and the others go on as if nothing had happened. In truncate mode earlier batches may hold its
+    beginning; nothing follows on the last row there, which is neither terminated nor truncated. `Metrics` counts what
+    was lost. Masked envs are left out from then on.
 
     The envs belong to the caller: the collector resets them at its first `collect`, and never closes them. No one else
     may step them meanwhile.
@@ -174,10 +181,11 @@ class Collector:
         Raises:
             ArgumentError: Not exactly one positive amount.
             ContractError: A policy or connector answered in a wrong form; names the policy.
-            EnvFault: An env raised or a worker died. The running episodes are lost: call `reset` to go on.
+            EnvFault: An env raised or a worker died, and ``on_fault`` of the envs does not let them go on. The running
+                episodes are lost: call `reset` to go on.
             Exception: What a policy raises, with a note that names it. Nothing was sent; calling again goes on from
                 there, and that call's batch holds what this one had collected.
-            StateError: An earlier call failed half-way through a step.
+            StateError: An earlier call failed half-way through a step, or all envs are masked.
         """
         unit, amount = self._goal(steps, env_steps=env_steps, agent_steps=agent_steps, episodes=episodes)
         if self._loop.state == "lost":
@@ -189,7 +197,7 @@ class Collector:
         return self._deliver(unit, amount)
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin new episodes in all envs. Running ones are abandoned, with all rows that were not handed over.
+        """Begin new episodes in all envs. Running ones are lost, with all rows that were not handed over.
 
         Args:
             seed: Seeds envs, policies and episodes anew, as the constructor's; None: all go on with their streams.
@@ -261,9 +269,15 @@ class Collector:
         else:
             slots = self._harvest.first_closed(amount) if unit == "agent_steps" else self._harvest.all_closed()
             env_steps = loop.gain.env_steps
+            self._episodes.hand_over()
         batches = self._harvest.reap(slots, loop.slot_L, self._episodes.policy_NA.reshape(-1))
-        loop.gain = Gain(agent_steps=loop.gain.agent_steps - sum(map(len, slots)))
-        return MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self.policies))
+        batch = MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self.policies))
+        loop.gain = Gain(
+            env_steps=loop.gain.env_steps - env_steps,
+            decisions=loop.gain.decisions - batch.agent_steps,
+            agent_steps=loop.gain.agent_steps - batch.agent_steps,
+        )
+        return batch
 
     def _policy_seed(self, index: int) -> int:
         stream = np.random.SeedSequence(self._entropy, spawn_key=(_POLICY_STREAM, index))

@@ -89,6 +89,7 @@ class Episodes:
         self.turn_L = np.zeros(n * a, np.int64)
         self.owed_L = np.zeros(n * a, np.float64)
         self._length_N = np.zeros(n, np.int64)
+        self._handed_N = np.zeros(n, np.int64)  # how much of that batches have counted
         self._number_N = np.zeros(n, np.int64)
         self._began_N = np.zeros(n, np.float64)
         self._returns_NA = np.zeros((n, a), np.float64)
@@ -136,7 +137,7 @@ class Episodes:
         """
         self.eps_id_N[env_ids] = self._next_id + np.arange(len(env_ids))
         self._next_id += len(env_ids)
-        self._length_N[env_ids] = 0
+        self._length_N[env_ids] = self._handed_N[env_ids] = 0
         for array in (self._turn_NA, self._owed_NA, self._returns_NA, self._present_NA):
             array[env_ids] = 0
         self._began_N[env_ids] = perf_counter()
@@ -161,6 +162,19 @@ class Episodes:
     def see(self, envs: IntArray | slice, alive_nA: BoolArray) -> None:
         """Note who is in the episode."""
         self._present_NA[envs] |= alive_nA
+
+    def hand_over(self) -> None:
+        """All env steps made so far are counted in a batch."""
+        self._handed_N[:] = self._length_N
+
+    def lose(self, env_ids: IntArray) -> int:
+        """Close the accounts of episodes that were lost.
+
+        Returns:
+            Their env steps that no batch has counted.
+        """
+        self._number_N[env_ids] += 1
+        return int((self._length_N[env_ids] - self._handed_N[env_ids]).sum())
 
     def finish(self, env_ids: IntArray) -> list[EpisodeRecord]:
         """Close the accounts of episodes that ended, in the order given."""

@@ -63,7 +63,5 @@ class Harvest:
             if self._reward_dtype is not None:
                 columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)
             batches[role.policy_id] = SampleBatch(columns)
-            lanes = np.flatnonzero((slot_L >= 0) & (policy_L == role.index))
-            slot_L[lanes] = role.trajectories.forget(own, slot_L[lanes])
-            role.ready.move(slot_L[role.ready.lanes])
+            role.forget(own, slot_L, policy_L)
         return batches

@@ -6,7 +6,6 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
@@ -16,40 +15,27 @@ from numpy.typing import NDArray
 from marlvec.collect.arrivals import Arrival
 from marlvec.collect.cast import Cast, Selection
 from marlvec.collect.episodes import Episodes
+from marlvec.collect.gain import Gain
 from marlvec.collect.metrics import EpisodeRecord, Metrics
 from marlvec.collect.roles import Answer, Ready, Role
 from marlvec.connectors import Rows
 from marlvec.connectors.trees import Tree
-from marlvec.errors import ContractError, EnvFault
+from marlvec.errors import ContractError, EnvFault, StateError
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["Gain", "Loop"]
+__all__ = ["Loop"]
 
 IntArray = NDArray[np.int64]
 
 _NONE = Ready.none()
 
 
-@dataclass(slots=True)
-class Gain:
-    """What has come in and was not handed over yet.
-
-    Attributes:
-        env_steps: Env steps.
-        agent_steps: Closed transitions.
-        episodes: Episodes that ended.
-    """
-
-    env_steps: int = 0
-    agent_steps: int = 0
-    episodes: int = 0
-
-
 class Loop:
     """Steps envs with policies and keeps the books.
 
     A row that came out of the agent connectors is stored at once and waits, *ready*, for its policy. Once answered it
-    is *open*, until the agent's next row, ready or last, closes it.
+    is *open*, until the agent's next row, ready or last, closes it. An episode that is lost takes all its rows along
+    that no batch holds yet, and is in no record.
 
     Args:
         envs: The envs.
@@ -63,6 +49,7 @@ class Loop:
         gain: What has come in since someone last looked.
         finished: Records of episodes that ended, likewise; only while ``keep_finished``.
         slot_L: (L,) each lane's stored row that is ready or open, or -1.
+        living: Ids of the envs that are not masked; the others are never sent to.
         explore: Whether policies explore.
     """
 
@@ -78,7 +65,7 @@ class Loop:
         self.gain = Gain()
         self.finished: list[EpisodeRecord] = []
         self.slot_L = np.full(n * a, -1, np.int64)
-        self._all_ids = np.arange(n)
+        self._all_ids = self.living = np.arange(n)
         self._over_NA = np.zeros((n, a), np.bool_)  # ended in the running episode
         self._any_over = False
         self._tick = 0
@@ -101,25 +88,31 @@ class Loop:
         for role in self._roles:
             role.trajectories.clear()
             role.ready = Ready.none()
+        self._metrics.env_steps_lost += self.gain.env_steps
+        self._metrics.agent_steps_lost += self.gain.decisions
         self.gain = Gain()
         self.finished.clear()
         self._episodes.restart(numbers=seed is not None)
         self._envs.reset_send(seed=seed)
         self._pending = True
         arrival = self._receive()
+        self._leave_out_masked(arrival)
         self._begin(self._all_ids)
         self._observe(arrival)
         self.state = "ready"
 
     def step(self, k: int) -> None:
-        """Step k envs, or take in what an interrupted call left on its way.
+        """Step k envs, or all that live, or take in what an interrupted call left on its way.
 
         Raises:
+            StateError: All envs are masked.
             ContractError, Exception: From policies and action connectors: nothing was sent, the state is as before.
             EnvFault, Exception: From envs and agent connectors: the state is ``"lost"``.
         """
+        if not len(self.living):
+            raise StateError("all envs are masked after faults, so there is nobody left to step; make() new ones")
         if self.state != "waiting":
-            self._act(None if k >= len(self._all_ids) else self._longest_waiting(k))
+            self._act(self._longest_waiting(k))
         began = perf_counter()
         try:
             arrival = self._receive()
@@ -145,9 +138,12 @@ class Loop:
         self._pending = False
         return Arrival(step, len(self._all_ids), writable=self._envs.copy)
 
-    def _longest_waiting(self, k: int) -> IntArray:
-        """The k envs that have stepped least: as all go round in turn, those that have waited longest."""
-        return np.sort(np.argsort(self._episodes.steps_N, kind="stable")[:k])
+    def _longest_waiting(self, k: int) -> IntArray | None:
+        """The k envs that have stepped least: as all go round in turn, those that have waited longest. None for all."""
+        chosen = self.living
+        if k < len(chosen):
+            chosen = np.sort(chosen[np.argsort(self._episodes.steps_N[chosen], kind="stable")[:k]])
+        return None if len(chosen) == len(self._all_ids) else chosen
 
     # --- from ready rows to the envs
 
@@ -183,6 +179,7 @@ class Loop:
             role.agent_connectors.on_policy_output(answer.rows)
             self._episodes.turn_L[lanes] += 1
             self._metrics.agent_steps += len(lanes)
+            self.gain.decisions += len(lanes)
         for role, rest in zip(self._roles, waiting, strict=True):
             role.ready = rest
         self.state = "waiting"
@@ -198,11 +195,44 @@ class Loop:
         self._metrics.env_steps += len(arrival.env_ids)
         self.gain.env_steps += len(arrival.env_ids)
         self._episodes.pay(envs, arrival.rewards)
+        if arrival.fault.any():
+            self._lose(arrival)
         if arrival.ended.any():
             self._close(arrival)
         if arrival.done.any():
             self._turn_over(arrival)
         self._observe(arrival)
+
+    def _lose(self, arrival: Arrival) -> None:
+        """Drop what is stored of the episodes that were lost."""
+        env_ids = arrival.env_ids[arrival.fault]
+        eps_ids = self._episodes.eps_id_N[env_ids]
+        slot_NA = self.slot_L.reshape(len(self._all_ids), -1)
+        still_open, closed = int(np.count_nonzero(slot_NA[env_ids] >= 0)), 0
+        slot_NA[env_ids] = -1
+        for role in self._roles:
+            slots = role.trajectories.of_episodes(eps_ids)
+            if len(slots):
+                closed += len(role.trajectories.closed(eps_ids))
+                role.forget(slots, self.slot_L, self._episodes.policy_NA.reshape(-1))
+        env_steps, decisions = self._episodes.lose(env_ids), closed + still_open
+        self.gain.env_steps -= env_steps
+        self.gain.decisions -= decisions
+        self.gain.agent_steps -= closed
+        quiet = int(np.count_nonzero(arrival.quiet))
+        self._metrics.episodes_faulty += len(env_ids) - quiet
+        self._metrics.episodes_restarted += quiet
+        self._metrics.env_steps_lost += env_steps
+        self._metrics.agent_steps_lost += decisions
+
+    def _leave_out_masked(self, arrival: Arrival) -> None:
+        """Have nothing to do any more with envs that are out for good, from when their own rows say so."""
+        if masked := self._envs.masked_env_ids:
+            silent = arrival.env_ids[~arrival.alive.any(axis=1)]
+            self.living = self.living[~np.isin(self.living, np.intersect1d(silent, masked))]
+
+    def _of_living(self, env_ids: IntArray) -> IntArray:
+        return env_ids if len(self.living) == len(self._all_ids) else env_ids[np.isin(env_ids, self.living)]
 
     def _close(self, arrival: Arrival) -> None:
         """Take in the final observations of agents that ended."""
@@ -223,8 +253,8 @@ class Loop:
             self.slot_L[lanes] = -1
 
     def _turn_over(self, arrival: Arrival) -> None:
-        """Finish the episodes that ended, and begin the next ones."""
-        env_ids = arrival.env_ids[arrival.done]
+        """Finish the episodes that ended, and begin the next ones, also where one was lost."""
+        env_ids = arrival.env_ids[arrival.done & ~arrival.fault]
         open_nA = self.slot_L.reshape(len(self._all_ids), -1)[env_ids] >= 0
         if open_nA.any():
             i, a = np.argwhere(open_nA)[0].tolist()
@@ -238,26 +268,35 @@ class Loop:
             self._metrics.add(record)
         if self._keep_finished:
             self.finished.extend(records)
+        self._leave_out_masked(arrival)
+        env_ids = arrival.env_ids[arrival.done]
+        if self._envs.autoreset_mode != "same_step":
+            arrival.own()
+            self._renew(arrival, env_ids)
         self._begin(env_ids)
-        if self._envs.autoreset_mode == "same_step":
-            return
-        arrival.own()
-        if self._envs.autoreset_mode == "next_step":
-            self._envs.send(self._cast.actions((), env_ids, grouped=self._envs.grouped), env_ids)
-        else:
-            self._envs.reset_send(env_ids=env_ids)
-        self._pending = True
-        arrival.renew(self._receive())
+
+    def _renew(self, arrival: Arrival, env_ids: IntArray) -> None:
+        """Have these envs begin the next episode, again where that fails, and put its first rows into the arrival."""
+        while len(env_ids := self._of_living(env_ids)):
+            if self._envs.autoreset_mode == "next_step":
+                self._envs.send(self._cast.actions((), env_ids, grouped=self._envs.grouped), env_ids)
+            else:
+                self._envs.reset_send(env_ids=env_ids)
+            self._pending = True
+            fresh = self._receive()
+            arrival.renew(fresh)
+            self._leave_out_masked(fresh)
+            env_ids = fresh.env_ids[fresh.done]
 
     def _begin(self, env_ids: IntArray) -> None:
-        """Begin new episodes in the books; who plays whom is settled here."""
+        """Forget these envs' episodes, and begin the next ones of those that live; who plays whom is settled here."""
         for role in self._roles:
             if role.group_index >= 0:  # else it never played, and its connectors do not even know their spaces
                 role.agent_connectors.reset(env_ids)
                 role.action_connectors.reset(env_ids)
         self._over_NA[env_ids] = False
         self._any_over = bool(self._over_NA.any())
-        if self._episodes.begin(env_ids, self._entropy) or not self._cast.playing:
+        if self._episodes.begin(self._of_living(env_ids), self._entropy) or not self._cast.playing:
             self._cast.update()
 
     def _observe(self, arrival: Arrival) -> None:

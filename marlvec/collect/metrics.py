@@ -1,4 +1,4 @@
-"""What happened in the episodes: returns, lengths, durations; and where the time went."""
+"""What happened in the episodes: returns, lengths, durations; what was lost; and where the time went."""
 
 from __future__ import annotations
 
@@ -99,15 +99,24 @@ class Timer:
 class Metrics:
     """Totals over a collector's life, and statistics over its last episodes.
 
+    Nothing goes astray: at any time ``env_steps`` is the sum of those of all batches, of ``env_steps_lost``, and of
+    what waits for a later batch; after a ``collect(env_steps=...)`` that cuts through episodes, nothing waits. So it is
+    with ``agent_steps``, where a decision waits until its outcome is known. Lost is what came into no batch and never
+    will, because a fault or `RestartQuietly` ended its episode, or because `Collector.reset` did.
+
     Args:
         agents: Agent names, in order.
         policies: Policy ids.
         window: Number of episodes that statistics are over.
 
     Attributes:
-        env_steps: Env steps made; autoreset steps are none.
-        agent_steps: Decisions given to envs.
-        episodes_total: Episodes finished.
+        env_steps: Env steps that envs answered, lost ones and those that failed included; autoreset steps are none.
+        agent_steps: Decisions given to envs, likewise.
+        episodes_total: Episodes finished; lost ones are not.
+        episodes_faulty: Episodes lost to a fault: of their own env, or of one beside it in the same worker.
+        episodes_restarted: Episodes lost because their env raised `RestartQuietly`.
+        env_steps_lost: Those of ``env_steps`` that were lost.
+        agent_steps_lost: Those of ``agent_steps`` that were lost.
         timers: Timer by name, see `TIMERS`.
     """
 
@@ -119,6 +128,10 @@ class Metrics:
         self.env_steps = 0
         self.agent_steps = 0
         self.episodes_total = 0
+        self.episodes_faulty = 0
+        self.episodes_restarted = 0
+        self.env_steps_lost = 0
+        self.agent_steps_lost = 0
         self.timers = {name: Timer() for name in TIMERS}
 
     def add(self, record: EpisodeRecord) -> None:
@@ -178,6 +191,10 @@ class Metrics:
             "env_steps": self.env_steps,
             "agent_steps": self.agent_steps,
             "episodes_total": self.episodes_total,
+            "episodes_faulty": self.episodes_faulty,
+            "episodes_restarted": self.episodes_restarted,
+            "env_steps_lost": self.env_steps_lost,
+            "agent_steps_lost": self.agent_steps_lost,
             **_plain(_of_episodes(self.episodes)),
             "envs": {i: _plain(self.env(i)) for i in sorted({e.env_id for e in self._window})},
             "agents": {name: _plain(self.agent(name)) for name in self._agents},
@@ -187,9 +204,11 @@ class Metrics:
 
     def __repr__(self) -> str:
         r = self.returns
+        gone = self.episodes_faulty + self.episodes_restarted
+        lost = f" and {gone} lost" if gone else ""
         return (
-            f"Metrics({self.env_steps} env steps, {self.agent_steps} agent steps, {self.episodes_total} episodes; "
-            f"returns of the last {r.count}: mean {r.mean:.4g}, min {r.min:.4g}, max {r.max:.4g})"
+            f"Metrics({self.env_steps} env steps, {self.agent_steps} agent steps, {self.episodes_total} episodes"
+            f"{lost}; returns of the last {r.count}: mean {r.mean:.4g}, min {r.min:.4g}, max {r.max:.4g})"
         )
 
 

@@ -170,6 +170,18 @@ class Role:
                 )
         return out
 
+    def forget(self, slots: IntArray, slot_L: IntArray, policy_L: IntArray) -> None:
+        """Drop stored rows; what stays moves together.
+
+        Args:
+            slots: Which; see `Trajectories.forget`.
+            slot_L: (L,) each lane's slot that is ready or open, or -1; moved along in place.
+            policy_L: (L,) index of the role that plays each lane.
+        """
+        lanes = np.flatnonzero((slot_L >= 0) & (policy_L == self.index))
+        slot_L[lanes] = self.trajectories.forget(slots, slot_L[lanes])
+        self.ready.move(slot_L[self.ready.lanes])
+
     def act(self, ready: Ready, *, explore: bool) -> Answer:
         """Ask the policy about ready rows.
 

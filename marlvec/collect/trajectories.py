@@ -151,6 +151,12 @@ class Trajectories:
             slots = slots[np.isin(self._rows["eps_id"].leaves[0][slots], eps_ids)] if self._rows else slots
         return slots
 
+    def of_episodes(self, eps_ids: IntArray) -> IntArray:
+        """All slots of some episodes, ends and rows that wait for an action included; ascending."""
+        if not self._rows:
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(np.isin(self._rows["eps_id"].leaves[0][: self._size], eps_ids))
+
     def closing_order(self, slots: IntArray) -> tuple[IntArray, IntArray]:
         """Tick at which each transition was closed, and its lane."""
         return self._tick[self._next[slots]], self._lane[slots]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -17,7 +18,7 @@ from marlvec.envs.self_reset import resets_itself, take_finals
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info, split_action_mask
 from marlvec.errors import ContractError
-from marlvec.spaces import SpaceTree
+from marlvec.spaces import SpaceTree, describe_difference
 
 __all__ = ["Adapter"]
 
@@ -58,13 +59,17 @@ class Adapter(MultiAgentEnv):
         for name in self.agents:
             if name in _RESERVED:
                 raise ContractError(f"{self.name}: {name!r} is a reserved word and cannot be an agent's name")
-        for what, found in (("observation", observation_spaces), ("action", action_spaces)):
-            for agent, space in zip(self.ids, found, strict=True):
-                if not isinstance(space, Space):
-                    got = type(space).__name__
-                    raise ContractError(
-                        f"{self.name}: {what} space of agent {agent!r}: expected a gymnasium space, got {got}"
-                    )
+        self._declared = [
+            (kind, agent, space)
+            for kind, found in (("observation", observation_spaces), ("action", action_spaces))
+            for agent, space in zip(self.ids, found, strict=True)
+        ]
+        for kind, agent, space in self._declared:
+            if not isinstance(space, Space):
+                got = type(space).__name__
+                raise ContractError(
+                    f"{self.name}: {kind} space of agent {agent!r}: expected a gymnasium space, got {got}"
+                )
         pairs = [split_action_mask(o, a) for o, a in zip(observation_spaces, action_spaces, strict=True)]
         self.observation_spaces = tuple(space for space, _ in pairs)
         self.action_spaces = tuple(action_spaces)
@@ -109,7 +114,32 @@ class Adapter(MultiAgentEnv):
             kwargs["options"] = deepcopy(options)
         elif options is not None:
             broken(self.name, "reset()", f"it takes no options, and {options!r} were given")
-        return self.env.reset(**kwargs)
+        result = self.env.reset(**kwargs)
+        self._check_spaces()
+        return result
+
+    @abstractmethod
+    def _space_of(self, kind: str, agent: AgentId) -> Any:
+        """Ask the env for one agent's ``"observation"`` or ``"action"`` space, mask and all."""
+
+    def _check_spaces(self) -> None:
+        """Refuse an env whose spaces are not those any more that the buffers and policies were made for.
+
+        Raises:
+            ContractError: A space is another one; names its agent, and both.
+        """
+        for kind, agent, space in self._declared:
+            try:
+                now = self._space_of(kind, agent)
+            except Exception:  # it tells only of those who are here; that is no contradiction
+                continue
+            if now is not space and isinstance(now, Space) and (differs := describe_difference(space, now)):
+                broken(
+                    self.name,
+                    "reset()",
+                    f"{kind} space of agent {agent!r}: expected the one that the env was built with, got another "
+                    f"{differs}. Declare one space that has room for all",
+                )
 
     def _observe(self, slot: Slot, a: int, value: Any, acting: bool) -> None:
         """Write agent number ``a``'s observation, and its mask if it has one; the mask of one not acting allows all."""

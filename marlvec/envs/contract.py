@@ -10,7 +10,7 @@ import numpy as np
 
 from marlvec.errors import ContractError
 
-__all__ = ["AgentId", "broken", "flag", "mapping", "names_of", "real", "refuse_unknown", "step_length"]
+__all__ = ["AgentId", "agent_ids", "broken", "flag", "mapping", "names_of", "real", "refuse_unknown", "step_length"]
 
 AgentId = Hashable
 """An agent as the user's env names it; usually a string, in RLlib style often an int."""
@@ -74,6 +74,30 @@ def mapping(value: Any, env: str, call: str, what: str) -> Mapping[Any, Any]:
     broken(env, call, f"{what}: expected a dict keyed by agent, got {type(value).__name__}: {short_repr(value)}")
 
 
+def agent_ids(found: Any, env: str, where: str) -> list[AgentId]:
+    """Make sure that what an env lists as its agents can be the keys of dicts.
+
+    Raises:
+        ContractError: It is no list of anything, or what it lists is no key.
+    """
+    if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
+        broken(env, where, f"expected a list of agents, got {type(found).__name__}: {short_repr(found)}")
+    ids = list(found)
+    for agent in ids:
+        if not _is_key(agent):
+            broken(env, where, f"expected strings or other keys of dicts, got {type(agent).__name__}: {agent!r}")
+    return ids
+
+
+def _is_key(agent: Any) -> bool:
+    """Whether it can be looked up: a tuple with a list inside says that it is Hashable, and is not."""
+    try:
+        hash(agent)
+    except TypeError:
+        return False
+    return True
+
+
 def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], env: str, call: str, what: str) -> None:
     """Refuse the data of an agent that nobody announced.
 
@@ -81,7 +105,11 @@ def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], env: str, cal
         ContractError: Names the agent and those that are known.
     """
     for agent in table:
-        if agent not in known:
+        try:
+            is_known = agent in known
+        except TypeError:  # a list, which is the key of nothing
+            is_known = False
+        if not is_known:
             broken(env, call, f"{what} name the unknown agent {agent!r}; possible agents are {names_of(known)}")
 
 

@@ -9,7 +9,7 @@ from gymnasium.spaces import Dict, Tuple
 
 from marlvec.envs import infos as info_dicts
 from marlvec.envs.adapter import Adapter
-from marlvec.envs.contract import broken, flag, real, step_length
+from marlvec.envs.contract import AgentId, broken, flag, real, step_length
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ContractError
@@ -54,6 +54,9 @@ class GymnasiumEnv(Adapter):
         self._observe(slot, 0, obs, True)
         slot.alive[0] = slot.acting[0] = True
         return self._take_masks(slot, info_dicts.common(info, self.name))
+
+    def _space_of(self, kind: str, agent: AgentId) -> Any:
+        return self.env.observation_space if kind == "observation" else self.env.action_space
 
     def step(self, slot: Slot) -> Info | None:
         """Step the env."""

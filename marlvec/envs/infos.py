@@ -11,7 +11,10 @@ import numpy as np
 from marlvec.envs.contract import broken
 from marlvec.envs.spec import COMMON, Info
 
-__all__ = ["by_agent", "common", "snapshot"]
+__all__ = ["MAX_DEPTH", "by_agent", "common", "snapshot"]
+
+MAX_DEPTH = 32
+"""How many dicts within dicts an info may have: one that contains itself has no end."""
 
 # What an env may go on changing after it handed it out; anything else in an info is passed on as it is.
 _MUTABLE = (np.ndarray, dict, list, tuple, set, bytearray)
@@ -21,10 +24,18 @@ def snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
     """Copy one info dict so that the env may reuse it and the arrays in it.
 
     Raises:
-        ContractError: A value cannot be copied; names the key.
+        ContractError: A value cannot be copied, or is a dict that contains itself; or two keys are the same text, as 1
+            and "1" are. Names the key.
     """
     out: dict[str, Any] = {}
     for key, value in info.items():
+        name = key if key.__class__ is str else str(key)
+        if name in out:
+            broken(env, "info", f"expected keys that differ as text, got {name!r} twice (as {key!r}, too)")
+        if isinstance(value, dict) and _has_no_end(value):
+            broken(
+                env, "info", f"the value of {key!r} is a dict that contains itself, or more than {MAX_DEPTH} in a row"
+            )
         if isinstance(value, np.ndarray) and value.dtype != object:
             value = value.copy()
         elif isinstance(value, _MUTABLE):
@@ -32,8 +43,18 @@ def snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
                 value = deepcopy(value)
             except Exception as error:
                 broken(env, "info", f"the value of {key!r} cannot be copied ({type(error).__name__}: {error})")
-        out[str(key)] = value
+        out[name] = value
     return out
+
+
+def _has_no_end(table: dict[Any, Any]) -> bool:
+    """Whether dicts are nested deeper than anyone needs. A dict that occurs twice on a level is looked into once."""
+    level = {id(table): table}
+    for _ in range(MAX_DEPTH):
+        level = {id(value): value for inner in level.values() for value in inner.values() if isinstance(value, dict)}
+        if not level:
+            return False
+    return True
 
 
 def common(info: Any, env: str) -> Info | None:

@@ -12,7 +12,7 @@ from typing import Any
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.errors import ArgumentError
 
-__all__ = ["find_method", "get_attribute", "is_wrapped", "layers", "set_attribute"]
+__all__ = ["find_method", "get_attribute", "innermost", "is_wrapped", "layers", "set_attribute"]
 
 # Where a layer keeps the next one: wrappers of Gymnasium and PettingZoo, PettingZoo's conversions, vectorizers of one.
 _INNER = ("env", "aec_env", "par_env")
@@ -27,6 +27,13 @@ def layers(env: Any) -> Iterator[Any]:
         # Not getattr: wrappers that pass attributes on would answer for what they wrap.
         own = _own_attributes(env)
         env = next((own[name] for name in _INNER if own.get(name) is not None), None)
+
+
+def innermost(env: MultiAgentEnv) -> Any:
+    """The user's env without any wrappers."""
+    user_env = env.unwrapped
+    inner = getattr(user_env, "unwrapped", None)
+    return user_env if inner is None else inner
 
 
 def get_attribute(env: MultiAgentEnv, name: str) -> Any:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from marlvec.envs import infos as info_dicts
 from marlvec.envs.adapter import Adapter
-from marlvec.envs.contract import AgentId, broken, flag, mapping, names_of, real, refuse_unknown, step_length
+from marlvec.envs.contract import (
+    AgentId,
+    agent_ids,
+    broken,
+    flag,
+    mapping,
+    names_of,
+    real,
+    refuse_unknown,
+    step_length,
+)
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
 from marlvec.errors import ContractError
 
-__all__ = ["PettingZooParallelEnv", "agents_and_spaces", "split_dones"]
+__all__ = ["PettingZooParallelEnv", "agents_and_spaces", "space_of", "split_dones"]
 
 _UNBORN, _LIVE, _ENDED = range(3)
 _FLOATS = frozenset({"e", "f", "d", "g"})  # formats of numpy's floats in a memoryview
@@ -127,6 +137,9 @@ class PettingZooParallelEnv(Adapter):
         except (ContractError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             pass
         return self._absorb(slot, result)
+
+    def _space_of(self, kind: str, agent: AgentId) -> Any:
+        return space_of(self.env, kind, agent, self.ids)
 
     def _absorb(self, slot: Slot, result: Any) -> Info | None:
         """Write one step's result into the slot, whatever the agents did, and check all of it."""
@@ -257,16 +270,21 @@ def agents_and_spaces(env: Any) -> tuple[list[AgentId], list[Any], list[Any]]:
     agents = getattr(env, "possible_agents", None)
     if agents is None:
         broken(label, "possible_agents", "missing: expected the names of all agents that may ever appear")
-    agents = list(agents)
+    agents = agent_ids(agents, label, "possible_agents")
     if not agents:
         broken(label, "possible_agents", "empty: expected at least one agent")
     observation_spaces, action_spaces = (
-        [_space(env, kind, agent, agents) for agent in agents] for kind in ("observation", "action")
+        [space_of(env, kind, agent, agents) for agent in agents] for kind in ("observation", "action")
     )
     return agents, observation_spaces, action_spaces
 
 
-def _space(env: Any, kind: str, agent: AgentId, agents: list[AgentId]) -> Any:
+def space_of(env: Any, kind: str, agent: AgentId, agents: Iterable[AgentId]) -> Any:
+    """One agent's observation or action space.
+
+    Raises:
+        ContractError: The env tells of none.
+    """
     function = getattr(env, f"{kind}_space", None)
     # PettingZoo's own default warns and then reads the dict; that is as good to us, so it is read without the warning.
     inherited = getattr(getattr(function, "__func__", None), "__module__", "") == "pettingzoo.utils.env"

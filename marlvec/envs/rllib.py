@@ -9,7 +9,7 @@ from gymnasium.spaces import Dict, Space
 
 from marlvec.envs import infos as info_dicts
 from marlvec.envs.adapter import Adapter
-from marlvec.envs.contract import AgentId, broken, flag, mapping, real, refuse_unknown, step_length
+from marlvec.envs.contract import AgentId, agent_ids, broken, flag, mapping, real, refuse_unknown, step_length
 from marlvec.envs.pettingzoo import split_dones
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
@@ -117,6 +117,9 @@ class RLlibEnv(Adapter):
             slot.done = any(over) or all(status == _ENDED for status in self._status)
         return self._take_masks(slot, told)
 
+    def _space_of(self, kind: str, agent: AgentId) -> Any:
+        return _space(self.env, kind, agent)
+
     def _all_flagged(self, terminateds: Mapping[Any, Any], truncateds: Mapping[Any, Any]) -> bool:
         """Whether every possible agent has ended by now, by flags of its own."""
         name = self.name
@@ -186,16 +189,17 @@ def _look_up(env: Any, attribute: str) -> Any:
 
 def _agents(env: Any) -> list[AgentId]:
     """Agents of an RLlib-style env, in a fixed order."""
+    label = type(env).__name__
     for attribute in ("possible_agents", "observation_spaces", "get_agent_ids", "_agent_ids", "agents"):
         found = _look_up(env, attribute)
         if callable(found) and attribute == "get_agent_ids":
             found = found()
         if isinstance(found, Dict):
             found = found.spaces
-        if isinstance(found, Iterable) and not isinstance(found, (str, Space)) and (agents := list(found)):
+        if isinstance(found, Iterable) and not isinstance(found, (str, Space)) and (listed := list(found)):
+            agents = agent_ids(listed, label, attribute)
             # A set has no order of its own, and every worker must come to the same one.
             return sorted(agents, key=str) if isinstance(found, (set, frozenset)) else agents
-    label = type(env).__name__
     broken(label, "possible_agents", "missing: expected all agents there, or as the keys of observation_spaces")
 
 

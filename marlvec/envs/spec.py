@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
 from marlvec.envs.choices import count_choices, own_choices
@@ -98,12 +99,17 @@ class EnvSpec:
     def groups(self) -> tuple[AgentGroup, ...]:
         """Agents of equal spaces, in order of their first agent."""
         members: list[list[int]] = []
+        outlined: dict[
+            Hashable, list[list[int]]
+        ] = {}  # a thousand agents of a thousand spaces are not compared in pairs
         for a in range(len(self.agents)):
-            home = next((m for m in members if self._alike(m[0], a)), None)
+            near = outlined.setdefault(self._outline(a), [])
+            home = next((m for m in near if self._alike(m[0], a)), None)
             if home is None:
-                members.append([a])
-            else:
-                home.append(a)
+                home = []
+                members.append(home)
+                near.append(home)
+            home.append(a)
         names = _group_names([[self.agents[a] for a in m] for m in members])
         return tuple(
             AgentGroup(
@@ -118,10 +124,14 @@ class EnvSpec:
 
     def _alike(self, a: int, b: int) -> bool:
         return (
-            describe_difference(self.observation_spaces[a], self.observation_spaces[b]) is None
-            and describe_difference(self.action_spaces[a], self.action_spaces[b]) is None
+            _are_equal(self.observation_spaces[a], self.observation_spaces[b])
+            and _are_equal(self.action_spaces[a], self.action_spaces[b])
             and self.mask_sizes[a] == self.mask_sizes[b]
         )
+
+    def _outline(self, a: int) -> Hashable:
+        """What agents of equal spaces certainly have in common."""
+        return _outline(self.observation_spaces[a]), _outline(self.action_spaces[a]), self.mask_sizes[a]
 
     @property
     def own_observation_spaces(self) -> Spaces:
@@ -153,6 +163,7 @@ class EnvSpec:
         if self.agents != other.agents:
             return f"agents: expected {self.agents}, got {other.agents}"
         describe = describe_incompatibility if mode == "compatible" else describe_difference
+        fitting: set[tuple[int, int]] = set()  # agents may share one space, and mostly do
         for what, mine, theirs in (
             ("observation space", self.observation_spaces, other.observation_spaces),
             ("action space", self.action_spaces, other.action_spaces),
@@ -160,8 +171,10 @@ class EnvSpec:
             ("own action space", self.own_action_spaces, other.own_action_spaces),
         ):
             for agent, a, b in zip(self.agents, mine, theirs, strict=True):
-                if differs := describe(a, b):
+                pair = id(a), id(b)
+                if pair not in fitting and (differs := describe(a, b)):
                     return f"{what} of agent {agent!r} {differs}"
+                fitting.add(pair)
         if self.mask_sizes != other.mask_sizes:
             return f"action mask sizes: expected {self.mask_sizes}, got {other.mask_sizes}"
         state, others = self.state_space, other.state_space
@@ -197,6 +210,21 @@ class EnvSpec:
         )
 
 
+def _are_equal(a: Space[Any], b: Space[Any]) -> bool:
+    return a is b or describe_difference(a, b) is None
+
+
+def _outline(space: Space[Any]) -> Hashable:
+    """What a space has in common with all that are equal to it, in a form that can be looked up."""
+    if isinstance(space, Dict):
+        return type(space), frozenset((str(key), _outline(sub)) for key, sub in space.spaces.items())
+    if isinstance(space, Tuple):
+        return type(space), tuple(_outline(sub) for sub in space.spaces)
+    if isinstance(space, Discrete):
+        return type(space), int(space.n), int(space.start)
+    return type(space), space.shape
+
+
 def object_leaves(spec: EnvSpec) -> list[str]:
     """List the leaves that have no fixed-size array form, of one agent of each group.
 
@@ -220,9 +248,9 @@ def _group_names(groups: Sequence[Sequence[str]]) -> list[str]:
     wanted = [next(iter(p)) if len(p) == 1 else None for p in prefixes]
     if len(groups) == 1:
         return [wanted[0] if wanted[0] is not None and len(groups[0]) > 1 else "agents"]
+    known = Counter(prefix for found in prefixes for prefix in found)
     return [
-        name if name is not None and sum(name in p for p in prefixes) == 1 else group[0]
-        for name, group in zip(wanted, groups, strict=True)
+        name if name is not None and known[name] == 1 else group[0] for name, group in zip(wanted, groups, strict=True)
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from marlvec.envs import infos as info_dicts
 from marlvec.envs.adapter import Adapter
 from marlvec.envs.contract import AgentId, broken, flag, mapping, names_of, real, refuse_unknown
-from marlvec.envs.pettingzoo import agents_and_spaces
+from marlvec.envs.pettingzoo import agents_and_spaces, space_of
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
 from marlvec.errors import ContractError
@@ -84,12 +84,13 @@ class PettingZooAECEnv(Adapter):
         # The dead take their turns until a live agent is selected or nobody is left.
         while env.agents:
             agent = env.agent_selection
+            a = self._place(agent, "step()")
             flags = self._flags_of(agent, "step()")
             if not any(flags):
-                a = self._select(slot, "step()")
+                self._select(slot, "step()")
                 self._observe(slot, a, env.observe(agent), True)
                 break
-            self._end(slot, self._place(agent, "step()"), flags, last_infos)
+            self._end(slot, a, flags, last_infos)
             env.step(None)
             if agent in env.agents:
                 broken(self.name, "step()", f"step(None) of the dead agent {agent!r} left it in env.agents")
@@ -109,6 +110,9 @@ class PettingZooAECEnv(Adapter):
                     self._observe(slot, a, self.env.observe(agent), False)
                     self._status[a] = _ENDED
         super().cut_short(slot)
+
+    def _space_of(self, kind: str, agent: AgentId) -> Any:
+        return space_of(self.env, kind, agent, self.ids)
 
     def _account(self, slot: Slot, last_infos: dict[AgentId, Any]) -> None:
         """Write what the env's last own step paid, and find out who came and who went."""
@@ -158,7 +162,10 @@ class PettingZooAECEnv(Adapter):
 
     def _place(self, agent: AgentId, call: str) -> int:
         """Place of an agent on the agent axis."""
-        a = self._index.get(agent)
+        try:
+            a = self._index.get(agent)
+        except TypeError:  # a list, which is the key of nothing
+            a = None
         if a is None:
             broken(self.name, call, f"unknown agent {agent!r}; possible agents are {names_of(self.ids)}")
         return a

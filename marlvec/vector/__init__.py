@@ -2,8 +2,10 @@
 
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.control import PerEnv
+from marlvec.vector.fault_log import Fault
 from marlvec.vector.infos import infos_from_list, infos_to_list
 from marlvec.vector.rendering import tile_frames
+from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.result import VectorStep
 from marlvec.vector.seeding import env_seeds
 from marlvec.vector.sync import SyncVectorEnv
@@ -16,6 +18,8 @@ __all__ = [
     "ThreadVectorEnv",
     "AsyncVectorEnv",
     "PerEnv",
+    "Fault",
+    "RestartLimit",
     "VectorStep",
     "env_seeds",
     "infos_from_list",

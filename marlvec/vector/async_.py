@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import os
+import math
 import pickle
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, Unpack
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.spec import EnvSpec, object_leaves
-from marlvec.errors import ArgumentError, Failure, UnsupportedSpaceError, WorkerDied
+from marlvec.errors import ArgumentError
 from marlvec.vector import channel as ch
-from marlvec.vector import memory
-from marlvec.vector.buffers import Buffers
-from marlvec.vector.channel import ChannelClosed, Message
-from marlvec.vector.crew import Crew
+from marlvec.vector.calls import CONTROL_CALLS
+from marlvec.vector.crew import Crew, Starting
 from marlvec.vector.engine import Settings, SettingsArguments
-from marlvec.vector.faults import describe_exit, picklable, raise_failures, unpack_failure
-from marlvec.vector.launch import WorkerProcess, start_method
-from marlvec.vector.reports import Report, unpack_report
-from marlvec.vector.shares import Shares, agree
+from marlvec.vector.faults import picklable, raise_failures
+from marlvec.vector.launch import start_method
+from marlvec.vector.obituary import Loss, of_many
+from marlvec.vector.reports import unpack_report
+from marlvec.vector.shares import Shares
+from marlvec.vector.staff import Staff
 from marlvec.vector.vector_env import VectorEnv
-from marlvec.vector.worker import Plan, WorkerLink
+from marlvec.vector.watchdog import Watchdog
+from marlvec.vector.worker import WorkerLink
 
 __all__ = ["AsyncVectorEnv"]
 
@@ -48,14 +45,17 @@ class AsyncVectorEnv(VectorEnv):
             be in shared memory.
         daemon: What happens to workers that were not closed when the vectorizer is garbage collected or the interpreter
             exits: True: they get a second to close their envs; False: they get the time they need.
+        step_timeout: Seconds that one env may take for a step or a reset; None: as long as it wants. A worker whose env
+            takes longer is killed; it is noticed while a call waits.
         worker: A loop for the workers to run in place of `marlvec.vector.worker.serve`; see `WorkerLink`.
-        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state`` and ``spaces``, as in
-            `marlvec.make`.
+        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state``, ``spaces``,
+            ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
 
     Raises:
         SerialisationError: A factory cannot be pickled; nothing was started.
         EnvRaised: A factory raised; names the env, with its traceback. Nothing is left running.
         WorkerDied: A worker died while it built its envs.
+        ResourceError: The machine has not enough memory, processes or file descriptors; nothing is left running.
         ContractError: Something is no env, or the envs' spaces differ.
         UnsupportedSpaceError: A leaf cannot be in shared memory, and that was required.
 
@@ -63,6 +63,7 @@ class AsyncVectorEnv(VectorEnv):
         num_workers: How many worker processes there are.
         context: Their start method.
         worker_pids: Their process ids.
+        step_timeout: As given.
     """
 
     backend = "async"
@@ -76,6 +77,7 @@ class AsyncVectorEnv(VectorEnv):
         context: Any = None,
         shared_memory: bool | str = True,
         daemon: bool = True,
+        step_timeout: float | None = None,
         worker: Callable[[WorkerLink], None] | None = None,
         **settings: Unpack[SettingsArguments],
     ) -> None:
@@ -83,103 +85,79 @@ class AsyncVectorEnv(VectorEnv):
         super().__init__(len(factories), chosen)
         if shared_memory not in (True, False, "require"):
             raise ArgumentError(f"shared_memory must be True, False or 'require', got {shared_memory!r}")
+        self.step_timeout = _seconds(step_timeout)
         self._shares = Shares(self.num_envs, num_workers)
         if -(-self.num_envs // self._shares.num_workers) > ch.MAX_COUNT:
             raise ArgumentError(f"a worker can have {ch.MAX_COUNT} envs at most; more than num_workers={num_workers}")
         self.num_workers = self._shares.num_workers
         self.context = start_method(context)
         self._shared = bool(shared_memory)
-        loop = None if worker is None else picklable(worker, "the worker loop")
-        plans: list[Plan] = [
-            {
-                "factories": picklable(list(factories[lo:hi]), f"the factory of envs {lo} to {hi - 1}"),
-                "worker": loop,
-                "first": lo,
-                "shared": self._shared,
-                "shard": chosen.of_shard(),
-            }
-            for lo, hi in pairwise(self._shares.starts)
-        ]
-        self._crew = Crew()
+        self._crew = Crew(self._shares)
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
         self._finalizer = weakref.finalize(self, Crew.shut_down, self._crew, 1.0 if daemon else None)
-        self._number = 1  # 0 is CLOSE's: its answer must not be taken for that to a request under way
-        self._outstanding: list[deque[tuple[int, NDArray[np.int64]]]] = [deque() for _ in plans]
+        self._staff = Staff(
+            self._crew,
+            self.context,
+            factories,
+            settings=chosen.of_shard(),
+            shared=self._shared,
+            loop=None if worker is None else picklable(worker, "the worker loop"),
+        )
         try:
-            self._start(plans, require=shared_memory == "require")
+            spec, buffers, survived = self._staff.begin(
+                self._budget if chosen.on_fault == "restart" else None,
+                require=shared_memory == "require",
+                place=self._place,
+            )
         except BaseException:
             self._calls.closed = True
             self._finalizer()
             raise
-
-    def _start(self, plans: Sequence[Plan], *, require: bool) -> None:
-        memory_fd = memory.create()
-        try:
-            for _ in plans:
-                self._crew.workers.append(WorkerProcess(self.context, memory_fd))
-            self._crew.watch()
-            for w, plan in enumerate(plans):
-                self._send(w, ch.INIT, pickle.dumps(plan))
-            spec = agree(self._hear_specs(), self._shares.starts, self._settings.spaces)
-            if require and (leaves := object_leaves(spec)):
-                raise UnsupportedSpaceError(
-                    f"shared_memory='require', but {', '.join(leaves)} cannot be there: not of fixed size. "
-                    f"shared_memory=True sends such leaves, and only those, through a pipe"
-                )
-            size = Buffers.nbytes(spec, self.num_envs)
-            if self._shared:
-                memory.grow(memory_fd, size)
-                buffers = Buffers(spec, self.num_envs, memory.map_memory(memory_fd, size))
-                buffers.clear_masks()
-            else:
-                buffers = Buffers(spec, self.num_envs)
-            for w in range(self.num_workers):
-                # The common spec, not the worker's own: where spaces are compatible only, theirs may differ.
-                self._send(w, ch.ATTACH, cloudpickle.dumps((self.num_envs, size, spec)))
-            for w in range(self.num_workers):
-                self._receive(w)
-        finally:
-            os.close(memory_fd)
+        if chosen.on_fault != "restart":
+            self._staff.dismiss()
         self._bind(spec, buffers)
+        self._recovery.note_survived(survived)
+        self._number = 1  # that of the last request; 0 is CLOSE's
         self._plain_steps = self._shared and not buffers.has_objects
-
-    def _hear_specs(self) -> list[EnvSpec]:
-        """What each worker's envs look like; raises what went wrong in building them."""
-        specs: dict[int, EnvSpec] = {}
-        failures: list[Failure] = []
-        waiting = set(range(self.num_workers))
-        while waiting:
-            for w in self._crew.ready(None):
-                if w not in waiting:  # it has told why its envs could not be built, and is gone now
-                    continue
-                told = self._receive(w)
-                waiting.discard(w)
-                if told.code == ch.OK:
-                    specs[w] = pickle.loads(told.payload)
-                else:
-                    failures.extend(unpack_failure(packed) for packed in pickle.loads(told.payload))
-        raise_failures(failures, self._place)
-        return [specs[w] for w in range(self.num_workers)]
+        self._watchdog = None if self.step_timeout is None else Watchdog(self.step_timeout)
+        self._one_fault_ends_all = chosen.on_fault == "raise"
+        self._doomed: list[tuple[int, str | None]] = []  # workers that are gone, which is yet to be dealt with
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers, in order of their envs."""
         return tuple(worker.pid for worker in self._crew.workers)
 
+    # --- requests
+
     def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         code = ch.OPERATIONS[operation]
         self._number = self._number % 0xFFFFFFFF + 1
         if env_ids is self._everyone and self._plain_steps and code in (ch.STEP, ch.SEND):
+            self._sending = True
             for w, ids in enumerate(self._shares.slices):  # "all of yours" needs no more words
                 self._request(w, code, ids, b"")
             return
+        requests = []
         for w, positions in self._shares.split(env_ids):
             ids = env_ids[positions]
-            self._request(w, code, ids, self._payload(code, w, ids, positions, arguments))
+            requests.append((w, code, ids, self._payload(code, w, ids, positions, arguments)))
+        self._sending = True
+        for request in requests:
+            self._request(*request)
 
     def _request(self, w: int, code: int, ids: NDArray[np.int64], payload: bytes) -> None:
-        self._outstanding[w].append((self._number, ids))
-        self._send(w, code, payload)
+        crew = self._crew
+        crew.outstanding[w].append((self._number, ids))
+        if w in crew.starting:
+            crew.starting[w].requests.append((code, self._number, payload))
+            return
+        try:
+            crew.workers[w].channel.send(code, self._number, payload)
+        except ch.ChannelClosed:
+            if self._one_fault_ends_all:
+                raise self._loss(w) from None
+            crew.closed.add(w)  # what it said before is still to be read
 
     def _payload(
         self,
@@ -202,41 +180,81 @@ class AsyncVectorEnv(VectorEnv):
         own = [[argument[k] for k in positions.tolist()] for argument in arguments]
         if code == ch.CONTROL:
             return picklable((local.tolist(), *own), f"what {self._calls.pending}() takes")
-        if code == ch.RESET and any(option is not None for option in own[1]):
+        if code in (ch.RESET, ch.REVIVE) and any(option is not None for option in own[1]):
             return picklable((local.tolist(), *own), "options")
         return pickle.dumps((local.tolist(), *own))
 
-    def _gather(
-        self, timeout: float | None, everyone: bool
-    ) -> Sequence[tuple[NDArray[np.int64], Report | None]] | None:
-        news: list[tuple[NDArray[np.int64], Report | None]] = []
-        ready = self._crew.heard(self._outstanding)
-        if everyone and not ready:
+    # --- replies
+
+    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+        crew = self._crew
+        if self._doomed:
+            raise self._loss(*self._doomed.pop(0))
+        ready = crew.heard()
+        if everyone and not ready and not crew.starting:
             # Waiting for one after the other wakes this process less often than listening to all.
             deadline = None if timeout is None else time.monotonic() + timeout
-            for w, queue in enumerate(self._outstanding):
+            for w, queue in enumerate(crew.outstanding):
                 while queue:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    heard = self._crew.ready(left, w)
-                    news.extend(self._take(v) for v in heard if self._outstanding[v])
+                    heard = self._listen(left, w)
                     if not heard:
-                        return news or None
-            return news
-        while not news:
-            ready = ready or self._crew.ready(timeout)
+                        return bool(self._news)
+                    if not self._take_in(heard):
+                        return True
+            return True
+        while not self._news:
+            ready = ready or self._listen(timeout)
             if not ready:
-                return None
-            news.extend(self._take(w) for w in ready if self._outstanding[w])
+                return False
+            self._take_in(ready)
             ready = []
-        return news
+        return True
 
-    def _take(self, w: int) -> tuple[NDArray[np.int64], Report | None]:
-        """Take in one reply that is there."""
-        _, count, number, payload = self._receive(w)
-        queue = self._outstanding[w]
+    def _listen(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
+        """Wait for workers to say something, and see to it that none of them hangs."""
+        dog, crew = self._watchdog, self._crew
+        if dog is None:
+            return crew.ready(timeout, waiting_for)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            if dog.is_due() and self._calls.pending not in CONTROL_CALLS:  # those take as long as they take
+                for w in dog.look(crew.busy()):
+                    if not crew.has_said(w):
+                        crew.put_down(w, dog.timeout)
+            left = deadline - time.monotonic()
+            ready = crew.ready(max(0.0, min(left, dog.pause)), waiting_for)
+            if ready or left <= 0:
+                return ready
+
+    def _take_in(self, ready: Sequence[int]) -> bool:
+        """Take in one reply of each of these workers. False where one is gone, and it is to be told next."""
+        self._taking = True
+        for w in ready:
+            how: str | None = None
+            try:
+                if w in self._crew.starting:
+                    how = self._staff.go_on(w)
+                    self._recovery.note_survived(self._staff.survived_lately())
+                elif self._crew.outstanding[w]:
+                    how = self._take(w)
+                if how is None:
+                    continue
+            except ch.ChannelClosed:
+                how = None
+            self._doomed.append((w, how))
+        self._taking = False
+        if self._doomed and not self._news:
+            raise self._loss(*self._doomed.pop(0))
+        return not self._doomed
+
+    def _take(self, w: int) -> str | None:
+        """Take in one reply that is there; says what is wrong with it if it cannot be right."""
+        _, count, number, payload = self._crew.workers[w].channel.recv()
+        queue = self._crew.outstanding[w]
         expected, ids = queue[0]
         if number != expected or count > len(ids):
-            raise self._died(w, f"answered request {number} for {count} envs, expected {expected} for {len(ids)}")
+            return f"answered request {number} for {count} envs, expected {expected} for {len(ids)}"
         if count < len(ids):
             queue[0] = (expected, ids[count:])
             ids = ids[:count]
@@ -248,37 +266,39 @@ class AsyncVectorEnv(VectorEnv):
                 self._buffers.unpack_results(ids, packed)
             if objects is not None:
                 self._buffers.unpack_objects(ids, objects)
-        return ids, unpack_report(payload, self._shares.starts[w]) if payload else None
+        self._news.append((ids, unpack_report(payload, self._shares.starts[w]) if payload else None))
+        return None
 
-    def _send(self, w: int, code: int, payload: bytes) -> None:
-        try:
-            self._crew.workers[w].channel.send(code, self._number, payload)
-        except ChannelClosed:
-            raise self._died(w) from None
+    # --- workers that are gone
 
-    def _receive(self, w: int) -> Message:
-        try:
-            return self._crew.workers[w].channel.recv()
-        except ChannelClosed:
-            raise self._died(w) from None
+    def _loss(self, w: int, how: str | None = None) -> Loss:
+        """What there is to tell of a worker that is gone, or must go; also kills what it started."""
+        crew = self._crew
+        obituary = crew.bury(w, how, self._calls.pending)
+        if self._one_fault_ends_all:
+            error = of_many(crew.bury_fellows(obituary, self._calls.pending), only_close_is_left=True)
+        else:
+            error = obituary.error(only_close_is_left=False)
+        everyone = self._shares.slices[w]
+        in_flight = [ids for _, ids in crew.outstanding[w]]
+        asked = np.concatenate(in_flight) if in_flight else everyone[:0]
+        crew.outstanding[w].clear()
+        if self.on_fault == "restart":
+            crew.starting[w] = Starting()  # what it is asked from now on goes to the next one
+        return Loss(w, error, asked, np.setdiff1d(everyone, asked), obituary)
 
-    def _died(self, w: int, how: str | None = None) -> WorkerDied:
-        """The error that tells of a worker's death; also kills what it started."""
-        worker = self._crew.workers[w]
-        worker.wait(0.2)
-        worker.kill()
-        lo, hi = self._shares.starts[w], self._shares.starts[w + 1]
-        envs = f"env {lo}" if hi == lo + 1 else f"envs {lo} to {hi - 1}"
-        doing = f"during {self._calls.pending}()" if self._calls.pending else "while it built its envs"
-        return WorkerDied(
-            f"worker {w} (pid {worker.pid}, {envs}) {how or describe_exit(worker.exitcode)} {doing}. "
-            f"Their episodes are lost; only close() is left.",
-            pid=worker.pid,
-            exitcode=worker.exitcode,
-            lost_env_ids=tuple(range(lo, hi)),
-        )
+    def _start_worker(self, w: int) -> None:
+        if (problem := self._staff.start(w)) is not None:
+            raise self._loss(w, problem)
 
     def _shut_down(self, timeout: float) -> None:
         self._finalizer.detach()
         failures = self._crew.shut_down(timeout)
         raise_failures(failures, self._place)
+
+
+def _seconds(step_timeout: float | None) -> float | None:
+    number = isinstance(step_timeout, (int, float, np.number)) and not isinstance(step_timeout, bool)
+    if step_timeout is None or (number and 0 < step_timeout < math.inf):
+        return None if step_timeout is None else float(step_timeout)
+    raise ArgumentError(f"step_timeout must be seconds greater than 0, or None, got {step_timeout!r}")

@@ -168,6 +168,17 @@ class Buffers:
         """Clear env ``i``'s final observations, likewise."""
         _clear(self.final_obs, i)
 
+    def snapshot(self, i: int, ended: BoolArray) -> None:
+        """Copy the observations of env ``i``'s agents that ended, (A,) bool, before it can reuse its buffers."""
+        everyone = bool(ended.all())
+        for group, obs, final in zip(self.spec.groups, self.obs, self.final_obs, strict=True):
+            for source, target in zip(obs, final, strict=True):
+                if everyone:
+                    target[i] = source[i]
+                else:
+                    who = ended[list(group.agents)]
+                    target[i, who] = source[i, who]
+
     def clear_masks(self, rows: Selection | int = slice(None)) -> None:
         """Allow every action that an agent has in these envs."""
         for mask, allowed in zip(self.action_masks, self._allowed, strict=True):

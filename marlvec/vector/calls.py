@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 
 from marlvec.errors import BrokenError, BusyError, ClosedError, MarlvecError, NothingPendingError, NotResetError
 
-__all__ = ["Calls", "alone"]
+__all__ = ["CONTROL_CALLS", "STREAM", "Calls", "alone", "whole"]
 
 STREAM = ("send", "async_reset")
 """Calls that may be made while others of their kind are under way, of other envs; ``recv`` brings what they asked."""
+
+
+CONTROL_CALLS = ("call", "exec_func", "get_attr", "set_attr", "env_is_wrapped", "render", "state")
+"""Calls that bring answers, not rows."""
 
 
 class Calls:
@@ -31,6 +35,7 @@ class Calls:
         pending: The public call whose result is still to be fetched, or None; of several in `STREAM`, the last one.
         closed: Whether the vectorizer was closed.
         broken: Why only ``close()`` is left, or None.
+        interrupted: Whether the pending call was left by an interrupt, so that nobody will fetch its result.
         outstanding: How many envs have a result that was not handed out yet.
         arrived: How many of those have replied.
         entered: Held by the thread that is in a call.
@@ -40,9 +45,11 @@ class Calls:
         self.pending: str | None = None
         self.closed = False
         self.broken: MarlvecError | None = None
+        self.interrupted = False
         self.outstanding = 0
         self.arrived = 0
-        self.entered = threading.Lock()
+        # Reentrant: an interrupt just after it was taken must not lock this thread out for good.
+        self.entered = threading.RLock()
         self._batches: list[NDArray[np.int64]] = []  # envs that have arrived, first come first
         self._whole: NDArray[np.int64] | None = None  # the envs of a call that is under way alone: no need to mark each
         self._busy = np.zeros(num_envs, np.bool_)  # otherwise: in flight, or arrived and not handed out
@@ -71,7 +78,7 @@ class Calls:
         if self.closed:
             raise ClosedError("this vectorizer was closed; make() a new one")
         if self.broken is not None:
-            raise BrokenError(f"a worker is lost, only close() is left. What happened: {self.broken}") from self.broken
+            raise BrokenError(f"only close() is left. What happened: {self.broken}") from self.broken
 
     def check_idle(self, call: str) -> None:
         """Raise if ``call`` must wait for another one."""
@@ -118,6 +125,19 @@ class Calls:
             self._busy[env_ids] = True
         self.pending = call
         self.outstanding += len(env_ids)
+
+    def retract(self, env_ids: NDArray[np.int64], outstanding: int) -> None:
+        """Undo `begin`, also one that was interrupted: nothing was sent.
+
+        Args:
+            env_ids: Its envs.
+            outstanding: As it was before.
+        """
+        self._mark_each()
+        self._busy[env_ids] = False
+        self.outstanding = outstanding
+        if not outstanding:
+            self.pending = None
 
     def _mark_each(self) -> None:
         if self._whole is not None:
@@ -166,6 +186,8 @@ def _join(batches: list[NDArray[np.int64]]) -> NDArray[np.int64]:
 class _HasCalls(Protocol):
     _calls: Calls
 
+    def _settle(self) -> None: ...
+
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -181,8 +203,26 @@ def alone(method: Callable[Concatenate[_V, _P], _R]) -> Callable[Concatenate[_V,
         if not entered.acquire(blocking=False):
             raise BusyError(f"{method.__name__}() while another thread is in a call of this vectorizer")
         try:
+            if self._calls.interrupted and not self._calls.closed:
+                self._settle()
             return method(self, *args, **kwargs)
         finally:
             entered.release()
+
+    return call
+
+
+def whole(method: Callable[Concatenate[_V, _P], _R]) -> Callable[Concatenate[_V, _P], _R]:
+    """For a call that asks and fetches in one: if Ctrl-C ends it, nobody will fetch what it asked for."""
+
+    @wraps(method)
+    def call(self: _V, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception:
+            raise
+        except BaseException:
+            self._calls.interrupted = self._calls.pending is not None
+            raise
 
     return call

@@ -20,8 +20,8 @@ __all__ = ["Channel", "ChannelClosed", "Message", "Patience", "pair"]
 _HEADER = struct.Struct("<HHIQ")
 
 # Requests, by number; the names are those of the operations.
-INIT, ATTACH, RESET, STEP, SEND, STATE, CONTROL, CLOSE = range(1, 9)
-OPERATIONS = {"reset": RESET, "step": STEP, "send": SEND, "state": STATE, "control": CONTROL}
+INIT, ATTACH, RESET, STEP, SEND, REVIVE, STATE, CONTROL, CLOSE = range(1, 10)
+OPERATIONS = {"reset": RESET, "step": STEP, "send": SEND, "revive": REVIVE, "state": STATE, "control": CONTROL}
 
 # Replies.
 OK, FAILED = 100, 101

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
 from marlvec.vector.arguments import EnvIds, check_env_ids
-from marlvec.vector.calls import alone
+from marlvec.vector.calls import alone, whole
 from marlvec.vector.control import Call, Command, Execute, GetAttribute, IsWrapped, Render, spread
 from marlvec.vector.engine import Engine
 from marlvec.vector.faults import raise_failures
@@ -26,9 +26,10 @@ class Controls(Engine):
     All of them take ``indices``, the envs to ask (None: all), and answer with one entry per chosen env, in their order.
     All raise `BusyError` while another call is pending (that one can still be fetched), and `EnvRaised` if something
     went wrong in an env: it lists all that failed, ``.result`` has the answers of the others by env index, and every
-    env goes on as before.
+    env goes on as before. Envs that are masked (``on_fault="mask"``) are not asked; their answer is None.
     """
 
+    @whole
     def call(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of the envs, on the outermost wrapper that has it.
 
@@ -55,6 +56,7 @@ class Controls(Engine):
         """
         return self._answers("call", timeout)
 
+    @whole
     def exec_func(
         self, fn: Callable[..., Any], indices: EnvIds | None = None, /, *args: Any, **kwargs: Any
     ) -> tuple[Any, ...]:
@@ -87,12 +89,14 @@ class Controls(Engine):
         """
         return self._answers("exec_func", timeout)
 
+    @whole
     @alone
     def get_attr(self, name: str, indices: EnvIds | None = None) -> tuple[Any, ...]:
         """Read an attribute of the envs, from the outermost wrapper that has it; a method is returned, not called."""
         self._ask("get_attr", GetAttribute(name), indices)
         return self._answers("get_attr", None)
 
+    @whole
     @alone
     def set_attr(self, name: str, value: Any, indices: EnvIds | None = None) -> None:
         """Set an attribute of the envs, on the outermost wrapper that has it.
@@ -106,12 +110,14 @@ class Controls(Engine):
         self._ask_each("set_attr", spread(name, value, len(ids)), ids)
         self._answers("set_attr", None)
 
+    @whole
     @alone
     def env_is_wrapped(self, cls: type, indices: EnvIds | None = None) -> tuple[bool, ...]:
         """Whether each env is wrapped, at any depth, in an instance of ``cls``."""
         self._ask("env_is_wrapped", IsWrapped(cls), indices)
         return self._answers("env_is_wrapped", None)
 
+    @whole
     @alone
     def render(self, indices: EnvIds | None = None) -> tuple[Any, ...]:
         """Let envs render themselves.
@@ -126,6 +132,7 @@ class Controls(Engine):
         self._ask("render", Render(), indices)
         return self._answers("render", None)
 
+    @whole
     @alone
     def state(self) -> NDArray[Any]:
         """Global state of every env, (N, *state_space.shape).
@@ -204,4 +211,7 @@ class Controls(Engine):
         self._wait_for(self._calls.outstanding, timeout, f"{call}_fetch")
         _, report = self._take_arrived()
         raise_failures(report.failures, self._place, report.answers)
-        return tuple(report.answers[i] for i in self._asked.tolist()) if report.answers else ()
+        if call == "state":
+            return ()  # it is in the buffers
+        masked = self._recovery.masked
+        return tuple(None if masked[i] else report.answers[i] for i in self._asked.tolist())

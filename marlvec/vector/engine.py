@@ -6,20 +6,23 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NoReturn, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.spec import EnvSpec
-from marlvec.errors import ArgumentError, FetchTimeout, WorkerDied
+from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
 from marlvec.vector.actions import VALIDATE_MODES, ActionWriter
 from marlvec.vector.arguments import check_choice
 from marlvec.vector.buffers import Buffers, Selection
-from marlvec.vector.calls import STREAM, Calls
+from marlvec.vector.calls import CONTROL_CALLS, STREAM, Calls
 from marlvec.vector.described import Described
 from marlvec.vector.faults import out_of_space, raise_failures
+from marlvec.vector.obituary import Loss
+from marlvec.vector.recovery import ON_FAULT, Recovery
 from marlvec.vector.reports import Report
+from marlvec.vector.restarts import Budget, RestartLimit, restart_limit
 from marlvec.vector.result import VectorStep
 from marlvec.vector.seeding import stream
 from marlvec.vector.shard import AUTORESET_MODES, DONE_ON
@@ -40,6 +43,8 @@ class SettingsArguments(TypedDict, total=False):
     validate: str
     state: bool
     spaces: str
+    on_fault: str
+    max_restarts: int | RestartLimit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +62,21 @@ class Settings:
     validate: str = "sample"
     state: bool = False
     spaces: str = "equal"
+    on_fault: str = "raise"
+    max_restarts: int | RestartLimit = 10
 
     def __post_init__(self) -> None:
         check_choice("autoreset_mode", self.autoreset_mode, AUTORESET_MODES)
         check_choice("done_on", self.done_on, DONE_ON)
         check_choice("validate", self.validate, VALIDATE_MODES)
         check_choice("spaces", self.spaces, SPACES)
+        check_choice("on_fault", self.on_fault, ON_FAULT)
+        restart_limit(self.max_restarts)
+
+    @property
+    def limit(self) -> RestartLimit:
+        """How often an env may be built anew."""
+        return restart_limit(self.max_restarts)
 
     def of_shard(self) -> dict[str, Any]:
         """Those that a `Shard` takes."""
@@ -71,6 +85,8 @@ class Settings:
             "done_on": self.done_on,
             "keep_state": self.state,
             "spaces": self.spaces,
+            "limit": self.limit,
+            "retry": self.on_fault == "restart",
         }
 
 
@@ -82,6 +98,7 @@ class Engine(Described, ABC):
         done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: ``"sync"``, ``"thread"`` or ``"async"``.
+        on_fault: ``"raise"``, ``"restart"`` or ``"mask"``.
     """
 
     backend: str = "?"
@@ -94,12 +111,17 @@ class Engine(Described, ABC):
         self.autoreset_mode = settings.autoreset_mode
         self.done_on = settings.done_on
         self.copy = bool(settings.copy)
+        self.on_fault = settings.on_fault
         self._settings = settings
         self._calls = Calls(num_envs)
         self._everyone = np.arange(num_envs)
         self._everyone.flags.writeable = False
+        self._budget = Budget(settings.limit)
         self._rng = stream(None)  # for `random_action`
         self._report = Report()  # of replies that have arrived and were not handed out yet
+        self._news: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that came in just now
+        self._sending = False  # whether a request is being sent, so that an interrupt would leave it in pieces
+        self._taking = False  # whether a reply is being taken in, so that an interrupt would lose it
 
     def _bind(self, spec: EnvSpec, buffers: Buffers) -> None:
         """Take on what is known once the envs are built."""
@@ -107,33 +129,49 @@ class Engine(Described, ABC):
         self._buffers = buffers
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=self._settings.validate)
         self._validator = ObsValidator(spec, self._settings.validate)
+        self._recovery = Recovery(
+            self.num_envs,
+            len(spec.agents),
+            mode=self._settings.on_fault,
+            autoreset_mode=self.autoreset_mode,
+            budget=self._budget,
+        )
 
     # --- what a backend provides ---
 
     @abstractmethod
     def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        """Ask these idle envs to do something; must not wait.
+        """Ask these idle envs to do something; must not wait. Sets ``_sending`` where there is no way back.
 
         Args:
             operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows are wanted as they become ready),
-                ``"state"`` or ``"control"``.
+                ``"revive"``, ``"state"`` or ``"control"``.
             env_ids: The envs.
-            arguments: Seeds and options of a reset, commands of a control call: each with one entry per env.
+            arguments: Seeds and options of a reset, commands of a control call, what `Shard.revive` takes: each with
+                one entry per env.
+
+        Raises:
+            Loss: A worker is gone, and its envs are not to be revived.
         """
 
     @abstractmethod
-    def _gather(
-        self, timeout: float | None, everyone: bool
-    ) -> Sequence[tuple[NDArray[np.int64], Report | None]] | None:
-        """Wait for replies: envs that are ready now, and what they report. None if time ran out.
+    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+        """Wait for replies and put them into ``_news``: envs that are ready now, and what they report.
 
         Args:
             timeout: Seconds; None for ever.
             everyone: Whether all that is in flight is wanted, so that the order of arrival does not matter.
 
+        Returns:
+            False if time ran out.
+
         Raises:
-            WorkerDied: A worker is gone.
+            Loss: A worker is gone.
         """
+
+    def _start_worker(self, w: int) -> None:
+        """Start a worker in the place of one that is gone; must not wait. Requests to it may have been made before."""
+        raise NotImplementedError  # only where workers are processes
 
     @abstractmethod
     def _shut_down(self, timeout: float) -> None:
@@ -146,16 +184,31 @@ class Engine(Described, ABC):
     ) -> None:
         if not len(ids) and call in STREAM:
             return  # nobody to wait for
-        self._calls.begin(call, ids)
-        self._last_call = "reset" if operation == "reset" else "step"  # for messages
-        if not len(ids):
-            return
-        if operation == "reset":
-            self._calls.lose_episodes(ids)  # until the new ones have begun
+        calls, recovery = self._calls, self._recovery
+        before = calls.outstanding
+        self._sending = False
         try:
-            self._dispatch(operation, ids, arguments)
-        except WorkerDied as error:
-            self._calls.broken = error
+            calls.begin(call, ids)
+            self._last_call = "reset" if operation == "reset" else "step"  # for messages
+            if not len(ids):
+                return
+            if operation == "reset":
+                calls.lose_episodes(ids)  # until the new ones have begun
+                arguments = recovery.note_reset(ids, *arguments)
+            if not recovery.exceptional:
+                self._dispatch(operation, ids, arguments)
+                return
+            requests, ready = recovery.split((operation, ids, arguments), self._buffers)
+            for request in requests:
+                self._dispatch(*request)
+            self._arrive(ready, None)
+        except Loss as loss:
+            self._give_up(loss)
+        except BaseException:  # something cannot be pickled, or Ctrl-C
+            if self._sending:
+                calls.broken = BrokenError(f"{call}() was interrupted while it was being sent")
+            else:
+                calls.retract(ids, before)
             raise
 
     def _fetch_all(self, call: str, timeout: float | None = None) -> VectorStep:
@@ -166,24 +219,95 @@ class Engine(Described, ABC):
 
     def _wait_for(self, wanted: int, timeout: float | None, call: str) -> None:
         """Take in replies until ``wanted`` envs are ready."""
-        calls = self._calls
+        calls, recovery = self._calls, self._recovery
         deadline = None if timeout is None else time.monotonic() + timeout
         while calls.arrived < wanted:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            pause = recovery.due_in()
+            if pause == 0.0:
+                self._bring_back()
+                continue
+            sooner = pause is not None and (left is None or pause < left)
             try:
-                news = self._gather(left, wanted == calls.outstanding)
-            except WorkerDied as error:
-                calls.broken = error
+                in_time = bool(self._news) or self._gather(pause if sooner else left, wanted == calls.outstanding)
+                self._taking = True
+                for ids, report in self._news:
+                    self._arrive(ids, report)
+                self._news.clear()
+                self._taking = False
+            except Loss as loss:
+                self._lose(loss)
+                continue
+            except Exception:
                 raise
-            if news is None:
+            except BaseException:
+                if self._taking:
+                    calls.broken = BrokenError(f"{call}() was interrupted in the middle of a reply")
+                raise
+            if not in_time and not sooner:
                 raise FetchTimeout(
                     f"{call}(): envs {calls.in_flight} did not reply within {timeout} s; "
                     f"their requests stay pending, fetch again"
                 )
-            for ids, report in news:
-                calls.arrive(ids)
-                if report is not None:
-                    self._report.update(report)
+
+    def _arrive(self, ids: NDArray[np.int64], report: Report | None) -> None:
+        """Take in one reply."""
+        recovery = self._recovery
+        if self._calls.pending not in CONTROL_CALLS:
+            if report is not None and report.failures:
+                ids = recovery.see_to(ids, report, self._buffers)
+            if recovery.busy:
+                report = recovery.arrived(ids, report, self._buffers)
+        self._calls.arrive(ids)
+        if report is not None:
+            self._report.update(report)
+
+    def _bring_back(self) -> None:
+        """Restart what is due."""
+        for kind, index in self._recovery.due():
+            if kind == "env":
+                self._dispatch(*self._recovery.rebuild(index))
+                continue
+            try:
+                self._start_worker(index)
+            except Loss as loss:
+                self._lose(loss)
+
+    def _lose(self, loss: Loss) -> None:
+        """A worker is gone: have its envs brought back or masked, or raise."""
+        calls = self._calls
+        control = calls.pending in CONTROL_CALLS
+        # It returns what could be done and does not raise: a traceback through it would hold on to the buffers.
+        done = self._recovery.worker_lost(loss, calls.pending, self._buffers, control=control)
+        if done is None:
+            self._give_up(loss)
+        requests, ready = done
+        for request in requests:
+            self._dispatch(*request)
+        report: Report | None = None
+        if control and len(ready):
+            failures = [Failure(i, calls.pending or "", str(loss.error), "", loss.error) for i in ready.tolist()]
+            report = Report(failures=failures)
+        self._arrive(ready, report)
+
+    def _give_up(self, loss: Loss) -> NoReturn:
+        """Raise what only close() can follow; what has arrived goes with it."""
+        self._calls.broken = loss.error
+        if self._calls.pending not in CONTROL_CALLS:
+            loss.error.result = self._result(*self._take_arrived())
+        raise loss.error from None
+
+    def _settle(self) -> None:
+        """After an interrupted call: wait for what it asked, and throw that away."""
+        calls = self._calls
+        calls.check_open()
+        is_control = calls.pending in CONTROL_CALLS
+        self._wait_for(calls.outstanding, None, calls.pending or "?")
+        arrived, _ = self._take_arrived()
+        if not is_control:
+            calls.lose_episodes(arrived)
+            self._recovery.handed_out(arrived, len(arrived) == self.num_envs, self._buffers)
+        calls.interrupted = False
 
     def _take_arrived(self) -> tuple[NDArray[np.int64], Report]:
         """All that has arrived, and what was reported with it."""
@@ -196,12 +320,18 @@ class Engine(Described, ABC):
         ids = self._everyone if everything or len(arrived) == self.num_envs else arrived
         self._calls.have_episodes(arrived)
         if self.autoreset_mode == "disabled":
-            self._calls.lose_episodes(arrived[self._buffers.done[arrived]])
+            self._calls.lose_episodes(arrived[self._buffers.done[arrived] & ~self._recovery.masked[arrived]])
+        self._recovery.handed_out(arrived, len(arrived) == self.num_envs, self._buffers)
         result = self._result(ids, report)
         if wrong := self._validator.check(result, arrived):
             report.failures += [out_of_space(env_id, self._last_call, text) for env_id, text in wrong]
             result = self._result(result.env_ids, report)
-        raise_failures(report.failures, self._place, result)
+        try:
+            raise_failures(report.failures, self._place, result, can_go_on=not self._recovery.masked.all())
+        except EnvFault as error:
+            if self._recovery.masked.all():
+                self._calls.broken = error
+            raise
         return result
 
     def _result(self, ids: NDArray[np.int64], report: Report) -> VectorStep:

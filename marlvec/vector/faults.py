@@ -106,13 +106,14 @@ def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, A
     return error
 
 
-def raise_failures(failures: Sequence[Failure], where: str, result: Any = None) -> None:
+def raise_failures(failures: Sequence[Failure], where: str, result: Any = None, *, can_go_on: bool = True) -> None:
     """Raise one error that lists every failure; do nothing if there are none.
 
     Args:
         failures: In any order.
         where: How to name the place, e.g. ``"worker processes"``; goes into the text.
         result: Rows of the envs that did not fail.
+        can_go_on: Whether a reset helps.
     """
     if not failures:
         return
@@ -134,7 +135,7 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None) 
     if building:
         kind = EnvArgumentError if isinstance(cause, TypeError) else EnvRaised
         raise kind(text, ordered) from cause
-    if first.operation in ("step", "reset"):
+    if first.operation in ("step", "reset") and can_go_on:
         text += "\nThese envs have no running episode now: reset() them (all, or env_ids=…) to go on, or close()."
     raise EnvRaised(text, ordered, result) from cause
 

@@ -2,8 +2,9 @@
 
 One per parent process, started clean: it never imports the caller's main module, and has no threads, so forking from it
 is safe however many threads the parent has. It forks workers on request (``"forkserver"``) or lets them start a fresh
-interpreter (``"spawn"``). It waits on one socket; when that closes the parent is gone, and every worker's process group
-is killed, hung workers and their own children included.
+interpreter (``"spawn"``). It sleeps until the parent asks for something or a worker ends, and then sees to what the
+worker's envs had started; when its socket closes the parent is gone, and every worker is killed, hung ones included
+(`marlvec.vector.nursery`).
 
 Runs as ``python -c "from marlvec.vector.forkserver import main; main(fd)"``; `marlvec.vector.launch` is the other side.
 """
@@ -11,39 +12,50 @@ Runs as ``python -c "from marlvec.vector.forkserver import main; main(fd)"``; `m
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
 import sys
 from typing import Any, NoReturn
 
+from marlvec.vector.nursery import Nursery, become_subreaper, die_with, mark_this_process, new_mark
+from marlvec.vector.stacks import ASK
+
 __all__ = ["isolate", "main", "receive", "send"]
 
-_SIZE = struct.Struct("<Q")
+_HEAD = struct.Struct("<QQ")  # size of the message, number of file descriptors that come with it
 _MAX_FDS = 8
-_PR_SET_PDEATHSIG = 1
 
 
 def send(sock: socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
     """Send one message, with copies of these file descriptors."""
     data = pickle.dumps(message)
-    socket.send_fds(sock, [_SIZE.pack(len(data))], list(fds))
+    socket.send_fds(sock, [_HEAD.pack(len(data), len(fds))], list(fds))
     sock.sendall(data)
 
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
     """Wait for one message and its file descriptors.
 
+    Where not all descriptors could be received, because this process may have no more, none are handed out.
+
     Raises:
         EOFError: The other side is gone.
     """
-    head, fds, _, _ = socket.recv_fds(sock, _SIZE.size, _MAX_FDS)
-    head += _read(sock, _SIZE.size - len(head)) if head else b""
+    head, fds, _, _ = socket.recv_fds(sock, _HEAD.size, _MAX_FDS)
+    head += _read(sock, _HEAD.size - len(head)) if head else b""
     if not head:
         raise EOFError
-    return pickle.loads(_read(sock, _SIZE.unpack(head)[0])), fds
+    size, count = _HEAD.unpack(head)
+    message = pickle.loads(_read(sock, size))
+    if len(fds) < count:
+        _close_all(fds)
+        fds = []
+    return message, fds
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
@@ -56,79 +68,72 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
 def main(fd: int) -> None:
     """Serve until the socket closes, then kill every worker."""
     import marlvec.vector.worker  # noqa: F401  (what workers need is imported once, here)
 
     os.setsid()  # Ctrl-C in the terminal is the parent's business
+    signal.pthread_sigmask(signal.SIG_SETMASK, {ASK})  # which workers let in as soon as they can answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    become_subreaper()
+    mark_this_process(new_mark())  # inside of a worker: at its end we tidy up ourselves, and must not be killed before
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
-    running: dict[int, int | None] = {}  # pid → exit code, None while it runs or where it is not our child
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    nursery = Nursery(poll)
     try:
         while True:
-            message, fds = receive(sock)
-            send(sock, _answer(sock, message, fds, running))
+            ready = [fd for fd, _ in poll.poll(nursery.pause_ms)]
+            if sock.fileno() in ready:
+                (number, message), fds = receive(sock)
+                send(sock, (number, _answer(sock, message, fds, nursery)))
+            else:  # nobody waits for what has to be tidied up: requests first
+                nursery.tidy_up(ready)
     except (EOFError, OSError):
-        for pid in [pid for pid, code in running.items() if code is None]:
-            _kill_group(pid, signal.SIGKILL)
-        _reap(running)
+        nursery.end()
 
 
-def _answer(sock: socket.socket, message: dict[str, Any], fds: list[int], running: dict[int, int | None]) -> Any:
+def _answer(sock: socket.socket, message: dict[str, Any], fds: list[int], nursery: Nursery) -> Any:
     try:
         match message["do"]:
             case "start":
-                pid = os.fork()
+                if not fds:
+                    raise OSError(errno.EMFILE, "Too many open files in the fork server")
+                server, pid = os.getpid(), os.fork()
                 if pid == 0:
-                    _become_worker(sock, message, fds)
-                running[pid] = None
+                    sock.close()
+                    nursery.forget_in_child()
+                    _become_worker(server, message, fds)
+                nursery.add(pid, message["mark"])
                 return pid
             case "adopt":
-                running[message["pid"]] = None
+                nursery.adopt(message["pid"], message["mark"])
             case "release":
-                running.pop(message["pid"], None)
+                nursery.release(message["pid"])
             case "kill":
-                if message["pid"] in running:
-                    _kill_group(message["pid"], message["signal"])
+                nursery.kill(message["pid"])
+            case "signal":
+                nursery.signal(message["pid"], message["signal"])
             case "status":
-                _reap(running)
-                code = running.get(message["pid"])
-                if code is not None:
-                    del running[message["pid"]]
-                return code
+                return nursery.take_exitcode(message["pid"])
         return None
     except OSError as error:
         return error
     finally:
-        for inherited in fds:
-            os.close(inherited)
+        _close_all(fds)
 
 
-def _reap(running: dict[int, int | None]) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            running[pid] = os.waitstatus_to_exitcode(status)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)  # what an env started goes with its worker
-
-
-def _kill_group(pid: int, number: int) -> None:
-    for kill in (os.killpg, os.kill):  # a worker that has only just been forked leads no group yet
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, number)
-
-
-def _become_worker(sock: socket.socket, message: dict[str, Any], fds: list[int]) -> NoReturn:
+def _become_worker(server: int, message: dict[str, Any], fds: list[int]) -> NoReturn:
     """In the child: take on the parent's surroundings, then serve."""
     try:
-        server = os.getppid()
-        sock.close()
-        isolate(server)
-        read_fd, write_fd, memory_fd, out, err = fds
+        isolate(server, message["mark"])
+        *ours, out, err = fds
         os.dup2(out, 1)
         os.dup2(err, 2)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -140,18 +145,17 @@ def _become_worker(sock: socket.socket, message: dict[str, Any], fds: list[int])
         with contextlib.suppress(OSError):  # the folder may be gone
             os.chdir(message["cwd"])
         if message["method"] == "spawn":
-            ours = (read_fd, write_fd, memory_fd)
             for fd in ours:
                 os.set_inheritable(fd, True)
             code = (
                 f"import sys; sys.path[:] = {message['path']!r}; "
-                f"from marlvec.vector.worker import run_worker; run_worker{ours!r}"
+                f"from marlvec.vector.worker import run_worker; run_worker(*{ours!r})"
             )
             os.execv(sys.executable, [sys.executable, "-c", code])
         sys.path[:] = message["path"]
         from marlvec.vector.worker import run_worker
 
-        run_worker(read_fd, write_fd, memory_fd)
+        run_worker(*ours)
     except BaseException:
         import traceback
 
@@ -160,13 +164,9 @@ def _become_worker(sock: socket.socket, message: dict[str, Any], fds: list[int])
         os._exit(1)
 
 
-def isolate(parent: int | None) -> None:
-    """In a new worker: lead a process group of its own, and on Linux die with ``parent``."""
+def isolate(parent: int | None, mark: int) -> None:
+    """In a new worker: lead a process group of its own, carry ``mark``, and on Linux die with ``parent``."""
     os.setsid()
-    if parent is None or sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died in the meantime
-        os._exit(1)
+    mark_this_process(mark)
+    if parent is not None:
+        die_with(parent)

@@ -8,7 +8,7 @@ Inside, one env's infos are ``{agent: {key: value}, "__common__": {key: value}}`
 The rank of the mask tells the two apart. A key that cannot stand at the top (it is one of `RESERVED`, begins with an
 underscore, or is given at both levels) goes into ``infos["__agents__"]`` or ``infos["__common__"]`` as
 ``{key: (values, mask)}``. Equal scalars or arrays of equal shape and dtype are stacked, nested dicts become nested
-dicts of the same form, all else becomes an object array.
+dicts of the same form (down to `MAX_DEPTH`), all else becomes an object array.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.envs.infos import MAX_DEPTH
 from marlvec.envs.spec import COMMON, Info
 
 __all__ = ["RESERVED", "infos_from_list", "infos_to_list", "stack_infos"]
@@ -35,6 +36,7 @@ RESERVED = frozenset(
         "final_info",
         "final_state",
         "reset_mask",
+        "fault",
         COMMON,
         AGENTS,
     }
@@ -119,19 +121,21 @@ def _is_plain(key: Any) -> bool:
     return isinstance(key, str) and bool(key) and not key.startswith("_") and key not in RESERVED
 
 
-def _stack(values: Mapping[tuple[int, ...], Any], shape: tuple[int, ...]) -> tuple[Any, NDArray[np.bool_]]:
+def _stack(
+    values: Mapping[tuple[int, ...], Any], shape: tuple[int, ...], depth: int = MAX_DEPTH
+) -> tuple[Any, NDArray[np.bool_]]:
     """Values by position → an array (or dict of arrays) of leading ``shape``, and which positions are filled."""
     mask = np.zeros(shape, np.bool_)
     for where in values:
         mask[where] = True
-    if all(isinstance(v, dict) and all(map(_is_nestable, v)) for v in values.values()):
+    if depth and all(isinstance(v, dict) and all(map(_is_nestable, v)) for v in values.values()):
         inner: dict[str, dict[tuple[int, ...], Any]] = {}
         for where, value in values.items():
             for key, item in value.items():
                 inner.setdefault(key, {})[where] = item
         nested: dict[str, Any] = {}
         for key, items in inner.items():
-            nested[key], nested["_" + key] = _stack(items, shape)
+            nested[key], nested["_" + key] = _stack(items, shape, depth - 1)
         return nested, mask
     array = _empty_like(values.values(), shape)
     for where, value in values.items():

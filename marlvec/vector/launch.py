@@ -1,8 +1,8 @@
 """Starting and ending worker processes, from the parent's side.
 
 Three start methods: ``"forkserver"`` (default) and ``"spawn"`` through `marlvec.vector.forkserver`, ``"fork"`` from
-this process itself. With
-all three the fork server watches over the workers: should this process be killed, they are too.
+this process itself. With all three the fork server watches over the workers: should this process be killed, they are
+too, and what their envs started goes with them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from marlvec.errors import ArgumentError
-from marlvec.vector.channel import Channel, pair
+from marlvec.errors import ArgumentError, ResourceError
+from marlvec.vector import resources
+from marlvec.vector.channel import pair
 from marlvec.vector.forkserver import isolate, receive, send
+from marlvec.vector.nursery import new_mark
+from marlvec.vector.stacks import ASK, StackFile
 
 __all__ = ["START_METHODS", "WorkerProcess", "ensure_server", "start_method"]
 
@@ -49,39 +53,70 @@ def start_method(context: Any) -> str:
 
 
 def worker_environ() -> dict[str, str]:
-    """The environment that workers get: this process's, without MPI, with one thread per numeric library."""
+    """The environment that workers get: this process's, without MPI, with one thread per numeric library.
+
+    It also counts how deep they are nested, see `marlvec.vector.resources.check_depth`.
+    """
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_MPI_PREFIXES)}
     for key in (*_ONE_THREAD, "PYGAME_HIDE_SUPPORT_PROMPT"):
         environ.setdefault(key, "1")
+    environ[resources.DEPTH] = str(resources.depth() + 1)
     return environ
 
 
 class _Server:
-    """This process's end of the fork server."""
+    """This process's end of the fork server.
+
+    Raises:
+        ResourceError: There may be no more processes, or file descriptors.
+
+    Attributes:
+        turn: Held from a request to its answer, which must not be taken by another thread.
+    """
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        self._lock = threading.Lock()
-        self.sock, theirs = socket.socketpair()
-        with theirs:
-            fd = theirs.fileno()
-            code = f"import sys; sys.path[:] = {sys.path!r}; from marlvec.vector.forkserver import main; main({fd})"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd], env=worker_environ()
-            )
+        self._number = 0
+        self.turn = threading.RLock()
+        with resources.asked_for("a fork server"):
+            self.sock, theirs = socket.socketpair()
+            with theirs:
+                fd = theirs.fileno()
+                code = f"import sys; sys.path[:] = {sys.path!r}; from marlvec.vector.forkserver import main; main({fd})"
+                try:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd], env=worker_environ()
+                    )
+                except BaseException:
+                    self.sock.close()
+                    raise
 
-    def ask(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> Any:
+    def ask(self, message: dict[str, Any]) -> Any:
         """Send a request and wait for its answer.
 
         Raises:
             OSError: The server is gone, or says why it could not.
         """
-        with self._lock:
-            try:
-                send(self.sock, message, fds)
-                answer, _ = receive(self.sock)
-            except (EOFError, OSError) as error:
-                raise ConnectionError("marlvec's fork server is gone") from error
+        with self.turn:
+            self.send(message)
+            return self.answer()
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        """Send a request; only with `turn`."""
+        self._number += 1
+        try:
+            send(self.sock, (self._number, message), fds)
+        except OSError as error:
+            raise ConnectionError("marlvec's fork server is gone") from error
+
+    def answer(self) -> Any:
+        """Wait for the answer; only with `turn`."""
+        number = 0
+        try:
+            while number != self._number:  # one that came before was interrupted while it waited
+                (number, answer), _ = receive(self.sock)
+        except (EOFError, OSError) as error:
+            raise ConnectionError("marlvec's fork server is gone") from error
         if isinstance(answer, OSError):
             raise answer
         return answer
@@ -106,7 +141,10 @@ class _Server:
 
 _server: _Server | None = None
 _server_lock = threading.Lock()
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+# Held while a channel is made and while it is closed, and by every fork of this process: a child with a copy of a
+# worker's end would keep us from hearing of the worker's death.
+_ends_lock = threading.RLock()
 
 
 def ensure_server() -> _Server:
@@ -131,16 +169,24 @@ def _stop_server() -> None:
 
 def _after_fork_in_child() -> None:
     """A child of this process must neither hold its channels open nor speak to its fork server."""
-    global _server, _server_lock
-    _server_lock = threading.Lock()
+    global _server, _server_lock, _ends_lock
+    _server_lock, _ends_lock = threading.Lock(), threading.RLock()
     if _server is not None:
         _server.forget()
         _server = None
-    for channel in list(_channels):
-        channel.close()
+    for worker in list(_workers):
+        worker.close()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _before_fork() -> None:
+    _ends_lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _ends_lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 class WorkerProcess:
@@ -151,6 +197,7 @@ class WorkerProcess:
         memory_fd: Shared memory, which the worker gets a copy of.
 
     Raises:
+        ResourceError: The process could not be started: too many of them, or of files, or too deep inside of others.
         OSError: The process could not be started.
 
     Attributes:
@@ -161,50 +208,90 @@ class WorkerProcess:
     """
 
     def __init__(self, method: str, memory_fd: int) -> None:
+        resources.check_depth()
         self.exitcode: int | None = None
         self._gone = False
         self._method = method
-        server = ensure_server()
-        self._server = server
-        self.channel, theirs = pair()
-        _channels.add(self.channel)
+        self._server = ensure_server()
         try:
-            if method == "fork":
-                self.pid = self._fork(theirs, memory_fd)
-                server.ask({"do": "adopt", "pid": self.pid})
-            else:
-                request = {
-                    "do": "start",
-                    "method": method,
-                    "environ": worker_environ(),
-                    "cwd": str(Path.cwd()),
-                    "path": sys.path,
-                }
-                with contextlib.ExitStack() as stack:
-                    out, err = (_open_stream(fd, stack) for fd in (1, 2))
-                    self.pid = server.ask(request, (*theirs, memory_fd, out, err))
-        except BaseException:
-            self.channel.close()
-            raise
-        finally:
-            for fd in theirs:
-                os.close(fd)
+            with resources.asked_for("a worker process"):
+                start = self._fork if method == "fork" else self._request
+                self.pid = start(memory_fd)
+        except ConnectionError as error:
+            raise ResourceError(
+                f"{error}: it was killed, or could not start. Is there not enough memory, or a limit on processes?"
+            ) from error
 
-    def _fork(self, theirs: tuple[int, int], memory_fd: int) -> int:
-        environ = worker_environ()
-        pid = os.fork()
-        if pid == 0:
+    @contextlib.contextmanager
+    def _ends(self, memory_fd: int) -> Iterator[tuple[int, ...]]:
+        """Make the channel; what the worker gets (requests in, replies out, memory, stacks), until it has that."""
+        with _ends_lock:
+            self._stack_file = StackFile()
             try:
-                # Not bound to the parent's death by the kernel: that would mean the death of the thread that is
-                # running now. The channel's end and the fork server tell instead.
-                isolate(None)
-                os.environ.clear()
-                os.environ.update(environ)
-                from marlvec.vector.worker import run_worker
-
-                run_worker(*theirs, memory_fd)
+                self.channel, theirs = pair()
+            except BaseException:
+                self._stack_file.close()
+                raise
+            try:
+                yield (*theirs, memory_fd, self._stack_file.fd)
+                _workers.add(self)
+            except BaseException:
+                self.close()
+                raise
             finally:
-                os._exit(1)
+                for fd in theirs:
+                    os.close(fd)
+
+    def _request(self, memory_fd: int) -> int:
+        """Let the fork server start it."""
+        server, mark = self._server, new_mark()
+        request = {
+            "do": "start",
+            "method": self._method,
+            "environ": worker_environ(),
+            "cwd": _folder(),
+            "path": sys.path,
+            "mark": mark,
+        }
+        with server.turn:
+            with self._ends(memory_fd) as fds, contextlib.ExitStack() as stack:
+                server.send(request, (*fds, *(_open_stream(fd, stack) for fd in (1, 2))))
+            try:
+                return int(server.answer())
+            except BaseException:
+                self.close()
+                raise
+
+    def _fork(self, memory_fd: int) -> int:
+        environ, mark, here = worker_environ(), new_mark(), os.getpid()
+        with self._ends(memory_fd) as fds:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {ASK})
+            try:
+                pid = os.fork()
+            finally:
+                if os.getpid() == here:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if pid == 0:
+                try:
+                    self.channel.close()
+                    # Not bound to the parent's death by the kernel: that would mean the death of the thread that is
+                    # running now. The channel's end and the fork server tell instead.
+                    isolate(None, mark)
+                    os.environ.clear()
+                    os.environ.update(environ)
+                    from marlvec.vector.worker import run_worker
+
+                    run_worker(*fds)
+                finally:
+                    os._exit(1)
+        try:
+            self._server.ask({"do": "adopt", "pid": pid, "mark": mark})
+        except BaseException:
+            self.close()
+            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # someone else has waited for it
+                os.waitpid(pid, 0)
+            raise
         return pid
 
     def poll(self) -> bool:
@@ -217,7 +304,7 @@ class WorkerProcess:
                 if pid:
                     self.exitcode = os.waitstatus_to_exitcode(status)
                     self._gone = True
-                    with contextlib.suppress(ProcessLookupError):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(self.pid, signal.SIGKILL)  # what an env started goes with its worker
                     with contextlib.suppress(OSError):
                         self._server.ask({"do": "release", "pid": self.pid})
@@ -246,15 +333,62 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the process and every process it started, and wait until it is gone."""
         with contextlib.suppress(OSError):
-            self._server.ask({"do": "kill", "pid": self.pid, "signal": signal.SIGKILL})
+            self._server.ask({"do": "kill", "pid": self.pid})
         if self._method == "fork" and not self.poll():  # also where the server is gone
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         self.wait(5.0)
 
+    def crash_report(self) -> str:
+        """The stacks of all threads that a crash left (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT), at most 16 KiB.
+
+        Empty if there was none. What `stacks` has returned is no part of it.
+        """
+        return self._stack_file.crash()
+
+    def stacks(self, timeout: float = 0.3) -> str:
+        """Where each thread of a living worker is now, also one that hangs in C code and holds the GIL.
+
+        Such code may be interrupted by it, as a system call is by any signal.
+
+        Args:
+            timeout: Seconds to wait for the answer.
+
+        Returns:
+            As much as `crash_report`; empty if the process is stopped, or does not answer.
+        """
+        if self.poll() or _is_stopped(self.pid):
+            return ""
+        try:
+            return self._stack_file.ask(self._send_ask, timeout)
+        except OSError:  # it has ended meanwhile, or the server has
+            return ""
+
+    def _send_ask(self) -> None:
+        if self._method == "fork":
+            os.kill(self.pid, ASK)
+        else:
+            self._server.ask({"do": "signal", "pid": self.pid, "signal": ASK})
+
     def close(self) -> None:
-        """Let go of the channel."""
-        self.channel.close()
+        """Let go of the channel, and of the stacks' file; may be called again."""
+        with _ends_lock:  # a child that is forked meanwhile would close what has the same number by then
+            self.channel.close()
+            self._stack_file.close()
+
+
+def _folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # somebody has removed it
+        return "/"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    except OSError:  # no /proc here
+        return False
 
 
 def _open_stream(fd: int, stack: contextlib.ExitStack) -> int:

@@ -105,8 +105,8 @@ class _Range(Membership):
         bad = np.argwhere(~self._within(value)).tolist()
         at = tuple(bad[0])
         where = f" at index {at}" if at else ""
-        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        return f"expected values in [{self._low[at]}, {self._high[at]}], got {value[at]}{where}{more}"
+        count = f"; wrong: {len(bad)} of {value.size} values" if value.size > 1 else ""
+        return f"expected values in [{self._low[at]}, {self._high[at]}], got {value[at]}{where}{count}"
 
     def _within(self, array: AnyArray) -> Any:  # an array, or of a 0-d one a scalar
         return (array >= self._low) & (array <= self._high)

@@ -9,10 +9,13 @@ from typing import Any
 import cloudpickle
 
 from marlvec.envs.spec import Info
-from marlvec.errors import Failure
+from marlvec.errors import ContractError, Failure
 from marlvec.vector.faults import capture, pack_failure, picklable, unpack_failure
 
-__all__ = ["Report", "pack_report", "unpack_report"]
+__all__ = ["MAX_BYTES", "Report", "pack_report", "unpack_report"]
+
+MAX_BYTES = 64 * 2**20
+"""Bytes that the infos of one env in one call may take, pickled. Only what crosses to the parent is measured."""
 
 
 @dataclass(slots=True)
@@ -24,15 +27,17 @@ class Report:
         final_infos: Infos of the last step of episodes that a same-step autoreset ended.
         failures: What went wrong, at most one per env.
         answers: What control commands returned.
+        faults: Envs that lost their episode, and to what; only in the parent, see `marlvec.vector.recovery`.
     """
 
     infos: dict[int, Info] = field(default_factory=dict)
     final_infos: dict[int, Info] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     answers: dict[int, Any] = field(default_factory=dict)
+    faults: dict[int, Failure] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.infos or self.final_infos or self.failures or self.answers)
+        return bool(self.infos or self.final_infos or self.failures or self.answers or self.faults)
 
     def update(self, other: Report) -> None:
         """Take in another shard's report."""
@@ -40,6 +45,7 @@ class Report:
         self.final_infos.update(other.final_infos)
         self.failures.extend(other.failures)
         self.answers.update(other.answers)
+        self.faults.update(other.faults)
 
     def shifted(self, first: int) -> Report:
         """The same with global env indices, ``first`` being that of local env 0; failures have them already."""
@@ -51,7 +57,7 @@ class Report:
 
 
 def pack_report(report: Report, first: int) -> bytes:
-    """Pickle a report. Infos and answers that cannot be pickled become failures of their env.
+    """Pickle a report. Infos and answers that cannot be pickled, or are too large, become failures of their env.
 
     Args:
         report: With local env indices.
@@ -60,11 +66,28 @@ def pack_report(report: Report, first: int) -> bytes:
     tables = (report.infos, report.final_infos, report.answers)
     failures = [pack_failure(failure) for failure in report.failures]
     try:
-        return pickle.dumps((*tables, failures), protocol=5)
+        data = pickle.dumps((*tables, failures), protocol=5)
     except Exception:  # something is local, or refuses: find the culprits, keep the rest
         for table, what in zip(tables, ("the info", "the info", "the answer"), strict=True):
             failures += _pickle_each(table, what, first)
-        return pickle.dumps((*tables, failures), protocol=5)
+        data = pickle.dumps((*tables, failures), protocol=5)
+    if len(data) > MAX_BYTES and (large := _drop_large(report, first)):
+        data = pickle.dumps((*tables, failures + large), protocol=5)
+    return data
+
+
+def _drop_large(report: Report, first: int) -> list[Any]:
+    """Take out the infos of envs that have too much of them; answers are what the caller asked for."""
+    failures = []
+    tables = (report.infos, report.final_infos)
+    for i in sorted(report.infos.keys() | report.final_infos.keys()):
+        size = sum(len(pickle.dumps(table[i], protocol=5)) for table in tables if i in table)
+        if size > MAX_BYTES:
+            for table in tables:
+                table.pop(i, None)
+            problem = f"its infos take {size:,} bytes, pickled; expected at most {MAX_BYTES:,} in one call"
+            failures.append(pack_failure(capture(first + i, "infos", ContractError(problem))))
+    return failures
 
 
 def _pickle_each(table: dict[int, Any], what: str, first: int) -> list[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.spec import EnvSpec, Info
+from marlvec.errors import RestartQuietly
 from marlvec.spaces import own_objects
 from marlvec.vector.buffers import Buffers, Selection, split_flags
 from marlvec.vector.infos import stack_infos
@@ -31,7 +32,7 @@ class VectorStep:
             every agent of the episode that ended, those that ended before included; zeros for those never born,
             and None for their objects. Other rows mean nothing.
         rewards: (n, A) float64.
-        terminated, truncated: (n, A) bool, the agent ended in this step.
+        terminated, truncated: (n, A) bool, the agent ended in this step, or was lost; see `fault`.
         done: (n,) bool, the env's episode ended in this step.
         alive, acting: (n, A) bool.
         reset_mask: (n,) bool, the row is a next-step autoreset: its action was ignored.
@@ -41,6 +42,7 @@ class VectorStep:
     """
 
     __slots__ = (
+        "_faults",
         "_final_infos",
         "_grouped",
         "_infos",
@@ -75,7 +77,7 @@ class VectorStep:
         cut = np.ndarray.copy if copy and rows.__class__ is slice and rows == slice(None) else _cutter(rows, copy=copy)
         self._spec: EnvSpec = buffers.spec
         self._grouped = grouped
-        self._infos, self._final_infos = report.infos, report.final_infos
+        self._infos, self._final_infos, self._faults = report.infos, report.final_infos, report.faults
         self.env_ids = env_ids
         cut_leaf = _with_own_objects(cut) if copy and buffers.has_objects else cut
         self.obs_leaves = [[cut_leaf(leaf) for leaf in leaves] for leaves in buffers.obs]
@@ -117,6 +119,31 @@ class VectorStep:
         return self.terminated | self.truncated
 
     @property
+    def has_final(self) -> BoolArray:
+        """(n, A) bool: the agent ended in this step, and has a final observation: its episode was not lost."""
+        return self.ended & ~self.fault[:, None] if self._faults else self.ended
+
+    @property
+    def fault(self) -> BoolArray:
+        """(n,) bool: the env's episode was lost, and the env built anew or masked.
+
+        Such a row is ``done``, and those who were alive are ``truncated``, but there are no final observations, no
+        rewards and no infos of what was lost. What else is in it is as after any end.
+        """
+        return self._faulty(quiet_only=False)
+
+    @property
+    def quiet(self) -> BoolArray:
+        """(n,) bool: likewise, and the env had asked for it with `RestartQuietly`."""
+        return self._faulty(quiet_only=True)
+
+    def _faulty(self, *, quiet_only: bool) -> BoolArray:
+        if not self._faults:
+            return np.zeros(len(self.env_ids), np.bool_)
+        ids = [i for i, f in self._faults.items() if not quiet_only or isinstance(f.exception, RestartQuietly)]
+        return np.isin(self.env_ids, ids)
+
+    @property
     def obs(self) -> Any:
         """Observations (n, A, …), or a dict of groups to (n, A_g, …)."""
         return public_tree(self._spec, self.obs_leaves, grouped=self._grouped)
@@ -141,13 +168,17 @@ class VectorStep:
         if mask is not None:
             out["action_mask"] = mask
         out["reset_mask"] = self.reset_mask
+        whole = self.done  # episodes that ended, and were not lost
+        if self._faults:
+            out["fault"] = self.fault
+            whole = self.done & ~self.fault
         if self.final_leaves is not self.obs_leaves:
             out["final_observation"] = self.final_obs
-            out["_final_observation"] = self.done
+            out["_final_observation"] = whole
         if self.state is not None:
             out["state"] = self.state
             if self.done.any():
-                out["final_state"], out["_final_state"] = self.final_state, self.done
+                out["final_state"], out["_final_state"] = self.final_state, whole
         if self._final_infos:
             out["final_info"] = self._stack(self._final_infos)
             out["_final_info"] = np.isin(self.env_ids, list(self._final_infos))

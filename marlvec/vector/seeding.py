@@ -10,7 +10,7 @@ import numpy as np
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["check_seed", "env_seeds", "spread", "stream"]
+__all__ = ["check_seed", "env_seeds", "restart_seed", "spread", "stream"]
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -32,6 +32,18 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
     """
     root = check_seed(seed)
     return [int(np.random.SeedSequence(root, spawn_key=(i,)).generate_state(1)[0]) >> 1 for i in range(num_envs)]
+
+
+def restart_seed(seed: int, incarnation: int) -> int:
+    """Seed of an env that was built anew: a function of the env's own seed and of how often that has happened.
+
+    The upper 31 bits of the first word of ``numpy.random.SeedSequence(seed, spawn_key=(incarnation,))``.
+
+    Args:
+        seed: What the env was last seeded with.
+        incarnation: How often it was built anew since then, from 1.
+    """
+    return int(np.random.SeedSequence(seed, spawn_key=(incarnation,)).generate_state(1)[0]) >> 1
 
 
 def check_seed(seed: Any, where: str = "seed") -> int:

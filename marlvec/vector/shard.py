@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.adapt import adapt
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
-from marlvec.errors import ArgumentError, ContractError, Failure, NotResetError
+from marlvec.errors import ContractError, Failure, NotResetError
 from marlvec.vector.buffers import Buffers
+from marlvec.vector.builder import EnvBuilder
 from marlvec.vector.control import Command, describe
 from marlvec.vector.faults import capture
 from marlvec.vector.reports import Report
+from marlvec.vector.restarts import RestartLimit
 
-__all__ = ["AUTORESET_MODES", "DONE_ON", "Shard", "ShardFailed"]
+__all__ = ["AUTORESET_MODES", "DONE_ON", "Shard"]
 
 AUTORESET_MODES = ("same_step", "next_step", "disabled")
 DONE_ON = ("all", "any")
@@ -35,14 +37,6 @@ DONE_ON = ("all", "any")
 _RUNNING, _OVER, _UNREADY = 0, 1, 2
 
 _PART = 4e-3  # seconds of work after which ready rows are handed out, where they are wanted first come first
-
-
-class ShardFailed(Exception):
-    """Some envs could not be built. Carries the failures; never reaches users."""
-
-    def __init__(self, failures: list[Failure]) -> None:
-        super().__init__(f"{len(failures)} envs could not be built")
-        self.failures = failures
 
 
 class Shard:
@@ -55,6 +49,7 @@ class Shard:
         done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
         keep_state: Whether global states are written after each reset and step.
         spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
+        limit, retry: Whether and how often a factory that raises is tried again, see `EnvBuilder`.
 
     Raises:
         ShardFailed: A factory raised, or its env's spec differs from its neighbour's. Envs already built are closed.
@@ -63,6 +58,8 @@ class Shard:
         envs: The envs behind their adapters.
         spec: What they have in common.
         everyone: Indices of all.
+        survived: What went wrong in building them before it went well.
+        progress: Its first entry says which env is at work, from 1, and 0 when none is; for whoever watches.
     """
 
     def __init__(
@@ -74,27 +71,20 @@ class Shard:
         done_on: str,
         keep_state: bool = False,
         spaces: str = "equal",
+        limit: RestartLimit | None = None,
+        retry: bool = False,
     ) -> None:
         self._first = first_env_id
+        self.progress: memoryview[int] | list[int] = [0]
         self._mode = autoreset_mode
         self._done_on_any = done_on == "any"
         self._keep_state = keep_state
-        self._spaces = spaces
         self._pace = 0.0  # seconds an env step took of late
-        self.envs: list[MultiAgentEnv] = []
-        failures: list[Failure] = []
-        for i, factory in enumerate(factories):
-            try:
-                env = adapt(factory())
-                self.envs.append(env)
-                self._check_spec(env.spec(), first_env_id + i)
-                self._check_fits(env)
-            except Exception as error:
-                failures.append(capture(first_env_id + i, "__init__", error))
-                break
-        if failures:
-            self.close()
-            raise ShardFailed(failures)
+        self._builder = EnvBuilder(factories, first_env_id, autoreset_mode, keep_state=keep_state, spaces=spaces)
+        self._absent: set[int] = set()  # envs that were closed, and could not be built again
+        self.envs: list[MultiAgentEnv] = self._builder.build_all(limit or RestartLimit(), retry=retry)
+        self.spec: EnvSpec = self._builder.spec
+        self.survived: list[Failure] = self._builder.survived
         n = len(self.envs)
         self.everyone = range(n)
         self._slots: list[Slot] = []
@@ -103,28 +93,7 @@ class Shard:
         self._careful = self._done_on_any or keep_state
         self._attention = set(range(n))  # envs whose next step is not the one after another
         self._ended: dict[int, list[int]] = {}  # agents that ended before their env: their rows are cleared
-
-    def _check_fits(self, env: MultiAgentEnv) -> None:
-        """Refuse settings that this env cannot serve."""
-        if self._keep_state and env.state_space is None:
-            raise ArgumentError(f"state=True, and {env.name} has no global state: it declares no state_space")
-        if env.resets_itself and self._mode != "same_step":
-            raise ArgumentError(
-                f"{env.name} resets itself in the step that ends its episode: expected autoreset_mode='same_step', "
-                f"got {self._mode!r}"
-            )
-        if env.resets_itself and self._keep_state:
-            raise ArgumentError(
-                f"state=True, and {env.name} resets itself: the state in which an episode ended is gone by then"
-            )
-
-    def _check_spec(self, spec: EnvSpec, env_id: int) -> None:
-        if not hasattr(self, "spec"):
-            self.spec = spec
-        elif differs := self.spec.difference(spec, self._spaces):
-            raise ContractError(f"its spaces differ from those of env {self._first}: {differs} (env {env_id})")
-        elif self._spaces == "compatible":
-            self.spec = self.spec.widened(spec)
+        self._next_seeds: dict[int, int | None] = {}  # of envs built anew, for the autoreset that is due
 
     def attach(self, buffers: Buffers) -> None:
         """Give the shard its rows. Must come before `reset`."""
@@ -142,7 +111,61 @@ class Shard:
         self._clear_step(self._rows(ids))
         for i, seed, option in zip(ids, seeds, options, strict=True):
             self._reset_env(i, seed, option, report)
+        self.progress[0] = 0
         return report
+
+    def revive(
+        self,
+        ids: Sequence[int],
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        build: Sequence[bool],
+        begin: Sequence[bool],
+        keep: Sequence[bool],
+    ) -> Report:
+        """Bring back envs whose episode was lost to a fault.
+
+        Args:
+            ids: Which.
+            seeds: Of the first reset of each.
+            options: Likewise.
+            build: Whether to build them anew; else they are new already.
+            begin: Whether to begin an episode now; else the mode or the caller will.
+            keep: Whether the row tells of the end of an episode, and is to go on telling it.
+        """
+        report = Report()
+        for i, seed, option, anew, now, whole in zip(ids, seeds, options, build, begin, keep, strict=True):
+            self.progress[0] = i + 1
+            if anew and not self._rebuild(i, report):
+                continue
+            if not whole:
+                self._buffers.reward[i] = 0
+                self._buffers.events[i] = False
+                self._buffers.clear_final_obs(i)
+            if now:
+                self._reset_env(i, seed, option, report)
+            else:
+                self._clear_row(i)
+                self._status[i] = _OVER
+                self._attention.add(i)
+                self._next_seeds[i] = seed
+        self.progress[0] = 0
+        return report
+
+    def _rebuild(self, i: int, report: Report) -> bool:
+        """Build an env in the place of one that failed; whether that went well."""
+        if i not in self._absent:
+            self._absent.add(i)
+            with suppress(Exception):  # a broken env may not even be able to close
+                self.envs[i].close()
+        try:
+            env = self._builder.build(i)
+        except Exception as error:
+            self._fail(i, "__init__", error, report)
+            return False
+        self._absent.discard(i)
+        self.envs[i], self._steps[i] = env, env.step
+        return True
 
     def step_in_parts(self, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], Report]]:
         """Step these envs, and hand out what is ready every few milliseconds, so that a slow one keeps few back."""
@@ -165,9 +188,10 @@ class Shard:
         if self._ended:
             self._clear_ended(ids)
         running = self._attend(ids, report) if self._attention else ids
-        steps, slots, careful = self._steps, self._slots, self._careful
+        steps, slots, careful, progress = self._steps, self._slots, self._careful, self.progress
         for i in running:
             slot = slots[i]
+            progress[0] = i + 1
             try:
                 info = steps[i](slot)
             except Exception as error:
@@ -177,6 +201,7 @@ class Shard:
                 report.infos[i] = info
             if slot.done or careful:
                 self._look_after(i, slot, report)
+        progress[0] = 0
         flags = self._buffers.events[rows, : 2 * len(self.spec.agents)]
         if np.count_nonzero(flags):
             self._record_early_ends(ids, rows)
@@ -210,6 +235,8 @@ class Shard:
                 return self.step(ids)
             case "reset":
                 return self.reset(ids, *arguments)
+            case "revive":
+                return self.revive(ids, *arguments)
             case "control":
                 return self.control(ids, *arguments)
             case "state":
@@ -240,11 +267,15 @@ class Shard:
         """Close every env, whatever the others do."""
         failures: list[Failure] = []
         for i, env in enumerate(self.envs):
+            if i in self._absent:
+                continue
+            self.progress[0] = i + 1
             try:
                 env.close()
             except Exception as error:
                 failures.append(capture(self._first + i, "close", error))
         self.envs = []
+        self.progress[0] = 0
         return failures
 
     def _clear_step(self, rows: slice | NDArray[np.int64]) -> None:
@@ -268,12 +299,12 @@ class Shard:
 
     def _reset_env(self, i: int, seed: int | None, options: dict[str, Any] | None, report: Report) -> None:
         buffers, slot = self._buffers, self._slots[i]
-        buffers.clear_obs(i)
-        buffers.alive[i] = False
-        buffers.acting[i] = False
-        buffers.clear_masks(i)
-        self._ended.pop(i, None)
-        slot.done = slot.begun = False
+        self.progress[0] = i + 1
+        self._clear_row(i)
+        if i in self._absent and not self._rebuild(i, report):
+            return
+        pending = self._next_seeds.pop(i, None)
+        seed = pending if seed is None else seed
         try:
             info = self.envs[i].reset(slot, seed=seed, options=options)
             if slot.done or not buffers.alive[i].any():
@@ -288,6 +319,16 @@ class Shard:
         if self._keep_state:
             self._note_state(i, report)
 
+    def _clear_row(self, i: int) -> None:
+        """Nobody is there: what a new episode writes into."""
+        buffers, slot = self._buffers, self._slots[i]
+        buffers.clear_obs(i)
+        buffers.alive[i] = False
+        buffers.acting[i] = False
+        buffers.clear_masks(i)
+        self._ended.pop(i, None)
+        slot.done = slot.begun = False
+
     def _finish(self, i: int, slot: Slot, report: Report) -> None:
         """An episode is over: keep its final observations, then begin the next one if the mode says so."""
         buffers = self._buffers
@@ -298,7 +339,7 @@ class Shard:
             if slot.final_info:
                 report.final_infos[i], slot.final_info = slot.final_info, None
             return
-        self._snapshot(i, buffers.terminated[i] | buffers.truncated[i])
+        buffers.snapshot(i, buffers.terminated[i] | buffers.truncated[i])
         self._status[i] = _OVER
         if self._keep_state:
             if not self._note_state(i, report):
@@ -322,18 +363,6 @@ class Shard:
                 return False
         return True
 
-    def _snapshot(self, i: int, ended: NDArray[np.bool_]) -> None:
-        """Copy the observations of agents that ended, before the env can reuse its buffers."""
-        buffers = self._buffers
-        everyone = bool(ended.all())
-        for group, obs, final in zip(buffers.spec.groups, buffers.obs, buffers.final_obs, strict=True):
-            for source, target in zip(obs, final, strict=True):
-                if everyone:
-                    target[i] = source[i]
-                else:
-                    who = ended[list(group.agents)]
-                    target[i, who] = source[i, who]
-
     def _record_early_ends(self, ids: Sequence[int], rows: slice | NDArray[np.int64]) -> None:
         """Agents that ended while their env goes on: keep their final observation, clear their row at the next step."""
         buffers = self._buffers
@@ -341,7 +370,7 @@ class Shard:
         for k in np.flatnonzero(ended.any(axis=1)).tolist():
             i = ids[k]
             if not done[i]:
-                self._snapshot(i, ended[k])
+                buffers.snapshot(i, ended[k])
                 self._ended.setdefault(i, []).extend(np.flatnonzero(ended[k]).tolist())
 
     def _note_state(self, i: int, report: Report) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -10,10 +11,11 @@ from numpy.typing import NDArray
 
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.vector.buffers import Buffers
+from marlvec.vector.builder import ShardFailed
 from marlvec.vector.engine import Settings, SettingsArguments
+from marlvec.vector.fault_log import survived_failures
 from marlvec.vector.faults import raise_failures
-from marlvec.vector.reports import Report
-from marlvec.vector.shard import Shard, ShardFailed
+from marlvec.vector.shard import Shard
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["SyncVectorEnv"]
@@ -24,8 +26,8 @@ class SyncVectorEnv(VectorEnv):
 
     Args:
         factories: One zero-argument callable per env.
-        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state`` and ``spaces``, as in
-            `marlvec.make`.
+        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state``, ``spaces``,
+            ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
 
     Raises:
         EnvRaised: A factory raised.
@@ -49,6 +51,7 @@ class SyncVectorEnv(VectorEnv):
         self._shard.attach(buffers)
         self._requests: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
         self._bind(self._shard.spec, buffers)
+        self._recovery.note_survived(survived_failures(self._shard.survived))
 
     @property
     def envs(self) -> tuple[MultiAgentEnv, ...]:
@@ -56,20 +59,31 @@ class SyncVectorEnv(VectorEnv):
         return tuple(self._shard.envs)
 
     def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._sending = True
         self._requests.append((operation, env_ids, arguments))
 
-    def _gather(
-        self, timeout: float | None, everyone: bool
-    ) -> Sequence[tuple[NDArray[np.int64], Report | None]] | None:
-        operation, env_ids, arguments = self._requests.pop(0)
+    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+        if not self._requests:  # an env is to be built anew, but not yet; or an interrupt came before the request
+            time.sleep(timeout or 0.0)
+            if timeout is None:
+                self._news.append((np.array(self._calls.in_flight, np.int64), None))
+            return timeout is None
         try:
-            return [(env_ids, self._shard.run(operation, env_ids.tolist(), arguments))]
+            operation, env_ids, arguments = self._requests.pop(0)
+            report = self._shard.run(operation, env_ids.tolist(), arguments)
+            self._news.append((env_ids, report))
+        except Exception:
+            raise
         except BaseException:
             # Ctrl-C in the middle of an env: nobody knows how far it came, so these envs have to be reset.
-            self._calls.arrive(env_ids)
+            left = np.array(self._calls.in_flight, np.int64)
+            self._calls.arrive(left)
             self._calls.hand_out()
-            self._calls.lose_episodes(env_ids)
+            self._calls.lose_episodes(left)
+            self._requests.clear()
+            self._news.clear()
             raise
+        return True
 
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()

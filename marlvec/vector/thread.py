@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import Failure
 from marlvec.vector.buffers import Buffers
+from marlvec.vector.builder import ShardFailed
 from marlvec.vector.engine import Settings, SettingsArguments
+from marlvec.vector.fault_log import survived_failures
 from marlvec.vector.faults import capture, raise_failures
 from marlvec.vector.reports import Report
-from marlvec.vector.shard import Shard, ShardFailed
+from marlvec.vector.shard import Shard
 from marlvec.vector.shares import Shares, agree
 from marlvec.vector.vector_env import VectorEnv
 
@@ -36,8 +38,8 @@ class ThreadVectorEnv(VectorEnv):
     Args:
         factories: One zero-argument callable per env; called in the env's own thread.
         num_workers: Threads; default: one per usable core, at most one per env.
-        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state`` and ``spaces``, as in
-            `marlvec.make`.
+        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state``, ``spaces``,
+            ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
 
     Raises:
         EnvRaised: A factory raised.
@@ -65,7 +67,7 @@ class ThreadVectorEnv(VectorEnv):
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
         self._finalizer = weakref.finalize(self, _Crew.shut_down, self._crew, 1.0)
         try:
-            spec = self._start(factories, chosen)
+            spec, survived = self._start(factories, chosen)
             buffers = Buffers(spec, self.num_envs)
             self._crew.attach(buffers, self._shares)
         except BaseException:
@@ -73,41 +75,42 @@ class ThreadVectorEnv(VectorEnv):
             self._finalizer()
             raise
         self._bind(spec, buffers)
+        self._recovery.note_survived(survived_failures(survived))
 
-    def _start(self, factories: Sequence[Callable[[], Any]], settings: Settings) -> EnvSpec:
-        """Start the threads and let them build their envs."""
+    def _start(self, factories: Sequence[Callable[[], Any]], settings: Settings) -> tuple[EnvSpec, list[Failure]]:
+        """Start the threads and let them build their envs: their spec, and what went wrong before it went well."""
         starts = self._shares.starts
         for w in range(self.num_workers):
             self._crew.start(w, factories[starts[w] : starts[w + 1]], starts[w], settings.of_shard())
         specs: dict[int, EnvSpec] = {}
         failures: list[Failure] = []
+        survived: list[Failure] = []
         for _ in range(self.num_workers):
             w, _, told = self._crew.replies.get()
-            if isinstance(told, EnvSpec):
-                specs[w] = told
+            if isinstance(told, Shard):
+                specs[w] = told.spec
+                survived += told.survived
             else:
                 failures += told
         raise_failures(failures, self._place)
-        return agree([specs[w] for w in range(self.num_workers)], starts, settings.spaces)
+        return agree([specs[w] for w in range(self.num_workers)], starts, settings.spaces), survived
 
     def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._sending = True
         for w, positions in self._shares.split(env_ids):
             own = tuple([argument[k] for k in positions.tolist()] for argument in arguments)
             self._crew.requests[w].put((operation, env_ids[positions] - self._shares.starts[w], own))
 
-    def _gather(
-        self, timeout: float | None, everyone: bool
-    ) -> Sequence[tuple[NDArray[np.int64], Report | None]] | None:
-        news = []
-        replies = self._crew.replies
+    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+        replies, starts = self._crew.replies, self._shares.starts
         try:
-            news.append(replies.get(timeout=timeout))
+            w, ids, report = replies.get(timeout=timeout)
+            self._news.append((ids + starts[w], report.shifted(starts[w])))
             while True:
-                news.append(replies.get_nowait())
+                w, ids, report = replies.get_nowait()
+                self._news.append((ids + starts[w], report.shifted(starts[w])))
         except queue.Empty:
-            pass
-        starts = self._shares.starts
-        return [(ids + starts[w], report.shifted(starts[w])) for w, ids, report in news] or None
+            return bool(self._news)
 
     def _shut_down(self, timeout: float) -> None:
         self._finalizer.detach()
@@ -135,7 +138,7 @@ class _Crew:
     threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self, w: int, factories: Sequence[Callable[[], Any]], first: int, settings: dict[str, Any]) -> None:
-        """Start one thread; it tells its spec, or what went wrong."""
+        """Start one thread; it gives its shard, or what went wrong."""
         self.requests.append(queue.SimpleQueue())
         body = (w, factories, first, settings, self.requests[w], self.replies)
         self.threads.append(threading.Thread(target=_work, args=body, name=f"marlvec-worker-{w}", daemon=True))
@@ -184,7 +187,7 @@ def _work(
     except BaseException as error:
         replies.put((w, nobody, [capture(first, "__init__", error)]))
         return
-    replies.put((w, nobody, shard.spec))
+    replies.put((w, nobody, shard))
     buffers = requests.get()
     if buffers is not None:  # else another thread's envs could not be built
         shard.attach(buffers)

@@ -41,10 +41,10 @@ class ObsValidator:
 
     Args:
         spec: What the envs look like.
-        mode: ``"strict"``: every call is checked, and what is wrong is returned; ``"warn"``: every call, and each kind
-            of problem of an agent's leaf is told once, as a `ContractWarning`; ``"sample"``: likewise in the first 16
-            calls and in every 16th after that, so that no bound that an env oversteps by a hair ends a long run;
-            ``"off"``: none.
+        mode: ``"strict"``: every call is checked, and what is wrong is returned; ``"warn"``: every call, and an env in
+            which an agent's leaf is wrong in a way that was not told yet is told of in one `ContractWarning`, with the
+            number of all that is wrong in it in this call; ``"sample"``: likewise in the first 16 calls and in every
+            16th after that, so that no bound that an env oversteps by a hair ends a long run; ``"off"``: none.
     """
 
     def __init__(self, spec: EnvSpec, mode: str) -> None:
@@ -79,18 +79,20 @@ class ObsValidator:
             problems += self._bad_rewards(step)
         problems += self._bad_leaves("observation", step.obs_leaves, step.alive, step)
         if step.final_leaves is not step.obs_leaves:
-            problems += self._bad_leaves("final observation", step.final_leaves, step.ended, step)
+            problems += self._bad_leaves("final observation", step.final_leaves, step.has_final, step)
         if env_ids is not None:
             problems = [problem for problem in problems if problem.env_id in env_ids]
         if not problems:
             return []
-        if self._mode != "strict":
-            self._warn(problems)
-            return []
         by_env: dict[int, list[_Problem]] = {i: [] for i in step.env_ids.tolist()}
         for problem in problems:
             by_env[problem.env_id].append(problem)
-        return [(i, _in_words(found)) for i, found in by_env.items() if found]
+        bad = {i: found for i, found in by_env.items() if found}
+        if self._mode == "strict":
+            advice = "Correct the env or its spaces, or see make(validate=…)"
+            return [(i, f"{found[0]}{_and_more(found)}. {advice}") for i, found in bad.items()]
+        self._warn(bad)
+        return []
 
     def _is_due(self) -> bool:
         if self._mode == "sample":
@@ -115,12 +117,14 @@ class ObsValidator:
                 agent, path = self._agents[agents[j]], check.leaf.path
                 yield _Problem(int(step.env_ids[i]), agent, subject, path, array[i, j, ...], check.members)
 
-    def _warn(self, problems: list[_Problem]) -> None:
+    def _warn(self, bad: dict[int, list[_Problem]]) -> None:
+        """Warn once of each env with a problem that is new, though all of them be."""
         level = _levels_to_the_caller()
-        for problem in problems:
-            if problem.key not in self._told:
-                self._told.add(problem.key)
-                warnings.warn(f"env {problem.env_id}: {problem}", ContractWarning, stacklevel=level)
+        for i, found in bad.items():
+            new = [problem for problem in found if problem.key not in self._told]
+            if new:
+                self._told.update(problem.key for problem in new)
+                warnings.warn(f"env {i}: {new[0]}{_and_more(found)}", ContractWarning, stacklevel=level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +160,8 @@ class _Problem:
         return f"{where}: {self.members.describe(self.value)}"
 
 
-def _in_words(problems: list[_Problem]) -> str:
-    more = f" ({len(problems) - 1} more like it in this env)" if len(problems) > 1 else ""
-    advice = "Correct the env or its spaces, or see make(validate=…)"
-    return f"{problems[0]}{more}. {advice}"
+def _and_more(problems: list[_Problem]) -> str:
+    return f" ({len(problems) - 1} more like it in this env)" if len(problems) > 1 else ""
 
 
 def _levels_to_the_caller() -> int:

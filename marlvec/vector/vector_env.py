@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError, BusyError, NothingPendingError
 from marlvec.vector.arguments import EnvIds, Options, check_env_ids, spread_options
-from marlvec.vector.calls import STREAM, alone
+from marlvec.vector.calls import STREAM, alone, whole
 from marlvec.vector.controls import Controls
+from marlvec.vector.fault_log import Fault
 from marlvec.vector.result import VectorStep
 from marlvec.vector.seeding import spread, stream
 
@@ -42,12 +43,14 @@ class VectorEnv(Controls):
         done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: ``"sync"``, ``"thread"`` or ``"async"``.
+        on_fault: ``"raise"``, ``"restart"`` or ``"mask"``: what becomes of an env at which something goes wrong.
         spec: What one env looks like.
         metadata: The envs' metadata.
     """
 
     # --- reset and step ---
 
+    @whole
     def reset(
         self,
         *,
@@ -95,6 +98,7 @@ class VectorEnv(Controls):
         result = self._fetch_all("reset", timeout)
         return result.obs, result.infos
 
+    @whole
     @alone
     def step(
         self, actions: Any
@@ -114,7 +118,8 @@ class VectorEnv(Controls):
         Raises:
             ActionError: Wrong structure, shape, dtype or value; nothing was sent.
             NotResetError: An env has no episode; names it.
-            EnvRaised, WorkerDied: Something went wrong in an env or its worker; names it.
+            EnvRaised, EnvTimeout, WorkerDied: Something went wrong in an env or its worker, and ``on_fault`` does not
+                say to go on; names it.
         """
         self._calls.check_idle("step")
         self._send_actions("step", actions, self._everyone)
@@ -248,6 +253,21 @@ class VectorEnv(Controls):
             f"<{name} of {self.spec.name}: num_envs={self.num_envs}, agent_num={self.agent_num} ({groups}), "
             f"autoreset_mode={self.autoreset_mode!r}, {self._calls}>"
         )
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """The last 1,000 faults that were survived, oldest first."""
+        return tuple(self._recovery.log.faults)
+
+    @property
+    def incarnations(self) -> NDArray[np.int64]:
+        """(N,) int64: how often each env was built anew."""
+        return self._recovery.incarnations.copy()
+
+    @property
+    def masked_env_ids(self) -> tuple[int, ...]:
+        """Envs that are out for good: ``on_fault="mask"``."""
+        return tuple(np.flatnonzero(self._recovery.masked).tolist())
 
     @property
     def closed(self) -> bool:

@@ -20,17 +20,21 @@ import numpy as np
 
 from marlvec.vector import channel as ch
 from marlvec.vector.buffers import Buffers
+from marlvec.vector.builder import ShardFailed
 from marlvec.vector.channel import Channel, ChannelClosed, Message, Patience
 from marlvec.vector.faults import capture, pack_failure
 from marlvec.vector.memory import map_memory
 from marlvec.vector.reports import Report, pack_report
-from marlvec.vector.shard import Shard, ShardFailed
+from marlvec.vector.shard import Shard
+from marlvec.vector.stacks import write_stacks_to
+from marlvec.vector.watchdog import PROGRESS_BYTES
 
 __all__ = ["Plan", "Request", "WorkerLink", "run_worker", "serve"]
 
 Plan = dict[str, Any]
 """What a worker is told at first: ``factories`` and ``worker`` (the loop it runs, or None), both pickled; ``first``
-(index of its first env); ``shared`` (whether rows are in shared memory); ``shard`` (arguments of `Shard`).
+(index of its first env); ``place`` (its own index); ``shared`` (whether rows are in shared memory); ``shard``
+(arguments of `Shard`).
 """
 
 _NAMES = {code: name for name, code in ch.OPERATIONS.items()}
@@ -40,8 +44,8 @@ class Request:
     """One request of the parent.
 
     Attributes:
-        operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows may be answered in parts), ``"state"`` or
-            ``"control"``.
+        operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows may be answered in parts), ``"revive"``,
+            ``"state"`` or ``"control"``.
         ids: The envs it is about, by their place in the shard.
         arguments: What else it says: seeds and options, or commands.
     """
@@ -157,15 +161,16 @@ def serve(link: WorkerLink) -> None:
         link.answer(request)
 
 
-def run_worker(read_fd: int, write_fd: int, memory_fd: int) -> NoReturn:
+def run_worker(read_fd: int, write_fd: int, memory_fd: int, stacks_fd: int) -> NoReturn:
     """Serve one shard, then end this process."""
+    write_stacks_to(stacks_fd)
     # Ctrl-C goes to the whole terminal; the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     np.random.seed()  # noqa: NPY002  (envs that draw from the global stream would repeat their siblings')
     channel = Channel(read_fd, write_fd)
     # A process that an env starts must not hold the channel: its closed end is how the parent learns of our death.
-    for fd in (read_fd, write_fd, memory_fd):
+    for fd in (read_fd, write_fd, memory_fd, stacks_fd):
         os.set_inheritable(fd, False)
     os.register_at_fork(after_in_child=channel.close)
     code = 0
@@ -202,7 +207,8 @@ def _run(channel: Channel, memory_fd: int) -> None:
         failure = pack_failure(capture(first, "__init__", error))
         channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
         return
-    channel.send(ch.OK, hello.number, cloudpickle.dumps(shard.spec))
+    survived = [pack_failure(failure) for failure in shard.survived]
+    channel.send(ch.OK, hello.number, cloudpickle.dumps((shard.spec, survived)))
     try:
         _attach_and_serve(channel, memory_fd, shard, plan, loop)
     except BaseException:
@@ -219,9 +225,13 @@ def _attach_and_serve(
         failures = [pack_failure(failure) for failure in shard.close()]
         channel.send(ch.OK, message.number, pickle.dumps(failures))
         return
-    num_envs, size, spec = pickle.loads(message.payload)
+    num_envs, num_workers, size, spec = pickle.loads(message.payload)
+    mapped = map_memory(memory_fd, size, inherit=False)
+    place = PROGRESS_BYTES * plan["place"]
+    shard.progress = memoryview(mapped)[place : place + PROGRESS_BYTES].cast("q")  # half the time of an array's item
     if shared:
-        buffers = Buffers(spec, num_envs, map_memory(memory_fd, size)).rows(first, first + n)
+        rows = memoryview(mapped)[PROGRESS_BYTES * num_workers :]
+        buffers = Buffers(spec, num_envs, rows).rows(first, first + n)
     else:
         buffers = Buffers(spec, n)
     os.close(memory_fd)

@@ -77,6 +77,7 @@ def test_returns_and_lengths_equal_a_count_by_hand(mode: str) -> None:
 
 
 @pytest.mark.checklist(52)
+@pytest.mark.fault("D7")
 @pytest.mark.parametrize("mode", MODES)
 def test_no_reward_is_lost_however_seldom_an_agent_is_asked(mode: str) -> None:
     """Agents wait, come late and go early; all they are paid meanwhile is in their rows, episode by episode."""
@@ -111,6 +112,7 @@ def test_no_reward_is_lost_however_seldom_an_agent_is_asked(mode: str) -> None:
                 assert record.returns_A[a] == paid.get((record.env_id, record.number, a), 0.0)
 
 
+@pytest.mark.fault("D6")
 def test_agents_that_never_act_count_in_metrics_and_nowhere_else() -> None:
     """Agent 1 ends with its first observation; agent 2 is never born."""
     script = Script([0, 2, None], [3, 2, 1], ["terminated", "truncated", "terminated"])

@@ -139,6 +139,7 @@ def test_close_reaches_the_env() -> None:
         assert env.closed
 
 
+@pytest.mark.fault("B15")
 @pytest.mark.parametrize(
     ("thing", "got"),
     [

@@ -103,6 +103,7 @@ def test_a_live_agent_is_in_every_dict(place: int, what: str) -> None:
     refuses(spoiled(drop(place, "agent_0")), "agent_0", what, "missing")
 
 
+@pytest.mark.fault("D1")
 def test_a_live_agent_is_in_the_first_observations() -> None:
     class Forgetful(CounterEnv):
         def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -114,6 +115,7 @@ def test_a_live_agent_is_in_the_first_observations() -> None:
         Rig(adapt(Forgetful())).reset(seed=0)
 
 
+@pytest.mark.fault("D1")
 def test_a_defaultdict_does_not_hide_a_missing_reward() -> None:
     def spoil(result: Any) -> Any:
         obs, rewards, *rest = result
@@ -276,6 +278,7 @@ def test_a_tree_with_another_structure_names_the_path(spoil: Spoil, words: list[
     refuses(rig, "agent_1", *words)
 
 
+@pytest.mark.fault("C12")
 def test_an_info_is_a_dict() -> None:
     refuses(spoiled(replace(4, "agent_1", 5)), "info of agent 'agent_1'", "int")
     single = Rig(adapt(SingleEnv()))
@@ -303,6 +306,7 @@ def test_the_selected_agent_is_live(selected: str, words: str) -> None:
         rig.step([0, 0, 0])
 
 
+@pytest.mark.fault("D12")
 def test_a_dead_turn_that_removes_nobody_does_not_hang() -> None:
     class Undead(TurnEnv):
         def step(self, action: Any) -> None:
@@ -317,6 +321,7 @@ def test_a_dead_turn_that_removes_nobody_does_not_hang() -> None:
         rig.step([0, 0])
 
 
+@pytest.mark.fault("D5")
 @pytest.mark.parametrize("kind", [ScriptedParallelEnv, TurnEnv, KeyedEnv])
 def test_an_episode_without_anyone(kind: Any) -> None:
     """Checklist 53: an error, never a hang."""

@@ -96,6 +96,7 @@ def assert_same(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> No
                 np.testing.assert_array_equal(a["mask"], b["mask"] != 0)
 
 
+@pytest.mark.fault("D3")
 @given(
     seed=st.integers(0, 10_000),
     agent_num=st.integers(1, 4),
@@ -128,6 +129,7 @@ def test_classic_games(name: str) -> None:
     rig.env.close()
 
 
+@pytest.mark.fault("D12")
 def test_an_illegal_move_ends_the_game_for_all() -> None:
     rig = Rig(adapt(pettingzoo.make("aec", "classic/tictactoe_v3")))
     for _ in range(EPISODES):
@@ -146,6 +148,7 @@ def test_an_illegal_move_ends_the_game_for_all() -> None:
         }
 
 
+@pytest.mark.fault("D7")
 def test_rewards_of_a_game_are_the_envs_own_sum() -> None:
     script = Script([0, 0, 2], [3, 9, 9], ["terminated", "truncated", "both"])
     rig = Rig(adapt(TurnEnv(script, agent_num=3)))

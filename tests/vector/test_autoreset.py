@@ -276,6 +276,7 @@ class Stillborn(CounterEnv):
 
 
 @pytest.mark.checklist(53)
+@pytest.mark.fault("D5")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_env_that_is_over_right_after_its_reset(backend: str, mode: str) -> None:

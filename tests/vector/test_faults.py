@@ -112,6 +112,9 @@ def same_attributes(one: BaseException, other: BaseException) -> bool:
 
 
 @pytest.mark.checklist(65)
+@pytest.mark.fault("C1")
+@pytest.mark.fault("C2")
+@pytest.mark.fault("C3")
 @pytest.mark.parametrize("operation", ["init", "reset", "step"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_exception_arrives_whatever_it_is(backend: str, operation: str) -> None:
@@ -161,6 +164,7 @@ def check(fault: EnvRaised, name: str, backend: str, operation: str) -> None:
 
 
 @pytest.mark.checklist(65)
+@pytest.mark.fault("C1")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_error_of_close_and_of_state_says_which_env(backend: str) -> None:
     class Stateless(CounterEnv):
@@ -234,6 +238,7 @@ def test_a_contract_error_first_does_not_choke_on_its_neighbour(backend: str) ->
         assert len(str(caught.value)) < 100_000
 
 
+@pytest.mark.fault("C1")
 @pytest.mark.parametrize("env_ids", [None, [1]])
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -303,6 +308,7 @@ def test_what_make_raises_when_an_env_cannot_be_built(backend: str) -> None:
         built([good, partial(TurnEnv, agent_num=2)])
 
 
+@pytest.mark.fault("C4")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("operation", ["init", "step"])
 def test_interrupts_pass_through_envs_of_this_process(kind: type[BaseException], operation: str) -> None:

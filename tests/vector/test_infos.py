@@ -136,6 +136,7 @@ def test_infos_of_some_envs_only_keep_their_place(backend: str) -> None:
             assert [info[f"agent_{i % 2}"]["who"] for i, info in zip(step.env_ids.tolist(), infos, strict=True) if info]
 
 
+@pytest.mark.fault("C12")
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_an_info_that_cannot_cross_is_an_error_of_its_env(context: str) -> None:
     import threading

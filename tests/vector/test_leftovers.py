@@ -26,7 +26,7 @@ from marlvec import AsyncVectorEnv, VectorEnv
 from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, SlowEnv, decode
 from marlvec.errors import ClosedError, EnvRaised, MarlvecError, NothingPendingError, SerialisationError, WorkerDied
 from marlvec.registry import make
-from marlvec.vector import memory
+from marlvec.vector import launch, memory
 from tests.leaks import Snapshot, leaks
 from tests.vector.kinds import vectorize
 
@@ -78,6 +78,7 @@ PLACES = [*(("async", context) for context in CONTEXTS), ("pipes", "forkserver")
 
 
 @pytest.mark.checklist(30)
+@pytest.mark.fault("B1")
 @pytest.mark.parametrize(
     ("backend", "context", "how"),
     [
@@ -121,6 +122,7 @@ def test_close_leaves_nothing_whatever_came_before(backend: str, context: str | 
 
 
 @pytest.mark.checklist(30)
+@pytest.mark.fault("B3")
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("where", ["step", "reset", "close"])
 def test_close_does_not_wait_for_an_env_that_hangs(context: str, where: str) -> None:
@@ -140,6 +142,7 @@ def test_close_does_not_wait_for_an_env_that_hangs(context: str, where: str) -> 
 
 
 @pytest.mark.checklist(30)
+@pytest.mark.fault("B3")
 def test_close_of_a_stopped_worker_and_of_one_that_ignores_sigterm() -> None:
     class Deaf(HangingEnv):
         def strike(self) -> None:
@@ -210,7 +213,7 @@ def test_shared_memory_has_no_name_is_private_and_cannot_change_its_size(
             lines = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/memfd:marlvec" in line]
             assert lines, "it is this memory that they write to"
             assert all(" rw-s " in line for line in lines), "shared"
-            fds = [fd for fd in Path(f"/proc/{pid}/fd").iterdir() if "/memfd:" in str(fd.readlink())]
+            fds = [fd for fd in Path(f"/proc/{pid}/fd").iterdir() if "/memfd:marlvec" in str(fd.readlink())]
             assert [stat.S_IMODE(fd.stat().st_mode) for fd in fds] in ([], [0o600]), "at most Python's own, of the map"
         assert maps.read_text().count("/memfd:marlvec") == mapped + 1
         for folder, names in zip(folders, before, strict=True):
@@ -223,6 +226,7 @@ def test_shared_memory_has_no_name_is_private_and_cannot_change_its_size(
     assert maps.read_text().count("/memfd:marlvec") == mapped, "unmapped with the last array over it"
 
 
+@pytest.mark.fault("C14")
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_views_outlive_the_vectorizer(shared_memory: bool) -> None:
     program = f"""
@@ -312,25 +316,28 @@ def ended(pid: int) -> bool:
 
 
 class Forking(CounterEnv):
-    """Forks in its steps, and lets the child go on as if it were the worker."""
+    """Forks in its steps, and lets the child go on as if it were the worker, the first one last."""
 
     def step(self, actions: dict[str, Any]) -> Any:
-        os.fork()
+        if os.fork() == 0:
+            time.sleep(0.05 if self.world.t else 0.3)
         return super().step(actions)
 
 
 @pytest.mark.fault("A19")
 @pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(context: str, shared_memory: bool) -> None:
+def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(
+    context: str, shared_memory: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     factories = [partial(Forking, env_index=0)]
-    with AsyncVectorEnv(factories, context=context, shared_memory=shared_memory) as envs:
+    with AsyncVectorEnv(factories, context=context, shared_memory=shared_memory, copy=False) as envs:
         envs.reset()
         for t in range(1, 5):
             obs = envs.step(acts(envs, t))[0]
             assert decode(obs[0, 1]) == (0, 0, 0, t, 1), "one reply to each request"
             with pytest.raises(NothingPendingError):
-                envs.step_fetch(timeout=0.05)
+                envs.step_fetch(timeout=0.02)
         (worker,) = envs.worker_pids
         children = list(map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split()))
         deadline = time.monotonic() + 2
@@ -338,6 +345,11 @@ def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(context: str, s
             time.sleep(0.01)
         assert len(children) == 4
         assert all(map(ended, children))
+        assert decode(obs[0, 1]) == (0, 0, 0, 4, 1), "nothing of an earlier step is written over the rows"
+        assert decode(envs.step(acts(envs))[0][0, 1]) == (0, 0, 1, 0, 1), "the next ones are right, too"
+        (process,) = (process for process in launch._workers if process.pid == worker)
+        assert process.crash_report() == "", "what became of them is no crash of the worker"
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.fault("A14")
@@ -380,13 +392,14 @@ def test_a_death_during_construction_takes_the_other_workers_along(context: str,
         assert not [p for p in tmp_path.iterdir() if Path("/proc", p.name).exists()], "all of them are gone"
 
 
+@pytest.mark.fault("B12")
 def test_a_factory_that_cannot_be_pickled_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     lock = threading.Lock()
 
     def start(*_: Any) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("marlvec.vector.async_.WorkerProcess", start)
+    monkeypatch.setattr("marlvec.vector.staff.WorkerProcess", start)
     with pytest.raises(SerialisationError, match=r"factory of envs 0 to 1 cannot be pickled.*backend='sync'"):
         AsyncVectorEnv([lambda: CounterEnv(3 if lock else 4)] * 2, num_workers=1)
     with pytest.raises(TypeError, match="lock"):

@@ -158,6 +158,7 @@ def test_being_forgotten_closes_it(pending: bool) -> None:
 # --- construction
 
 
+@pytest.mark.fault("B12")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_what_cannot_be_pickled_is_refused_before_anything_starts(
     context: str, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +176,7 @@ def test_what_cannot_be_pickled_is_refused_before_anything_starts(
     def started(*args: Any) -> Any:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("marlvec.vector.async_.WorkerProcess", started)
+    monkeypatch.setattr("marlvec.vector.staff.WorkerProcess", started)
     factories: list[Any] = [*counters(), lambda: CounterEnv(3, marks=lock)]  # type: ignore[arg-type]  # never called
     for workers in (1, 2, 4):
         with pytest.raises(SerialisationError, match="the factory of env.*3 cannot be pickled.*lock"):
@@ -184,6 +185,7 @@ def test_what_cannot_be_pickled_is_refused_before_anything_starts(
         make(factories, context=context)
 
 
+@pytest.mark.fault("B15")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_factory_that_returns_no_env(backend: str) -> None:
     for thing, words in ((None, "None"), (3, "int"), (CounterEnv, "class CounterEnv"), (object(), "object")):
@@ -252,6 +254,7 @@ def test_from_a_module_run_by_name(tmp_path: Path) -> None:
         assert process.communicate(timeout=50) == ("ok\n", "")
 
 
+@pytest.mark.fault("B12")
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_a_main_module_with_side_effects_runs_once(context: str, tmp_path: Path) -> None:
     """No worker imports it, whatever the start method."""

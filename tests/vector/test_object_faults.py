@@ -91,6 +91,7 @@ def test_a_value_that_its_space_does_not_contain(case: Any) -> None:
                     envs.step(np.zeros((3, 2), np.int64))
 
 
+@pytest.mark.fault("C16")
 @pytest.mark.parametrize("case", WRONG, ids=[case[0] for case in WRONG])
 def test_a_slot_is_untouched_by_what_it_refuses(case: Any) -> None:
     _, space, wrong, words = case
@@ -134,6 +135,7 @@ class Heavy(Faulty):
         return (dict.fromkeys(obs, self.wrong) if self.at_fault else obs), *rest
 
 
+@pytest.mark.fault("C16")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_objects_are_bounded(backend: str) -> None:
     half = bytes(MAX_BYTES // 2 - 1000)

@@ -213,6 +213,7 @@ def test_options_for_all_or_for_each_are_never_altered(backend: str) -> None:
                 envs.reset(options=wrong)
 
 
+@pytest.mark.fault("B11")
 def test_zero_envs_and_zero_workers() -> None:
     factories = [CounterEnv] * 3
     with pytest.raises(ValueError, match="num_envs must be at least 1"):

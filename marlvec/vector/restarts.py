@@ -1,0 +1,108 @@
+"""How many restarts there may be, and how soon."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from marlvec.errors import (
+    ArgumentError,
+    MissingExtraError,
+    NotResetError,
+    SerialisationError,
+    UnsupportedSpaceError,
+)
+
+__all__ = ["NEVER_HELPS", "Budget", "RestartLimit", "restart_limit"]
+
+NEVER_HELPS = (ArgumentError, MissingExtraError, NotResetError, SerialisationError, UnsupportedSpaceError)
+"""Where an env raises one of these, a new one would, too."""
+
+_LONGEST = 2.0  # seconds between two restarts
+_LISTED = 5  # different reasons that a history lists
+
+
+@dataclass(frozen=True)
+class RestartLimit:
+    """How often an env, or a worker, may be built anew.
+
+    The first restart comes at once, the k-th one within the time below after ``backoff * 2 ** (k - 2)`` seconds, two
+    seconds at most.
+
+    Args:
+        count: At most so many restarts of one env, or of one worker, …
+        seconds: … within so many seconds.
+        backoff: Seconds before the second one.
+
+    Raises:
+        ArgumentError: One of them is negative, or no number.
+    """
+
+    count: int = 10
+    seconds: float = 60.0
+    backoff: float = 0.05
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
+            raise ArgumentError(f"max_restarts: expected a count of at least 0, got {self.count!r}")
+        for name in ("seconds", "backoff"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise ArgumentError(f"RestartLimit({name}={value!r}): expected seconds, at least 0")
+
+    def pause(self, k: int) -> float:
+        """Seconds to wait before the k-th restart, k from 1."""
+        return 0.0 if k < 2 else min(_LONGEST, self.backoff * 2.0 ** min(k - 2, 60))
+
+
+def restart_limit(value: Any) -> RestartLimit:
+    """The limit meant by ``max_restarts``: one, or a count.
+
+    Raises:
+        ArgumentError: It is neither.
+    """
+    return value if isinstance(value, RestartLimit) else RestartLimit(value)
+
+
+class Budget:
+    """Counts restarts and says when there are too many.
+
+    Args:
+        limit: What is allowed.
+    """
+
+    def __init__(self, limit: RestartLimit) -> None:
+        self.limit = limit
+        self._spent: dict[Hashable, deque[tuple[float, str]]] = {}
+
+    def spend(self, who: Hashable, why: str) -> float | None:
+        """Ask for one more restart.
+
+        Returns:
+            Seconds to wait before it; None if there were too many.
+        """
+        now = time.monotonic()
+        spent = self._spent.setdefault(who, deque())
+        while spent and now - spent[0][0] > self.limit.seconds:
+            spent.popleft()
+        if len(spent) >= self.limit.count:
+            return None
+        spent.append((now, why))
+        return self.limit.pause(len(spent))
+
+    def history(self, who: Hashable) -> str:
+        """What led to the end of patience, in words."""
+        spent = self._spent.get(who, ())
+        reasons = Counter(why for _, why in spent).most_common()
+        listed = "; ".join(f"{count} x {why}" for why, count in reasons[:_LISTED])
+        more = f"; and {len(reasons) - _LISTED} other reasons" if len(reasons) > _LISTED else ""
+        times = "time" if len(spent) == 1 else "times"
+        return (
+            f"Gave up: it was restarted {len(spent)} {times} within {self.limit.seconds:g} s, as often as "
+            f"max_restarts allows ({listed}{more})."
+            if spent
+            else "Gave up: max_restarts=0 allows no restart."
+        )

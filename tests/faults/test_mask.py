@@ -1,0 +1,157 @@
+"""on_fault="mask": what failed is out for good, and the rest goes on as if it had never been."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marlvec import VectorEnv
+from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
+from marlvec.errors import BrokenError, EnvRaised, EnvTimeout, WorkerDied
+from tests.vector.kinds import vectorize
+
+N, A = 4, 3
+MODES = ("same_step", "next_step", "disabled")
+HOWS: dict[str, Any] = {"raises": RaisingEnv, "exits": ExitingEnv, "hangs": HangingEnv}
+PLACES = [
+    (backend, how)
+    for backend in ("sync", "thread", "async", "pipes")
+    for how in HOWS
+    if how == "raises" or backend in ("async", "pipes")
+]
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.WARNING, "marlvec")
+    return caplog
+
+
+def acts(envs: VectorEnv, n: int = N) -> Any:
+    return np.ones((n, A), np.int64)
+
+
+def faulty(how: str, where: str = "step", at: int | None = 1, only_env: int = 1) -> list[Any]:
+    return [partial(HOWS[how], 3, env_index=i, where=where, at=at, only_env=only_env) for i in range(N)]
+
+
+def vec(backend: str, how: str, factories: list[Any], **options: Any) -> VectorEnv:
+    if how == "hangs":
+        options["step_timeout"] = 0.3
+    if backend != "sync":
+        options["num_workers"] = 2
+    return vectorize(backend, factories, on_fault="mask", **options)
+
+
+@pytest.mark.checklist(70)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("backend", "how"), PLACES)
+def test_it_is_told_once_and_then_nobody_is_there(
+    backend: str, how: str, mode: str, log: pytest.LogCaptureFixture
+) -> None:
+    gone = [1] if how == "raises" else [0, 1]
+    left = [i for i in range(N) if i not in gone]
+    is_gone = np.isin(np.arange(N), gone)
+    with vec(backend, how, faulty(how), autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        t = 0
+        for k in range(12):
+            envs.step_send(acts(envs))
+            step = envs.recv()
+            infos = step.infos
+            resets = infos["reset_mask"][left[0]]
+            t = 0 if resets or (mode == "same_step" and t == 2) else t + 1
+            assert [decode(step.obs[i, 0])[3] for i in left] == [t] * len(left)
+            assert step.fault.tolist() == (is_gone & (k == 1)).tolist()
+            assert ("fault" in infos) == (k == 1)
+            assert step.done[gone].tolist() == [k == 1] * len(gone)
+            assert (step.truncated[gone] == (k == 1)).all()
+            if k >= 1:
+                assert (step.obs[gone] == 0).all()
+                assert not np.stack([step.alive, step.acting, step.terminated])[:, gone].any()
+                assert (step.rewards[gone] == 0).all()
+                assert envs.masked_env_ids == tuple(gone)
+                assert "_final_observation" not in infos or not infos["_final_observation"][gone].any()
+            if mode == "disabled" and step.done.any():
+                obs, infos = envs.reset(env_ids=step.done)
+                t = t if not step.done[left].all() else 0
+                assert (infos["alive"].any(axis=1) == ~is_gone)[k >= 1 :].all() or k < 1
+        (fault,) = envs.faults
+        assert (fault.action, fault.lost_env_ids, fault.env_ids) == ("mask", tuple(gone), (1,))
+        assert len(log.records) == 1
+        _, infos = envs.reset(seed=1)
+        assert (infos["alive"].all(axis=1) == ~is_gone).all()
+        assert envs.agents_at(1) == ()
+        answers = envs.get_attr("num_agents")
+        assert [answers[i] for i in range(N)] == [None if i in gone else A for i in range(N)]
+        envs.send(acts(envs, 2), [1, 3])
+        assert sorted(envs.recv(1).env_ids.tolist() + envs.drain().env_ids.tolist()) == [1, 3]
+        assert envs.render([1]) == (None,)
+
+
+@pytest.mark.checklist(70)
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_an_episode_that_had_ended_is_not_lost(backend: str) -> None:
+    """Env 1 cannot begin its second episode: the end of its first is told in full."""
+    with vec(backend, "raises", faulty("raises", "reset")) as envs:
+        envs.reset(seed=0)
+        for _ in range(2):
+            envs.step(acts(envs))
+        envs.step_send(acts(envs))
+        step = envs.recv()
+        assert step.done.all()
+        assert not step.fault.any()
+        assert [decode(row[0])[3] for row in step.final_obs] == [3] * N
+        assert (step.rewards != 0).all()
+        assert step.alive[:, 0].tolist() == [True, False, True, True]
+        step = (envs.step_send(acts(envs)), envs.recv())[1]
+        assert step.done.tolist() == [False] * N
+        assert envs.masked_env_ids == (1,)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_first_reset_that_fails_masks(backend: str) -> None:
+    with vec(backend, "raises", faulty("raises", "reset", 0)) as envs:
+        _, infos = envs.reset(seed=0)
+        assert "fault" not in infos
+        assert infos["alive"][:, 0].tolist() == [True, False, True, True]
+
+
+def test_a_worker_that_dies_between_calls() -> None:
+    with vectorize(
+        "async", [partial(CounterEnv, 3, env_index=i) for i in range(N)], on_fault="mask", num_workers=2
+    ) as envs:
+        envs.reset(seed=0)
+        envs.step(acts(envs))
+        os.kill(envs.worker_pids[1], signal.SIGKILL)
+        envs.send(acts(envs, 1), [2])
+        step = envs.recv()
+        assert (step.fault.tolist(), step.truncated.all()) == ([True], True)
+        envs.send(acts(envs), range(N))
+        step = envs.drain()
+        fault = dict(zip(step.env_ids.tolist(), step.fault.tolist(), strict=True))
+        assert fault == {0: False, 1: False, 2: False, 3: True}
+        assert envs.masked_env_ids == (2, 3)
+
+
+@pytest.mark.checklist(70)
+@pytest.mark.parametrize(("how", "error"), [("raises", EnvRaised), ("exits", WorkerDied), ("hangs", EnvTimeout)])
+def test_when_nobody_is_left_it_raises(how: str, error: type[Exception]) -> None:
+    factories = [partial(HOWS[how], 3, env_index=i, where="step", at=1) for i in range(N)]
+    envs = vec("async", how, factories)
+    with envs, pytest.raises(error):
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(acts(envs))
+    with vec("async", "raises", [partial(RaisingEnv, 3, at=0)] * N) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(EnvRaised, match="No env is left"):
+            envs.step(acts(envs))
+        with pytest.raises(BrokenError, match="No env is left"):
+            envs.step(acts(envs))

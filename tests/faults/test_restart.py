@@ -1,0 +1,538 @@
+"""on_fault="restart": one env is built anew, its episode is told to be lost, and nobody else notices."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marlvec import AsyncVectorEnv, RestartLimit, RestartQuietly, VectorEnv, VectorStep, env_seeds, make
+from marlvec.envs.testing import (
+    CounterEnv,
+    ExitingEnv,
+    HangingEnv,
+    RaisingEnv,
+    Script,
+    ScriptedParallelEnv,
+    SlowEnv,
+    decode,
+)
+from marlvec.errors import EnvRaised, EnvTimeout, NotResetError, WorkerDied
+from marlvec.vector.seeding import restart_seed
+from tests.vector.kinds import vectorize
+
+N, A = 4, 3
+MODES = ("same_step", "next_step", "disabled")
+BACKENDS = ("sync", "thread", "async", "pipes")
+HOWS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "raises": (RaisingEnv, {}),
+    "exits": (ExitingEnv, {"code": 3}),
+    "is killed": (ExitingEnv, {"signal": 9}),
+    "hangs": (HangingEnv, {}),
+}
+
+
+# What may happen where: in this process, nothing that takes it along.
+PLACES = [(backend, how) for backend in BACKENDS for how in HOWS if how == "raises" or backend in ("async", "pipes")]
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.WARNING, "marlvec")
+    return caplog
+
+
+def faulty(folder: Path, how: str, where: str = "step", at: int = 2, **options: Any) -> list[Callable[[], Any]]:
+    """Four envs with episodes of four steps; at the third step of its life something happens to env 1, once."""
+    kind, more = HOWS[how]
+    options = {"length": 4, "where": where, "at": at, "only_env": 1, "only_incarnation": 0, "marks": folder, **options}
+    return [partial(kind, env_index=i, **options, **more) for i in range(N)]
+
+
+def vec(backend: str, factories: list[Any], how: str, **options: Any) -> VectorEnv:
+    options = {"on_fault": "restart", **options}
+    if how == "hangs":
+        options["step_timeout"] = 0.3
+    return vectorize(backend, factories, **options)
+
+
+def acts(envs: VectorEnv, k: int = 1) -> Any:
+    return np.full((envs.num_envs, A), k, np.int64)
+
+
+Row = dict[str, Any]
+
+
+def play(envs: VectorEnv, steps: int, streams: bool) -> list[list[Row]]:
+    """Every row of every env, as the caller sees them, resets of ended episodes included."""
+    rows: list[list[Row]] = [[] for _ in range(N)]
+
+    def note(step: VectorStep) -> None:
+        infos = step.infos
+        for k, i in enumerate(step.env_ids.tolist()):
+            row = {
+                "obs": step.obs[k].copy(),
+                "reward": step.rewards[k].copy(),
+                "flags": [step.terminated[k].tolist(), step.truncated[k].tolist(), bool(step.done[k])],
+                "alive": [step.alive[k].tolist(), step.acting[k].tolist(), bool(step.reset_mask[k])],
+                "fault": bool(step.fault[k]),
+                "final": step.final_obs[k].copy() if step.done[k] and not step.fault[k] else None,
+                "told": bool(infos["fault"][k]) if "fault" in infos else False,
+                "has_final": bool(infos["_final_observation"][k]) if "_final_observation" in infos else False,
+            }
+            rows[i].append(row)
+
+    envs.reset_send(seed=7)
+    note(envs.recv())
+    for t in range(steps):
+        if streams:
+            envs.send(acts(envs, t % 5)[: N // 2], [0, 2])
+            envs.send(acts(envs, t % 5)[: N // 2], [1, 3])
+            done = []
+            while sum(map(len, done)) < N:
+                step = envs.recv(1)
+                note(step)
+                done.append(step.env_ids)
+        else:
+            envs.step_send(acts(envs, t % 5))
+            note(envs.recv())
+        if envs.autoreset_mode == "disabled":
+            ended = [i for i in range(N) if rows[i][-1]["flags"][2]]
+            if ended:
+                envs.async_reset(env_ids=ended)
+                note(envs.recv())
+    return rows
+
+
+def same(one: Row, other: Row) -> bool:
+    return all(
+        np.array_equal(one[key], other[key]) if isinstance(one[key], np.ndarray) else one[key] == other[key]
+        for key in one
+    )
+
+
+def told(rows: list[Row]) -> list[tuple[int, int, int]]:
+    """Incarnation, episode and t of every row in which somebody is there."""
+    return [tuple(decode(row["obs"][0])[1:4]) for row in rows if row["alive"][0][0]]
+
+
+@pytest.mark.checklist(69)
+@pytest.mark.fault("C1")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("backend", "how"), PLACES)
+def test_one_env_begins_anew_and_the_others_do_not_notice(backend: str, how: str, mode: str, tmp_path: Path) -> None:
+    steps, streams = 11, backend != "sync" and mode == "same_step"
+    options: dict[str, Any] = {"num_workers": 2} if backend != "sync" else {}
+    (tmp_path / "quiet").mkdir()
+    with vec(backend, faulty(tmp_path / "quiet", how, at=999), how, autoreset_mode=mode, **options) as envs:
+        expected = play(envs, steps, streams)
+        assert envs.faults == ()
+    with vec(backend, faulty(tmp_path, how), how, autoreset_mode=mode, **options) as envs:
+        rows = play(envs, steps, streams)
+        (fault,) = envs.faults
+        incarnations = envs.incarnations.tolist()
+    with_it = [1] if how == "raises" else [0, 1]  # whose worker went
+    assert fault.lost_env_ids == tuple(with_it)
+    assert fault.env_ids == (1,)
+    assert (fault.action, fault.quiet) == ("restart", False)
+    assert incarnations == [1 if i in with_it else 0 for i in range(N)]
+    for i in range(N):
+        if i not in with_it:
+            assert len(rows[i]) == len(expected[i])
+            assert all(map(same, rows[i], expected[i])), i
+            continue
+        faults = [k for k, row in enumerate(rows[i]) if row["fault"]]
+        assert faults == [k for k, row in enumerate(rows[i]) if row["told"]]
+        (k,) = faults
+        assert k in (3, 4), "the third step, or one later for an env that had answered it"
+        assert all(map(same, rows[i][:k], expected[i][:k]))
+        row = rows[i][k]
+        assert row["flags"] == [[False] * A, [True] * A, True]
+        assert (row["reward"] == 0).all()
+        assert not row["has_final"]
+        begun = mode == "same_step"
+        assert row["alive"] == [[begun] * A, [begun] * A, False]
+        if not begun:
+            assert (row["obs"] == 0).all()
+        # The new incarnation plays whole episodes of four, as any env in this mode does.
+        after = told(rows[i][k:])
+        assert len(after) >= 5
+        assert after == [(1, e, t) for e in range(9) for t in range(4)][: len(after)]
+
+
+@pytest.mark.checklist(69)
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_new_incarnations_are_seeded_from_seed_env_and_number(backend: str, tmp_path: Path) -> None:
+    """A function of these alone: neither of the fault's moment nor of what the old incarnation had drawn."""
+
+    class Seeded(RaisingEnv):
+        seeds: list[int | None] = []
+
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            obs, infos = super().reset(seed, options)
+            return obs, {agent: {"seed": -1 if seed is None else seed} for agent in infos}
+
+    options: dict[str, Any] = {"length": 3, "marks": tmp_path, "only_env": 1}
+    factories = [partial(Seeded, env_index=i, at=2, **options) for i in range(2)]
+    with vectorize(backend, factories, on_fault="restart") as envs:
+        _, infos = envs.reset(seed=5)
+        seeds = env_seeds(5, 2)
+        assert infos["seed"][:, 0].tolist() == seeds
+        found = []
+        for _ in range(9):
+            infos = envs.step(acts(envs))[4]
+            if "fault" in infos:
+                found.append(int(infos["seed"][1, 0]))
+        assert found == [restart_seed(seeds[1], k) for k in (1, 2, 3)]
+        assert len(set(found)) == 3
+        _, infos = envs.reset(seed=[11, 12])
+        for _ in range(3):
+            infos = envs.step(acts(envs))[4]
+        assert int(infos["seed"][1, 0]) == restart_seed(12, 1), "counted from that seed on"
+
+
+@pytest.mark.checklist(73)
+@pytest.mark.parametrize("where", ["init", "reset"])
+@pytest.mark.parametrize(("backend", "how"), [place for place in PLACES if place[1] in ("raises", "exits")])
+def test_constructor_and_reset_go_the_same_way(backend: str, where: str, how: str, tmp_path: Path) -> None:
+    with vec(backend, faulty(tmp_path, how, where=where, at=0), how) as envs:
+        obs, infos = envs.reset(seed=0, options={"hello": 1})
+        assert "fault" not in infos
+        assert infos["alive"].all()
+        told = [(fault.env_ids, fault.action) for fault in envs.faults]
+        assert told == [((0, 1) if (where, how) == ("init", "exits") else (1,), "restart")]
+        assert decode(obs[1, 0])[1:4] == (1, 0, 0)
+        for _ in range(9):
+            assert "fault" not in envs.step(acts(envs))[4]
+
+
+@pytest.mark.checklist(73)
+@pytest.mark.fault("A15")
+@pytest.mark.parametrize("where", ["init", "reset", "step"])
+@pytest.mark.parametrize(("backend", "how"), [("sync", "raises"), ("async", "raises"), ("async", "exits")])
+def test_too_many_restarts_end_it_and_list_the_history(backend: str, where: str, how: str, tmp_path: Path) -> None:
+    limit = RestartLimit(3, seconds=60, backoff=0.01)
+    factories = faulty(tmp_path, how, where=where, at=None, only_incarnation=None)
+    error = EnvRaised if how == "raises" else WorkerDied
+    with (
+        pytest.raises(error, match="(?s)restarted 3 times within 60 s.*3 x") as caught,
+        vec(backend, factories, how, max_restarts=limit) as envs,
+    ):
+        envs.reset(seed=0)
+        for _ in range(9):
+            envs.step(acts(envs))
+    assert caught.value.env_ids == ((1,) if how == "raises" else tuple(caught.value.lost_env_ids))
+    built = len(list(tmp_path.glob("env1-*")))
+    assert built == 4, "the first one, and three more"
+
+
+def test_after_too_many_restarts_the_others_go_on(tmp_path: Path) -> None:
+    factories = faulty(tmp_path, "raises", at=None, only_incarnation=None)
+    with vec("async", factories, "raises", max_restarts=1) as envs:
+        envs.reset(seed=0)
+        assert envs.step(acts(envs))[4]["fault"].tolist() == [False, True, False, False]
+        with pytest.raises(EnvRaised, match="Gave up") as caught:
+            envs.step(acts(envs))
+        assert caught.value.result.env_ids.tolist() == [0, 2, 3]
+        with pytest.raises(NotResetError, match=r"\[1\]"):
+            envs.step(acts(envs))
+        envs.send(acts(envs)[:3], [0, 2, 3])
+        assert decode(envs.recv().obs[0, 0])[3] == 3
+        envs.reset(env_ids=[1])
+        assert envs.get_attr("num_agents") == (A,) * N
+
+
+def test_backoff_grows_and_siblings_do_not_wait_for_it(tmp_path: Path) -> None:
+    limit = RestartLimit(4, backoff=0.2)
+    assert [limit.pause(k) for k in (1, 2, 3, 4, 99)] == [0, 0.2, 0.4, 0.8, 2.0]
+    factories = faulty(tmp_path, "raises", at=0, only_incarnation=None)
+    with vec("async", factories, "raises", max_restarts=limit, num_workers=2) as envs:
+        envs.reset(seed=0)
+        envs.step(acts(envs))
+        begin, mine = time.monotonic(), 0
+        envs.send(acts(envs))
+        arrived: list[int] = []
+        while 1 not in arrived:
+            step = envs.recv(1)
+            arrived = step.env_ids.tolist()
+            mine += 0 in arrived
+            if others := [i for i in arrived if i != 1]:
+                envs.send(acts(envs)[: len(others)], others)
+        assert time.monotonic() - begin >= 0.2
+        assert mine > 20, "the env next door in the same worker"
+        envs.drain()
+
+
+@pytest.mark.checklist(74)
+@pytest.mark.parametrize("on_fault", ["raise", "restart", "mask"])
+@pytest.mark.parametrize("where", ["init", "reset", "step"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_restart_me_quietly(
+    backend: str, where: str, on_fault: str, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    factories = faulty(tmp_path, "raises", where=where, at=1 if where == "step" else 0, error=RestartQuietly)
+    with vectorize(backend, factories, on_fault=on_fault, max_restarts=5) as envs:
+        envs.reset(seed=0)
+        lost = []
+        for _ in range(3):
+            envs.step_send(acts(envs))
+            step = envs.recv()
+            lost.append((step.fault.tolist(), step.quiet.tolist()))
+            assert step.alive.all()
+        calm, one = [False] * N, [False, True, False, False]
+        assert lost == [(calm, calm), (one, one) if where == "step" else (calm, calm), (calm, calm)]
+        assert all(fault.quiet for fault in envs.faults)
+        assert decode(step.obs[1, 0])[1] == 1
+    assert log.records == []
+
+
+@pytest.mark.checklist(74)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", ["init", "reset", "step"])
+def test_quiet_restarts_without_a_step_are_bounded_too(where: str, mode: str, tmp_path: Path) -> None:
+    factories = faulty(tmp_path, "raises", where=where, at=None, only_incarnation=None, length=50, error=RestartQuietly)
+    with (
+        pytest.raises(EnvRaised, match="RestartQuietly"),
+        vectorize("async", factories, max_restarts=4, autoreset_mode=mode) as envs,
+    ):
+        envs.reset(seed=0)
+        for _ in range(20):
+            infos = envs.step(acts(envs))[4]
+            if mode == "disabled" and "fault" in infos:
+                envs.reset(env_ids=infos["fault"])
+    assert len(list(tmp_path.glob("env1-*"))) == 5
+
+
+def test_an_env_that_always_asks_quietly_is_masked_in_the_end(tmp_path: Path) -> None:
+    factories = faulty(tmp_path, "raises", at=None, only_incarnation=None, error=RestartQuietly)
+    with vectorize("sync", factories, max_restarts=4, on_fault="mask") as envs:
+        envs.reset(seed=0)
+        for _ in range(9):
+            envs.step(acts(envs))
+        assert envs.masked_env_ids == (1,)
+        assert [fault.quiet for fault in envs.faults] == [True] * 4 + [False]
+
+
+def test_what_goes_wrong_while_a_new_worker_builds_its_envs_is_noted(tmp_path: Path) -> None:
+    class FailsOnce(CounterEnv):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            if self.world.incarnation == 1 and self.world.env_index == 1:
+                raise ValueError("not yet")
+
+    factories = [partial(FailsOnce, env_index=i, marks=tmp_path) for i in range(2)]
+    with vectorize("async", factories, on_fault="restart", num_workers=1) as envs:
+        envs.reset(seed=0)
+        os.kill(envs.worker_pids[0], signal.SIGKILL)
+        envs.step(acts(envs))
+        assert [fault.operation for fault in envs.faults] == ["step", "__init__"]
+        assert envs.incarnations.tolist() == [1, 2]
+
+
+def test_what_had_arrived_is_in_the_error_also_when_the_death_shows_in_sending() -> None:
+    factories = [partial(SlowEnv, env_index=i, seconds=0.3 if i == 1 else 0) for i in range(3)]
+    with vectorize("async", factories, num_workers=3) as envs:
+        envs.reset(seed=0)
+        envs.send(acts(envs)[:2], [0, 1])
+        with pytest.raises(TimeoutError):
+            envs.recv(2, timeout=0.1)
+        os.kill(envs.worker_pids[2], signal.SIGKILL)
+        time.sleep(0.05)
+        with pytest.raises(WorkerDied) as caught:
+            envs.send(acts(envs)[:1], [2])
+        assert caught.value.result.env_ids.tolist() == [0]
+
+
+def test_control_calls_take_as_long_as_they_take() -> None:
+    with vectorize("async", [CounterEnv] * 2, step_timeout=0.2) as envs:
+        envs.reset()
+        assert envs.exec_func(lambda env: time.sleep(0.5) or 1) == (1, 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_is_killed_between_calls(mode: str) -> None:
+    """All its envs are told so with their next rows; an explicit reset makes nothing of it."""
+    factories = [partial(CounterEnv, 3, env_index=i) for i in range(N)]
+    with vectorize("async", factories, on_fault="restart", num_workers=2, autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        envs.step(acts(envs))
+        os.kill(envs.worker_pids[1], signal.SIGKILL)
+        time.sleep(0.05)
+        envs.send(acts(envs)[:1], [2])
+        step = envs.recv()
+        assert (step.env_ids.tolist(), step.fault.tolist(), step.done.tolist()) == ([2], [True], [True])
+        envs.send(acts(envs)[:2], [0, 3])
+        step = envs.drain()
+        assert dict(zip(step.env_ids.tolist(), step.fault.tolist(), strict=True)) == {0: False, 3: True}
+        os.kill(envs.worker_pids[1], signal.SIGKILL)
+        time.sleep(0.05)
+        obs, infos = envs.reset(seed=1)
+        assert "fault" not in infos
+        assert [decode(row[0])[3] for row in obs] == [0] * N
+        assert envs.get_attr("num_agents") == (A,) * N, "a control call finds everybody there"
+        assert envs.incarnations.tolist() == [0, 0, 2, 2]
+
+
+def test_a_death_during_a_control_call_is_told_there_and_survived() -> None:
+    factories = [partial(CounterEnv, 3, env_index=i) for i in range(N)]
+    with vectorize("async", factories, on_fault="restart", num_workers=2) as envs:
+        envs.reset(seed=0)
+        envs.step(acts(envs))
+        with pytest.raises(EnvRaised, match="env 2 raised in exec_func.*exited with code 5") as caught:
+            envs.exec_func(lambda env: os._exit(5) if env.unwrapped.world.env_index == 3 else 1)
+        assert isinstance(caught.value.__cause__, WorkerDied)
+        assert caught.value.env_ids == (2, 3)
+        assert caught.value.result == {0: 1, 1: 1}
+        obs, _, _, _, infos = envs.step(acts(envs))
+        assert infos["fault"].tolist() == [False, False, True, True]
+        assert [decode(row[0])[3] for row in obs] == [2, 2, 0, 0]
+
+
+@pytest.mark.fault("A12")
+@pytest.mark.parametrize("times", [1, 3])
+def test_all_workers_die_at_once_and_all_are_back(times: int) -> None:
+    factories = [partial(SlowEnv, 3, env_index=i, seconds=0.05) for i in range(N)]
+    with vectorize("async", factories, on_fault="restart", num_workers=N) as envs:
+        envs.reset(seed=0)
+        for _ in range(times):
+            envs.step_send(acts(envs))
+            for pid in envs.worker_pids:
+                os.kill(pid, signal.SIGKILL)
+            infos = envs.step_fetch()[4]
+            assert infos["fault"].all()
+        assert envs.incarnations.tolist() == [times] * N
+        assert "fault" not in envs.step(acts(envs))[4]
+
+
+@pytest.mark.checklist(67)
+@pytest.mark.fault("A12")
+def test_raise_names_all_that_died_together() -> None:
+    factories = [partial(SlowEnv, 3, env_index=i, seconds=0.3) for i in range(N)]
+    envs = AsyncVectorEnv(factories, num_workers=N)
+    envs.reset(seed=0)
+    envs.step_send(acts(envs))
+    for pid in envs.worker_pids:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"(?s)worker 0 .*worker 1 .*worker 2 .*worker 3 ") as caught:
+        envs.step_fetch()
+    assert caught.value.env_ids == tuple(range(N))
+    envs.close()
+
+
+@pytest.mark.checklist(72)
+@pytest.mark.fault("A9")
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_a_hung_env_is_a_timeout(where: str) -> None:
+    factories = [partial(HangingEnv, env_index=i, where=where, at=0, only_env=2) for i in range(N)]
+    envs = AsyncVectorEnv(factories, num_workers=2, step_timeout=0.4)
+    with envs, pytest.raises(EnvTimeout, match=r"env 2 did not come back within step_timeout=0.4 s") as caught:
+        begin = time.monotonic()
+        envs.reset(seed=0)
+        begin = time.monotonic()
+        envs.step(acts(envs))
+    assert time.monotonic() - begin < 0.4 + 0.5 + 0.5
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.lost_env_ids == (2, 3)
+    assert caught.value.env_ids == (2,)
+    assert "in strike" in str(caught.value), "where it was"
+
+
+@pytest.mark.checklist(72)
+def test_slow_is_not_hung() -> None:
+    """Each env of a worker has the time to itself, and a caller that is away for long is no fault of theirs."""
+    factories = [partial(SlowEnv, 9, env_index=i, seconds=0.15) for i in range(N)]
+    with vectorize("async", factories, step_timeout=0.3, num_workers=1) as envs:
+        envs.reset(seed=0)
+        for _ in range(2):
+            envs.step(acts(envs))
+        envs.step_send(acts(envs))
+        time.sleep(1.0)
+        envs.step_fetch()
+        with pytest.raises(TimeoutError):
+            envs.step_send(acts(envs))
+            envs.step_fetch(timeout=0.01)
+        envs.step_fetch()
+
+
+@pytest.mark.fault("A8")
+@pytest.mark.parametrize("after", [0.15, 2.0])
+def test_a_stopped_worker(after: float) -> None:
+    """Woken in time it is as if nothing had been; later its answers are nobody's."""
+    factories = [partial(CounterEnv, 50, env_index=i) for i in range(N)]
+    with vectorize("async", factories, on_fault="restart", step_timeout=1.0, num_workers=2) as envs:
+        envs.reset(seed=0)
+        envs.step(acts(envs))
+        pid = envs.worker_pids[0]
+        os.kill(pid, signal.SIGSTOP)
+        envs.step_send(acts(envs))
+        if after < 1:
+            time.sleep(after)
+            os.kill(pid, signal.SIGCONT)
+        obs, _, _, _, infos = envs.step_fetch()
+        for t in range(3, 6):
+            assert ("fault" in infos) == (after > 1 and t == 3)
+            assert [decode(row[0])[3] for row in obs] == [
+                t - 1 - (t - 1 - (t - 3)) * (i < 2 and after > 1) for i in range(N)
+            ]
+            obs, _, _, _, infos = envs.step(acts(envs))
+
+
+def test_make_takes_them_and_says_where_they_make_no_sense() -> None:
+    with make(CounterEnv, 2, on_fault="restart", step_timeout=5, max_restarts=RestartLimit(2)) as envs:
+        assert envs.on_fault == "restart"
+        assert envs.faults == ()
+        assert envs.masked_env_ids == ()
+    for wrong, text in [
+        ({"on_fault": "ignore"}, "on_fault must be one of"),
+        ({"max_restarts": -1}, "max_restarts: expected a count"),
+        ({"max_restarts": 1.5}, "max_restarts: expected a count"),
+        ({"step_timeout": 0}, "step_timeout must be seconds"),
+        ({"step_timeout": True}, "step_timeout must be seconds"),
+        ({"step_timeout": 1.0, "backend": "sync"}, "is for worker processes"),
+        ({"step_timeout": 1.0, "backend": "thread"}, "is for worker processes"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            make(CounterEnv, 2, **wrong)
+
+
+def test_an_episode_that_had_ended_is_not_lost_when_the_next_one_cannot_begin(tmp_path: Path) -> None:
+    for backend in BACKENDS:
+        (folder := tmp_path / backend).mkdir()
+        with vec(backend, faulty(folder, "raises", where="reset", at=1), "raises") as envs:
+            envs.reset(seed=0)
+            for _ in range(3):
+                envs.step(acts(envs))
+            envs.step_send(acts(envs))
+            step = envs.recv()
+            assert step.done.all()
+            assert not step.fault.any()
+            assert [tuple(decode(row[0])[1:4]) for row in step.final_obs] == [(0, 0, 4)] * N
+            assert [tuple(decode(row[0])[1:4]) for row in step.obs] == [(0, 1, 0), (1, 0, 0), (0, 1, 0), (0, 1, 0)]
+            assert (step.rewards != 0).all()
+            assert len(envs.faults) == 1
+
+
+def test_agents_that_were_gone_already_are_not_truncated(tmp_path: Path) -> None:
+    class Raises(ScriptedParallelEnv):
+        def step(self, actions: dict[str, Any]) -> Any:
+            if self.world.t == 3 and self.world.incarnation == 0:
+                raise ValueError
+            return super().step(actions)
+
+    script = Script([0, 0, 4], [2, 6, 6], ["terminated"] * A)
+    factory = partial(Raises, script, agent_num=A, marks=tmp_path)
+    with vectorize("sync", [factory], on_fault="restart") as envs:
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(acts(envs))
+        _, _, terminated, truncated, infos = envs.step(acts(envs))
+        assert (terminated.tolist(), truncated.tolist()) == ([[False] * A], [[False, True, False]])
+        assert infos["alive"].tolist() == [[True, True, False]], "of the next episode"
