@@ -167,6 +167,8 @@ class Failure:
         summary: Type and text of the exception, one line.
         traceback: The traceback where it happened, as text, at most 64 KiB.
         exception: The original exception, or a `RemoteCause` where it could not be rebuilt.
+        pid: Id of the worker process in which it happened; None where that was no other process.
+        request: Number of the request that it answered, likewise.
     """
 
     env_id: int
@@ -174,6 +176,8 @@ class Failure:
     summary: str
     traceback: str
     exception: BaseException
+    pid: int | None = None
+    request: int | None = None
 
 
 class EnvFault(MarlvecError):

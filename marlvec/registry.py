@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import gymnasium
+import numpy as np
 
 from marlvec.envs.catalog import catalog, gymnasium_entry
 from marlvec.envs.env import MultiAgentEnv
@@ -112,8 +113,8 @@ def make(
         daemon: Whether worker processes that nobody closed get a second to close their envs at the interpreter's exit
             (True), or the time they need (False).
         worker: A function to run in worker processes in place of their own loop; see `marlvec.vector.worker.serve`.
-        step_timeout: Seconds that one env may take for a step or a reset before it counts as hung and its worker process
-            is killed. None: as long as it wants. Noticed while a call waits.
+        step_timeout: Seconds that one env may take for a step or a reset before it counts as hung, and its worker
+            process is killed. None: as long as it wants. Noticed while a call waits.
         on_fault: What becomes of an env that raises, hangs or takes its worker along. ``"raise"``: the call raises.
             ``"restart"``: it is built anew (all envs of the worker, if that is gone), and seeded by `restart_seed`; its
             episode is lost, and the row of its next result tells so: ``infos["fault"]``, truncated, without final
@@ -271,8 +272,8 @@ def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -
         return tuple(resolve(one) for one in env)
     if isinstance(env, Sequence) and not isinstance(env, str):
         raise ArgumentError(f"expected a list of factories, got {type(env).__name__}")
-    if num_envs is not None and num_envs < 1:
-        raise ArgumentError(f"num_envs: expected at least 1, got {num_envs}")
+    if num_envs is not None and (not isinstance(num_envs, (int, np.integer)) or num_envs < 1):
+        raise ArgumentError(f"num_envs: expected at least 1, got {num_envs!r}")
     return (resolve(env),) * (1 if num_envs is None else num_envs)
 
 

@@ -69,6 +69,11 @@ def _ids(item: pytest.Item, name: str, of_type: type, known: Sequence[str]) -> t
     return tuple(found)
 
 
+def stable_id(nodeid: str) -> str:
+    """A test's id, the same in every run: a parameter without a name may stand in it by its address."""
+    return re.sub(r" at 0x[0-9a-f]+", "", nodeid)
+
+
 class Recorder:
     """A pytest plugin that checks every mark, and writes down how the marked tests ended.
 
@@ -86,19 +91,20 @@ class Recorder:
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         marks = read_marks(item)
         if marks.checklist or marks.faults:
-            self.marks[item.nodeid] = marks
+            self.marks[stable_id(item.nodeid)] = marks
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.nodeid not in self.marks:
+        nodeid = stable_id(report.nodeid)
+        if nodeid not in self.marks:
             return
         # A test has passed when all of it has: the call, and the fixtures around it.
-        worst = self._outcomes.get(report.nodeid, "passed")
+        worst = self._outcomes.get(nodeid, "passed")
         if report.failed or worst == "failed":
-            self._outcomes[report.nodeid] = "failed"
+            self._outcomes[nodeid] = "failed"
         elif report.skipped or worst == "skipped":
-            self._outcomes[report.nodeid] = "skipped"
+            self._outcomes[nodeid] = "skipped"
         elif report.when == "teardown":
-            self._outcomes[report.nodeid] = "passed"
+            self._outcomes[nodeid] = "passed"
 
     def pytest_sessionfinish(self) -> None:
         if self._outcomes and not self._collect_only:
@@ -191,7 +197,7 @@ class _Finder:
         self.marks: dict[str, Marks] = {}
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        self.marks[item.nodeid] = read_marks(item)
+        self.marks[stable_id(item.nodeid)] = read_marks(item)
 
 
 def parse_ranges(text: str) -> tuple[str, ...]:

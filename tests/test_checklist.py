@@ -83,6 +83,15 @@ def test_a_partial_run_changes_only_what_it_ran(pytester: pytest.Pytester) -> No
     assert changed == {f"test_suite.py::test_passes_for_one_alone[{n}]" for n in (1, 2)}
 
 
+def test_an_address_in_a_name_makes_no_other_test_of_it(pytester: pytest.Pytester) -> None:
+    """As ``ids=repr`` gives it to an object without a name; a record of every address would never end."""
+    text = 'import pytest\n@pytest.mark.fault("A1")\n@pytest.mark.parametrize("x", [object()], ids=repr)\n'
+    pytester.makepyfile(test_suite=f"{text}def test_it(x): pass")
+    recorder, outcomes = run(pytester)
+    assert outcomes == {"test_suite.py::test_it[<object object>]": "passed"}
+    assert recorder.marks.keys() == outcomes.keys()
+
+
 def test_collecting_alone_records_nothing(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_suite=SUITE)
     recorder, outcomes = run(pytester, "--collect-only")

@@ -7,6 +7,7 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -197,18 +198,18 @@ class AsyncVectorEnv(VectorEnv):
             for w, queue in enumerate(crew.outstanding):
                 while queue:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    heard = self._listen(left, w)
+                    # Of those whose end was closed nothing more is heard by listening.
+                    heard = (crew.closed and crew.heard()) or self._listen(left, w)
                     if not heard:
                         return bool(self._news)
                     if not self._take_in(heard):
                         return True
             return True
         while not self._news:
-            ready = ready or self._listen(timeout)
+            ready = crew.heard() or self._listen(timeout)
             if not ready:
                 return False
             self._take_in(ready)
-            ready = []
         return True
 
     def _listen(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
@@ -266,7 +267,11 @@ class AsyncVectorEnv(VectorEnv):
                 self._buffers.unpack_results(ids, packed)
             if objects is not None:
                 self._buffers.unpack_objects(ids, objects)
-        self._news.append((ids, unpack_report(payload, self._shares.starts[w]) if payload else None))
+        report = unpack_report(payload, self._shares.starts[w]) if payload else None
+        if report is not None and report.failures:
+            pid = self._crew.workers[w].pid
+            report.failures = [replace(failure, pid=pid, request=number) for failure in report.failures]
+        self._news.append((ids, report))
         return None
 
     # --- workers that are gone

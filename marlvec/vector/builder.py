@@ -9,6 +9,7 @@ from typing import Any
 
 from marlvec.envs.adapt import adapt
 from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.layers import innermost
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, ContractError, Failure, RestartQuietly
 from marlvec.vector.faults import capture
@@ -56,6 +57,7 @@ class EnvBuilder:
         self._mode = autoreset_mode
         self._keep_state = keep_state
         self._spaces = spaces
+        self._inner: dict[int, Any] = {}
         self.survived: list[Failure] = []
 
     def build(self, i: int) -> MultiAgentEnv:
@@ -63,10 +65,11 @@ class EnvBuilder:
 
         Raises:
             ContractError: It is no env, or its spaces differ from its neighbours'.
-            ArgumentError: It cannot serve the settings.
+            ArgumentError: It cannot serve the settings, or is in another row already.
             Exception: What its factory raises.
         """
         env = adapt(self._factories[i]())
+        self._check_alone(env, i)
         try:
             self._check_spec(env.spec(), self._first + i)
             self._check_fits(env)
@@ -74,6 +77,7 @@ class EnvBuilder:
             with suppress(Exception):  # what it has against being closed matters less
                 env.close()
             raise
+        self._inner[i] = innermost(env)
         return env
 
     def build_all(self, limit: RestartLimit, *, retry: bool) -> list[MultiAgentEnv]:
@@ -117,6 +121,15 @@ class EnvBuilder:
                 if not quiet:
                     self.survived.append(failure)
                     time.sleep(pause)
+
+    def _check_alone(self, env: MultiAgentEnv, i: int) -> None:
+        """Refuse an env that is in another row already: each would be answered with the other's steps."""
+        inner = innermost(env)
+        for j, other in self._inner.items():
+            if other is inner and j != i:
+                raise ArgumentError(
+                    f"its factory returned the very env that is env {self._first + j} already; expected one of its own"
+                )
 
     def _check_fits(self, env: MultiAgentEnv) -> None:
         """Refuse settings that this env cannot serve."""

@@ -265,11 +265,11 @@ class Engine(Described, ABC):
     def _bring_back(self) -> None:
         """Restart what is due."""
         for kind, index in self._recovery.due():
-            if kind == "env":
-                self._dispatch(*self._recovery.rebuild(index))
-                continue
             try:
-                self._start_worker(index)
+                if kind == "env":
+                    self._dispatch(*self._recovery.rebuild(index))
+                else:
+                    self._start_worker(index)
             except Loss as loss:
                 self._lose(loss)
 

@@ -19,9 +19,11 @@ from marlvec.errors import (
     Failure,
     MissingExtraError,
     RemoteCause,
+    ResourceError,
     SerialisationError,
     UnsupportedSpaceError,
 )
+from marlvec.vector.culprit import find_culprit
 
 __all__ = ["capture", "describe_exit", "out_of_space", "pack_failure", "picklable", "raise_failures", "unpack_failure"]
 
@@ -30,7 +32,7 @@ _MAX_PICKLE = 1024 * 1024
 _MAX_LISTED = 20  # failures of one call that a message lists
 
 # These say all there is to say by themselves; wrapping them would only bury the message.
-_SPEAKS_FOR_ITSELF = (MissingExtraError, SerialisationError, UnsupportedSpaceError)
+_SPEAKS_FOR_ITSELF = (MissingExtraError, ResourceError, SerialisationError, UnsupportedSpaceError)
 
 
 def capture(env_id: int, operation: str, error: BaseException) -> Failure:
@@ -131,7 +133,8 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None, 
         raise EnvContractError(_shorten(_listing(lines, len(ordered))), ordered, result) from cause
     lines = [f"env {f.env_id} raised in {f.operation}(): {f.summary}" for f in ordered[:_MAX_LISTED]]
     head = _listing(lines, len(ordered))
-    text = f"{head}\n\n--- where it happened (env {first.env_id}, {where}) ---\n{first.traceback}"
+    whose = f"{where} {first.pid}, request {first.request}" if first.pid is not None else where
+    text = f"{head}\n\n--- where it happened (env {first.env_id}, {whose}) ---\n{first.traceback}"
     if building:
         kind = EnvArgumentError if isinstance(cause, TypeError) else EnvRaised
         raise kind(text, ordered) from cause
@@ -170,7 +173,10 @@ def picklable(value: Any, what: str, *, coming_back: bool = False) -> bytes:
     except Exception as error:
         way = "come back from its worker process" if coming_back else "reach a worker process"
         advice = "Give back plain data" if coming_back else "Create such objects inside the factory"
+        culprit = find_culprit(value)
+        at = f" (its {culprit})" if culprit else ""
         raise SerialisationError(
-            f"{what} cannot be pickled, so it cannot {way}: {_summary(error)}. {advice} instead, or use backend='sync'."
+            f"{what} cannot be pickled, so it cannot {way}: {_summary(error)}{at}. {advice} instead, or use "
+            f"backend='sync'."
         ) from error
     return data

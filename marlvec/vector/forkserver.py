@@ -6,7 +6,7 @@ interpreter (``"spawn"``). It sleeps until the parent asks for something or a wo
 worker's envs had started; when its socket closes the parent is gone, and every worker is killed, hung ones included
 (`marlvec.vector.nursery`).
 
-Runs as ``python -c "from marlvec.vector.forkserver import main; main(fd)"``; `marlvec.vector.launch` is the other side.
+Runs as ``python -c "from marlvec.vector.forkserver import main; main(fd)"``; `marlvec.vector.server` is the other side.
 """
 
 from __future__ import annotations

@@ -7,14 +7,10 @@ too, and what their envs started goes with them.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -24,18 +20,15 @@ from typing import Any
 from marlvec.errors import ArgumentError, ResourceError
 from marlvec.vector import resources
 from marlvec.vector.channel import pair
-from marlvec.vector.forkserver import isolate, receive, send
+from marlvec.vector.forks import no_fork
+from marlvec.vector.forkserver import isolate
 from marlvec.vector.nursery import new_mark
+from marlvec.vector.server import ensure_server, worker_environ
 from marlvec.vector.stacks import ASK, StackFile
 
 __all__ = ["START_METHODS", "WorkerProcess", "ensure_server", "start_method"]
 
 START_METHODS = ("forkserver", "spawn", "fork")
-
-# An env that starts MPI would take a worker for one rank of the parent's job.
-_MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "HYDRA_", "I_MPI_")
-# One thread per worker: a worker per core is the parallelism, and a fork server must have no threads.
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def start_method(context: Any) -> str:
@@ -52,141 +45,16 @@ def start_method(context: Any) -> str:
     return str(name)
 
 
-def worker_environ() -> dict[str, str]:
-    """The environment that workers get: this process's, without MPI, with one thread per numeric library.
-
-    It also counts how deep they are nested, see `marlvec.vector.resources.check_depth`.
-    """
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(_MPI_PREFIXES)}
-    for key in (*_ONE_THREAD, "PYGAME_HIDE_SUPPORT_PROMPT"):
-        environ.setdefault(key, "1")
-    environ[resources.DEPTH] = str(resources.depth() + 1)
-    return environ
-
-
-class _Server:
-    """This process's end of the fork server.
-
-    Raises:
-        ResourceError: There may be no more processes, or file descriptors.
-
-    Attributes:
-        turn: Held from a request to its answer, which must not be taken by another thread.
-    """
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self._number = 0
-        self.turn = threading.RLock()
-        with resources.asked_for("a fork server"):
-            self.sock, theirs = socket.socketpair()
-            with theirs:
-                fd = theirs.fileno()
-                code = f"import sys; sys.path[:] = {sys.path!r}; from marlvec.vector.forkserver import main; main({fd})"
-                try:
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd], env=worker_environ()
-                    )
-                except BaseException:
-                    self.sock.close()
-                    raise
-
-    def ask(self, message: dict[str, Any]) -> Any:
-        """Send a request and wait for its answer.
-
-        Raises:
-            OSError: The server is gone, or says why it could not.
-        """
-        with self.turn:
-            self.send(message)
-            return self.answer()
-
-    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send a request; only with `turn`."""
-        self._number += 1
-        try:
-            send(self.sock, (self._number, message), fds)
-        except OSError as error:
-            raise ConnectionError("marlvec's fork server is gone") from error
-
-    def answer(self) -> Any:
-        """Wait for the answer; only with `turn`."""
-        number = 0
-        try:
-            while number != self._number:  # one that came before was interrupted while it waited
-                (number, answer), _ = receive(self.sock)
-        except (EOFError, OSError) as error:
-            raise ConnectionError("marlvec's fork server is gone") from error
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def stop(self) -> None:
-        """Let the server end; it takes its workers along."""
-        self.sock.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def forget(self) -> None:
-        """In a forked child: this server belongs to the parent."""
-        self.sock.close()
-        self._process.returncode = 0  # so that no destructor waits for, or warns about, what is not our child
-
-
-_server: _Server | None = None
-_server_lock = threading.Lock()
 _workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
-# Held while a channel is made and while it is closed, and by every fork of this process: a child with a copy of a
-# worker's end would keep us from hearing of the worker's death.
-_ends_lock = threading.RLock()
-
-
-def ensure_server() -> _Server:
-    """The fork server of this process, started if need be."""
-    global _server
-    with _server_lock:
-        if _server is not None and not _server.alive():
-            _server.stop()
-            _server = None
-        if _server is None:
-            _server = _Server()
-        return _server
-
-
-@atexit.register
-def _stop_server() -> None:
-    global _server
-    if _server is not None and _server.owner == os.getpid():
-        _server.stop()
-    _server = None
 
 
 def _after_fork_in_child() -> None:
-    """A child of this process must neither hold its channels open nor speak to its fork server."""
-    global _server, _server_lock, _ends_lock
-    _server_lock, _ends_lock = threading.Lock(), threading.RLock()
-    if _server is not None:
-        _server.forget()
-        _server = None
+    """A child of this process must not hold its channels open."""
     for worker in list(_workers):
         worker.close()
 
 
-def _before_fork() -> None:
-    _ends_lock.acquire()
-
-
-def _after_fork_in_parent() -> None:
-    _ends_lock.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class WorkerProcess:
@@ -225,7 +93,7 @@ class WorkerProcess:
     @contextlib.contextmanager
     def _ends(self, memory_fd: int) -> Iterator[tuple[int, ...]]:
         """Make the channel; what the worker gets (requests in, replies out, memory, stacks), until it has that."""
-        with _ends_lock:
+        with no_fork():
             self._stack_file = StackFile()
             try:
                 self.channel, theirs = pair()
@@ -372,7 +240,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Let go of the channel, and of the stacks' file; may be called again."""
-        with _ends_lock:  # a child that is forked meanwhile would close what has the same number by then
+        with no_fork():  # a child that is forked meanwhile would close what has the same number by then
             self.channel.close()
             self._stack_file.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,7 @@ class Recovery:
             gone = np.array([i in self._lost for i in ids.tolist()], np.bool_) & ~out
             for i in self._told.intersection(ready.tolist()):
                 buffers.events[i] = False
+                buffers.reward[i] = 0
                 self._told.discard(i)
             for i in self._lost.intersection(ready.tolist()):
                 self._lost.discard(i)
@@ -386,10 +388,4 @@ class Recovery:
 
 
 def _with_history(failure: Failure, history: str) -> Failure:
-    return Failure(
-        failure.env_id,
-        failure.operation,
-        f"{failure.summary.rstrip('.')}. {history}",
-        failure.traceback,
-        failure.exception,
-    )
+    return replace(failure, summary=f"{failure.summary.rstrip('.')}. {history}")

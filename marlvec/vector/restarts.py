@@ -12,13 +12,21 @@ from marlvec.errors import (
     ArgumentError,
     MissingExtraError,
     NotResetError,
+    ResourceError,
     SerialisationError,
     UnsupportedSpaceError,
 )
 
 __all__ = ["NEVER_HELPS", "Budget", "RestartLimit", "restart_limit"]
 
-NEVER_HELPS = (ArgumentError, MissingExtraError, NotResetError, SerialisationError, UnsupportedSpaceError)
+NEVER_HELPS = (
+    ArgumentError,
+    MissingExtraError,
+    NotResetError,
+    ResourceError,
+    SerialisationError,
+    UnsupportedSpaceError,
+)
 """Where an env raises one of these, a new one would, too."""
 
 _LONGEST = 2.0  # seconds between two restarts

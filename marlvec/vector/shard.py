@@ -272,7 +272,7 @@ class Shard:
             self.progress[0] = i + 1
             try:
                 env.close()
-            except Exception as error:
+            except BaseException as error:  # sys.exit(), Ctrl-C: the others are to be closed all the same
                 failures.append(capture(self._first + i, "close", error))
         self.envs = []
         self.progress[0] = 0

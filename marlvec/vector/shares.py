@@ -33,8 +33,10 @@ class Shares:
     """
 
     def __init__(self, num_envs: int, num_workers: int | None) -> None:
-        if num_workers is not None and not 1 <= num_workers <= num_envs:
-            raise ArgumentError(f"num_workers must be from 1 to num_envs={num_envs}, got {num_workers}")
+        if num_workers is not None and not (
+            isinstance(num_workers, (int, np.integer)) and 1 <= num_workers <= num_envs
+        ):
+            raise ArgumentError(f"num_workers must be an integer from 1 to num_envs={num_envs}, got {num_workers!r}")
         self.num_workers = num_workers or min(num_envs, usable_cores())
         share, rest = divmod(num_envs, self.num_workers)
         self.starts = [w * share + min(w, rest) for w in range(self.num_workers + 1)]

@@ -45,7 +45,7 @@ class StackFile:
         _, head, rest = os.pread(self.fd, _MAX_DUMP, self._asked).partition(_FATAL)  # an answer may come late
         return _readable(head + rest)
 
-    def ask(self, send: Callable[[], None], timeout: float) -> str:
+    def ask(self, send: Callable[[], object], timeout: float) -> str:
         """Have a living worker asked, and wait for its answer.
 
         Args:

@@ -87,4 +87,8 @@ class SyncVectorEnv(VectorEnv):
 
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()
-        raise_failures(self._shard.close(), self._place)
+        failures = self._shard.close()
+        for failure in failures:
+            if not isinstance(failure.exception, Exception):
+                raise failure.exception  # Ctrl-C is the caller's, not the env's
+        raise_failures(failures, self._place)

@@ -14,8 +14,10 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.layers import innermost
 from marlvec.envs.spec import EnvSpec
-from marlvec.errors import Failure
+from marlvec.errors import ArgumentError, Failure
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.builder import ShardFailed
 from marlvec.vector.engine import Settings, SettingsArguments
@@ -82,18 +84,20 @@ class ThreadVectorEnv(VectorEnv):
         starts = self._shares.starts
         for w in range(self.num_workers):
             self._crew.start(w, factories[starts[w] : starts[w + 1]], starts[w], settings.of_shard())
-        specs: dict[int, EnvSpec] = {}
+        shards: dict[int, Shard] = {}
         failures: list[Failure] = []
         survived: list[Failure] = []
         for _ in range(self.num_workers):
             w, _, told = self._crew.replies.get()
             if isinstance(told, Shard):
-                specs[w] = told.spec
+                shards[w] = told
                 survived += told.survived
             else:
                 failures += told
         raise_failures(failures, self._place)
-        return agree([specs[w] for w in range(self.num_workers)], starts, settings.spaces), survived
+        ordered = [shards[w] for w in range(self.num_workers)]
+        _check_apart([env for shard in ordered for env in shard.envs])
+        return agree([shard.spec for shard in ordered], starts, settings.spaces), survived
 
     def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         self._sending = True
@@ -167,6 +171,18 @@ class _Crew:
                 failures += told
         self.requests, self.threads = [], []
         return failures, stuck
+
+
+def _check_apart(envs: Sequence[MultiAgentEnv]) -> None:
+    """Refuse envs that are in two rows; within one thread the shard has seen to that."""
+    places: dict[int, int] = {}
+    for i, env in enumerate(envs):
+        j = places.setdefault(id(innermost(env)), i)
+        if j != i:
+            raise ArgumentError(
+                f"env {i}, __init__(): its factory returned the very env that is env {j} already; "
+                f"expected one of its own"
+            )
 
 
 def _work(

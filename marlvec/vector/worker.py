@@ -195,6 +195,9 @@ def run_worker(read_fd: int, write_fd: int, memory_fd: int, stacks_fd: int) -> N
 
 def _run(channel: Channel, memory_fd: int) -> None:
     hello = channel.recv()
+    if hello.code == ch.CLOSE:  # another worker could not even be started
+        channel.send(ch.OK, hello.number)
+        return
     plan: Plan = pickle.loads(hello.payload)
     first = plan["first"]
     try:

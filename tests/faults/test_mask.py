@@ -79,7 +79,7 @@ def test_it_is_told_once_and_then_nobody_is_there(
                 assert envs.masked_env_ids == tuple(gone)
                 assert "_final_observation" not in infos or not infos["_final_observation"][gone].any()
             if mode == "disabled" and step.done.any():
-                obs, infos = envs.reset(env_ids=step.done)
+                _, infos = envs.reset(env_ids=step.done)
                 t = t if not step.done[left].all() else 0
                 assert (infos["alive"].any(axis=1) == ~is_gone)[k >= 1 :].all() or k < 1
         (fault,) = envs.faults
@@ -112,6 +112,7 @@ def test_an_episode_that_had_ended_is_not_lost(backend: str) -> None:
         assert step.alive[:, 0].tolist() == [True, False, True, True]
         step = (envs.step_send(acts(envs)), envs.recv())[1]
         assert step.done.tolist() == [False] * N
+        assert (step.rewards[1] == 0).all()
         assert envs.masked_env_ids == (1,)
 
 

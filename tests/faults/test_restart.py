@@ -536,3 +536,45 @@ def test_agents_that_were_gone_already_are_not_truncated(tmp_path: Path) -> None
         _, _, terminated, truncated, infos = envs.step(acts(envs))
         assert (terminated.tolist(), truncated.tolist()) == ([[False] * A], [[False, True, False]])
         assert infos["alive"].tolist() == [[True, True, False]], "of the next episode"
+
+
+@pytest.mark.checklist(65)
+def test_an_error_says_in_which_worker_and_which_request() -> None:
+    with vectorize("async", [CounterEnv, RaisingEnv], num_workers=2) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(EnvRaised, match="RaisingEnv|scripted failure") as caught:
+            envs.step(acts(envs))
+        (failure,) = caught.value.failures
+        pid = envs.worker_pids[1]
+        assert (failure.env_id, failure.operation, failure.pid) == (1, "step", pid)
+        assert f"(env 1, worker process {pid}, request {failure.request})" in str(caught.value)
+
+
+def test_a_worker_that_dies_before_its_env_is_built_anew() -> None:
+    factories = [partial(RaisingEnv, env_index=i, at=0, only_env=1, error=RestartQuietly) for i in range(2)]
+    with vectorize("async", factories, num_workers=1) as envs:
+        envs.reset(seed=0)
+        envs.send(acts(envs))
+        time.sleep(0.2)  # it has said by now that it wants to be
+        os.kill(envs.worker_pids[0], signal.SIGKILL)
+        time.sleep(0.05)
+        with pytest.raises(WorkerDied):
+            envs.drain()
+
+
+def test_a_worker_that_answers_in_part_and_dies_is_not_waited_for() -> None:
+    class Slow(CounterEnv):
+        def step(self, actions: dict[str, Any]) -> Any:
+            time.sleep(0.01)
+            if self.world.env_index == 2:
+                os._exit(3)
+            return super().step(actions)
+
+    for wait in (0.0, 0.3):
+        with vectorize("async", [partial(Slow, env_index=i) for i in range(N)], num_workers=1) as envs:
+            envs.reset(seed=0)
+            envs.send(acts(envs))
+            time.sleep(wait)
+            with pytest.raises(WorkerDied) as caught:
+                envs.drain(timeout=20)
+            assert caught.value.result.env_ids.tolist() == [0, 1], "what it had answered"

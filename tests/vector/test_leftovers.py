@@ -27,6 +27,7 @@ from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv,
 from marlvec.errors import ClosedError, EnvRaised, MarlvecError, NothingPendingError, SerialisationError, WorkerDied
 from marlvec.registry import make
 from marlvec.vector import launch, memory
+from tests.faults.programs import wait_gone
 from tests.leaks import Snapshot, leaks
 from tests.vector.kinds import vectorize
 
@@ -301,18 +302,7 @@ def test_what_an_env_starts_goes_with_it(context: str, ending: str) -> None:
             assert time.monotonic() - begin < 2
     finally:
         envs.close(timeout=0.1 if ending == "close, hung" else 2)
-    deadline = time.monotonic() + 5
-    while not all(map(ended, children)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert all(map(ended, children))
-
-
-def ended(pid: int) -> bool:
-    """Also of zombies, which the machine's own reaper takes care of."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    wait_gone(children, 5)
 
 
 class Forking(CounterEnv):
@@ -340,11 +330,8 @@ def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(
                 envs.step_fetch(timeout=0.02)
         (worker,) = envs.worker_pids
         children = list(map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split()))
-        deadline = time.monotonic() + 2
-        while not all(map(ended, children)) and time.monotonic() < deadline:
-            time.sleep(0.01)
         assert len(children) == 4
-        assert all(map(ended, children))
+        wait_gone(children, 2)
         assert decode(obs[0, 1]) == (0, 0, 0, 4, 1), "nothing of an earlier step is written over the rows"
         assert decode(envs.step(acts(envs))[0][0, 1]) == (0, 0, 1, 0, 1), "the next ones are right, too"
         (process,) = (process for process in launch._workers if process.pid == worker)

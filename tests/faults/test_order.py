@@ -1,0 +1,487 @@
+"""Section B of the catalogue: life cycle and order of calls. What is here adds to the marked tests of tests/vector."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Space
+
+import marlvec
+from marlvec import AsyncVectorEnv, VectorEnv
+from marlvec.envs.testing import CounterEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, TurnEnv, decode
+from marlvec.errors import (
+    ArgumentError,
+    ClosedError,
+    ContractError,
+    EnvRaised,
+    NotResetError,
+    SerialisationError,
+)
+from tests.vector.kinds import BACKENDS, vectorize
+from tests.vector.reference import MODES
+
+ROOT = Path(__file__).parents[2]
+CONTEXTS = ("fork", "forkserver", "spawn")
+N, A = 3, 3
+
+
+def counters(n: int = N, length: int = 4, **options: Any) -> list[Any]:
+    return [partial(CounterEnv, length, env_index=i, **options) for i in range(n)]
+
+
+def acts(n: int = N, k: int = 1) -> Any:
+    return np.full((n, A), k, np.int64)
+
+
+def times(envs: VectorEnv, k: int = 1) -> list[int]:
+    """Step once; how far each episode is then."""
+    return [decode(row[0]).t for row in envs.step(acts(envs.num_envs, k))[0]]
+
+
+# --- B1, B2, B3: the end
+
+
+class Closing(RaisingEnv):
+    """Leaves a file when it is closed, and does not expect to be closed twice."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        self.folder = folder
+        super().__init__(**options)
+
+    def close(self) -> None:
+        Path(self.folder, f"closed-{self.world.env_index}").touch(exist_ok=False)
+        super().close()
+
+
+@pytest.mark.fault("B1")
+@pytest.mark.parametrize("where", ["step", "reset", "close"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_close_again_and_in_a_finally_after_an_error(backend: str, where: Any, tmp_path: Path) -> None:
+    envs = vectorize(backend, [partial(Closing, str(tmp_path), where=where, only_env=1, env_index=i) for i in range(N)])
+    with pytest.raises(EnvRaised, match=rf"env 1 raised in {where}\(\)"):
+        try:
+            envs.reset()
+            envs.step(acts())
+        finally:
+            envs.close()
+    for _ in range(3):
+        envs.close()
+    with envs:
+        assert envs.closed
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"closed-{i}" for i in range(N)]
+
+
+# Every method of a vectorizer, and a call of it that would be right were it open.
+CALLS: dict[str, Callable[[VectorEnv], Any]] = {
+    "reset": lambda envs: envs.reset(seed=1),
+    "reset_send": lambda envs: envs.reset_send(env_ids=[1]),
+    "reset_fetch": lambda envs: envs.reset_fetch(),
+    "step": lambda envs: envs.step(acts()),
+    "step_send": lambda envs: envs.step_send(acts()),
+    "step_fetch": lambda envs: envs.step_fetch(timeout=1),
+    "async_reset": lambda envs: envs.async_reset(),
+    "send": lambda envs: envs.send(acts(1), [2]),
+    "recv": lambda envs: envs.recv(),
+    "drain": lambda envs: envs.drain(),
+    "state": lambda envs: envs.state(),
+    "render": lambda envs: envs.render(),
+    "call": lambda envs: envs.call("state"),
+    "call_send": lambda envs: envs.call_send("state"),
+    "call_fetch": lambda envs: envs.call_fetch(),
+    "get_attr": lambda envs: envs.get_attr("agents"),
+    "set_attr": lambda envs: envs.set_attr("render_mode", None),
+    "env_is_wrapped": lambda envs: envs.env_is_wrapped(Closing),
+    "exec_func": lambda envs: envs.exec_func(lambda env: 1),
+    "exec_func_send": lambda envs: envs.exec_func_send(lambda env: 1),
+    "exec_func_fetch": lambda envs: envs.exec_func_fetch(),
+    "agents_at": lambda envs: envs.agents_at(0),
+    "random_action": lambda envs: envs.random_action(),
+}
+NEEDS_NO_ENV = {"close", "agent_observation_space", "agent_action_space"}
+
+
+@pytest.mark.fault("B2")
+@pytest.mark.parametrize("pending", [None, "step_send", "reset_send", "send", "call_send"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_method_says_that_it_is_closed(backend: str, pending: str | None) -> None:
+    methods = {name for name in dir(VectorEnv) if name[0] != "_" and callable(getattr(VectorEnv, name))}
+    assert methods == CALLS.keys() | NEEDS_NO_ENV, "a new method is to be called here, too"
+    envs = vectorize(backend, counters(state=True))
+    envs.reset()
+    if pending is not None:
+        CALLS[pending](envs)
+    envs.close()
+    for name, call in CALLS.items():
+        with pytest.raises(ClosedError, match="closed"):
+            call(envs)
+            pytest.fail(f"{name}() went through")
+
+
+class Waiting(CounterEnv):
+    """Hangs in its first step until it is let go."""
+
+    def __init__(self, gate: threading.Event, env_index: int) -> None:
+        super().__init__(env_index=env_index)
+        self.gate = gate
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.gate.wait()
+        return super().step(actions)
+
+
+@pytest.mark.fault("B3")
+@pytest.mark.parametrize("call", ["step_send", "reset_send", "send", "call_send"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_close_with_a_call_pending(backend: str, call: str) -> None:
+    envs = vectorize(backend, counters(state=True))
+    envs.reset()
+    CALLS[call](envs)
+    began = time.monotonic()
+    envs.close()
+    assert time.monotonic() - began < 5 + 2
+    assert envs.closed
+
+
+@pytest.mark.fault("B3")
+def test_close_of_a_thread_that_hangs_gives_up_in_time_and_says_so() -> None:
+    """A thread cannot be killed; it ends when its env comes back. (Processes: tests/vector/test_lifecycle.py.)"""
+    gate = threading.Event()
+    envs = vectorize("thread", [partial(Waiting, gate, i) for i in range(2)])
+    try:
+        envs.reset()
+        envs.step_send(acts(2))
+        began = time.monotonic()
+        with pytest.warns(ResourceWarning, match=r"2 worker threads are still in an env after 0\.2 s"):
+            envs.close(timeout=0.2)
+        assert time.monotonic() - began < 2.2
+        envs.close()
+    finally:
+        gate.set()
+
+
+# --- B7: partial resets
+
+
+@pytest.mark.fault("B7")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrong_choice_of_envs_reaches_no_env_and_an_empty_one_resets_nobody(backend: str, mode: str) -> None:
+    """That a mask without a True is no error is meant: ``reset(env_ids=done)`` needs no if before it."""
+    with vectorize(backend, counters(length=50), autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        wrong: list[Any] = [
+            np.ones(N, np.int8) * 9,
+            np.array([1.0, 0.0, 1.0]),
+            np.array([True, False]),
+            np.ones((N, 1), bool),
+            [N],
+            [-1],
+            [1, 1],
+            "012",
+            np.array([True, False, None], object),
+        ]
+        for t in range(1, 5):
+            for env_ids in wrong:
+                for call in (envs.reset, envs.reset_send, envs.async_reset):
+                    with pytest.raises(ArgumentError, match="env_ids"):
+                        call(env_ids=env_ids)
+            for nobody in ([], np.zeros(N, bool), [False] * N, ()):
+                obs, _ = envs.reset(env_ids=nobody)
+                assert [decode(row[0]).t for row in obs] == [t - 1] * N
+            assert times(envs) == [t] * N
+
+
+# --- B11: how many of what
+
+
+@pytest.mark.fault("B11")
+def test_numbers_of_envs_and_workers_are_checked_before_anything_is_built() -> None:
+    def build() -> Any:
+        raise AssertionError("an env was built")
+
+    for backend in BACKENDS:
+        with pytest.raises(ValueError, match="num_envs must be at least 1, got 0"):
+            vectorize(backend, [], **({} if backend == "sync" else {"num_workers": None}))
+        if backend != "sync":
+            for workers in (0, -1, N + 1):
+                with pytest.raises(ValueError, match=rf"num_workers must be from 1 to num_envs={N}, got {workers}"):
+                    vectorize(backend, [build] * N, num_workers=workers)
+    for n in (0, -1):
+        with pytest.raises(ValueError, match=f"num_envs: expected at least 1, got {n}"):
+            marlvec.make(build, n)
+    with pytest.raises(ValueError, match="at least one env, got an empty list"):
+        marlvec.make([])
+    with pytest.raises(ValueError, match="num_envs=2, but 3 factories were given"):
+        marlvec.make([build] * 3, 2)
+    env = CounterEnv()
+    for instances in (env, [env], [env, env]):
+        with pytest.raises(ValueError, match="got an env of class CounterEnv, expected something that builds envs"):
+            marlvec.make(instances)
+
+
+@pytest.mark.fault("B11")
+@pytest.mark.parametrize(("n", "workers"), [(5, 2), (7, 3), (3, 3), (4, 3), (1, 1)])
+@pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
+def test_envs_need_not_divide_evenly(backend: str, n: int, workers: int) -> None:
+    with vectorize(backend, counters(n), num_workers=workers) as envs:
+        obs, _ = envs.reset(seed=0)
+        for t in range(1, 10):
+            assert [decode(row[0]).env for row in obs] == list(range(n))
+            obs, *_ = envs.step(acts(n))
+            assert [decode(row[0]).t for row in obs] == [t % 4] * n
+
+
+@pytest.mark.fault("B11")
+@pytest.mark.parametrize("kind", [CounterEnv, TurnEnv, KeyedEnv, SingleEnv])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_env_for_two_rows_is_refused(backend: str, kind: Any) -> None:
+    """Each would be answered with the other's steps."""
+    env = kind()
+    factories: list[Any] = [kind, lambda: env, kind, lambda: env]
+    # Workers in processes have a copy each.
+    for workers in {"sync": [0], "thread": [1, 2, 4]}.get(backend, [1]):
+        options = {"num_workers": workers} if workers else {}
+        with pytest.raises(ValueError, match=r"env 3, __init__\(\): .*the very env that is env 1 already"):
+            vectorize(backend, factories, **options)
+    vectorize(backend, [kind, kind, lambda: env]).close()
+
+
+# --- B12: what cannot be pickled
+
+
+class Config:
+    """Holds something that there is but one of, somewhere inside."""
+
+    def __init__(self) -> None:
+        self.sizes = [1, 2]
+        self.parts = {"clock": 3, "pool": [threading.Lock()]}
+
+
+def build_with(config: Any, n: int = 3) -> Any:
+    raise AssertionError("an env was built")
+
+
+@pytest.mark.fault("B12")
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_what_cannot_be_pickled_is_named_before_anything_starts(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("marlvec.vector.launch.WorkerProcess.__init__", lambda self, *a, **k: started.append(a))
+    lock, config = threading.Lock(), Config()
+    cases: list[tuple[Any, str]] = [
+        (partial(build_with, lock), r"args\[0\]"),
+        (partial(build_with, n=3, config=config), r"keywords\['config'\]\.parts\['pool'\]\[0\]"),
+        (lambda: build_with(lock), "lock"),
+        (lambda where=config: build_with(where), r"parts\['pool'\]\[0\]"),
+    ]
+    for factory, where in cases:
+        for workers in (1, 3):
+            with pytest.raises(SerialisationError, match=rf"factory of env.*cannot be pickled.*{where}"):
+                AsyncVectorEnv([CounterEnv, CounterEnv, factory], num_workers=workers, context=context)
+    with pytest.raises(SerialisationError, match=r"kwargs\['config'\]\.parts\['pool'\]\[0\]"):
+        marlvec.make(build_with, 3, config=config, context=context)
+    assert started == []
+
+
+@pytest.mark.fault("B12")
+def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
+    """Envs of the script's own, and no ``if __name__ == "__main__"``: nobody runs it a second time."""
+    path = tmp_path / "unguarded.py"
+    path.write_text(
+        """
+import numpy as np
+import marlvec
+from marlvec.testing import CounterEnv
+print("begun")
+class Mine(CounterEnv):
+    pass
+helper = lambda: Mine(3)
+for context in ("forkserver", "spawn", "fork"):
+    envs = marlvec.make(lambda: helper(), 3, num_workers=2, context=context)
+    envs.reset(seed=0)
+    print(envs.step(np.ones((3, 3), int))[0][:, 0, 3].tolist())
+    envs.close()
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n" + 3 * "[1.0, 1.0, 1.0]\n", "")
+
+
+# --- B13, B14: spaces
+
+
+@pytest.mark.fault("B13")
+@pytest.mark.parametrize(
+    ("backend", "workers"), [("sync", 0), ("thread", 1), ("thread", 2), ("thread", 4), ("async", 2), ("pipes", 2)]
+)
+def test_an_env_that_differs_is_named_with_both_spaces(backend: str, workers: int) -> None:
+    """Whichever it is: the others are measured by their worker's first, and the workers by the first of them."""
+    plain: list[Any] = [partial(SampledEnv, Box(0, 1, (3,)), Discrete(2)) for _ in range(4)]
+    options = {"num_workers": workers} if workers else {}
+    for odd in (1, 2, 3):
+        for strange, one, other in (
+            (partial(SampledEnv, Box(0, 1, (4,)), Discrete(2)), r"Box\(.*\(3,\)", r"Box\(.*\(4,\)"),
+            (partial(SampledEnv, Box(0, 1, (3,)), Discrete(5)), r"Discrete\(2\)", r"Discrete\(5\)"),
+            (partial(SampledEnv, Dict(a=Discrete(2)), Discrete(2)), "Box", "Dict"),
+        ):
+            factories = [*plain[:odd], strange, *plain[odd + 1 :]]
+            what = "action" if other[0] == "D" and one[0] == "D" else "observation"
+            with pytest.raises(ContractError, match=rf"{what} space of agent 'agent_0'") as caught:
+                vectorize(backend, factories, **options)
+            for words in (rf"env {odd}\b", one, other):
+                assert re.search(words, str(caught.value)), str(caught.value)
+
+
+def other(space: Space[Any], how: str) -> Space[Any]:
+    """A space in the place of this one."""
+    if how == "equal":
+        return Discrete(space.n) if isinstance(space, Discrete) else Box(0.0, 2.0**53, (7,), np.float64)
+    return Discrete(4) if isinstance(space, Discrete) else Box(0.0, 2.0**53, (8,), np.float64)
+
+
+def moody(kind: Any, which: str, how: str) -> Any:
+    """An env of this kind with another space from its second episode on, if so told."""
+
+    class Moody(kind):  # type: ignore[misc]  # the class is a parameter
+        changes = False
+
+        def reset(self, *args: Any, **kwargs: Any) -> Any:
+            # Envs of all kinds take them all.
+            options = kwargs.get("options")
+            if options:
+                self._change()
+            return super().reset(*args, **kwargs)
+
+        def _change(self) -> None:
+            attribute = f"{which}_space"
+            old = self.world.action_space if which == "action" else self.world.observation_space
+            new = other(old, how)
+            if hasattr(self, f"{attribute}s"):
+                setattr(self, f"{attribute}s", dict.fromkeys(self.possible_agents, new))
+            elif callable(getattr(self, attribute)):
+                setattr(self, attribute, lambda agent: new)
+            else:
+                setattr(self, attribute, new)
+
+    Moody.__name__ = kind.__name__
+    return Moody
+
+
+FORMS: dict[str, Callable[..., Any]] = {
+    "parallel": lambda cls: cls(4),
+    "turns": lambda cls: cls(Script.together(A, 8), agent_num=A),
+    "keyed": lambda cls: cls(Script.together(A, 4)),
+    "single": lambda cls: cls(4),
+}
+KINDS: dict[str, Any] = {"parallel": CounterEnv, "turns": TurnEnv, "keyed": KeyedEnv, "single": SingleEnv}
+
+
+@pytest.mark.fault("B14")
+@pytest.mark.parametrize(
+    ("backend", "form", "which"),
+    [("sync", form, which) for form in KINDS for which in ("observation", "action")]
+    + [("thread", "keyed", "action"), ("async", "parallel", "observation"), ("pipes", "turns", "action")],
+)
+def test_a_space_that_is_another_one_after_a_reset(backend: str, form: str, which: str) -> None:
+    """An error of that env, in every mode; one that is equal is as good. (`check_env` wants the very same object.)"""
+
+    def factories(how: str) -> list[Any]:
+        build = FORMS[form]
+        return [partial(build, KINDS[form]), partial(build, moody(KINDS[form], which, how))]
+
+    mode = "off" if which == "action" else "warn"
+    with vectorize(backend, factories("different"), validate=mode) as envs:
+        a = envs.agent_num
+        envs.reset(seed=0)
+        envs.step(np.ones((2, a), np.int64))
+        for _ in range(2):
+            words = rf"env 1, reset\(\): .*{which} space of agent '\w+': expected the one .* got another"
+            with pytest.raises(ContractError, match=words) as caught:
+                envs.reset(options={"change": True})
+            assert caught.value.env_ids == (1,)  # type: ignore[attr-defined]  # an EnvContractError
+            with pytest.raises(NotResetError, match=r"envs \[1\]"):
+                envs.step(np.ones((2, a), np.int64))
+    with vectorize(backend, factories("equal"), validate=mode) as envs:
+        for options in (None, {"change": True}, None):
+            envs.reset(seed=0, options=options)
+            envs.step(np.ones((2, a), np.int64))
+
+
+@pytest.mark.fault("B14")
+def test_a_space_that_an_env_no_longer_tells_is_not_another_one() -> None:
+    """Some tell only of the agents that are there."""
+
+    class Shy(KeyedEnv):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            self.observation_spaces = {}
+            self.action_spaces = {}
+            return super().reset(seed=seed, options=options)
+
+    class Stern(CounterEnv):
+        def observation_space(self, agent: str) -> Space[Any]:
+            if self.agents and agent not in self.agents:
+                raise KeyError(agent)
+            return super().observation_space(agent)
+
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            obs, infos = super().reset(seed, options)
+            self.agents.remove("agent_1")
+            del obs["agent_1"]
+            return obs, infos
+
+        def step(self, actions: dict[str, Any]) -> Any:
+            self.agents = self.possible_agents[:]
+            tables = super().step({**actions, "agent_1": 0})
+            for table in tables:
+                table.pop("agent_1", None)
+            with contextlib.suppress(ValueError):
+                self.agents.remove("agent_1")
+            return tables
+
+    for factory in (partial(Shy, Script.together(A, 3)), partial(Stern, 3)):
+        with vectorize("sync", [factory]) as envs, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(2):
+                envs.reset(seed=0)
+                for _ in range(7):
+                    envs.step(acts(1))
+
+
+# --- B15: what a factory returns
+
+
+@pytest.mark.fault("B15")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_no_env_is_named_by_its_place(backend: str) -> None:
+    """A `ContractError`: it is the factory that broke it, whatever the type."""
+    for thing, words in (
+        (None, r"None \(does the factory return its env\?\)"),
+        (7, "int"),
+        ("CartPole-v1", "str"),
+        (CounterEnv, "the class CounterEnv"),
+        (lambda: CounterEnv(), "function"),
+        ([CounterEnv()], "list"),
+    ):
+        for place in (0, 2, 3) if backend in ("sync", "thread") else (2,):
+            factories: list[Any] = counters(4)
+            factories[place] = partial(lambda thing: thing, thing)
+            with pytest.raises(ContractError, match=rf"env {place}, __init__\(\): expected an env.*{words}"):
+                vectorize(backend, factories)

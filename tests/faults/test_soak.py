@@ -1,0 +1,335 @@
+"""Random kills, stops, hangs and exceptions while eight envs step: every step is accounted for, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from marlvec import AsyncVectorEnv, RestartLimit, SyncVectorEnv
+from tests.faults.audit import Audit, Rows
+from tests.faults.campaign import NUM_ENVS, Campaign, Figures, counted_warnings, slope
+from tests.faults.havoc import Plan
+from tests.faults.ledger import AGENT_NUM, LedgerEnv, Order, encode
+
+MODES = ("same_step", "next_step", "disabled")
+FORMS: dict[str, dict[str, Any]] = {
+    "same_step, step": {"copy": False},
+    "same_step, send": {"num_workers": 4},
+    "next_step, step": {"num_workers": 3, "context": "fork"},
+    "next_step, send": {"shared_memory": False},
+    "disabled, step": {"num_workers": 4, "copies": 1},
+    "disabled, send": {"num_workers": 3, "context": "fork"},
+}
+"""Mode and style to what else differs; all together have 204,000 env steps and 66 SIGKILLs in them."""
+
+
+def campaign(form: str, **settings: Any) -> Campaign:
+    mode, style = form.split(", ")
+    return Campaign(mode, style, seed=list(FORMS).index(form), **{**FORMS[form], **settings})
+
+
+@pytest.mark.fault("A1")
+@pytest.mark.fault("A2")
+@pytest.mark.fault("A8")
+@pytest.mark.time_limit(300)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_step_is_delivered_or_declared_lost(form: str, tmp_path: Path) -> None:
+    """R1 and R2 in small; the checks are the campaign's own."""
+    hang = Order.HANG if "step," in form else Order.HANG_IN_C
+    orders = {Order.RAISE_EARLY: 3, Order.RAISE_LATE: 3, Order.RAISE_IN_RESET: 3, hang: 1, Order.EXIT: 2}
+    plan = campaign(form, env_steps=34_000, kills=9, stops=6, gap=0.15, orders=orders)
+    figures = plan.run(tmp_path)
+    assert figures.env_steps >= plan.env_steps
+    assert figures.kills == plan.kills + plan.num_workers
+    assert figures.stops == plan.stops
+    assert 0 < figures.lost_but_done < figures.lost
+    # An order is lost where its env is killed before it gets to it.
+    assert figures.exceptions >= 5
+    assert figures.hangs + figures.exits >= 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_where_only_envs_raise_nobody_else_loses_anything(mode: str, tmp_path: Path) -> None:
+    orders = {Order.RAISE_EARLY: 20, Order.RAISE_LATE: 20, Order.RAISE_IN_RESET: 20}
+    figures = Campaign(mode, "send", env_steps=6000, orders=orders).run(tmp_path)
+    assert figures.exceptions == 60
+    killed = NUM_ENVS  # to warm up, each worker is killed once
+    assert figures.episodes_lost == 40 + killed, "the end of an episode was told before its reset raised"
+
+
+# --- torn observations
+
+
+def burst(envs: AsyncVectorEnv, audit: Audit, draw: random.Random, number: int, longest: float) -> None:
+    """Kill all workers, each at its own moment within the time that a step takes, early ones preferred."""
+    ids = np.arange(NUM_ENVS)
+    numbers = number + ids
+    audit.asked_step(ids, numbers)
+    moments = sorted((longest * draw.random() * draw.random(), pid) for pid in envs.worker_pids)
+    envs.send(encode(numbers, np.zeros(NUM_ENVS, np.int64)))
+    begin = time.perf_counter()
+    for moment, pid in moments:
+        while time.perf_counter() - begin < moment:
+            pass
+        os.kill(pid, signal.SIGKILL)
+    audit.came(Rows.of_result(envs.recv()))
+
+
+def tear(folder: Path, bursts: int) -> Audit:
+    """So many bursts while the eight envs of four workers write observations of 24 KiB for each agent."""
+    factories = [partial(LedgerEnv, folder, env_index=i, copies=512) for i in range(NUM_ENVS)]
+    limit = RestartLimit(count=10**9, backoff=0.0)
+    draw, ids = random.Random(3), np.arange(NUM_ENVS)
+    audit = Audit(folder, NUM_ENVS, "same_step")
+    with (
+        counted_warnings(),
+        AsyncVectorEnv(factories, num_workers=4, context="fork", on_fault="restart", max_restarts=limit) as envs,
+    ):
+        audit.asked_reset(ids)
+        audit.came(Rows.of_reset(envs.reset(), ids))
+        took: list[float] = []  # seconds, by steps before the first burst
+        for k in range(20 + bursts):
+            numbers = 1 + 2 * NUM_ENVS * k + ids
+            audit.asked_step(ids, numbers)
+            begin = time.perf_counter()
+            rows = Rows.of_step(envs.step(encode(numbers, np.zeros(NUM_ENVS, np.int64))))
+            audit.came(rows)
+            if k < 20:
+                took.append(time.perf_counter() - begin)
+            else:
+                burst(envs, audit, draw, int(numbers[-1]) + 1, float(np.median(took)))
+        audit.settle()
+    return audit
+
+
+@pytest.mark.fault("A3")
+@pytest.mark.time_limit(300)
+def test_no_observation_is_torn(tmp_path: Path) -> None:
+    """Each burst is a trial for the observations of eight envs: 320 here, and thirty times as many in the soak."""
+    audit = tear(tmp_path, bursts=40)
+    assert audit.fault_rows.sum() > 40, "the kills came too late"
+    assert audit.lost_but_done > 0, "none came while an env was at work"
+
+
+# --- the audit itself: what it must not let pass
+
+
+def tear_one(rows: Rows, before: Rows) -> Rows:
+    obs = rows.obs.copy()
+    a = int((rows.alive & before.alive)[0].argmax())
+    obs[0, a, -10:-1] = before.obs[0, a, -10:-1]
+    return replace(rows, obs=obs)
+
+
+def leave_one(rows: Rows, before: Rows) -> Rows:
+    obs = rows.obs.copy()
+    i, a = np.argwhere(~rows.alive)[0]
+    obs[i, a] = before.obs[0, before.alive[0].argmax()]
+    return replace(rows, obs=obs)
+
+
+def end_one(rows: Rows, before: Rows) -> Rows:
+    truncated = rows.truncated.copy()
+    truncated[1, rows.alive[1].argmax()] = True
+    return replace(rows, truncated=truncated)
+
+
+SPOILT: dict[str, tuple[Callable[[Rows, Rows], Rows], str]] = {
+    "stale": (lambda rows, before: before, "rewards"),
+    "stale observations": (lambda rows, before: replace(rows, obs=before.obs), "labels"),
+    "envs swapped": (lambda rows, before: replace(rows, obs=rows.obs[[1, 0, 2, 3]]), "labels"),
+    "agents swapped": (lambda rows, before: replace(rows, obs=rows.obs[:, ::-1]), "labels"),
+    "torn": (tear_one, "torn"),
+    "of the dead": (leave_one, "not there"),
+    "rewards of others": (lambda rows, before: replace(rows, rewards=rows.rewards[::-1]), "rewards"),
+    "somebody ended": (end_one, "who is truncated"),
+    "somebody is dead": (lambda rows, before: replace(rows, alive=~rows.alive, acting=~rows.alive), "who is alive"),
+    "autoreset": (lambda rows, before: replace(rows, reset_mask=~rows.reset_mask), "autoresets"),
+    "invented fault": (lambda rows, before: replace(rows, fault=~rows.fault), "who was lost"),
+    "twice at once": (lambda rows, before: rows.at(np.array([0, 1, 2, 0])), "twice at once"),
+}
+
+
+class Watched:
+    """Four envs and their audit, some steps after the first reset."""
+
+    def __init__(self, folder: Path, *, autoreset_mode: str = "same_step", **settings: Any) -> None:
+        factories = [partial(LedgerEnv, folder, env_index=i, copies=4) for i in range(4)]
+        self.envs = SyncVectorEnv(factories, autoreset_mode=autoreset_mode, **settings)
+        self.audit = Audit(folder, 4, autoreset_mode)
+        self.ids, self.number = np.arange(4), 1
+        self.audit.asked_reset(self.ids)
+        self.audit.came(Rows.of_reset(self.envs.reset(), self.ids))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.envs.close()
+
+    def step(self, order: Order = Order.NONE) -> Rows:
+        """Rows that the audit has not seen yet."""
+        numbers = self.number + self.ids
+        self.number += 4
+        self.audit.asked_step(self.ids, numbers)
+        return Rows.of_step(self.envs.step(encode(numbers, np.array([order, 0, 0, 0]))))
+
+    def step_on(self) -> tuple[Rows, Rows]:
+        """Two steps in which nobody ends, and somebody has before; the audit has not seen the second one yet."""
+        while True:
+            before = self.step()
+            self.audit.came(before)
+            rows = self.step()
+            nobody_ends = before.final_obs is None and rows.final_obs is None and (before.alive == rows.alive).all()
+            if nobody_ends and not rows.alive.all():
+                return before, rows
+            self.audit.came(rows)
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_the_audit_finds_spoilt_rows(kind: str, tmp_path: Path) -> None:
+    spoil, said = SPOILT[kind]
+    with Watched(tmp_path) as watched:
+        before, rows = watched.step_on()
+        with pytest.raises(AssertionError, match=said):
+            watched.audit.came(spoil(rows, before))
+
+
+def test_the_audit_finds_rows_that_nobody_asked_for(tmp_path: Path) -> None:
+    with Watched(tmp_path) as watched:
+        _, rows = watched.step_on()
+        watched.audit.came(rows)
+        with pytest.raises(AssertionError, match="nobody had asked"):
+            watched.audit.came(rows)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_audit_finds_a_restart_that_was_not_told(mode: str, tmp_path: Path) -> None:
+    with Watched(tmp_path, autoreset_mode=mode, on_fault="restart") as watched:
+        with counted_warnings():
+            rows = watched.step(Order.RAISE_LATE)
+        assert rows.fault.tolist() == [True, False, False, False]
+        with pytest.raises(AssertionError):
+            watched.audit.came(replace(rows, fault=np.zeros(4, np.bool_)))
+
+
+def doubled(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + path.read_bytes()[-16:])
+
+
+def unwritten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-16])
+
+
+def unheard_of(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + path.read_bytes()[-16:-4] + (800_000).to_bytes(4, "little"))
+
+
+def of_before(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + path.read_bytes()[:16])
+
+
+def interrupted(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (doubled, "taken twice"),
+        (unwritten, "only delivered"),
+        (unheard_of, "only in the ledger"),
+        (of_before, "went back in time"),
+        (interrupted, "in the middle"),
+    ],
+)
+def test_the_audit_finds_spoilt_books(spoil: Callable[[Path], None], said: str, tmp_path: Path) -> None:
+    with Watched(tmp_path) as watched:
+        watched.audit.came(watched.step_on()[1])
+        spoil(tmp_path / "ledger-2")
+        with pytest.raises(AssertionError, match=said):
+            watched.audit.settle()
+
+
+def test_the_plan_of_a_run_is_the_same_each_time() -> None:
+    orders = {Order.HANG: 3, Order.EXIT: 4}
+    one, other = (Plan(orders, 100, seed=5) for _ in range(2))
+    found = [one.order(number) for number in range(1, 101)]
+    assert found == [other.order(number) for number in range(1, 101)]
+    assert sorted(found)[-7:] == [Order.HANG] * 3 + [Order.EXIT] * 4
+    assert not one
+
+
+# --- the full size
+
+
+def test_theil_and_sen() -> None:
+    points = [(x, 3 * x + 1_000_000) for x in range(100)]
+    points[5] = 5, 10**9
+    assert slope(points) == pytest.approx(3)
+
+
+@pytest.mark.soak
+@pytest.mark.time_limit(7200)
+def test_soak(tmp_path: Path) -> None:
+    """R1 and R2 in full size: 2.04 million env steps, over 1,000 kills, 200 stops, 200 exceptions, 50 hangs."""
+    orders = {
+        Order.RAISE_EARLY: 13,
+        Order.RAISE_LATE: 13,
+        Order.RAISE_IN_RESET: 13,
+        Order.HANG: 6,
+        Order.HANG_IN_C: 6,
+        Order.EXIT: 10,
+    }
+    found: dict[str, Figures] = {}
+    for form in FORMS:
+        folder = tmp_path / form
+        folder.mkdir()
+        found[form] = campaign(form, env_steps=340_000, kills=170, stops=36, gap=0.3, orders=orders).run(folder)
+    console = Console(width=170)
+    report(console, found)
+    begin = time.perf_counter()
+    torn = tear(tmp_path, bursts=1200)
+    console.print(
+        f"Torn observations: 0, in {1200 * NUM_ENVS} trials with 24 KiB for each of {AGENT_NUM} agents "
+        f"({int(torn.fault_rows.sum())} episodes lost, {time.perf_counter() - begin:.0f} s)"
+    )
+    for name, least in (("env_steps", 2_000_000), ("kills", 1000), ("stops", 200), ("exceptions", 200), ("hangs", 50)):
+        assert sum(getattr(figures, name) for figures in found.values()) >= least, name
+    assert memory_slope(found) <= 2**20
+
+
+def memory_slope(found: dict[str, Figures]) -> float:
+    """Bytes by which this process grew with each million env steps, when the first campaign had warmed it up."""
+    points: list[tuple[int, int]] = []
+    begin = 0
+    for figures in found.values():
+        points += [(begin + steps, size) for steps, size in figures.rss]
+        begin += figures.env_steps
+    warm = next(iter(found.values())).env_steps
+    return 1e6 * slope([point for point in points if point[0] > warm])
+
+
+def report(console: Console, found: dict[str, Figures]) -> None:
+    """Print what each campaign came to."""
+    table = Table(title="Eight envs under fire: undeclared gaps 0, duplicates 0, torn or mislabelled rows 0")
+    for heading in ("", *found, "all"):
+        table.add_column(heading, justify="right" if heading else "left")
+    names = [f.name for f in fields(Figures) if f.name != "rss"]
+    for name in names:
+        values = [getattr(figures, name) for figures in found.values()]
+        table.add_row(name.replace("_", " "), *(f"{value:,.0f}" for value in (*values, sum(values))))
+    table.add_row("RSS, MiB per 1 M env steps", *[""] * len(found), f"{memory_slope(found) / 2**20:+.2f}")
+    console.print(table)
