@@ -6,7 +6,7 @@ import math
 import pickle
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -220,13 +220,21 @@ class AsyncVectorEnv(VectorEnv):
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             if dog.is_due() and self._calls.pending not in CONTROL_CALLS:  # those take as long as they take
-                for w in dog.look(crew.busy()):
-                    if not crew.has_said(w):
-                        crew.put_down(w, dog.timeout)
+                self._put_down(w for w in dog.look(crew.busy()) if not crew.has_said(w))
+                if self._doomed:
+                    return []
             left = deadline - time.monotonic()
             ready = crew.ready(max(0.0, min(left, dog.pause)), waiting_for)
             if ready or left <= 0:
                 return ready
+
+    def _put_down(self, hung: Iterable[int]) -> None:
+        """Kill workers that hang. Whatever they still say is not heard: being asked where it is may wake an env."""
+        for w in hung:
+            self._crew.put_down(w, self.step_timeout or 0.0)
+            self._doomed.append((w, None))
+        if self._doomed and not self._news:
+            raise self._loss(*self._doomed.pop(0))
 
     def _take_in(self, ready: Sequence[int]) -> bool:
         """Take in one reply of each of these workers. False where one is gone, and it is to be told next."""

@@ -69,7 +69,7 @@ class Crew:
         self.closed: set[int] = set()
         self.progress: NDArray[np.int64] = np.zeros(len(shares.slices), np.int64)
         self.memory_fd = -1
-        self._hung: dict[int, tuple[float, str]] = {}  # put down: seconds it was given, and where it was
+        self._hung: dict[int, tuple[float, int, str]] = {}  # put down: seconds it was given, at work on, its stacks
         self._by_fd: dict[int, int] = {}
         self._patience = Patience()
         self._any = select.poll()
@@ -153,7 +153,8 @@ class Crew:
     def put_down(self, w: int, timeout: float) -> None:
         """Kill a worker that hangs, having asked it where. Its closed end is the news of that."""
         worker = self.workers[w]
-        self._hung[w] = (timeout, worker.stacks())
+        env = int(self.progress[w])  # being asked may wake it
+        self._hung[w] = (timeout, env, worker.stacks())
         worker.kill()
 
     def bury(self, w: int, how: str | None, call: str | None, *, building: bool = False) -> Obituary:
@@ -162,8 +163,8 @@ class Crew:
         if how is None:
             worker.wait(0.2)
         worker.kill()
-        timeout, report = self._hung.get(w, (None, ""))
-        queue, env = self.outstanding[w], int(self.progress[w])
+        timeout, env, report = self._hung.get(w, (None, int(self.progress[w]), ""))
+        queue = self.outstanding[w]
         ids = self.shares.slices[w]
         obituary = Obituary(
             worker=w,

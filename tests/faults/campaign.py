@@ -134,6 +134,11 @@ class _Run:
         self._number = 0  # of the last request
         self._joined = 0  # env steps at the last join
         self._idle = np.zeros(NUM_ENVS, np.bool_)  # envs that nothing was sent to, in send's style
+        self._shares = np.array_split(EVERYONE, plan.num_workers)
+        self._faults = 0  # that were told
+        self._timeouts = 0  # of these
+        self._timed_out = np.zeros(NUM_ENVS, np.int64)
+        self._noted = time.monotonic()  # when faults were last looked at
         self._rss: list[tuple[int, int]] = []
         self._begun = time.perf_counter()
 
@@ -159,11 +164,24 @@ class _Run:
             if audit.env_steps - self._joined >= _JOIN:
                 self._joined = audit.env_steps
                 audit.join()
+                self._note_faults()
             if audit.env_steps - measured >= plan.env_steps // 100:
                 measured = audit.env_steps
                 self._rss.append((measured, resident()))
         if plan.style == "send" and not self._idle.all():
             self._audit.came(Rows.of_result(self._envs.drain()))
+
+    def _note_faults(self) -> None:
+        """Look at what the vectorizer says of itself; it remembers 1,000 faults."""
+        for fault in self._envs.faults:
+            if fault.time > self._noted:
+                lost = list(fault.lost_env_ids)
+                assert any(np.isin(lost, share).all() for share in self._shares), f"{fault}, shares: {self._shares}"
+                self._faults += 1
+                if "step_timeout" in fault.summary:
+                    self._timeouts += 1
+                    self._timed_out[lost] += 1
+                self._noted = fault.time
 
     def settle(self, havoc: Havoc, warnings: Sequence[int]) -> Figures:
         """Close the books: all that was asked is answered, and all that was lost has a cause."""
@@ -171,13 +189,15 @@ class _Run:
         self._step_all()  # who died last is told, and replaced
         self._step_all()
         audit.settle()
+        self._note_faults()
+        assert warnings[0] == self._faults, "every fault is logged once"
         ledger = audit.ledger
         exceptions, hangs, exits = (ledger.deeds(*orders) for orders in (_EXCEPTIONS, _HANGS, (Order.EXIT,)))
-        # A worker takes all its envs along; one that was stopped may, on a busy machine, be taken for one that hangs.
-        shares = np.array_split(EVERYONE, plan.num_workers)
-        told = [int(n) for n in havoc.of_workers]
-        of_workers = [1 + told[w] + (hangs + exits)[ids].sum() for w, ids in enumerate(shares)]
-        causes = exceptions + np.concatenate([np.full(len(ids), n) for ids, n in zip(shares, of_workers, strict=True)])
+        # On a busy machine one that was stopped may be taken for one that hangs.
+        assert self._timeouts <= hangs.sum() + havoc.stops
+        causes = exceptions + self._timed_out
+        for w, share in enumerate(self._shares):
+            causes[share] += 1 + havoc.killed[w] + exits[share].sum()  # one to warm up; each takes all along
         assert (audit.fault_rows <= causes).all(), f"{audit.fault_rows} episodes lost, for {causes} reasons"
         births = ledger.births()
         assert (audit.incarnations < births).all()
@@ -194,7 +214,7 @@ class _Run:
             exceptions=int(exceptions.sum()),
             hangs=int(hangs.sum()),
             exits=int(exits.sum()),
-            restarts=warnings[0],
+            restarts=self._faults,
             seconds=time.perf_counter() - self._begun,
             rss=self._rss,
         )

@@ -65,7 +65,7 @@ class Havoc:
 
     Attributes:
         kills, stops: How many there were, at the end.
-        of_workers: How many there were of both, of each worker, at the end.
+        killed: How often each worker was killed, at the end.
     """
 
     def __init__(self, folder: Path, *, workers: int, kills: int, stops: int, gap: float, seed: int) -> None:
@@ -88,7 +88,7 @@ class Havoc:
         self._process.kill()
         self._process.wait()
         self.kills, self.stops = self.counts
-        self.of_workers = [kills + stops for kills, stops, _ in zip(*self._board, strict=True)]
+        self.killed = list(self._board[_KILLS])
         for row in self._board:
             row.release()
         self._map.close()

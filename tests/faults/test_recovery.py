@@ -1,0 +1,176 @@
+"""How soon it is noticed that something went wrong, and how soon it is over. `benchmarks/recovery.py` in small.
+
+Deadlines are ten times the medians of a quiet machine, and never later than what is promised in docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.recovery import (
+    CONTEXTS,
+    HANGS,
+    bring_back,
+    close_takes,
+    die_with_parent,
+    keep_pace,
+    notice_death,
+    notice_error,
+    notice_hang,
+)
+from marlvec import AsyncVectorEnv, RestartLimit
+from marlvec.envs.testing import CounterEnv, ExitingEnv, RaisingEnv, decode
+from marlvec.errors import EnvTimeout, FetchTimeout, WorkerDied
+
+ACTIONS = np.ones((2, 3), np.int64)
+
+
+# --- a worker dies
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_death_is_noticed_at_once(context: str) -> None:
+    assert notice_death(context, 10).max() < 0.25
+    assert notice_error(context, 2).max() < 0.25
+
+
+@pytest.mark.parametrize("on_fault", ["raise", "restart"])
+def test_a_worker_that_has_answered_for_some_of_its_envs_and_is_dead_before_anybody_listens(on_fault: str) -> None:
+    factories = [CounterEnv, partial(ExitingEnv, env_index=1)]
+    with AsyncVectorEnv(factories, num_workers=1, on_fault=on_fault) as envs:
+        envs.reset()
+        envs.send(ACTIONS)
+        time.sleep(0.3)
+        if on_fault == "restart":
+            step = envs.recv()
+            assert step.fault[step.env_ids.tolist().index(1)]
+            return
+        with pytest.raises(WorkerDied, match="at work on env 1") as caught:
+            envs.recv()
+        assert caught.value.result.env_ids.tolist() == [0]
+        assert decode(caught.value.result.obs[0, 0]).t == 1
+
+
+# --- an env hangs
+
+
+@pytest.mark.fault("A9")
+@pytest.mark.fault("A10")
+@pytest.mark.parametrize("kind", HANGS)
+def test_a_hang_is_noticed_and_its_worker_gone(kind: str) -> None:
+    assert notice_hang("forkserver", kind, 2).max() < 1.2
+
+
+class Sleeping(CounterEnv):
+    """Hangs in C, in a sleep that any signal would end, and holds the interpreter lock."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        if self.world.t == 1:
+            ctypes.PyDLL(None).sleep(60)
+        return super().step(actions)
+
+
+@pytest.mark.fault("A11")
+@pytest.mark.parametrize("on_fault", ["raise", "restart"])
+def test_what_a_hung_env_says_after_its_time_is_not_heard(on_fault: str) -> None:
+    """Being asked for its stacks wakes this one."""
+    factories = [CounterEnv, partial(Sleeping, env_index=1)]
+    with AsyncVectorEnv(factories, num_workers=2, step_timeout=0.3, on_fault=on_fault) as envs:
+        envs.reset()
+        envs.step(ACTIONS)
+        if on_fault == "restart":
+            obs, *_, infos = envs.step(ACTIONS)
+            assert infos["fault"].tolist() == [False, True]
+            assert (decode(obs[0, 0]).t, decode(obs[1, 0]).t) == (2, 0)
+            assert envs.faults[-1].env_ids == (1,)
+            assert "step_timeout" in envs.faults[-1].summary
+            return
+        with pytest.raises(EnvTimeout, match=r"env 1 did not come back within step_timeout=0\.3 s") as caught:
+            envs.step(ACTIONS)
+        assert caught.value.env_ids == (1,)
+        assert caught.value.result.env_ids.tolist() == [0]
+
+
+# --- and is replaced
+
+
+@pytest.mark.parametrize(("context", "limit"), [("forkserver", 0.6), ("fork", 0.45), ("spawn", 3.5)])
+def test_a_worker_is_back_soon(context: str, limit: float) -> None:
+    assert bring_back(context, 6 if context != "spawn" else 2).max() < limit
+
+
+def test_siblings_go_on_meanwhile() -> None:
+    assert np.median(keep_pace("forkserver", rounds=3, seconds=0.4)) > 0.6
+
+
+@pytest.mark.fault("A15")
+def test_a_thousand_restarts_in_a_row() -> None:
+    """Of an env in its worker; those of whole workers are for the soak."""
+    limit = RestartLimit(count=1000, backoff=0.0)
+    factories = [CounterEnv, partial(RaisingEnv, env_index=1, at=None)]
+    with AsyncVectorEnv(factories, num_workers=1, on_fault="restart", max_restarts=limit) as envs:
+        envs.reset()
+        pids = envs.worker_pids
+        for k in range(1000):
+            obs, *_, infos = envs.step(ACTIONS)
+            assert infos["fault"].tolist() == [False, True]
+            assert decode(obs[0, 0]).t == (k + 1) % 5
+        assert envs.incarnations.tolist() == [0, 1000]
+        assert len(envs.faults) == 1000
+        assert envs.worker_pids == pids
+
+
+@pytest.mark.soak
+@pytest.mark.fault("A15")
+@pytest.mark.time_limit(1800)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_thousand_workers_in_a_row(context: str) -> None:
+    took = bring_back(context, 1000, num_workers=1)
+    early, late = np.median(took[:100]), np.median(took[-100:])
+    assert late < 1.5 * early, "restarts become slower and slower"
+
+
+# --- the parent dies, or closes
+
+
+@pytest.mark.fault("A21")
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_everybody_goes_with_the_parent(context: str) -> None:
+    for state, seconds in die_with_parent(context, 3).items():
+        assert seconds.max() < 2, state
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_closing_takes_no_time(context: str) -> None:
+    assert close_takes(context, 3).max() < 1
+    assert close_takes(context, 1, num_envs=64).max() < 1
+
+
+@pytest.mark.fault("B3")
+def test_closing_takes_the_time_it_is_given_where_envs_hang() -> None:
+    took = close_takes("forkserver", 2, timeout=0.5)
+    assert took.min() >= 0.5
+    assert took.max() < 2.5
+
+
+def test_closing_while_a_worker_is_on_its_way_back() -> None:
+    with AsyncVectorEnv([CounterEnv, CounterEnv], num_workers=2, on_fault="restart") as envs:
+        envs.reset()
+        for pid in envs.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+        envs.send(ACTIONS)
+        while not envs.faults:
+            with contextlib.suppress(FetchTimeout):
+                envs.recv(timeout=0.001)
+        begin = time.monotonic()
+        envs.close()
+        assert time.monotonic() - begin < 2
