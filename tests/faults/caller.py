@@ -39,7 +39,7 @@ __all__ = ["CONTROL", "STREAM", "Caller", "Setup"]
 
 AGENT_NUM = 2
 STEP_TIMEOUT = 1.0
-FEW = 2  # restarts, where they are limited
+FEW = 1  # restarts, where they are limited
 STREAM, CONTROL = "send", "exec_func"
 
 

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -19,24 +19,23 @@ from tests.vector.reference import MODES
 __all__ = ["Hung", "Machine"]
 
 RUN_SECONDS = 20.0  # for all calls of one run
-LIVES = 3  # vectorizers of one run, where one ends early
 
 setups = st.builds(
     Setup,
     on_fault=st.sampled_from(("restart", "restart", "restart", "restart", "mask", "mask", "raise")),
     mode=st.sampled_from(MODES),
-    n=st.integers(1, 4),
-    num_workers=st.integers(1, 3),
+    n=st.sampled_from((3, 4, 2, 1)),
+    num_workers=st.sampled_from((2, 1, 3)),
     shared=st.booleans(),
     copy=st.booleans(),
-    limited=st.integers(0, 5).map(lambda k: k == 5),
-    times_out=st.integers(0, 15).map(lambda k: k == 15),
+    limited=st.integers(0, 3).map(lambda k: k == 2),
+    times_out=st.integers(0, 15).map(lambda k: k == 5),
     seed=st.sampled_from((None, 3, 2**40 + 1)),
 )
 some = st.lists(st.integers(0, 3), unique=True, max_size=4)
 seconds = st.sampled_from((None, None, 0.0, 0.002))
 seeds = st.sampled_from((None, None, 7, 2**50))
-salts = st.sampled_from((None, None, 1))
+salts = st.sampled_from((None, 1, 2))
 
 
 class Hung(BaseException):
@@ -53,6 +52,7 @@ def noted(move: Callable[..., None]) -> Callable[..., None]:
             move(self, **arguments)
         except BaseException as error:
             error.add_note("\n".join(self.history))
+            self.finds.append(error)
             raise
 
     return wrapped
@@ -63,13 +63,17 @@ class Machine(RuleBasedStateMachine):
 
     What may be called depends on who was faster, and what is drawn must not: so no rule has a precondition, and each
     finds something to do at any time.
+
+    Attributes:
+        finds: What went wrong in any run: Hypothesis tries it again, and a race may not come out the same.
     """
+
+    finds: ClassVar[list[BaseException]] = []
 
     def __init__(self) -> None:
         super().__init__()
         self.history: list[str] = []
         self.caller: Caller | None = None
-        self.lives = 0
         self._before = signal.signal(signal.SIGALRM, self._ring)
         signal.setitimer(signal.ITIMER_REAL, RUN_SECONDS)
 
@@ -84,7 +88,6 @@ class Machine(RuleBasedStateMachine):
     @noted
     def make(self, setup: Setup) -> None:
         """Begin."""
-        self.lives += 1
         self.caller = Caller(setup, self.note)
 
     def teardown(self) -> None:
