@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, StateError
 
-__all__ = ["ActionConnector", "AgentConnector", "Connector", "EnvIds", "State"]
+__all__ = ["ActionConnector", "AgentConnector", "Connector", "EnvIds", "LearnerConnector", "State"]
 
 State = dict[str, Any]
 """What a connector remembers: plain dicts and lists of arrays and numbers."""
@@ -39,12 +39,16 @@ class Connector(ABC):
     Attributes:
         training: Whether running statistics are learnt (True) or frozen (False).
         agents: Names of the env's agents in the order of ``agent_index``; ``()`` where not known.
+        action_space: Space of one action of the policy; None where not known.
         changes_length: Whether this connector may return another number of rows than it was given.
+        across_agents: Whether a row's outcome depends on other agents of its env, so that those belong in one call.
     """
 
     training: bool = True
     agents: tuple[str, ...] = ()
+    action_space: Space[Any] | None = None
     changes_length: bool = False
+    across_agents: bool = False
     _name: str | None = None
 
     @abstractmethod
@@ -147,6 +151,22 @@ class ActionConnector(Connector):
             UnsupportedSpaceError: It cannot work on this space; says what to do.
         """
         return space
+
+
+class LearnerConnector(Connector):
+    """Stands behind the collector: works on the rows of a finished batch, one policy's in one call.
+
+    Its rows are transitions: the columns are those of a `SampleBatch` (``obs``, ``actions``, ``rewards``, ``next_obs``,
+    ``terminated``, ``truncated``, ``t``, ``eps_id``, ``unroll_id``, ``env_id``, ``agent_index``, …). Rows of equal
+    ``unroll_id`` stand together, ascending in time.
+    """
+
+    def see_batch(self, batch: Mapping[str, Rows]) -> None:
+        """See all policies' rows of the batch, before any of them is transformed; does nothing here.
+
+        Args:
+            batch: Policy id to its rows.
+        """
 
 
 def _same(value: Any, default: Any) -> bool:
