@@ -223,7 +223,7 @@ def test_zero_envs_and_zero_workers() -> None:
         ("async", {"num_workers": 4}),
         ("pipes", {"num_workers": -1}),
     ):
-        with pytest.raises(ValueError, match="num_workers must be from 1 to num_envs=3"):
+        with pytest.raises(ValueError, match="num_workers must be an integer from 1 to num_envs=3"):
             vectorize(backend, factories, **options)
     with pytest.raises(ValueError, match="num_envs must be at least 1"):
         vectorize("async", [], num_workers=1)
