@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -46,12 +47,20 @@ def start_method(context: Any) -> str:
 
 
 _workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+_unborn: dict[WorkerProcess, tuple[int, tuple[int, ...]]] = {}
+"""Workers on their way: by which thread, and the ends of the channel that are theirs."""
 
 
 def _after_fork_in_child() -> None:
-    """A child of this process must not hold its channels open."""
+    """A child of this process must not hold its channels open, unless it is the worker."""
     for worker in list(_workers):
         worker.close()
+    for worker, (thread, theirs) in list(_unborn.items()):
+        if thread != threading.get_ident():
+            worker.close()
+            for fd in theirs:
+                os.close(fd)
+    _unborn.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -92,7 +101,10 @@ class WorkerProcess:
 
     @contextlib.contextmanager
     def _ends(self, memory_fd: int) -> Iterator[tuple[int, ...]]:
-        """Make the channel; what the worker gets (requests in, replies out, memory, stacks), until it has that."""
+        """Make the channel; what the worker gets (requests in, replies out, memory, stacks), until it has that.
+
+        The lock is not held meanwhile: who forks takes other locks before this one, and so would this thread after it.
+        """
         with no_fork():
             self._stack_file = StackFile()
             try:
@@ -100,13 +112,16 @@ class WorkerProcess:
             except BaseException:
                 self._stack_file.close()
                 raise
-            try:
-                yield (*theirs, memory_fd, self._stack_file.fd)
+            _unborn[self] = threading.get_ident(), theirs
+        try:
+            yield (*theirs, memory_fd, self._stack_file.fd)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            with no_fork():
+                _unborn.pop(self, None)
                 _workers.add(self)
-            except BaseException:
-                self.close()
-                raise
-            finally:
                 for fd in theirs:
                     os.close(fd)
 

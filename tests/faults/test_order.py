@@ -217,7 +217,9 @@ def test_numbers_of_envs_and_workers_are_checked_before_anything_is_built() -> N
             vectorize(backend, [], **({} if backend == "sync" else {"num_workers": None}))
         if backend != "sync":
             for workers in (0, -1, N + 1):
-                with pytest.raises(ValueError, match=rf"num_workers must be an integer from 1 to num_envs={N}, got {workers}"):
+                with pytest.raises(
+                    ValueError, match=rf"num_workers must be an integer from 1 to num_envs={N}, got {workers}"
+                ):
                     vectorize(backend, [build] * N, num_workers=workers)
     for n in (0, -1):
         with pytest.raises(ValueError, match=f"num_envs: expected at least 1, got {n}"):

@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections import Counter
@@ -201,6 +202,32 @@ def test_no_process_holds_the_channel_of_a_worker(context: str, monkeypatch: pyt
         for pid in children:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+@pytest.mark.fault("A24")
+def test_forks_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Others have hooks at forks, too, with locks, as `concurrent.futures` has: all take them in the same order."""
+    program = """
+    lock, over = threading.Lock(), threading.Event()
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+
+    def fork():
+        while not over.is_set():
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    for _ in range(8):
+        with marlvec.AsyncVectorEnv([CounterEnv, CounterEnv], num_workers=2, context="fork") as envs:
+            play(envs, 2)
+    over.set()
+    thread.join()
+    print("no deadlock")
+    """
+    assert run(textwrap.dedent(program), tmp_path) == ["no deadlock"]
 
 
 @pytest.mark.fault("A25")
