@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,10 @@ from hypothesis import settings
 from marlvec.vector.launch import ensure_server
 from tests.checklist import Recorder
 from tests.leaks import Snapshot, leaks, mark_descendants
+
+# A shell that runs this in the background, or nohup, has these ignored, and every program we start would have, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Before any env is imported: pygame greets on import, and opens a window unless told otherwise.
 os.environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"

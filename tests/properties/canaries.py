@@ -12,6 +12,7 @@ from marlvec.envs import action_reader, pettingzoo
 from marlvec.envs.slot import Slot
 from marlvec.errors import FetchTimeout
 from marlvec.vector import vector_env
+from marlvec.vector.buffers import Buffers
 from marlvec.vector.calls import STREAM, Calls
 from marlvec.vector.controls import Controls
 from marlvec.vector.engine import Engine
@@ -46,19 +47,19 @@ def after(patch: pytest.MonkeyPatch, owner: Any, name: str, what: Callable[..., 
 
 @canary
 def final_obs_taken_after_the_reset(patch: pytest.MonkeyPatch) -> None:
-    snapshot, late = Shard._snapshot, {}
+    snapshot, late = Buffers.snapshot, {}
 
-    def remember(shard: Shard, i: int, ended: Any) -> None:
-        if shard._buffers.done[i]:
-            late[id(shard), i] = ended.copy()
+    def remember(buffers: Buffers, i: int, ended: Any) -> None:
+        if buffers.done[i]:
+            late[id(buffers), i] = ended.copy()
         else:
-            snapshot(shard, i, ended)
+            snapshot(buffers, i, ended)
 
     def take(_: Any, shard: Shard, i: int, *rest: Any) -> None:
-        if (id(shard), i) in late:
-            snapshot(shard, i, late.pop((id(shard), i)))
+        if (key := (id(shard._buffers), i)) in late:
+            snapshot(shard._buffers, i, late.pop(key))
 
-    patch.setattr(Shard, "_snapshot", remember)
+    patch.setattr(Buffers, "snapshot", remember)
     after(patch, Shard, "_reset_env", take)
 
 
