@@ -11,8 +11,10 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from marlvec.connectors.config import Config, decode, encode
+from marlvec.connectors.names import CLASSES
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ArgumentError, StateError
+from marlvec.errors import ArgumentError, SerialisationError, StateError
 
 __all__ = ["ActionConnector", "AgentConnector", "Connector", "EnvIds", "LearnerConnector", "State"]
 
@@ -34,14 +36,16 @@ class Connector(ABC):
     * Every observation passes through exactly once, an agent's last one (``rows.last``) included.
     * After an exception its state is whole, but in a pipeline the pieces before it have taken the rows in already.
 
-    A subclass that stores each constructor argument under the argument's own name gets its `params` and repr for free.
+    A subclass that stores each constructor argument under the argument's own name gets its `params`, repr and
+    `to_config` for free.
 
     Attributes:
         training: Whether running statistics are learnt (True) or frozen (False).
         agents: Names of the env's agents in the order of ``agent_index``; ``()`` where not known.
         action_space: Space of one action of the policy; None where not known.
         changes_length: Whether this connector may return another number of rows than it was given.
-        across_agents: Whether a row's outcome depends on other agents of its env, so that those belong in one call.
+        across_agents: Whether a row's outcome depends on other agents of its env (learner side: on other fragments of
+            its batch), so that those belong in one call.
     """
 
     training: bool = True
@@ -50,6 +54,11 @@ class Connector(ABC):
     changes_length: bool = False
     across_agents: bool = False
     _name: str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("marlvec.connectors."):
+            CLASSES.add(cls)  # our own need no registration
 
     @abstractmethod
     def __call__(self, rows: Rows) -> Rows:
@@ -67,7 +76,8 @@ class Connector(ABC):
     def setup(self, space: Space[Any]) -> None:
         """Learn the space and precompute. Called when a pipeline is bound and after each of its edits.
 
-        State must survive a space of the same shapes and dtypes; it starts anew where they changed.
+        State must survive a space that is equal. Values remembered from another space are forgotten, since they need
+        not be in this one; what was learnt stays where shapes and dtypes did.
 
         Args:
             space: Agent side: the space of one observation at this connector's input. Action side: the space of one
@@ -119,6 +129,65 @@ class Connector(ABC):
         """Constructor arguments, read back from the attributes of the same names."""
         names = list(inspect.signature(type(self).__init__).parameters)[1:]
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
+
+    def to_config(self) -> Config:
+        """Say what it was built with, for `from_config`: JSON-able data, but for arrays, which stand as they are.
+
+        What it remembers is not in it; that is `state_dict`.
+
+        Raises:
+            SerialisationError: Its class, or a function among its arguments, is not registered; an argument has no
+                such form, or is not kept under its own name.
+        """
+        name = CLASSES.name_of(type(self))
+        if name is None:
+            raise SerialisationError(
+                f"{type(self).__name__} is not registered: write @register_connector over the class, also where it is "
+                f"read back"
+            )
+        config: Config = {"connector": name, **self._config_parts()}
+        if self._name is not None:
+            config["name"] = self._name
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Build what `to_config` was asked of.
+
+        Raises:
+            ArgumentError: This is no config, or one of something that is no ``cls``.
+            RegistryError: Nothing is registered under a name in it.
+            Exception: Whatever a constructor raises.
+        """
+        if not isinstance(config, Mapping) or not isinstance(config.get("connector"), str):
+            raise ArgumentError(f"expected a dict that names its 'connector', as to_config() gives, got {config!r}")
+        found = CLASSES.find(config["connector"])
+        if not issubclass(found, cls):
+            raise ArgumentError(f"expected the config of a {cls.__name__}, got that of a {found.__name__}")
+        try:
+            built: Self = found._from_parts(config)
+        except (KeyError, TypeError) as error:
+            raise ArgumentError(f"this is no config of a {found.__name__}: {error!r}") from error
+        if "name" in config:
+            built.name = str(config["name"])
+        return built
+
+    def _config_parts(self) -> Config:
+        params = self.params()
+        if lost := [name for name in inspect.signature(type(self)).parameters if name not in params]:
+            raise SerialisationError(
+                f"{type(self).__name__} does not keep its arguments {lost} under their own names: store them, or say "
+                f"them in params()"
+            )
+        return {"args": {key: encode(value, f"{key} of {self.name}") for key, value in params.items()}}
+
+    @classmethod
+    def _from_parts(cls, config: Mapping[str, Any]) -> Self:
+        args, signature = decode(config["args"]), inspect.signature(cls)
+        if unknown := [name for name in args if name not in signature.parameters]:
+            raise ArgumentError(f"{cls.__name__} takes no {unknown}; its arguments are {list(signature.parameters)}")
+        bound = inspect.BoundArguments(signature, args)
+        return cls(*bound.args, **bound.kwargs)
 
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self).__init__).parameters

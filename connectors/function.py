@@ -7,17 +7,49 @@ from typing import Any, overload
 
 from gymnasium.spaces import Space
 
-from marlvec.connectors.connector import ActionConnector, AgentConnector
+from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector, LearnerConnector
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 
-__all__ = ["FunctionActionConnector", "FunctionAgentConnector", "action_connector", "agent_connector"]
+__all__ = [
+    "FunctionActionConnector",
+    "FunctionAgentConnector",
+    "FunctionConnector",
+    "FunctionLearnerConnector",
+    "action_connector",
+    "agent_connector",
+    "learner_connector",
+]
 
 RowsFunction = Callable[[Rows], Rows]
 SpaceFunction = Callable[[Space[Any]], Space[Any]]
 
 
-class FunctionAgentConnector(AgentConnector):
+class FunctionConnector(Connector):
+    """A connector made of a function; it remembers nothing.
+
+    Args:
+        function: Rows in, rows out.
+        name: Name in pipelines; the function's own where None.
+
+    Raises:
+        ArgumentError: ``function`` is no function.
+    """
+
+    def __init__(self, function: RowsFunction, *, name: str | None = None) -> None:
+        if not callable(function):
+            raise ArgumentError(f"expected a function of rows, got {type(function).__name__}")
+        self.function = function
+        self.name = name if name is not None else str(getattr(function, "__name__", type(function).__name__))
+
+    def __call__(self, rows: Rows) -> Rows:
+        return self.function(rows)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class FunctionAgentConnector(FunctionConnector, AgentConnector):
     """An agent-side connector made of a function; it remembers nothing.
 
     Args:
@@ -29,21 +61,17 @@ class FunctionAgentConnector(AgentConnector):
     def __init__(
         self, function: RowsFunction, *, name: str | None = None, output_space: SpaceFunction | None = None
     ) -> None:
-        self.function = function
-        self.name = _name(function, name)
+        super().__init__(function, name=name)
         self._space_function = output_space
-
-    def __call__(self, rows: Rows) -> Rows:
-        return self.function(rows)
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
         return space if self._space_function is None else self._space_function(space)
 
-    def __repr__(self) -> str:
-        return self.name
+    def params(self) -> dict[str, Any]:
+        return {"function": self.function, "name": self.name, "output_space": self._space_function}
 
 
-class FunctionActionConnector(ActionConnector):
+class FunctionActionConnector(FunctionConnector, ActionConnector):
     """An action-side connector made of a function; it remembers nothing.
 
     Args:
@@ -55,18 +83,28 @@ class FunctionActionConnector(ActionConnector):
     def __init__(
         self, function: RowsFunction, *, name: str | None = None, policy_space: SpaceFunction | None = None
     ) -> None:
-        self.function = function
-        self.name = _name(function, name)
+        super().__init__(function, name=name)
         self._space_function = policy_space
-
-    def __call__(self, rows: Rows) -> Rows:
-        return self.function(rows)
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         return space if self._space_function is None else self._space_function(space)
 
-    def __repr__(self) -> str:
-        return self.name
+    def params(self) -> dict[str, Any]:
+        return {"function": self.function, "name": self.name, "policy_space": self._space_function}
+
+
+class FunctionLearnerConnector(FunctionConnector, LearnerConnector):
+    """A learner-side connector made of a function; it remembers nothing.
+
+    Args:
+        function: Rows of one policy's batch in, rows to learn from out.
+        name: Name in pipelines; the function's own where None.
+        changes_length: Whether the function may return another number of rows than it is given.
+    """
+
+    def __init__(self, function: RowsFunction, *, name: str | None = None, changes_length: bool = False) -> None:
+        super().__init__(function, name=name)
+        self.changes_length = changes_length
 
 
 @overload
@@ -119,7 +157,26 @@ def action_connector(
     return lambda f: FunctionActionConnector(f, name=name, policy_space=policy_space)
 
 
-def _name(function: RowsFunction, name: str | None) -> str:
-    if not callable(function):
-        raise ArgumentError(f"expected a function of rows, got {type(function).__name__}")
-    return name if name is not None else str(getattr(function, "__name__", type(function).__name__))
+@overload
+def learner_connector(function: RowsFunction, /) -> FunctionLearnerConnector: ...
+
+
+@overload
+def learner_connector(
+    *, name: str | None = None, changes_length: bool = False
+) -> Callable[[RowsFunction], FunctionLearnerConnector]: ...
+
+
+def learner_connector(
+    function: RowsFunction | None = None, /, *, name: str | None = None, changes_length: bool = False
+) -> FunctionLearnerConnector | Callable[[RowsFunction], FunctionLearnerConnector]:
+    """Make a learner-side connector of a function: ``@learner_connector`` or ``@learner_connector(name=...)``.
+
+    Args:
+        function: Rows of one policy's batch in, rows to learn from out; set by the decorator.
+        name: Name in pipelines; the function's own where None.
+        changes_length: Whether the function may return another number of rows than it is given.
+    """
+    if function is not None:
+        return FunctionLearnerConnector(function, name=name, changes_length=changes_length)
+    return lambda f: FunctionLearnerConnector(f, name=name, changes_length=changes_length)

@@ -1,4 +1,4 @@
-"""Pipelines: connectors in a row, editable, timed, and connectors themselves. What both sides share."""
+"""Pipelines: chains that know their spaces and can be edited. What all sides share."""
 
 from __future__ import annotations
 
@@ -6,43 +6,47 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from gymnasium.spaces import Space
 
-from marlvec.connectors.connector import Connector, EnvIds, State
-from marlvec.connectors.function import FunctionActionConnector, FunctionAgentConnector
+from marlvec.connectors.chain import Chain, Target, with_inner
+from marlvec.connectors.config import Config
+from marlvec.connectors.connector import Connector
+from marlvec.connectors.function import FunctionConnector
 from marlvec.connectors.leaf_spaces import space_summary
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.stage import Stage, Timing
+from marlvec.connectors.saved import SavedPipeline, explained
+from marlvec.connectors.saving import FilePath
+from marlvec.connectors.stage import Stage
 from marlvec.errors import ArgumentError, ContractError, StateError
 
 __all__ = ["Pipeline", "Target"]
 
 P = TypeVar("P", bound=Connector)
-Target = int | str | type[Connector] | Connector
-"""What picks a piece: its position, its name in the pipeline, a class that only it is of, or the piece itself."""
 
 
-class Pipeline(Connector, Generic[P]):
-    """Connectors that run one after the other; what `AgentPipeline` and `ActionPipeline` share.
+class Pipeline(Chain[P]):
+    """Connectors that run one after the other; what the pipelines of all sides share.
 
     Edited like a list. Each piece has a name of its own: the one it asks for, or that with ``_2``, ``_3``, … where
     it is taken; names never change later. Wherever a target is asked for, it is a position, a name, a class that fits
     one piece, or the piece itself; a missing one raises KeyError.
 
     Every edit computes all spaces anew, in the pipelines around this one too; an edit that does not fit is taken back
-    before its error is raised. A piece that enters takes over the pipeline's train/eval mode. State, also of whole
-    pipelines inside, is kept by name.
+    before its error is raised. A piece that enters takes over the pipeline's train/eval mode, and what it knows of
+    agents and actions. State, also of whole pipelines inside, is kept by name.
     """
 
     _side: type[Connector]
+    _needs_space: bool = True  # False: rows go through an unbound one too
 
     def __init__(self, pieces: Iterable[P] = ()) -> None:
-        self._stages: tuple[Stage[P], ...] = ()
+        super().__init__()
         self._space: Space[Any] | None = None
         self._owner: Pipeline[Any] | None = None
         self._agents: tuple[str, ...] = ()
+        self._action_space: Space[Any] | None = None
         try:
             for piece in pieces:
                 self.append(piece)
@@ -62,8 +66,8 @@ class Pipeline(Connector, Generic[P]):
             Exception: Whatever a piece raises, with a note that names pipeline and piece. The pieces before it have
                 taken the rows in already: reset those envs before they are used again.
         """
-        if self._space is None and self._stages:
-            raise StateError(f"{self.name} is not bound: call bind(space) first")
+        if self._space is None and self._stages and self._needs_space:
+            raise self._not_bound()
         n = len(rows)
         for stage in self._stages:
             piece = stage.piece
@@ -88,19 +92,6 @@ class Pipeline(Connector, Generic[P]):
                 n = len(out)
             rows = out
         return rows
-
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        for stage in self._stages:
-            stage.piece.reset(env_ids)
-
-    def on_policy_output(self, rows: Rows) -> None:
-        for stage in self._stages:
-            stage.piece.on_policy_output(rows)
-
-    @property
-    def timings(self) -> dict[str, Timing]:
-        """Time spent in each piece, by name; all of it for a piece that is a pipeline."""
-        return {stage.name: stage.timing for stage in self._stages}
 
     # --- editing
 
@@ -146,15 +137,15 @@ class Pipeline(Connector, Generic[P]):
             if isinstance(piece, type):
                 hint = "; give an instance, not the class"
             elif callable(piece) and not isinstance(piece, Connector):
-                hint = "; decorate the function with @agent_connector or @action_connector"
+                hint = "; decorate the function with @agent_connector, @action_connector or @learner_connector"
             raise ArgumentError(f"{self.name} takes {self._side.__name__}s, got {piece!r}{hint}")
         root = self._root()
         if isinstance(piece, Pipeline) and (piece is root or piece._owner is not None):
             raise ArgumentError(f"{piece!r} is part of a pipeline already")
         mine = {id(p) for p in root._walk()} - {id(stage.piece) for stage in self._stages}
         mine |= {id(stage.piece) for stage in others}
-        twice = [p for p in _with_inner(piece) if id(p) in mine]
-        if twice and not isinstance(twice[0], (FunctionAgentConnector, FunctionActionConnector)):
+        twice = [p for p in with_inner(piece) if id(p) in mine]
+        if twice and not isinstance(twice[0], FunctionConnector):
             raise ArgumentError(f"{twice[0]!r} is in this pipeline already, and would see every row twice")
         taken = {stage.name for stage in others}
         name, count = piece.name, 1
@@ -168,7 +159,8 @@ class Pipeline(Connector, Generic[P]):
         old, root = self._stages, self._root()
         came = [s.piece for s in stages if s not in old]
         went = [s.piece for s in old if s not in stages]
-        before = [(p, p.training, p.agents) for piece in came for p in _with_inner(piece)]
+        inside = [p for piece in came for p in with_inner(piece)]
+        before = [(p, p.training, p.agents, p.action_space) for p in inside]
         try:
             self._put(stages)
             self._hand_over(came, self)
@@ -176,9 +168,8 @@ class Pipeline(Connector, Generic[P]):
         except BaseException:
             self._put(old)
             self._hand_over(came, None)
-            for piece, training, agents in before:
-                piece.agents = agents
-                piece.training = training
+            for piece, training, agents, action_space in before:
+                piece.training, piece.agents, piece.action_space = training, agents, action_space
             root._refresh()
             raise
         for piece in went:
@@ -190,6 +181,7 @@ class Pipeline(Connector, Generic[P]):
         at: Pipeline[Any] | None = self
         while at is not None:
             at.changes_length = any(stage.piece.changes_length for stage in at._stages)
+            at.across_agents = any(stage.piece.across_agents for stage in at._stages)
             at = at._owner
 
     def _hand_over(self, pieces: Iterable[Connector], owner: Pipeline[Any] | None) -> None:
@@ -198,78 +190,20 @@ class Pipeline(Connector, Generic[P]):
                 piece._owner = owner
             if owner is not None:
                 _ = piece.train() if self.training else piece.eval()
-                piece.agents = self.agents
+                piece.agents, piece.action_space = self.agents, self.action_space
 
     def _root(self) -> Pipeline[Any]:
         return self if self._owner is None else self._owner._root()
 
-    def _walk(self) -> Iterator[Connector]:
-        for stage in self._stages:
-            yield stage.piece
-            if isinstance(stage.piece, Pipeline):
-                yield from stage.piece._walk()
-
-    # --- looking
-
-    def _find(self, target: Target) -> int:
-        names = [stage.name for stage in self._stages]
-        if isinstance(target, int):
-            if -len(names) <= target < len(names):
-                return target % len(names)
-            raise KeyError(f"no position {target} in {self.name}; its {len(names)} connectors are {names}")
-        if isinstance(target, str):
-            if target in names:
-                return names.index(target)
-            raise KeyError(f"no connector {target!r} in {self.name}; its connectors are {names}")
-        if isinstance(target, type):
-            found = [i for i, stage in enumerate(self._stages) if isinstance(stage.piece, target)]
-            if len(found) > 1:
-                raise ArgumentError(f"{[names[i] for i in found]} are all {target.__name__}; say which by its name")
-            what = target.__name__
-        else:
-            found = [i for i, stage in enumerate(self._stages) if stage.piece is target]
-            what = repr(target)
-        if not found:
-            raise KeyError(f"no connector {what} in {self.name}; its connectors are {names}")
-        return found[0]
-
-    def __getitem__(self, target: Target) -> P:
-        return self._stages[self._find(target)].piece
-
-    def __contains__(self, target: object) -> bool:
-        if isinstance(target, str):
-            return any(stage.name == target for stage in self._stages)
-        if isinstance(target, type):
-            return any(isinstance(stage.piece, target) for stage in self._stages)
-        return any(stage.piece is target for stage in self._stages)
-
-    def __len__(self) -> int:
-        return len(self._stages)
-
-    def __iter__(self) -> Iterator[P]:
-        return iter([stage.piece for stage in self._stages])
-
-    def __bool__(self) -> bool:
-        return True  # an empty pipeline is the identity, not nothing
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the pieces, in order."""
-        return tuple(stage.name for stage in self._stages)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}([{', '.join(repr(stage.piece) for stage in self._stages)}])"
-
     def describe(self) -> str:
-        """List the pieces and the spaces before, between and after them, one a line."""
-        mode = "training" if self.training else "eval"
-        if self._space is None:
-            return "\n".join([f"{self.name} ({mode}, not bound)", *self._lines()])
-        first = space_summary(self._spaces(self._space)[0])
-        return "\n".join([f"{self.name} ({mode})", f"     {first}", *self._lines()])
+        """List the pieces, and where it goes by spaces those before, between and after them, one a line."""
+        head = f"{self.name} ({'training' if self.training else 'eval'}"
+        if self._space is None or not self._needs_space:
+            return "\n".join([f"{head}, not bound)" if self._needs_space else f"{head})", *self._lines()])
+        return "\n".join([f"{head})", f"     {space_summary(self._spaces(self._space)[0])}", *self._lines()])
 
     def _lines(self) -> list[str]:
-        spaces = [] if self._space is None else self._spaces(self._space)
+        spaces = self._spaces(self._space) if self._space is not None and self._needs_space else []
         lines = []
         for i, stage in enumerate(self._stages):
             if isinstance(stage.piece, Pipeline):
@@ -282,14 +216,91 @@ class Pipeline(Connector, Generic[P]):
                 lines.append(f"     {space_summary(spaces[i + 1])}")
         return lines
 
+    # --- configs and files
+
+    def _config_parts(self) -> Config:
+        return {"pieces": [stage.piece.to_config() for stage in self._stages], "names": list(self.names)}
+
+    @classmethod
+    def _from_parts(cls, config: Mapping[str, Any]) -> Self:
+        pieces: list[Any] = [cls._side.from_config(piece) for piece in config["pieces"]]
+        pipeline = cls(pieces)
+        names = config["names"]
+        if len(set(names)) != len(pipeline) or not all(type(name) is str for name in names):
+            raise ArgumentError(f"expected a name for each of the {len(pipeline)} connectors, got {names!r}")
+        for stage, name in zip(pipeline._stages, names, strict=True):
+            stage.name = name
+        return pipeline
+
+    def save(self, path: FilePath) -> None:
+        """Write all of it into one ``.npz``: its pieces, what they remember, the spaces it is bound to, its mode.
+
+        The file is there whole or not at all, whatever happens meanwhile. It holds data only: numbers, text, arrays.
+
+        Args:
+            path: The file; an old one is replaced.
+
+        Raises:
+            ArgumentError: This pipeline is part of another one: save that.
+            SerialisationError: A class, or a function among the arguments, is not registered (`register_connector`,
+                `register_function`), or an argument, a state or a space is of a kind that no data file can hold.
+            OSError: The file cannot be written; the old one is as it was.
+        """
+        if self._owner is not None:
+            raise ArgumentError(f"{self.name} is part of {self._owner.name}; save that one")
+        self._saved().write(path)
+
+    @classmethod
+    def load(cls, path: FilePath) -> Self:
+        """Build the pipeline that was saved; it goes on as the saved one would have.
+
+        Registered classes and functions must be known by now: import the modules that register them first. Nothing
+        in the file is executed.
+
+        Raises:
+            CheckpointError: The file is damaged, not of this class, or of another version; says which.
+            RegistryError: It holds a class or function that is not registered here.
+        """
+        saved = SavedPipeline.read(path)
+        with explained(path):
+            pipeline = cls.from_config(saved.config)
+            if saved.space is not None:
+                pipeline.bind(saved.space, saved.agents, saved.action_space)
+            pipeline._take_over(saved)
+        return pipeline
+
+    def restore(self, path: FilePath) -> None:
+        """Take over state and mode of a saved pipeline that has the same pieces, spaces and agents.
+
+        Raises:
+            CheckpointError: The file is damaged, or of another pipeline; says where the two differ. Nothing changed.
+            SerialisationError: This pipeline could not be saved, so that nobody can tell whether it is the same.
+        """
+        saved = SavedPipeline.read(path)
+        saved.check_same(self._saved(), path)
+        with explained(path):
+            self._take_over(saved)
+
+    def _saved(self) -> SavedPipeline:
+        training = [piece.training for piece in with_inner(self)]
+        return SavedPipeline(self.to_config(), self.state_dict(), training, self._space, self.agents, self.action_space)
+
+    def _take_over(self, saved: SavedPipeline) -> None:
+        modes = list(zip(with_inner(self), saved.training, strict=True))
+        self.load_state_dict(saved.state)
+        for piece, training in modes:
+            piece.training = training
+
     # --- spaces
 
-    def bind(self, space: Space[Any], agents: Sequence[str] = ()) -> None:
+    def bind(self, space: Space[Any], agents: Sequence[str] = (), action_space: Space[Any] | None = None) -> None:
         """Fix the space at the pipeline's outer end and set every piece up.
 
         Args:
             space: Agent side: the space of one observation the env gives. Action side: of one action it takes.
             agents: Names of the env's agents in the order of ``agent_index``; needed by pieces that count them.
+            action_space: Space of one action of the policy; needed by pieces that remember actions. The action side
+                works it out itself.
 
         Raises:
             ArgumentError: This pipeline is part of another one: bind that.
@@ -297,12 +308,12 @@ class Pipeline(Connector, Generic[P]):
         """
         if self._owner is not None:
             raise ArgumentError(f"{self.name} is part of {self._owner.name}; bind that one")
-        old_space, old_agents = self._space, self.agents
-        self._space, self.agents = space, tuple(agents)
+        old = self._space, self.agents, self.action_space
+        self._space, self.agents, self.action_space = space, tuple(agents), action_space
         try:
             self._refresh()
         except BaseException:
-            self._space, self.agents = old_space, old_agents
+            self._space, self.agents, self.action_space = old
             self._refresh()
             raise
 
@@ -321,6 +332,17 @@ class Pipeline(Connector, Generic[P]):
         self._agents = agents
         for stage in self._stages:
             stage.piece.agents = agents
+
+    @property
+    def action_space(self) -> Space[Any] | None:
+        """Space of one action of the policy; set by `bind`."""
+        return self._action_space
+
+    @action_space.setter
+    def action_space(self, space: Space[Any] | None) -> None:
+        self._action_space = space
+        for stage in self._stages:
+            stage.piece.action_space = space
 
     def setup(self, space: Space[Any]) -> None:
         self._space = space
@@ -351,49 +373,8 @@ class Pipeline(Connector, Generic[P]):
 
     def _bound_space(self) -> Space[Any]:
         if self._space is None:
-            raise StateError(f"{self.name} is not bound: call bind(space) first")
+            raise self._not_bound()
         return self._space
 
-    # --- mode and state
-
-    def train(self) -> Self:
-        super().train()
-        for stage in self._stages:
-            stage.piece.train()
-        return self
-
-    def eval(self) -> Self:
-        super().eval()
-        for stage in self._stages:
-            stage.piece.eval()
-        return self
-
-    def state_dict(self) -> State:
-        return {stage.name: stage.piece.state_dict() for stage in self._stages}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load each piece's state by its name; an empty one leaves its piece alone.
-
-        Raises:
-            ArgumentError: The names are not those of this pipeline's pieces; nothing was loaded.
-        """
-        self._check_names(state)
-        for stage in self._stages:
-            if state[stage.name]:
-                stage.piece.load_state_dict(state[stage.name])
-
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        for state in states:
-            self._check_names(state)
-        return {stage.name: stage.piece.merge_states([s[stage.name] for s in states]) for stage in self._stages}
-
-    def _check_names(self, state: Mapping[str, Any]) -> None:
-        if state.keys() != set(self.names):
-            raise ArgumentError(f"{self.name} has the connectors {list(self.names)}, the state is of {list(state)}")
-
-    def params(self) -> dict[str, Any]:
-        return {"pieces": list(self)}
-
-
-def _with_inner(piece: Connector) -> list[Connector]:
-    return [piece, *piece._walk()] if isinstance(piece, Pipeline) else [piece]
+    def _not_bound(self) -> StateError:
+        return StateError(f"{self.name} is not bound: call bind(space) first")

@@ -12,10 +12,11 @@
     ├── RegistryError
     │   ├── UnknownEnvError (LookupError)
     │   └── AlreadyRegisteredError (ValueError)
-    ├── SerialisationError (TypeError)  something that must reach a worker cannot be pickled
+    ├── SerialisationError (TypeError)  something cannot be pickled for a worker, or written to a file
     ├── UnsupportedSpaceError (TypeError)
     ├── ContractError                 an env, policy or connector broke its contract
     ├── FetchTimeout (TimeoutError)   a fetch or recv ran out of time; the request stays pending
+    ├── CheckpointError               a file does not hold what should be in it
     ├── EnvFault                      something went wrong inside an env or its worker
     │   ├── EnvRaised                 an env raised; `__cause__` is the original exception
     │   │   ├── EnvArgumentError (TypeError)  ... a TypeError, while it was being constructed
@@ -35,6 +36,7 @@ Messages say what was expected, what was got, where, and what to do about it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike, fspath
 from typing import Any
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "ArgumentError",
     "BrokenError",
     "BusyError",
+    "CheckpointError",
     "ClosedError",
     "ContractError",
     "ContractWarning",
@@ -106,7 +109,7 @@ class ActionError(ArgumentError):
 
 
 class RegistryError(MarlvecError):
-    """Something is wrong with an env id."""
+    """Something is wrong with the id of an env, or the name of a connector or function."""
 
 
 class UnknownEnvError(RegistryError, LookupError):
@@ -114,11 +117,11 @@ class UnknownEnvError(RegistryError, LookupError):
 
 
 class AlreadyRegisteredError(RegistryError, ValueError):
-    """An env is registered under this id already."""
+    """Something else is registered under this id or name already."""
 
 
 class SerialisationError(MarlvecError, TypeError):
-    """An object that has to cross to a worker process cannot be pickled."""
+    """An object cannot be pickled, though it has to cross to a worker process, or has no form in a config or file."""
 
 
 class UnsupportedSpaceError(MarlvecError, TypeError):
@@ -131,6 +134,23 @@ class ContractError(MarlvecError):
 
 class ContractWarning(UserWarning):
     """An env returned values its contract does not allow, and ``validate="warn"`` lets them through."""
+
+
+class CheckpointError(MarlvecError):
+    """A file cannot be read back: it is not there, damaged, or of another version, chain or space.
+
+    Attributes:
+        file: Its path, as it was given.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, file: str | PathLike[str], reason: str) -> None:
+        super().__init__(f"{fspath(file)} {reason}")
+        self.file = fspath(file)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.file, self.reason)
 
 
 class FetchTimeout(MarlvecError, TimeoutError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from marlvec import registry
+from marlvec.connectors.check import check_connector
 from marlvec.envs import check
 from marlvec.envs.testing import (
     ALIVE_CHECKSUM,
@@ -36,6 +37,7 @@ from marlvec.envs.testing import (
 from marlvec.vector.check import check_vector_env
 
 __all__ = [
+    "check_connector",
     "check_env",
     "check_vector_env",
     "ALIVE_CHECKSUM",

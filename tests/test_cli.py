@@ -1,4 +1,4 @@
-"""``marlvec rollout`` and ``marlvec envs``, as somebody at a terminal meets them."""
+"""``marlvec rollout``, ``envs`` and ``connectors``, as somebody at a terminal meets them."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--policy", "a=random", "--mapping", "agent"), 2, "expected PREFIX=ID, e.g. agent_2=a"),
         ((*SPREAD, "--policy", "a=random", "--mapping", "agent=b"), 2, "no policy 'b'; there are ['a']"),
         ((*SPREAD, "--policy", "a=random", "--mapping", "x=a"), 2, "no agent's name begins with 'x'"),
-        ((*SPREAD, "--connectors", "Normalise"), 2, "no agent connector 'Normalise'; there are AgentIndicator, "),
+        ((*SPREAD, "--connectors", "Normalise"), 2, "no agent connector 'Normalise'; there are ActionMaskFromObs, "),
         ((*SPREAD, "--connectors", "ClipActions"), 2, "no agent connector 'ClipActions'"),
         ((*SPREAD, "--connectors", "FrameStack(0)"), 2, "FrameStack(0): k must be at least 1"),
         ((*SPREAD, "--connectors", "FrameStack(x)"), 2, "FrameStack(x)"),
@@ -298,6 +298,8 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--policy", "players.py:confused"), 1, "policy 'confused' was given 6 rows"),
         (("rollout", "marlvec.testing:RaisingEnv", "--backend", "sync"), 1, "env 0 raised in step(): ValueError"),
         (("envs", "nothing like it"), 1, "no env id contains 'nothing like it'"),
+        (("connectors", "nothing"), 1, "no connector has 'nothing' in its name"),
+        (("connectors", "Stack", "--side", "action"), 1, "no connector of the action side has 'Stack' in its name"),
     ],
 )
 def test_an_error_is_one_line(args: tuple[str, ...], code: int, words: str) -> None:
@@ -352,8 +354,22 @@ def test_envs_can_be_searched() -> None:
     assert "simple_spread" in succeed("envs", "spread")
 
 
+def test_connectors_are_listed_by_side() -> None:
+    printed = succeed("connectors")
+    assert re.search(
+        r"^Agent side: .*(\n.*)*^ *FrameStack +Puts an agent's last k.*(\n.*)*^Action side: ", printed, re.M
+    )
+    assert re.search(
+        r"^ *ToNumpy +Turns every column that is not numpy yet into arrays, leaf by leaf *$", printed, re.M
+    )
+    actions = succeed("connectors", "clip", "--side", "action")
+    assert "ClipActions" in actions
+    assert "ClipReward" not in actions
+    assert "Agent side" not in actions
+
+
 def test_version_and_help() -> None:
     assert succeed("--version") == f"marlvec {__version__}\n"
-    for args in (("--help",), ("rollout", "--help"), ("envs", "--help")):
+    for args in (("--help",), ("rollout", "--help"), ("envs", "--help"), ("connectors", "--help")):
         assert "Usage: marlvec" in succeed(*args)
     assert "rollout" in marlvec().output

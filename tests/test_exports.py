@@ -23,14 +23,35 @@ SURFACE = {
         MultiAgentEnv
     """,
     "marlvec.connectors": """
-        Connector AgentConnector ActionConnector Rows Tree AgentTable
-        Pipeline AgentPipeline ActionPipeline Timing
-        FlattenObs NormalizeObs FrameStack AgentIndicator ClipReward
-        ToNumpy UnsquashActions ClipActions ReadOnlyActions
-        agent_connector action_connector FunctionAgentConnector FunctionActionConnector
+        ActionConnector AgentConnector AgentTable CatalogueRow Connector FunctionActionConnector
+        FunctionAgentConnector FunctionLearnerConnector LearnerConnector Pipeline RowRandom Rows Timing Tree
+        action_connector agent_connector catalogue connector_from_config learner_connector
+        register_connector register_function
+        ActionMaskFromObs AgentIndicator AgentPipeline CastObs ClipObs ClipReward DeathMask DelayObs
+        DropKeys FilterRows FlattenObs FrameSkip FrameStack GrayscaleObs MapObs MapReward MaxObs
+        NormalizeObs NormalizeReward OneHotObs PadObs PerAgent PrevActions PrevRewards ReshapeObs ResizeObs
+        RnnState RowFilter ScaleObs ScaleReward StateInObs TeamObs TimeFeature TransposeObs View
+        ActionPipeline ClipActions DiscretizeActions EpsilonGreedy GaussianNoise MapActions MaskInvalid
+        OrnsteinUhlenbeckNoise PadActions ReadOnlyActions RepeatActions ReplaceNaN StickyActions ToNumpy
+        UnsquashActions
+        AddLastObs AddView Fragments GeneralAdvantageEstimation LearnerPipeline NStep PadSequences
+        ReturnsToGo Standardize UnpadSequences VTrace ValueFunction regroup
     """,
-    "marlvec.connectors.agent": "AgentPipeline FlattenObs NormalizeObs FrameStack AgentIndicator ClipReward",
-    "marlvec.connectors.action": "ActionPipeline ToNumpy UnsquashActions ClipActions ReadOnlyActions",
+    "marlvec.connectors.agent": """
+        ActionMaskFromObs AgentIndicator AgentPipeline CastObs ClipObs ClipReward DeathMask DelayObs
+        DropKeys FilterRows FlattenObs FrameSkip FrameStack GrayscaleObs MapObs MapReward MaxObs
+        NormalizeObs NormalizeReward OneHotObs PadObs PerAgent PrevActions PrevRewards ReshapeObs ResizeObs
+        RnnState RowFilter ScaleObs ScaleReward StateInObs TeamObs TimeFeature TransposeObs View
+    """,
+    "marlvec.connectors.action": """
+        ActionPipeline ClipActions DiscretizeActions EpsilonGreedy GaussianNoise MapActions MaskInvalid
+        OrnsteinUhlenbeckNoise PadActions ReadOnlyActions RepeatActions ReplaceNaN StickyActions ToNumpy
+        UnsquashActions
+    """,
+    "marlvec.connectors.learner": """
+        AddLastObs AddView Fragments GeneralAdvantageEstimation LearnerPipeline NStep PadSequences
+        ReturnsToGo Standardize UnpadSequences VTrace ValueFunction regroup
+    """,
     "marlvec.errors": """
         MarlvecError
         StateError ClosedError BusyError NothingPendingError NotResetError BrokenError
@@ -38,7 +59,7 @@ SURFACE = {
         RegistryError UnknownEnvError AlreadyRegisteredError
         SerialisationError UnsupportedSpaceError ContractError FetchTimeout
         EnvFault EnvRaised EnvArgumentError EnvContractError EnvTimeout WorkerDied Failure RemoteCause
-        RestartQuietly ResourceError MissingExtraError
+        RestartQuietly ResourceError CheckpointError MissingExtraError
         ContractWarning
     """,
     "marlvec.interop.gymnasium": "GymnasiumVectorEnv",

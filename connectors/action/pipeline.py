@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from gymnasium.spaces import Space
@@ -14,6 +15,7 @@ from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.pipeline import Pipeline
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.stage import Stage
+from marlvec.errors import ArgumentError
 
 __all__ = ["ActionPipeline"]
 
@@ -40,8 +42,13 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
             rows = rows.replace(actions_for_env=rows["actions"])
         return super().__call__(rows)
 
+    def bind(self, space: Space[Any], agents: Sequence[str] = (), action_space: Space[Any] | None = None) -> None:
+        if action_space is not None and action_space != (own := self.policy_space(space)):
+            raise ArgumentError(f"through {self.name} the policy acts in {own}, not in {action_space}; leave it out")
+        super().bind(space, agents)
+
     @property
-    def action_space(self) -> Space[Any]:
+    def env_space(self) -> Space[Any]:
         """Space of one action after the last piece: what the env takes."""
         return self._bound_space()
 
@@ -52,6 +59,11 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         return self._spaces(space)[0]
+
+    def _refresh(self) -> None:
+        if self._space is not None:
+            self.action_space = self.policy_space(self._space)
+        super()._refresh()
 
     def _spaces(self, space: Space[Any]) -> list[Space[Any]]:
         spaces = [space]

@@ -9,9 +9,11 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
+from marlvec.connectors.agent.leaf_paths import check_keys, is_below
+from marlvec.connectors.agent.one_hot import OneHot
 from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 
 __all__ = ["FlattenObs"]
@@ -92,11 +94,11 @@ class FlattenObs(AgentConnector):
         wanted = self.keys if self.keys is not None else self.drop
         if wanted is None:
             return list(enumerate(tree.leaves))
-        for key in wanted:
-            if not any(_below(leaf.path, key) for leaf in tree.leaves):
-                raise ArgumentError(f"no key {key!r} in the space; its leaves are {[at.path for at in tree.leaves]}")
+        check_keys(wanted, tree)
         keep = self.keys is not None
-        chosen = [(i, leaf) for i, leaf in enumerate(tree.leaves) if any(_below(leaf.path, k) for k in wanted) is keep]
+        chosen = [
+            (i, leaf) for i, leaf in enumerate(tree.leaves) if any(is_below(leaf.path, k) for k in wanted) is keep
+        ]
         if not chosen:
             raise ArgumentError(f"{self!r} leaves nothing of the leaves {[leaf.path for leaf in tree.leaves]}")
         return chosen
@@ -106,38 +108,14 @@ class _Part:
     """Writes one leaf into its columns of the vector."""
 
     def __init__(self, leaf: Leaf, start: int) -> None:
-        self.leaf = leaf
         self.start = start
-        self.one_hot = isinstance(leaf.space, (Discrete, MultiDiscrete))
-        self.size = int(np.prod(leaf.shape, dtype=np.int64))
-        width = self.size
-        if self.one_hot:
-            count, first = _categories(leaf)
-            self.low, self.high = first, first + count - 1
-            # Column j of the one-hot is entry owner[j] of the leaf compared with level[j].
-            self.owner = np.repeat(np.arange(len(count)), count)
-            self.level = np.concatenate([np.arange(c) + f for c, f in zip(count, first, strict=True)])
-            width = len(self.level)
-        self.stop = start + width
+        self.one_hot = OneHot(leaf) if isinstance(leaf.space, (Discrete, MultiDiscrete)) else None
+        self.stop = start + (int(np.prod(leaf.shape, dtype=np.int64)) if self.one_hot is None else self.one_hot.width)
 
     def write(self, value_n: Any, flat_nd: NDArray[Any]) -> None:
         """Write (n, *leaf.shape) into columns start to stop of (n, d)."""
-        values = value_n.reshape(len(flat_nd), self.size)
-        if self.one_hot:
-            wrong = (values < self.low) | (values > self.high)
-            if wrong.any():
-                row, entry = np.argwhere(wrong)[0]
-                raise ContractError(f"{self.leaf} is {values[row, entry]} in row {row}, outside of {self.leaf.space}")
-            values = values[:, self.owner] == self.level
-        flat_nd[:, self.start : self.stop] = values
-
-
-def _categories(leaf: Leaf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number of categories and the first one, for each entry of a Discrete or MultiDiscrete leaf, raveled."""
-    if isinstance(leaf.space, Discrete):
-        return np.array([leaf.space.n], np.int64), np.array([leaf.space.start], np.int64)
-    assert isinstance(leaf.space, MultiDiscrete)
-    return leaf.space.nvec.ravel().astype(np.int64), leaf.space.start.ravel().astype(np.int64)
+        part = value_n.reshape(len(flat_nd), self.stop - self.start) if self.one_hot is None else self.one_hot(value_n)
+        flat_nd[:, self.start : self.stop] = part
 
 
 def _bounds(leaf: Leaf) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -149,7 +127,3 @@ def _bounds(leaf: Leaf) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _dtype(leaves: Any) -> np.dtype[Any]:
     return np.dtype(np.float64 if any(leaf.dtype == np.float64 for leaf in leaves) else np.float32)
-
-
-def _below(path: str, key: str) -> bool:
-    return path == key or path.startswith(f"{key}/")

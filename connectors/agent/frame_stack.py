@@ -78,11 +78,8 @@ class FrameStack(AgentConnector):
 
     def setup(self, space: Space[Any]) -> None:
         tree = self._tree_of(space)
-        frames = [self._frames_of(leaf.space) for leaf in tree.leaves]
-        if [f.table.values.dtype for f in frames] != [f.table.values.dtype for f in self._frames] or [
-            f.table.shape for f in frames
-        ] != [f.table.shape for f in self._frames]:
-            self._frames = frames
+        if self._tree is None or tree.space != self._tree.space:  # frames from another space are not in this one
+            self._frames = [self._frames_of(leaf.space) for leaf in tree.leaves]
             self._started = AgentTable((), np.bool_)
         self._tree = tree
 

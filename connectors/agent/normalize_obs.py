@@ -10,6 +10,7 @@ from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors.agent.moments import Moments
+from marlvec.connectors.agent.running_moments import RunningMoments, load_moments, merge_moments, save_moments
 from marlvec.connectors.connector import AgentConnector, State
 from marlvec.connectors.leaf_spaces import map_space
 from marlvec.connectors.rows import Rows
@@ -26,8 +27,8 @@ class NormalizeObs(AgentConnector):
     once: first into the statistics, then it is normalised with them. In eval they are frozen. As long as there are
     none, values pass as they are. A leaf comes out as float64 if it was that, else as float32.
 
-    `merge_states` gives the statistics of the pooled data, to rounding. What the copies had in common when they last
-    loaded a merged state counts once.
+    `merge_states` gives the statistics of the pooled data, however it was parted, to rounding: see `Moments`. What the
+    copies had in common when they last loaded a merged state counts once.
 
     Args:
         per_agent: Whether each agent has statistics of its own.
@@ -52,8 +53,7 @@ class NormalizeObs(AgentConnector):
         self.update = update
         self._tree: SpaceTree | None = None
         self._boxes: tuple[int, ...] = ()
-        self._moments: list[Moments] = []
-        self._shared: list[Moments] = []  # the part of the moments that all copies have in common
+        self._moments: list[RunningMoments] = []
         self._scales: list[NDArray[np.float64] | None] = []
         self._dtypes: list[np.dtype[Any]] = []
 
@@ -76,16 +76,15 @@ class NormalizeObs(AgentConnector):
         """(1,), or (A,) with ``per_agent``: how many observations the statistics are of."""
         if self._tree is None:
             raise self._not_set_up()
-        return self._moments[0].count.copy()
+        return self._moments[0].total.count.copy()
 
     def setup(self, space: Space[Any]) -> None:
         tree = SpaceTree(space)
         boxes = _boxes(tree)
         shapes = [tree.leaves[i].shape for i in boxes]
-        if boxes != self._boxes or [moments.shape for moments in self._moments] != shapes:
+        if boxes != self._boxes or [moments.total.shape for moments in self._moments] != shapes:
             groups = len(self.agents) if self.per_agent else 1
-            self._adopt([Moments(groups, shape) for shape in shapes])
-            self._shared = list(self._moments)
+            self._adopt([RunningMoments.empty(groups, shape) for shape in shapes])
         self._tree, self._boxes = tree, boxes
         self._dtypes = [_dtype(tree.leaves[i].space) for i in boxes]
 
@@ -99,44 +98,29 @@ class NormalizeObs(AgentConnector):
         return map_space(normalized, space)
 
     def state_dict(self) -> State:
-        if self._tree is None:
-            return {}
-        return {"moments": self._by_path(self._moments), "shared": self._by_path(self._shared)}
+        return {} if self._tree is None else save_moments(dict(zip(self._shapes(), self._moments, strict=True)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        moments, shared = self._from_state(state)
-        self._adopt(moments)
-        self._shared = shared
+        self._adopt(load_moments(state, self._shapes()))
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        """Join the statistics of copies that saw different data.
+        """Join the statistics of copies that saw different data; of none, give this one's.
 
         Raises:
             ArgumentError: Two copies last loaded different merged states, so nobody can tell what they have in common.
         """
         if not states:
             return self.state_dict()
-        both = [self._from_state(state) for state in states]
-        merged = []
-        for k in range(len(self._boxes)):
-            groups = max(len(moments[k].count) for moments, _ in both)
-            parts = [(moments[k].grown(groups), shared[k].grown(groups)) for moments, shared in both]
-            known = [shared for _, shared in parts if shared.count.any()]
-            if any(not shared.same_as(known[0]) for shared in known):
-                raise ArgumentError(f"the states of {self.name} go back to different merged states")
-            total = known[0] if known else Moments(groups, parts[0][0].shape)
-            for moments, shared in parts:
-                total = total.joined(moments.without(shared))
-            np.maximum(total.m2, 0.0, out=total.m2)
-            merged.append(total)
-        return {"moments": self._by_path(merged), "shared": self._by_path(merged)}
+        shapes = self._shapes()
+        leaves = zip(*(load_moments(state, shapes) for state in states), strict=True)
+        return save_moments({path: merge_moments(copies) for path, copies in zip(shapes, leaves, strict=True)})
 
     def _learn(self, wide: list[NDArray[np.float64]], group: NDArray[Any] | None) -> None:
         new = []
         for k, values in enumerate(wide):
             old = self._moments[k]
-            new.append(old.joined(Moments.of(values, group, len(old.count))))
-            if not new[-1].finite:
+            new.append(old.learnt(Moments.of(values, group, len(old.own.count))))
+            if not new[-1].total.finite:
                 assert self._tree is not None
                 leaf = self._tree.leaves[self._boxes[k]]
                 raise ContractError(f"{leaf} has a NaN, infinite or huge entry; the statistics were not touched")
@@ -145,8 +129,8 @@ class NormalizeObs(AgentConnector):
     def _normalize(self, k: int, values: NDArray[np.float64], group: NDArray[Any] | None) -> NDArray[np.float64]:
         known = self._scales[k]
         if known is None:
-            known = self._scales[k] = self._moments[k].scale(self.epsilon)
-        mean, scale = self._moments[k].mean, known
+            known = self._scales[k] = self._moments[k].total.scale(self.epsilon)
+        mean, scale = self._moments[k].total.mean, known
         out: NDArray[np.float64] = values - (mean[0] if group is None else mean[group])
         out *= scale[0] if group is None else scale[group]
         if self.clip is not None:
@@ -157,29 +141,19 @@ class NormalizeObs(AgentConnector):
     def _group(self, rows: Rows) -> NDArray[Any]:
         """Agent of each row, with room for it in the statistics."""
         group: NDArray[Any] = rows.agent_index
-        if len(group) and (most := int(group.max()) + 1) > len(self._moments[0].count):
+        if len(group) and (most := int(group.max()) + 1) > len(self._moments[0].own.count):
             self._adopt([moments.grown(most) for moments in self._moments])
         return group
 
-    def _adopt(self, moments: list[Moments]) -> None:
+    def _adopt(self, moments: list[RunningMoments]) -> None:
         self._moments = moments
         self._scales = [None] * len(moments)
 
-    def _by_path(self, moments: Sequence[Moments]) -> State:
-        assert self._tree is not None
-        leaves = self._tree.leaves
-        return {leaves[i].path: m.state_dict() for i, m in zip(self._boxes, moments, strict=True)}
-
-    def _from_state(self, state: Mapping[str, Any]) -> tuple[list[Moments], list[Moments]]:
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Path and shape of every leaf that has statistics."""
         if self._tree is None:
             raise self._not_set_up()
-        leaves = [self._tree.leaves[i] for i in self._boxes]
-        both = []
-        for key in ("moments", "shared"):
-            if key not in state or state[key].keys() != {leaf.path for leaf in leaves}:
-                raise ArgumentError(f"expected {key} of the leaves {[leaf.path for leaf in leaves]}, got {state}")
-            both.append([Moments.from_state(state[key][leaf.path], leaf.shape) for leaf in leaves])
-        return both[0], both[1]
+        return {self._tree.leaves[i].path: self._tree.leaves[i].shape for i in self._boxes}
 
 
 def _boxes(tree: SpaceTree) -> tuple[int, ...]:

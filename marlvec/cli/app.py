@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from marlvec.cli.options import Backend, Connectors, Env, Mapping, NumWorkers, Policies, Seed, Settings, Traceback
+from marlvec.cli.options import Backend, Connectors, Env, Mapping, NumWorkers, Policies, Seed, Settings, Side, Traceback
 from marlvec.errors import ArgumentError, EnvArgumentError, MarlvecError, MissingExtraError, RegistryError
 
 __all__ = ["app", "main"]
@@ -245,6 +245,28 @@ def envs(
         _complain(f"no env id contains {filter!r}; `marlvec envs` lists all")
         raise typer.Exit(1)
     tables.print_envs(_stdout(), rows, with_gymnasium=bool(wanted))
+
+
+@app.command()
+def connectors(
+    filter: Annotated[
+        str | None,
+        typer.Argument(metavar="FILTER", help="Show those whose names contain this.", show_default=False),
+    ] = None,
+    side: Annotated[
+        Side | None, typer.Option(help="Show those of this side of a policy.", show_default="all of them")
+    ] = None,
+) -> None:
+    """List the connectors that come with marlvec, and what each does."""
+    from marlvec.cli.connectors import print_connectors
+    from marlvec.connectors.catalogue import catalogue
+
+    rows = catalogue(filter or "", None if side is None else side.value)
+    if not rows:
+        of_side = "" if side is None else f" of the {side.value} side"
+        _complain(f"no connector{of_side} has {filter!r} in its name; `marlvec connectors` lists all")
+        raise typer.Exit(1)
+    print_connectors(_stdout(), rows)
 
 
 def _settle_in() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Backend", "Connectors", "Env", "Mapping", "NumWorkers", "Policies", "Seed", "Settings", "Traceback"]
+__all__ = ["Backend", "Connectors", "Env", "Mapping", "NumWorkers", "Policies", "Seed", "Settings", "Side", "Traceback"]
 
 
 class Backend(StrEnum):
@@ -16,6 +16,14 @@ class Backend(StrEnum):
     ASYNC = "async"
     THREAD = "thread"
     SYNC = "sync"
+
+
+class Side(StrEnum):
+    """Where a connector stands, seen from a policy."""
+
+    AGENT = "agent"
+    ACTION = "action"
+    LEARNER = "learner"
 
 
 Env = Annotated[

@@ -26,6 +26,7 @@ _TIMES = {
     "agent_connectors": "agent connectors",
     "action_connectors": "action connectors",
     "ingest": "book-keeping",
+    "batch": "batches",
 }
 
 

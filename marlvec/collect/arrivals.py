@@ -34,6 +34,7 @@ class Arrival:
         rewards: (n, A) float64.
         terminated, truncated, ended, alive, acting: (n, A) bool; nobody has ended in an episode that was lost.
         done, fault, quiet: (n,) bool.
+        state, final_state: (n, …) global states, the latter where ``done``; None where the envs give none.
     """
 
     __slots__ = (
@@ -46,10 +47,12 @@ class Arrival:
         "everything",
         "fault",
         "final",
+        "final_state",
         "masks",
         "obs",
         "quiet",
         "rewards",
+        "state",
         "terminated",
         "truncated",
         "where",
@@ -62,6 +65,7 @@ class Arrival:
         self.rewards, self.terminated, self.truncated = step.rewards, step.terminated, step.truncated
         self.alive, self.acting, self.done = step.alive, step.acting, step.done
         self.fault, self.quiet = step.fault, step.quiet
+        self.state, self.final_state = step.state, step.final_state
         self._writable = writable
         if not self.everything and (step.env_ids[1:] < step.env_ids[:-1]).any():
             self._choose(np.argsort(step.env_ids))  # first come, first in row: no order to build on
@@ -77,6 +81,8 @@ class Arrival:
         self.masks = [None if mask is None else mask[rows] for mask in self.masks]
         for name in ("env_ids", "rewards", "terminated", "truncated", "alive", "acting", "done", "fault", "quiet"):
             setattr(self, name, getattr(self, name)[rows])
+        if self.state is not None and self.final_state is not None:
+            self.state, self.final_state = self.state[rows], self.final_state[rows]
         self._writable = True
 
     def own(self) -> None:
@@ -85,6 +91,7 @@ class Arrival:
             self.obs = [[leaf.copy() for leaf in leaves] for leaves in self.obs]
             self.masks = [None if mask is None else mask.copy() for mask in self.masks]
             self.alive, self.acting = self.alive.copy(), self.acting.copy()
+            self.state = None if self.state is None else self.state.copy()
             self._writable = True
 
     def renew(self, other: Arrival) -> None:
@@ -96,5 +103,7 @@ class Arrival:
         for mask, new_mask in zip(self.masks, other.masks, strict=True):
             if mask is not None and new_mask is not None:
                 mask[at] = new_mask
+        if self.state is not None:
+            self.state[at] = other.state
         self.alive[at] = other.alive
         self.acting[at] = other.acting

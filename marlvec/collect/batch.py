@@ -38,7 +38,8 @@ class SampleBatch:
     ``policy_version``  (n,) int64      ``policy.version`` when it decided
     ==================  ==============  =========================================================================
 
-    and whatever the policy (``logp``, …) and the agent connectors added.
+    ``state``, ``next_state`` (n, …) where the envs were made with ``state=True``; and whatever the policy (``logp``, …)
+    and the connectors added. Learner connectors may make other rows of it, e.g. sequences (B, T, …).
 
     Args:
         columns: Column name to an array (n, …), or to a dict or tuple of those.
@@ -135,18 +136,27 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         batches: Policy id to its rows.
         env_steps: Env steps this batch stands for.
         known: Ids of all policies there are, for the message where one is missing.
+        agent_steps: Decisions it stands for; None: as many as it has rows.
 
     Attributes:
         env_steps: Truncate mode: env steps made for this batch, those that were lost left out. Complete mode: length
             of its episodes, together.
-        agent_steps: Rows of all policies: decisions with a known outcome.
+        agent_steps: Decisions with a known outcome; the number of all policies' rows, unless a learner connector made
+            fewer or more of them.
     """
 
-    def __init__(self, batches: Mapping[str, SampleBatch], *, env_steps: int, known: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        batches: Mapping[str, SampleBatch],
+        *,
+        env_steps: int,
+        known: Sequence[str] = (),
+        agent_steps: int | None = None,
+    ) -> None:
         self._batches = dict(batches)
         self._known = tuple(known)
         self.env_steps = env_steps
-        self.agent_steps = sum(map(len, self._batches.values()))
+        self.agent_steps = sum(map(len, self._batches.values())) if agent_steps is None else agent_steps
 
     def __getitem__(self, policy_id: str) -> SampleBatch:
         try:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.roles import Answer, Role
+from marlvec.collect.idlers import Part
+from marlvec.collect.roles import Role
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
 
@@ -93,7 +94,7 @@ class Cast:
     def _bind(self, index: int, g: int) -> Role:
         role = self.roles[index]
         if role.group_index == -1:
-            role.bind(g, self.groups[g], self._agents, self._seed(index))
+            role.bind(g, self.groups[g], self._agents, len(self._policy_NA), self._seed(index))
         elif role.group_index != g:
             a, b = self.groups[role.group_index].name, self.groups[g].name
             raise ContractError(
@@ -131,26 +132,26 @@ class Cast:
         agent = columns[flat % len(columns)]
         return Selection(flat, env_id, agent, env_id * len(self._agents) + agent)
 
-    def actions(self, answers: Sequence[Answer], env_ids: IntArray, *, grouped: bool) -> Any:
+    def actions(self, parts: Sequence[Part], env_ids: IntArray, *, grouped: bool) -> Any:
         """Actions of these envs in the form the vectorizer takes; zeros for agents that do not act.
 
         Args:
-            answers: What the policies decided, for agents of these envs.
+            parts: What is to be done, for agents of these envs.
             env_ids: (n,) the envs, ascending.
             grouped: Whether the vectorizer wants a dict of groups.
         """
         trees = {}
         for g, group in enumerate(self.groups):
-            own = [answer for answer in answers if answer.role.group_index == g]
+            own = [part for part in parts if part.group_index == g]
             lead = (len(env_ids), len(group.agents))
-            if len(own) == 1 and own[0].ready.is_group and len(env_ids) == len(self._policy_NA):
-                leaves = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in own[0].for_env]
+            if len(own) == 1 and own[0].is_group and len(env_ids) == len(self._policy_NA):
+                leaves = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in own[0].leaves]
             else:
                 leaves = group.action_tree.zeros(*lead)
-                for answer in own:
-                    env, agent = np.divmod(answer.ready.lanes, len(self._agents))
+                for part in own:
+                    env, agent = np.divmod(part.lanes, len(self._agents))
                     at = np.searchsorted(env_ids, env) * lead[1] + self._place_A[agent]
-                    for leaf, part in zip(leaves, answer.for_env, strict=True):
-                        leaf.reshape(lead[0] * lead[1], *leaf.shape[2:])[at] = part
+                    for leaf, values in zip(leaves, part.leaves, strict=True):
+                        leaf.reshape(lead[0] * lead[1], *leaf.shape[2:])[at] = values
             trees[group.name] = group.action_tree.unflatten(leaves)
         return trees if grouped else trees[self.groups[0].name]

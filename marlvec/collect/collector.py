@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -21,7 +22,7 @@ from marlvec.collect.harvest import Harvest
 from marlvec.collect.loop import Loop
 from marlvec.collect.metrics import EpisodeRecord, Metrics
 from marlvec.collect.roles import Role
-from marlvec.connectors import ActionPipeline, AgentPipeline
+from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy
 from marlvec.vector.seeding import check_seed
@@ -62,6 +63,8 @@ class Collector:
         agent_connectors: Between envs and policies. One chain (a pipeline or a list of connectors), copied per policy
             where there are several; or policy id to chain; or None for ``AgentPipeline.default()``.
         action_connectors: Between policies and envs, likewise; None for ``ActionPipeline.default()``.
+        learner_connectors: Between batches and learners, likewise; None for none. They see every policy's rows before
+            they change their own. Those of a policy that has no rows in a batch are not called.
         batch_mode: ``"truncate"``: batches of exactly the asked size, which cut through episodes; ``"complete"``:
             whole episodes only.
         count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
@@ -78,7 +81,7 @@ class Collector:
 
     Attributes:
         envs, policies: As given; policies by id.
-        agent_connectors, action_connectors: Pipeline by policy id.
+        agent_connectors, action_connectors, learner_connectors: Pipeline by policy id.
         metrics: Returns, lengths, durations, totals, timers.
     """
 
@@ -90,6 +93,7 @@ class Collector:
         *,
         agent_connectors: Chain | Mapping[str, Chain] | None = None,
         action_connectors: Chain | Mapping[str, Chain] | None = None,
+        learner_connectors: Chain | Mapping[str, Chain] | None = None,
         batch_mode: Literal["truncate", "complete"] = "truncate",
         count_by: Literal["env_steps", "agent_steps"] = "env_steps",
         reward_dtype: DTypeLike | None = None,
@@ -115,8 +119,17 @@ class Collector:
         self._episodes = Episodes(n, envs.agents, ids, policy_mapping)
         self.agent_connectors = chains(AgentPipeline, agent_connectors, ids, AgentPipeline.default)
         self.action_connectors = chains(ActionPipeline, action_connectors, ids, ActionPipeline.default)
+        self.learner_connectors = chains(LearnerPipeline, learner_connectors, ids, LearnerPipeline.default)
         self._roles = [
-            Role(i, name, self.policies[name], self.agent_connectors[name], self.action_connectors[name], n * a)
+            Role(
+                i,
+                name,
+                self.policies[name],
+                self.agent_connectors[name],
+                self.action_connectors[name],
+                self.learner_connectors[name],
+                n * a,
+            )
             for i, name in enumerate(ids)
         ]
         cast = Cast(self._roles, envs.spec.groups, envs.agents, self._episodes.policy_NA, self._policy_seed)
@@ -136,15 +149,15 @@ class Collector:
     def train(self) -> Self:
         """Let all connectors learn their statistics."""
         for role in self._roles:
-            role.agent_connectors.train()
-            role.action_connectors.train()
+            for chain in role.chains:
+                chain.train()
         return self
 
     def eval(self) -> Self:
         """Freeze all connectors' statistics."""
         for role in self._roles:
-            role.agent_connectors.eval()
-            role.action_connectors.eval()
+            for chain in role.chains:
+                chain.eval()
         return self
 
     # --- collecting
@@ -180,7 +193,8 @@ class Collector:
 
         Raises:
             ArgumentError: Not exactly one positive amount.
-            ContractError: A policy or connector answered in a wrong form; names the policy.
+            ContractError: A policy or connector answered in a wrong form; names the policy. Where a learner connector
+                failed, nothing is lost: calling again tries it again.
             EnvFault: An env raised or a worker died, and ``on_fault`` of the envs does not let them go on. The running
                 episodes are lost: call `reset` to go on.
             Exception: What a policy raises, with a note that names it. Nothing was sent; calling again goes on from
@@ -262,16 +276,22 @@ class Collector:
             taken: list[EpisodeRecord] = []
             there = 0
             while there < amount:
-                taken.append(loop.finished.pop(0))
+                taken.append(loop.finished[len(taken)])
                 there += _MEASURES[unit](taken[-1])
             slots = self._harvest.of_episodes([record.eps_id for record in taken])
             env_steps = sum(record.length for record in taken)
         else:
             slots = self._harvest.first_closed(amount) if unit == "agent_steps" else self._harvest.all_closed()
             env_steps = loop.gain.env_steps
-            self._episodes.hand_over()
+        began = perf_counter()
         batches = self._harvest.reap(slots, loop.slot_L, self._episodes.policy_NA.reshape(-1))
-        batch = MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self.policies))
+        self.metrics.timers["batch"].add(perf_counter() - began)
+        if self._batch_mode == "complete":
+            del loop.finished[: len(taken)]
+        else:
+            self._episodes.hand_over()
+        decisions = sum(map(len, slots))
+        batch = MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self.policies), agent_steps=decisions)
         loop.gain = Gain(
             env_steps=loop.gain.env_steps - env_steps,
             decisions=loop.gain.decisions - batch.agent_steps,

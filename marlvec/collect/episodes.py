@@ -76,6 +76,7 @@ class Episodes:
         steps_N: (N,) int64, env steps since the collector was made or reset.
         turn_L: (N * A,) int64, decisions made in the running episode.
         owed_L: (N * A,) float64, rewards not yet delivered.
+        seen_L: (N * A,) bool, whether connectors have seen a row of it in the running episode.
     """
 
     def __init__(self, num_envs: int, agents: Sequence[str], policy_ids: Sequence[str], mapping: PolicyMapping) -> None:
@@ -88,6 +89,7 @@ class Episodes:
         self.steps_N = np.zeros(n, np.int64)
         self.turn_L = np.zeros(n * a, np.int64)
         self.owed_L = np.zeros(n * a, np.float64)
+        self.seen_L = np.zeros(n * a, np.bool_)
         self._length_N = np.zeros(n, np.int64)
         self._handed_N = np.zeros(n, np.int64)  # how much of that batches have counted
         self._number_N = np.zeros(n, np.int64)
@@ -95,6 +97,7 @@ class Episodes:
         self._returns_NA = np.zeros((n, a), np.float64)
         self._present_NA = np.zeros((n, a), np.bool_)
         self._owed_NA, self._turn_NA = self.owed_L.reshape(n, a), self.turn_L.reshape(n, a)
+        self._seen_NA = self.seen_L.reshape(n, a)
         self._next_id = 0
         self._function = mapping if callable(mapping) else None
         if not callable(mapping):
@@ -138,7 +141,7 @@ class Episodes:
         self.eps_id_N[env_ids] = self._next_id + np.arange(len(env_ids))
         self._next_id += len(env_ids)
         self._length_N[env_ids] = self._handed_N[env_ids] = 0
-        for array in (self._turn_NA, self._owed_NA, self._returns_NA, self._present_NA):
+        for array in (self._turn_NA, self._owed_NA, self._seen_NA, self._returns_NA, self._present_NA):
             array[env_ids] = 0
         self._began_N[env_ids] = perf_counter()
         if self._function is None:

@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from marlvec.collect.batch import SampleBatch
 from marlvec.collect.roles import Role
+from marlvec.connectors import Rows
 
 __all__ = ["Harvest"]
 
@@ -48,20 +49,42 @@ class Harvest:
         return [s[mask] for s, mask in zip(slots, masks, strict=True)]
 
     def reap(self, slots: Sequence[IntArray], slot_L: IntArray, policy_L: IntArray) -> Mapping[str, SampleBatch]:
-        """Make batches of these transitions and forget them.
+        """Make batches of these transitions, and forget them once the learner connectors have done their work.
 
         Args:
             slots: Per role, ascending.
             slot_L: (L,) each lane's present slot, or -1; moved along in place.
             policy_L: (L,) index of the role that plays each lane.
         """
-        batches = {}
+        found: dict[str, Rows] = {}
+        unroll = self._next_unroll
         for role, own in zip(self._roles, slots, strict=True):
-            if not len(own):
-                continue
-            columns, self._next_unroll = role.trajectories.read(own, self._next_unroll)
-            if self._reward_dtype is not None:
-                columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)
-            batches[role.policy_id] = SampleBatch(columns)
-            role.forget(own, slot_L, policy_L)
+            if len(own):
+                columns, unroll = role.trajectories.read(own, unroll)
+                if self._reward_dtype is not None:
+                    columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)
+                found[role.policy_id] = Rows(columns)
+        batches = self._connected(found)
+        self._next_unroll = unroll
+        for role, own in zip(self._roles, slots, strict=True):
+            if len(own):
+                role.forget(own, slot_L, policy_L)
+        return batches
+
+    def _connected(self, found: Mapping[str, Rows]) -> dict[str, SampleBatch]:
+        """Send rows through the learner connectors, each piece of which may look at all of them first."""
+        roles = [role for role in self._roles if role.policy_id in found]
+        batches = {}
+        for role in roles:
+            if len(role.learner_connectors):
+                role.learner_connectors.see_batch(found)
+        for role in roles:
+            try:
+                rows = role.learner_connectors(found[role.policy_id])
+            except Exception as error:
+                error.add_note(
+                    f"in the learner connectors of policy {role.policy_id!r}; no row is lost: call collect() again"
+                )
+                raise
+            batches[role.policy_id] = SampleBatch(rows.columns)
         return batches

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.arrivals import Arrival
-from marlvec.collect.cast import Cast, Selection
+from marlvec.collect.cast import Cast
 from marlvec.collect.episodes import Episodes
 from marlvec.collect.gain import Gain
+from marlvec.collect.idlers import Part
+from marlvec.collect.intake import Intake
 from marlvec.collect.metrics import EpisodeRecord, Metrics
 from marlvec.collect.roles import Answer, Ready, Role
 from marlvec.connectors import Rows
-from marlvec.connectors.trees import Tree
 from marlvec.errors import ContractError, EnvFault, StateError
 from marlvec.vector.vector_env import VectorEnv
 
@@ -59,6 +60,7 @@ class Loop:
         n, a = envs.num_envs, envs.agent_num
         self._envs, self._cast, self._episodes, self._metrics = envs, cast, episodes, metrics
         self._roles = cast.roles
+        self._intake = Intake(cast, episodes, metrics)
         self._keep_finished = keep_finished
         self.explore = explore
         self.state: Literal["new", "ready", "waiting", "lost"] = "new"
@@ -88,6 +90,8 @@ class Loop:
         for role in self._roles:
             role.trajectories.clear()
             role.ready = Ready.none()
+            if role.group_index >= 0:
+                role.idlers.clear()
         self._metrics.env_steps_lost += self.gain.env_steps
         self._metrics.agent_steps_lost += self.gain.decisions
         self.gain = Gain()
@@ -156,8 +160,11 @@ class Loop:
         chosen = None if env_ids is None else np.isin(self._all_ids, env_ids)
         answers: list[Answer] = []
         waiting: list[Ready] = []
+        idle: list[tuple[Role, IntArray]] = []
         for role in self._roles:
             ready, rest = role.ready, _NONE
+            if role.group_index >= 0 and len(role.idlers.lanes):
+                idle.append((role, role.idlers.lanes if chosen is None else self._of_chosen(role.idlers.lanes, chosen)))
             if chosen is not None:
                 mine = chosen[ready.lanes // self._envs.agent_num]
                 ready, rest = ready.take(mine), ready.take(~mine)
@@ -168,7 +175,9 @@ class Loop:
         for answer in answers:
             answer.role.transform(answer)
         acting_envs = self._all_ids if env_ids is None else env_ids
-        actions = self._cast.actions(answers, acting_envs, grouped=self._envs.grouped)
+        parts = [answer.part for answer in answers]
+        parts += [Part(role.group_index, lanes, role.idlers.actions(lanes)) for role, lanes in idle]
+        actions = self._cast.actions(parts, acting_envs, grouped=self._envs.grouped)
         sending = perf_counter()
         self._envs.send(actions, env_ids)
         self._pending = True
@@ -176,15 +185,22 @@ class Loop:
         for answer in answers:
             role, lanes = answer.role, answer.ready.lanes
             role.trajectories.answer(answer.ready.where, answer.parts)
+            role.idlers.note_sent(lanes, answer.for_env)
             role.agent_connectors.on_policy_output(answer.rows)
             self._episodes.turn_L[lanes] += 1
             self._metrics.agent_steps += len(lanes)
             self.gain.decisions += len(lanes)
         for role, rest in zip(self._roles, waiting, strict=True):
             role.ready = rest
+        for role, lanes in idle:
+            role.idlers.lanes = np.setdiff1d(role.idlers.lanes, lanes)
+            self._metrics.noop_steps += len(lanes)
         self.state = "waiting"
         self._metrics.timers["inference"].add(decided - began)
         self._metrics.timers["action_connectors"].add(sending - decided)
+
+    def _of_chosen(self, lanes: IntArray, chosen: NDArray[np.bool_]) -> IntArray:
+        return lanes[chosen[lanes // self._envs.agent_num]]
 
     # --- from the envs to ready rows
 
@@ -245,7 +261,7 @@ class Loop:
             if not len(lanes):
                 continue
             before = self.slot_L[lanes]
-            rows = self._connected(role, chosen, arrival, before, last=True)
+            rows, _ = self._intake.rows(role, chosen, arrival, last=True)
             acted = before >= 0
             if not acted.all():  # the others ended before they ever acted: the connectors saw it, but it closes nothing
                 rows, lanes, before = rows.take(acted), lanes[acted], before[acted]
@@ -294,6 +310,7 @@ class Loop:
             if role.group_index >= 0:  # else it never played, and its connectors do not even know their spaces
                 role.agent_connectors.reset(env_ids)
                 role.action_connectors.reset(env_ids)
+                role.idlers.begin(env_ids)
         self._over_NA[env_ids] = False
         self._any_over = bool(self._over_NA.any())
         if self._episodes.begin(self._of_living(env_ids), self._entropy) or not self._cast.playing:
@@ -314,51 +331,16 @@ class Loop:
             if not len(lanes):
                 continue
             before = self.slot_L[lanes]
-            rows = self._connected(role, chosen, arrival, before, last=False)
+            rows, kept = self._intake.rows(role, chosen, arrival, last=False)
+            if kept is not None:  # nobody is asked about the others; their open rows stay open
+                role.idlers.add(lanes[~kept])
+                lanes, before = lanes[kept], before[kept]
+                if not len(lanes):
+                    continue
             start = self._store(role, rows, lanes, before, final=False)
-            ready = Ready.block(lanes, start, is_group=chosen.flat is None)
+            ready = Ready.block(lanes, start, is_group=chosen.flat is None and kept is None)
             self.slot_L[lanes] = ready.slots
             role.ready = role.ready.join(ready)
-
-    def _connected(self, role: Role, chosen: Selection, arrival: Arrival, before: IntArray, *, last: bool) -> Rows:
-        """Make rows and send them through a role's agent connectors.
-
-        Args:
-            role: Whose rows.
-            chosen: Which.
-            arrival: Where they are.
-            before: (n,) each lane's open row, or -1 where these are its first.
-            last: Whether these are final observations.
-        """
-        group = self._cast.groups[role.group_index]
-        lanes, n = chosen.lanes, len(chosen.lanes)
-        first = before < 0
-        reward = self._episodes.owed_L[lanes]
-        if first.any():  # what was paid before an agent's first row goes to its first transition
-            reward[first] = 0.0
-            self._episodes.owed_L[lanes[~first]] = 0.0
-        else:
-            self._episodes.owed_L[lanes] = 0.0
-        leaves = (arrival.final if last else arrival.obs)[role.group_index]
-        columns: dict[str, Tree] = {
-            "env_id": chosen.env_id,
-            "agent_index": chosen.agent_index,
-            "eps_id": self._episodes.eps_id_N[chosen.env_id],
-            "t": self._episodes.turn_L[lanes],
-            "obs": group.observation_tree.unflatten([chosen.pick(leaf) for leaf in leaves]),
-            "reward": reward,
-            "terminated": self._cast.pick(role, chosen, arrival.terminated) if last else np.zeros(n, np.bool_),
-            "truncated": self._cast.pick(role, chosen, arrival.truncated) if last else np.zeros(n, np.bool_),
-            "first": first,
-            "last": np.full(n, last),
-        }
-        mask = arrival.masks[role.group_index]
-        if mask is not None:
-            columns["action_mask"] = np.ones((n, mask.shape[2]), np.bool_) if last else chosen.pick(mask)
-        began = perf_counter()
-        rows = role.observe(Rows(columns))
-        self._metrics.timers["agent_connectors"].add(perf_counter() - began)
-        return rows
 
     def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, *, final: bool) -> int:
         """Store rows and close the transitions that led to them; returns the first row's slot."""

@@ -15,8 +15,9 @@ from marlvec.errors import ArgumentError
 
 __all__ = ["TIMERS", "EpisodeRecord", "Metrics", "Stats", "Timer"]
 
-TIMERS = ("inference", "action_connectors", "env_wait", "agent_connectors", "ingest")
-"""Where a collector's time goes: policies; both sides' connectors; waiting for envs; book-keeping."""
+TIMERS = ("inference", "action_connectors", "env_wait", "agent_connectors", "ingest", "batch")
+"""Where a collector's time goes: policies; both sides' connectors; waiting for envs; book-keeping; batches, with
+their connectors."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Metrics:
         episodes_total: Episodes finished; lost ones are not.
         episodes_faulty: Episodes lost to a fault: of their own env, or of one beside it in the same worker.
         episodes_restarted: Episodes lost because their env raised `RestartQuietly`.
+        noop_steps: How often an agent's declared no-op was sent, because a connector had taken its row out.
         env_steps_lost: Those of ``env_steps`` that were lost.
         agent_steps_lost: Those of ``agent_steps`` that were lost.
         timers: Timer by name, see `TIMERS`.
@@ -130,6 +132,7 @@ class Metrics:
         self.episodes_total = 0
         self.episodes_faulty = 0
         self.episodes_restarted = 0
+        self.noop_steps = 0
         self.env_steps_lost = 0
         self.agent_steps_lost = 0
         self.timers = {name: Timer() for name in TIMERS}
@@ -193,6 +196,7 @@ class Metrics:
             "episodes_total": self.episodes_total,
             "episodes_faulty": self.episodes_faulty,
             "episodes_restarted": self.episodes_restarted,
+            "noop_steps": self.noop_steps,
             "env_steps_lost": self.env_steps_lost,
             "agent_steps_lost": self.agent_steps_lost,
             **_plain(_of_episodes(self.episodes)),

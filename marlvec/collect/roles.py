@@ -11,8 +11,9 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import NDArray
 
 from marlvec.collect.columns import Where
+from marlvec.collect.idlers import Idlers, Part, declared_noop
 from marlvec.collect.trajectories import BATCH_COLUMNS, Trajectories
-from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
+from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.trees import Tree, tree_leaves
 from marlvec.envs.spec import AgentGroup
@@ -99,6 +100,11 @@ class Answer:
     for_env: list[AnyArray]
     parts: list[list[AnyArray]]
 
+    @property
+    def part(self) -> Part:
+        """What of it goes to the envs."""
+        return Part(self.role.group_index, self.ready.lanes, self.for_env, self.ready.is_group)
+
 
 class Role:
     """A policy in its place.
@@ -109,13 +115,17 @@ class Role:
         policy: The policy.
         agent_connectors: Before it.
         action_connectors: Behind it.
+        learner_connectors: Behind the batches.
         num_lanes: N × A.
 
     Attributes:
         group_index: Position of the group of agents it plays; -1 while it has none.
         ready: Rows that wait for its answer.
+        idlers: Agents whose rows its connectors took out; there once it is bound.
         trajectories: What it saw and did.
     """
+
+    idlers: Idlers
 
     def __init__(
         self,
@@ -124,30 +134,43 @@ class Role:
         policy: Policy,
         agent_connectors: AgentPipeline,
         action_connectors: ActionPipeline,
+        learner_connectors: LearnerPipeline,
         num_lanes: int,
     ) -> None:
         self.index, self.policy_id, self.policy = index, policy_id, policy
         self.agent_connectors, self.action_connectors = agent_connectors, action_connectors
+        self.learner_connectors = learner_connectors
         self.group_index = -1
         self.ready = Ready.none()
         self.trajectories = Trajectories(f"policy {policy_id!r}", num_lanes)
+        self._who = f"policy {policy_id!r}"
+        self._declared = False
         self._env_tree: SpaceTree | None = None
         self._policy_tree: SpaceTree | None = None
 
-    def bind(self, group_index: int, group: AgentGroup, agents: tuple[str, ...], seed: int) -> None:
+    def bind(self, group_index: int, group: AgentGroup, agents: tuple[str, ...], num_envs: int, seed: int) -> None:
         """Give it the group of agents it plays, once: spaces go through the connectors to the policy."""
-        self.agent_connectors.bind(group.observation_space, agents)
         self.action_connectors.bind(group.action_space, agents)
         action_space = self.action_connectors.policy_space_
+        self.agent_connectors.bind(group.observation_space, agents, action_space)
+        self.learner_connectors.bind(self.agent_connectors.output_space_, agents, action_space)
+        noop = declared_noop(self.agent_connectors, self.action_connectors, group.action_tree, self._who)
+        self.idlers = Idlers(noop, group.action_tree, num_envs, len(agents))
+        self._declared = noop is not None
         self._env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
         self.policy.setup(self.agent_connectors.output_space_, action_space, seed=seed)
         self.group_index = group_index
 
-    def observe(self, rows: Rows) -> Rows:
-        """Send rows through the agent connectors.
+    @property
+    def chains(self) -> tuple[AgentPipeline, ActionPipeline, LearnerPipeline]:
+        """All its connectors."""
+        return self.agent_connectors, self.action_connectors, self.learner_connectors
+
+    def observe(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_] | None]:
+        """Send rows through the agent connectors; also returns which came out: (n,) bool, or None for all.
 
         Raises:
-            ContractError: The connectors changed which rows these are.
+            ContractError: The connectors changed which rows these are, or took out one that must stay.
         """
         try:
             out = self.agent_connectors(rows)
@@ -155,12 +178,11 @@ class Role:
             error.add_note(f"in the agent connectors of policy {self.policy_id!r}")
             raise
         if out is rows:
-            return rows
+            return rows, None
+        kept = None
         if len(out) != len(rows):
-            raise ContractError(
-                f"the agent connectors of policy {self.policy_id!r} got {len(rows)} rows and returned {len(out)}; "
-                f"an agent that must act needs its row, and one that ended needs its last"
-            )
+            kept = self._kept(rows, out)
+            rows = rows.take(kept)
         for name in IDENTITY:
             # Connectors pass on what they do not touch, so this is nearly always the same array.
             if out.columns.get(name) is not rows[name] and not np.array_equal(out.columns.get(name, ()), rows[name]):
@@ -168,7 +190,25 @@ class Role:
                     f"the agent connectors of policy {self.policy_id!r} changed column {name!r}: "
                     f"rows must keep their order"
                 )
-        return out
+        return out, kept
+
+    def _kept(self, rows: Rows, out: Rows) -> NDArray[np.bool_]:
+        """Which rows are still there."""
+        env_id, agent_index = rows["env_id"], rows["agent_index"]
+        width = int(agent_index.max()) + 1
+        there = out.columns.get("env_id", ()), out.columns.get("agent_index", ())
+        kept = np.isin(env_id * width + agent_index, np.multiply(there[0], width) + there[1])
+        what = f"the agent connectors of policy {self.policy_id!r} got {len(rows)} rows and returned {len(out)}"
+        if len(out) > len(rows):
+            raise ContractError(f"{what}; they may take rows out, and add none")
+        if rows["last"].any():
+            raise ContractError(f"{what}; the last row of an agent must stay")
+        if not self._declared:
+            raise ContractError(
+                f"{what}, and none of them says what is to be done for the others: set noop, an action or "
+                f"'repeat', as FilterRows(keep, noop=...) does"
+            )
+        return kept
 
     def forget(self, slots: IntArray, slot_L: IntArray, policy_L: IntArray) -> None:
         """Drop stored rows; what stays moves together.
@@ -237,6 +277,8 @@ class Role:
         try:
             rows = self.action_connectors(answer.rows)
         except Exception as error:
+            for value in own:
+                self._refuse_nan(value, answer, "actions")  # a better reason than that they would not take it
             error.add_note(f"in the action connectors of policy {self.policy_id!r}; nothing was sent to the envs")
             raise
         if len(rows) != len(answer.rows):
@@ -270,11 +312,16 @@ class Role:
                 f"gave {name!r} as {array.dtype} of shape {array.shape}; {leaf} of {leaf.space} needs "
                 f"{leaf.dtype} of shape {(n, *leaf.shape)}"
             )
+        # Where the policy itself says NaN, its action connectors may still do something about it.
+        if name == "actions_for_env":
+            self._refuse_nan(array, answer, name)
+        return array.astype(leaf.dtype, copy=False) if leaf.is_object else array  # texts have a dtype of each length
+
+    def _refuse_nan(self, array: AnyArray, answer: Answer, name: str) -> None:
         if array.dtype.kind == "f" and np.isnan(array).any():
             i = int(np.argwhere(np.isnan(array))[0][0])
             env, agent = int(answer.given["env_id"][i]), int(answer.given["agent_index"][i])
             raise self._bad(f"gave {name!r} with NaN, first for env {env}, agent {agent}")
-        return array.astype(leaf.dtype, copy=False) if leaf.is_object else array  # texts have a dtype of each length
 
     def _cast(self, array: AnyArray, leaf: Leaf) -> AnyArray:
         if array.dtype == leaf.dtype:

@@ -26,11 +26,11 @@ IntArray = NDArray[np.int64]
 
 ROW_COLUMNS = (
     *("obs", "reward", "terminated", "truncated", "first", "last"),
-    *("env_id", "agent_index", "eps_id", "t", "action_mask"),
+    *("env_id", "agent_index", "eps_id", "t", "action_mask", "state"),
 )
 """Columns of rows that the collector itself gives; what else comes out of the connectors, they added."""
 
-BATCH_COLUMNS = ("actions", "actions_for_env", "rewards", "next_obs", "unroll_id", "policy_version")
+BATCH_COLUMNS = ("actions", "actions_for_env", "rewards", "next_obs", "next_state", "unroll_id", "policy_version")
 """Names that the collector gives to columns of its own."""
 
 _START = 256
@@ -184,6 +184,8 @@ class Trajectories:
             "terminated": rows["terminated"].get(after),
             "truncated": rows["truncated"].get(after),
         }
+        if "state" in rows:
+            columns["state"], columns["next_state"] = own.pop("state"), rows["state"].get(after)
         lane, eps = self._lane[slots], own["eps_id"]
         starts = np.zeros(len(slots), np.int64)
         starts[1:] = (lane[1:] != lane[:-1]) | (eps[1:] != eps[:-1])

@@ -11,9 +11,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-import marlvec.connectors as connectors
 from marlvec.connectors import (
-    ActionConnector,
     ActionPipeline,
     AgentConnector,
     AgentIndicator,
@@ -153,16 +151,6 @@ def test_a_batch_is_its_envs_one_by_one(
     _nearly_equal(*statistics)
     assert single.timings[name].calls == calls
     assert single.timings[name].seconds > 0 or not calls
-
-
-def test_every_connector_there_is_was_tried() -> None:
-    shipped = {
-        value
-        for value in vars(connectors).values()
-        if isinstance(value, type) and issubclass(value, Connector) and value.__module__.startswith("marlvec")
-    }
-    bases = {Connector, AgentConnector, ActionConnector, Pipeline}
-    assert {type(make()) for make, _ in MAKERS} == shipped - bases
 
 
 def _statistics(state: Any) -> dict[str, Any]:

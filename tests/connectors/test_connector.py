@@ -155,7 +155,7 @@ def test_a_function_is_an_action_connector() -> None:
     pipeline = ActionPipeline([halve, same])
     pipeline.bind(Box(0, 0.5, (2,)))
     assert pipeline.policy_space_ == Box(0, 1, (2,))
-    assert pipeline.action_space == Box(0, 0.5, (2,))
+    assert pipeline.env_space == Box(0, 0.5, (2,))
     out = pipeline(Rows(actions=np.ones((1, 2))))
     assert out.actions_for_env.tolist() == [[0.5, 0.5]]
     assert out.actions.tolist() == [[1, 1]]

@@ -59,6 +59,7 @@ def run(pipeline: AgentPipeline) -> str:
 
 
 @pytest.mark.checklist(80)
+@pytest.mark.fault("E9")
 @given(data=st.data())
 def test_a_pipeline_is_edited_like_a_list(data: st.DataObject) -> None:
     """Any edits, with any kind of target, against a plain list of (name, piece); names are unique; misses raise."""
@@ -449,7 +450,7 @@ def test_an_inner_pipeline_is_bound_by_the_outer_one() -> None:
     outer = ActionPipeline([inner])
     outer.bind(Box(-2, 3, (2,)))
     assert inner.policy_space_ == outer.policy_space_ == Box(-1, 1, (2,))
-    assert inner.action_space == Box(-2, 3, (2,))
+    assert inner.env_space == Box(-2, 3, (2,))
     inner.remove("UnsquashActions")
     assert outer.policy_space_ == Box(-2, 3, (2,))
     with pytest.raises(ArgumentError, match="is part of ActionPipeline; bind that one"):

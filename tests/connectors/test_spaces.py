@@ -16,13 +16,19 @@ from marlvec.connectors import (
     AgentIndicator,
     AgentPipeline,
     ClipReward,
+    DelayObs,
     FlattenObs,
     FrameStack,
+    MaxObs,
     NormalizeObs,
     Rows,
+    ScaleObs,
+    TeamObs,
+    View,
     agent_connector,
 )
 from marlvec.connectors.leaf_spaces import map_space, space_summary
+from marlvec.connectors.trees import tree_leaves
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, pairs_of, rows_of
 
@@ -103,3 +109,19 @@ def test_spaces_in_a_few_words() -> None:
 def test_a_leaf_without_array_form_is_refused(piece: Any) -> None:
     with pytest.raises((UnsupportedSpaceError, ArgumentError)):
         AgentPipeline([piece]).bind(spaces.Text(3))
+
+
+@pytest.mark.parametrize(
+    "piece", [FrameStack(3), MaxObs(3), DelayObs(2), View("before", "obs", "-2:-1"), TeamObs()], ids=repr
+)
+def test_what_was_seen_before_an_edit_is_not_shown_where_it_does_not_belong(piece: AgentConnector) -> None:
+    """In mid-episode the observations get other bounds: those from before are not in the new space."""
+    pipeline = AgentPipeline([ScaleObs(5, 9), piece])
+    pipeline.bind(spaces.Box(0, 1, (2,)), ("a", "b"))
+    rows = rows_of([(0, 0), (0, 1)], np.full((2, 2), 0.5, np.float32))
+    pipeline(rows)
+    pipeline.remove(0)
+    out = pipeline(rows)
+    assert all_inside(pipeline.output_space_, out.obs, 2)
+    shown = [out.obs, out.columns.get("before", np.zeros(2))]
+    assert max(float(np.max(leaf)) for _, leaf in tree_leaves(tuple(shown))) <= 1

@@ -1,0 +1,105 @@
+"""What connectors that send an action again have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.connectors.connector import ActionConnector, EnvIds, State
+from marlvec.connectors.rows import Rows
+from marlvec.connectors.table import AgentTable
+from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.spaces import Leaf, SpaceTree
+
+__all__ = ["HeldActions"]
+
+
+class HeldActions(ActionConnector):
+    """Holds the last action sent for each (env, agent), and sends it again where a subclass says so.
+
+    Never at the start of an episode, or after `reset`: there is nothing yet to repeat.
+    """
+
+    def __init__(self) -> None:
+        self._tree: SpaceTree | None = None
+        self._tables: list[AgentTable] = []
+        self._age = AgentTable((), np.int64, fill=-1)
+
+    @abstractmethod
+    def _holds(self, rows: Rows, age_n: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whose action to send again, (n,) bool.
+
+        Args:
+            rows: n rows.
+            age_n: (n,) how many decisions ago the action held was the policy's; 0 where there is none.
+        """
+
+    def __call__(self, rows: Rows) -> Rows:
+        if self._tree is None:
+            raise self._not_set_up()
+        env_id, agent_index = rows.env_id, rows.agent_index
+        age = self._age.get(env_id, agent_index) + 1
+        if "first" in rows.columns:
+            age[rows.first] = 0
+        holds = self._holds(rows, age) & (age > 0)
+        leaves = zip(self._tree.flatten(rows.actions_for_env), self._tree.leaves, strict=True)
+        given = [_fit(np.asarray(value), leaf) for value, leaf in leaves]
+        sent = []
+        for table, leaf_n in zip(self._tables, given, strict=True):
+            where = holds.reshape(-1, *[1] * (leaf_n.ndim - 1))
+            sent.append(np.where(where, table.get(env_id, agent_index), leaf_n))
+            table.set(env_id, agent_index, sent[-1])
+        self._age.set(env_id, agent_index, np.where(holds, age, 0))
+        return rows.replace(actions_for_env=self._tree.unflatten(sent))
+
+    def reset(self, env_ids: EnvIds | None = None) -> None:
+        self._age.reset(env_ids)
+
+    def setup(self, space: Space[Any]) -> None:
+        self._tree = SpaceTree(space)
+        slots = [(leaf.shape, leaf.dtype) for leaf in self._tree.leaves]
+        if slots != [(table.shape, table.values.dtype) for table in self._tables]:
+            self._tables = [AgentTable(shape, dtype) for shape, dtype in slots]
+            self._age = AgentTable((), np.int64, fill=-1)
+
+    def policy_space(self, space: Space[Any]) -> Space[Any]:
+        for leaf in SpaceTree(space).leaves:
+            if leaf.is_object:
+                raise UnsupportedSpaceError(
+                    f"{self!r} cannot keep {leaf} of {type(leaf.space).__name__}, which has no fixed size; "
+                    f"leave it out, or put it where the leaf is encoded"
+                )
+        return space
+
+    def state_dict(self) -> State:
+        if self._tree is None:
+            return {}
+        return {"age": self._age.state_dict(), "actions": [table.state_dict() for table in self._tables]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._tree is None:
+            raise self._not_set_up()
+        if state.keys() != {"age", "actions"} or len(state["actions"]) != len(self._tables):
+            raise ArgumentError(f"expected the actions of {len(self._tables)} leaves, got {list(state)}")
+        for table, slots in zip(self._tables, state["actions"], strict=True):
+            table.load_state_dict(slots)
+        self._age.load_state_dict(state["age"])
+
+
+def _fit(value_n: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
+    """Give actions in the leaf's own dtype: floats are rounded to it, ints must fit."""
+    if value_n.dtype == leaf.dtype:
+        return value_n
+    with np.errstate(invalid="ignore", over="ignore"):
+        fitted = value_n.astype(leaf.dtype)
+    if leaf.dtype.kind != "f" and not np.array_equal(fitted, value_n):
+        raise ContractError(
+            f"actions of {leaf} are {value_n.dtype} and do not fit {leaf.dtype}, the dtype of {leaf.space}; "
+            f"put ClipActions, or what rounds them, before the connector that sends them again"
+        )
+    return fitted

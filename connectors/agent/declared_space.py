@@ -1,0 +1,139 @@
+"""What a user's function returns, held to the space it declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.connectors.trees import Tree, map_tree
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.spaces import Leaf, SpaceTree
+
+__all__ = ["DeclaredSpace", "SpaceRule", "check_function", "read_only", "space_after"]
+
+SpaceRule = Space[Any] | Callable[[Space[Any]], Space[Any]] | None
+"""The space after a function: that space, or what this gives for the space before; None where the two are equal."""
+
+
+def check_function(function: Any, output_space: Any, who: str) -> None:
+    """Check the arguments that every connector around a function has.
+
+    Raises:
+        ArgumentError: ``function`` cannot be called, or ``output_space`` is no `SpaceRule`.
+    """
+    if not callable(function):
+        raise ArgumentError(f"{who} takes a function, got {type(function).__name__}")
+    if output_space is not None and not isinstance(output_space, Space) and not callable(output_space):
+        raise ArgumentError(
+            f"output_space must be a space, a function from space to space, or None; got {type(output_space).__name__}"
+        )
+
+
+def space_after(rule: SpaceRule, space: Space[Any], who: str) -> Space[Any]:
+    """Follow a rule.
+
+    Raises:
+        ArgumentError: The rule's function returned something else than a space.
+    """
+    if rule is None or isinstance(rule, Space):
+        return space if rule is None else rule
+    after = rule(space)
+    if not isinstance(after, Space):
+        raise ArgumentError(f"the output_space of {who} must return a space, got {type(after).__name__}")
+    return after
+
+
+def read_only(tree: Tree) -> Tree:
+    """Views that a function cannot write to."""
+
+    def view(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            leaf = leaf.view()
+            leaf.flags.writeable = False
+        return leaf
+
+    return map_tree(view, tree)
+
+
+class DeclaredSpace:
+    """Takes a function's values if structure, shapes and dtypes are those of the space; their bounds are not looked at.
+
+    Floats become floats of another size where that is all that differs, and so for ints; a float never becomes an int.
+
+    Args:
+        space: The space of one observation.
+        who: Whose function, for messages.
+    """
+
+    def __init__(self, space: Space[Any], who: str) -> None:
+        self._tree = SpaceTree(space)
+        self._who = who
+
+    def batch(self, value: Tree, n: int) -> Tree:
+        """Take values of n rows at once.
+
+        Args:
+            value: A tree of (n, *shape).
+            n: How many rows there are.
+
+        Returns:
+            The same with arrays of the declared dtypes, none of them read-only.
+
+        Raises:
+            ContractError: They do not fit; names the leaf.
+        """
+        pairs = zip(self._flatten(value, ""), self._tree.leaves, strict=True)
+        return self._tree.unflatten([self._fit(leaf_value, leaf, (n,), "") for leaf_value, leaf in pairs])
+
+    def stack(self, values: Sequence[Any]) -> Tree:
+        """Take values that were made row by row.
+
+        Args:
+            values: n trees of ``shape`` each.
+
+        Returns:
+            One tree of (n, *shape).
+
+        Raises:
+            ContractError: One does not fit; names row and leaf.
+        """
+        leaves = self._tree.zeros(len(values))
+        for row, value in enumerate(values):
+            for k, leaf_value in enumerate(self._flatten(value, f" for row {row}")):
+                leaves[k][row] = self._fit(leaf_value, self._tree.leaves[k], (), f" for row {row}")
+        return self._tree.unflatten(leaves)
+
+    def _flatten(self, value: Tree, where: str) -> list[Any]:
+        try:
+            return self._tree.flatten(value)
+        except ContractError as error:
+            raise ContractError(f"the function of {self._who} returned{where}: {error}; {self._advice}") from None
+
+    def _fit(self, value: Any, leaf: Leaf, lead: tuple[int, ...], where: str) -> Any:
+        if leaf.is_object:
+            if not lead or (hasattr(value, "__len__") and len(value) == lead[0]):
+                return value
+            raise self._misfit(leaf, f"objects of shape {lead}", type(value).__name__, where)
+        shape = (*lead, *leaf.shape)
+        try:
+            array: NDArray[Any] = np.asarray(value)
+        except ValueError:  # a ragged list
+            raise self._misfit(leaf, f"{leaf.dtype} of shape {shape}", "what is no regular array", where) from None
+        if array.shape != shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+            got = f"{array.dtype} of shape {array.shape}"
+            raise self._misfit(leaf, f"{leaf.dtype} of shape {shape}", got, where)
+        array = array.astype(leaf.dtype, copy=False)
+        return array if array.flags.writeable or not lead else array.copy()
+
+    def _misfit(self, leaf: Leaf, expected: str, got: str, where: str) -> ContractError:
+        return ContractError(
+            f"the function of {self._who} returned{where} {got} for {leaf}, expected {expected}; {self._advice}"
+        )
+
+    @property
+    def _advice(self) -> str:
+        return "where it changes the space, say so with output_space=…"

@@ -1,0 +1,66 @@
+"""All connectors that come with marlvec."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any, NamedTuple
+
+from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector, LearnerConnector
+from marlvec.connectors.function import FunctionConnector
+from marlvec.connectors.pipeline import Pipeline
+from marlvec.errors import ArgumentError
+
+__all__ = ["SIDES", "CatalogueRow", "catalogue"]
+
+SIDES: dict[str, type[Any]] = {"agent": AgentConnector, "action": ActionConnector, "learner": LearnerConnector}
+"""Where a connector may stand, in the order rows meet them."""
+
+
+class CatalogueRow(NamedTuple):
+    """One row of `catalogue`.
+
+    Attributes:
+        side: ``"agent"``, ``"action"`` or ``"learner"``.
+        name: Name of the class in ``marlvec.connectors``.
+        line: What it does, in one line.
+    """
+
+    side: str
+    name: str
+    line: str
+
+
+def catalogue(name: str = "", side: str | None = None) -> list[CatalogueRow]:
+    """List the connectors that ``marlvec.connectors`` exports, by side and name.
+
+    Args:
+        name: Only those whose names contain this, in upper or lower case.
+        side: Only those of this side; None for all.
+
+    Raises:
+        ArgumentError: There is no such side.
+    """
+    if side is not None and side not in SIDES:
+        raise ArgumentError(f"expected a side of {list(SIDES)}, got {side!r}")
+    package = importlib.import_module("marlvec.connectors")  # by its name: it is what imports this module
+    found = {exported: getattr(package, exported) for exported in package.__all__}
+    return [
+        CatalogueRow(at, exported, _first_line(cls))
+        for at, base in SIDES.items()
+        for exported, cls in sorted(found.items())
+        if side in (None, at) and name.lower() in exported.lower() and _is_piece(cls, base)
+    ]
+
+
+def _is_piece(cls: object, base: type[Any]) -> bool:
+    """Whether people put instances of it into pipelines under its own name."""
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        return False
+    return not inspect.isabstract(cls) and not issubclass(cls, (FunctionConnector, Pipeline))
+
+
+def _first_line(cls: type[Connector]) -> str:
+    """The first sentence, or paragraph where that is shorter, of a class's docstring."""
+    paragraph = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+    return paragraph.split(". ")[0].rstrip(".")

@@ -1,0 +1,74 @@
+"""Whether a whole column lies in its space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from numpy.typing import NDArray
+
+from marlvec.connectors.checks.difference import Difference, short
+from marlvec.errors import ContractError
+from marlvec.spaces import Leaf, SpaceTree
+
+__all__ = ["outsider"]
+
+
+def outsider(space: Space[Any], tree: Any, n: int, *, exact: bool = True) -> Difference | None:
+    """The first value of a column (n, …) that its space does not contain.
+
+    Args:
+        space: Space of one row's value.
+        tree: The column.
+        n: How many rows there are.
+        exact: Whether each leaf must have the space's dtype; else one that goes into it without loss will do.
+    """
+    spaces = SpaceTree(space)
+    try:
+        values = spaces.flatten(tree)
+    except ContractError as error:
+        return Difference("", (), "the structure of the space", str(error))
+    return next(
+        (found for leaf, v in zip(spaces.leaves, values, strict=True) if (found := _in(leaf, v, n, exact))), None
+    )
+
+
+def _in(leaf: Leaf, value: Any, n: int, exact: bool) -> Difference | None:
+    if not isinstance(value, np.ndarray):
+        return Difference(leaf.path, (), "an array", f"{type(value).__name__} {short(value)}")
+    if value.shape != (n, *leaf.shape):
+        return Difference(leaf.path, (), f"shape {(n, *leaf.shape)}", str(value.shape))
+    if value.dtype != leaf.dtype and (exact or not _fits(value, leaf.dtype)):
+        return Difference(leaf.path, (), f"dtype {leaf.dtype}", str(value.dtype))
+    wrong = np.argwhere(~_contained(leaf, value))
+    if not len(wrong):
+        return None
+    at = tuple(wrong[0].tolist())
+    return Difference(leaf.path, at, _bounds(leaf, at[1:]), str(value[at]))
+
+
+def _fits(value: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    return np.can_cast(value.dtype, dtype, "same_kind") and bool(
+        (value.astype(dtype) == value).all() or dtype.kind == "f"
+    )
+
+
+def _contained(leaf: Leaf, value: NDArray[Any]) -> NDArray[np.bool_]:
+    space = leaf.space
+    if isinstance(space, Box):
+        inside: NDArray[np.bool_] = (value >= space.low) & (value <= space.high)
+        return inside
+    if isinstance(space, (Discrete, MultiDiscrete)):
+        sizes = space.n if isinstance(space, Discrete) else space.nvec
+        inside = (value >= space.start) & (value < space.start + sizes)
+        return inside
+    if isinstance(space, MultiBinary):
+        return np.isin(value, (0, 1))
+    return np.array([space.contains(one) for one in value], np.bool_)
+
+
+def _bounds(leaf: Leaf, at: tuple[int, ...]) -> str:
+    if isinstance(leaf.space, Box):
+        return f"a number from {leaf.space.low[at]} to {leaf.space.high[at]}"
+    return f"a member of {leaf.space}"

@@ -1,0 +1,133 @@
+"""Values as JSON-able data: what a connector was built with, and what it remembers.
+
+Numbers, texts, None, bools, lists and dicts stand for themselves, and arrays too: whoever writes the data to a file
+keeps those beside it. Everything else is a dict whose first key begins with ``$``:
+
+    {"$tuple": [...]}                   a tuple
+    {"$float": "inf"}                   a float that JSON has no number for
+    {"$scalar": "float32", "value": 1}  a numpy scalar
+    {"$dtype": "<f4"}                   a numpy dtype
+    {"$items": [[key, value], ...]}     a dict whose keys are no texts, or could be taken for one of these
+    {"$function": "name"}               a registered function
+    {"$connector": {...}}               a connector
+    {"$space": "Box", "args": [...]}    a space
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.connectors.names import CLASSES, FUNCTIONS
+from marlvec.connectors.space_config import make_space, space_arguments
+from marlvec.errors import ArgumentError, MarlvecError, SerialisationError
+
+__all__ = ["Config", "decode", "encode", "outline"]
+
+Config = dict[str, Any]
+"""JSON-able data, but for arrays."""
+
+
+def encode(value: Any, where: str) -> Any:
+    """Turn a value into JSON-able data, exactly.
+
+    Args:
+        value: Anything that the head of this file lists.
+        where: What it is, for the message of an error.
+
+    Raises:
+        SerialisationError: There is no such form for it; says what to do.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is list:
+        return [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if kind is tuple:
+        return {"$tuple": [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]}
+    if isinstance(value, dict):
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: encode(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {"$items": [[encode(key, where), encode(item, f"{where}[{key!r}]")] for key, item in value.items()]}
+    if kind is np.ndarray and not value.dtype.hasobject and value.dtype.names is None:
+        return value
+    if isinstance(value, (np.number, np.bool_)) and isinstance(plain := value.item(), (bool, int, float)):
+        return {"$scalar": value.dtype.str, "value": encode(plain, where)}
+    if isinstance(value, np.dtype) and np.dtype(value.str) == value:
+        return {"$dtype": value.str}
+    if isinstance(value, Space):
+        return {"$space": kind.__name__, "args": encode(space_arguments(value, where), where)}
+    if CLASSES.name_of(kind) is not None:
+        return {"$connector": value.to_config()}
+    if callable(value):
+        return {"$function": _function_name(value, where)}
+    raise SerialisationError(
+        f"{where} cannot be written down: expected numbers, texts, None, bools, lists, tuples, dicts, plain arrays, "
+        f"dtypes, spaces, registered functions and connectors, got {value!r}"
+    )
+
+
+def decode(data: Any) -> Any:
+    """Build the value again that `encode` was given; arrays are copied.
+
+    Raises:
+        ArgumentError: This is not what `encode` gives.
+        RegistryError: Nothing is registered under a name in it.
+    """
+    if isinstance(data, np.ndarray):
+        return data.copy()
+    if isinstance(data, list):
+        return [decode(item) for item in data]
+    if not isinstance(data, Mapping):
+        return data
+    mark = str(next(iter(data), ""))
+    if not mark.startswith("$"):
+        return {key: decode(item) for key, item in data.items()}
+    if mark not in _MARKS:
+        raise ArgumentError(f"expected one of {list(_MARKS)}, got {mark!r}")
+    try:
+        return _MARKS[mark](data[mark], data)
+    except MarlvecError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        raise ArgumentError(f"nothing is written as {data!r}: {error!r}") from error
+
+
+_MARKS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+    "$tuple": lambda items, _: tuple(decode(item) for item in items),
+    "$float": lambda text, _: float(text),
+    "$scalar": lambda kind, data: np.dtype(kind).type(decode(data["value"])),
+    "$dtype": lambda kind, _: np.dtype(kind),
+    "$items": lambda pairs, _: {decode(key): decode(item) for key, item in pairs},
+    "$function": lambda name, _: FUNCTIONS.find(name),
+    "$connector": lambda config, _: CLASSES.find(config["connector"]).from_config(config),
+    "$space": lambda kind, data: make_space(kind, decode(data["args"])),
+}
+
+
+def outline(data: Any) -> list[str]:
+    """Say encoded data in lines that can be compared; an array by its dtype, its shape and a digest."""
+    return json.dumps(data, indent=1, default=_digest).splitlines()
+
+
+def _digest(array: NDArray[Any]) -> str:
+    return f"{array.dtype} array of {array.shape}, sha256 {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+
+
+def _function_name(function: Any, where: str) -> str:
+    name = FUNCTIONS.name_of(function)
+    if name is None:
+        raise SerialisationError(
+            f"{where} is {function!r}, which is not registered: write @register_function over its def, or call "
+            f"register_function(function, name=...), also where it is read back"
+        )
+    return name

@@ -1,0 +1,103 @@
+"""Where the fragments of a batch begin and end."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.connectors.learner.columns import Floats, column, flags
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ContractError
+
+__all__ = ["Fragments"]
+
+IntArray = NDArray[np.int64]
+
+
+class Fragments:
+    """The F fragments of n rows: stretches of one agent's episode, told apart by ``unroll_id``.
+
+    A fragment may end with a phantom row, one that `AddLastObs` put there (column ``phantom``). It stands for what came
+    after the fragment, is no transition itself, and the formulas leave it out.
+
+    Args:
+        rows: Rows of equal ``unroll_id`` together, ascending in time.
+
+    Raises:
+        ContractError: The rows are in another order, or are sequences already; or a phantom row is not its fragment's
+            last.
+
+    Attributes:
+        fragment_n: (n,) number of each row's fragment.
+        first_F: (F,) first row of each fragment.
+        last_F: (F,) last row of each that is a transition.
+        stop_F: (F,) the row after each fragment, its phantom row included.
+        left_n: (n,) transitions that follow in the same fragment: 0 for its last one, -1 for a phantom row.
+    """
+
+    __slots__ = ("first_F", "fragment_n", "last_F", "left_n", "stop_F")
+
+    def __init__(self, rows: Rows) -> None:
+        if "seq_lens" in rows.columns:
+            raise ContractError("these are sequences (B, T, …): put this before PadSequences or after UnpadSequences")
+        n, unroll = len(rows), np.asarray(column(rows, "unroll_id"))
+        begins = np.ones(n, np.bool_)
+        np.not_equal(unroll[1:], unroll[:-1], out=begins[1:])
+        self.first_F: IntArray = np.flatnonzero(begins)
+        self.stop_F: IntArray = np.append(self.first_F, n)[1:]
+        self.fragment_n: IntArray = np.cumsum(begins) - 1
+        self.last_F: IntArray = self.stop_F - 1
+        if "phantom" in rows.columns:
+            self.last_F = self.last_F - flags(rows, "phantom")[self.last_F]
+        self.left_n: IntArray = self.last_F[self.fragment_n] - np.arange(n)
+        self._check(rows, begins, unroll)
+
+    def __len__(self) -> int:
+        return len(self.first_F)
+
+    def _check(self, rows: Rows, begins: NDArray[np.bool_], unroll: IntArray) -> None:
+        if len(np.unique(unroll[begins])) != len(self):
+            raise ContractError("rows of equal unroll_id must stand together; shuffle rows after this connector")
+        if "t" in rows.columns:
+            t = np.asarray(rows["t"])
+            if ((t[1:] <= t[:-1]) & ~begins[1:]).any():
+                raise ContractError("rows of equal unroll_id must ascend in t; shuffle rows after this connector")
+        if "phantom" in rows.columns:
+            phantom = flags(rows, "phantom")
+            if (self.last_F < self.first_F).any() or not np.array_equal(phantom, self.left_n < 0):
+                raise ContractError("a phantom row must be its fragment's last, and not its only one")
+
+    def check_ends(self, rows: Rows) -> None:
+        """Make sure that an episode ends in a fragment's last transition only, as formulas take it to.
+
+        Raises:
+            ContractError: One ends in the middle.
+        """
+        for name in ("terminated", "truncated"):
+            if name in rows.columns and (flags(rows, name) & (self.left_n > 0)).any():
+                raise ContractError(
+                    f"a row with {name}=True must be the last of its unroll_id; give each episode one of its own, and "
+                    f"put NStep, which passes these flags on to earlier rows, behind this connector"
+                )
+
+    def scan(self, x_n: Floats, decay_n: Floats | float) -> Floats:
+        """Solve ``y[t] = x[t] + decay[t] * y[t + 1]`` in every fragment, where y after its last transition is 0.
+
+        Each pass doubles how far a row sees ahead (Hillis and Steele 1986), so there are as many as the longest
+        fragment's length has binary digits. What else is in the batch changes no bit, as long as it is finite.
+
+        Args:
+            x_n: (n,) float64.
+            decay_n: (n,) float64, or one number for all.
+
+        Returns:
+            (n,) y; 0 in phantom rows.
+        """
+        y = np.where(self.left_n >= 0, x_n, 0.0)
+        weight = np.where(self.left_n > 0, decay_n, 0.0)  # of the row `reach` ahead; 0 where that is another fragment
+        reach = 1
+        while reach <= self.left_n.max(initial=0):
+            y[:-reach] += weight[:-reach] * y[reach:]
+            weight[:-reach] *= weight[reach:]
+            reach *= 2
+        return y

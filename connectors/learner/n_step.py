@@ -1,0 +1,66 @@
+"""Transitions over several decisions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marlvec.connectors.connector import LearnerConnector
+from marlvec.connectors.learner.columns import check_share, column, flags, numbers
+from marlvec.connectors.learner.fragments import Fragments
+from marlvec.connectors.rows import Rows
+from marlvec.connectors.trees import map_tree
+from marlvec.errors import ArgumentError
+
+__all__ = ["NStep"]
+
+
+class NStep(LearnerConnector):
+    """Makes each row a transition over up to n decisions, and adds ``discounts`` (n,) float32.
+
+    Row t sums up ``k`` rewards, n of them or as many as its fragment still has, and takes the outcome of the last::
+
+        rewards[t]   = sum of gamma ** i * rewards[t + i] for i in 0 … k - 1
+        next_*[t]    = next_*[t + k - 1]          (next_obs, and every other column named so)
+        terminated, truncated likewise
+        discounts[t] = gamma ** k, or 0 where the outcome is terminated
+
+    so that ``rewards + discounts * V(next_obs)`` is the target for every row, those near a fragment's end included.
+    Phantom rows keep what they have, with discount 0.
+
+    Args:
+        n: Most decisions in one row, at least 1.
+        gamma: Discount per decision, from 0 to 1.
+
+    Raises:
+        ArgumentError: ``n`` is not a whole number above 0, or ``gamma`` not from 0 to 1.
+        ContractError: When called: a column is missing or no (n,) numbers, or the rows are out of order.
+    """
+
+    def __init__(self, n: int, gamma: float = 0.99) -> None:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ArgumentError(f"n must be a whole number of at least 1, got {n!r}")
+        check_share("gamma", gamma)
+        self.n = n
+        self.gamma = gamma
+
+    def __call__(self, rows: Rows) -> Rows:
+        fragments = Fragments(rows)
+        fragments.check_ends(rows)
+        left = fragments.left_n
+        real = left >= 0
+        steps = np.minimum(left + 1, self.n)
+        outcome = np.arange(len(rows)) + np.maximum(steps - 1, 0)
+        paid = numbers(rows, "rewards")
+        rewards = paid.copy()
+        for i in range(1, int(steps.max(initial=0))):
+            rewards[:-i] += np.where(steps[:-i] > i, self.gamma**i * paid[i:], 0.0)
+        changed = [name for name in rows.columns if name.startswith("next_")]
+        discounts = self.gamma**steps * (real & ~flags(rows, "terminated")[outcome])
+        return rows.replace(
+            rewards=rewards,
+            **{
+                name: map_tree(lambda leaf: leaf[outcome], column(rows, name))
+                for name in (*changed, "terminated", "truncated")
+            },
+            discounts=discounts.astype(np.float32),
+        )

@@ -1,0 +1,44 @@
+"""The learner side as one connector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from gymnasium.spaces import Space
+
+from marlvec.connectors.connector import LearnerConnector
+from marlvec.connectors.pipeline import Pipeline
+from marlvec.connectors.rows import Rows
+from marlvec.connectors.stage import Stage
+
+__all__ = ["LearnerPipeline"]
+
+
+class LearnerPipeline(Pipeline[LearnerConnector], LearnerConnector):
+    """Learner connectors in a row: the rows of a finished batch in, the rows to learn from out.
+
+    It needs no space and so no `bind`: ``pipeline(Rows(dict(batch["main"].items())))``.
+
+    Args:
+        pieces: Learner connectors, first to last.
+    """
+
+    _side = LearnerConnector
+    _needs_space = False
+
+    @classmethod
+    def default(cls) -> Self:
+        """Nothing: learners get what the collector gathered."""
+        return cls()
+
+    def see_batch(self, batch: Mapping[str, Rows]) -> None:
+        for stage in self._stages:
+            with self._naming(stage):
+                stage.piece.see_batch(batch)
+
+    def _spaces(self, space: Space[Any]) -> list[Space[Any]]:
+        return [space] * (len(self._stages) + 1)
+
+    def _inputs(self, space: Space[Any]) -> list[tuple[Stage[LearnerConnector], Space[Any]]]:
+        return [(stage, space) for stage in self._stages]

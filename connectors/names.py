@@ -1,0 +1,84 @@
+"""Names that stand for classes and functions in a config: what may be written down, and what may be built again."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError
+
+__all__ = ["CLASSES", "FUNCTIONS", "Names"]
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class Names(Generic[T]):
+    """A table from names to things, and back.
+
+    Args:
+        kind: What the things are, for messages.
+        decorator: What registers one, likewise.
+    """
+
+    def __init__(self, kind: str, decorator: str) -> None:
+        self.kind = kind
+        self.decorator = decorator
+        self._things: dict[str, T] = {}
+
+    def add(self, thing: T, name: str | None = None) -> None:
+        """Let ``name`` stand for ``thing``; its own name where None. The same once more is fine.
+
+        What was defined at the same place, as when a notebook's cell runs twice, takes the old one's place.
+
+        Raises:
+            AlreadyRegisteredError: The name stands for something else, or the thing has another name.
+            ArgumentError: A name that is no text, or none for a lambda.
+        """
+        name = getattr(thing, "__name__", None) if name is None else name
+        if not isinstance(name, str) or not name or name == "<lambda>":
+            raise ArgumentError(
+                f"{thing!r} needs a name to be registered under, got {name!r}: give {self.kind} name=..."
+            )
+        if (known := self.name_of(thing)) not in (None, name):
+            raise AlreadyRegisteredError(f"{thing!r} is registered as the {self.kind} {known!r} already")
+        taken = self._things.get(name)
+        if taken is not None and taken is not thing and not _same_place(taken, thing):
+            raise AlreadyRegisteredError(
+                f"the {self.kind} {name!r} is {_place(taken)} already; register {_place(thing)} with another name=..."
+            )
+        self._things[name] = thing
+
+    def name_of(self, thing: T) -> str | None:
+        """Look up a thing's name; None where it has none."""
+        return next((name for name, known in self._things.items() if known is thing), None)
+
+    def find(self, name: str) -> T:
+        """Look up what a name stands for.
+
+        Raises:
+            RegistryError: Nothing; lists the names that are close.
+        """
+        if name in self._things:
+            return self._things[name]
+        close = difflib.get_close_matches(name, self._things) if isinstance(name, str) else []
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise RegistryError(
+            f"no {self.kind} is registered as {name!r}: first import the module that has {self.decorator} over it{hint}"
+        )
+
+
+CLASSES: Names[type[Any]] = Names("connector", "@register_connector")
+"""Connector classes: marlvec's own from the start, others by `register_connector`."""
+
+FUNCTIONS: Names[Callable[..., Any]] = Names("function", "@register_function")
+"""Functions that connectors take as arguments, by `register_function`."""
+
+
+def _same_place(a: Any, b: Any) -> bool:
+    """Whether two things go back to one line of source, run twice."""
+    return _place(a) == _place(b) and "<" not in _place(a)  # "<locals>" and "<lambda>" are many things at one place
+
+
+def _place(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', '<no name>')}"

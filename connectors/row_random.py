@@ -1,0 +1,121 @@
+"""Random numbers that belong to rows, whatever batch a row stands in."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ArgumentError, ContractError
+
+__all__ = ["RowRandom"]
+
+U64 = NDArray[np.uint64]
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
+_MULTIPLY = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFT = np.uint64(30), np.uint64(27), np.uint64(31)
+_SPARE = np.uint64(11)  # a double holds 53 of 64 bits
+
+
+class RowRandom:
+    """Draws that depend on ``(seed, stream, eps_id, agent_index, t)`` and on nothing else.
+
+    Each row has a generator of its own, begun at a hash of those numbers. So it draws the same in a batch of any size
+    and order, in any process, and after a restart, and there is no state to save. Where rows have no ``eps_id``, their
+    ``env_id`` takes its place; an env's episodes then draw equal numbers at equal ``t``.
+
+    The first k draws of a row are the same however many are asked for, and the kinds of draw below are made of the same
+    bits: give each purpose a stream of its own.
+
+    The generator is SplitMix64, and its output function is the hash too: Steele, Lea and Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014, with the constants of Vigna's ``splitmix64.c``. Normal numbers are
+    made of uniform ones by Box and Muller, "A note on the generation of random normal deviates", 1958.
+
+    Args:
+        seed: Any int from 0 on.
+        stream: What the numbers are for; other streams of the same seed are independent.
+
+    Raises:
+        ArgumentError: ``seed`` is no int or below 0.
+    """
+
+    def __init__(self, seed: int, stream: str) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise ArgumentError(f"seed must be an int from 0 on, got {seed!r}")
+        self.seed = int(seed)
+        self.stream = stream
+        # Not hash(): that one is salted in every process anew.
+        digest = hashlib.blake2b(f"{self.seed}/{stream}".encode(), digest_size=8).digest()
+        self._key = np.frombuffer(digest, "<u8").astype(np.uint64)
+
+    def __repr__(self) -> str:
+        return f"RowRandom({self.seed}, {self.stream!r})"
+
+    def uniform(self, rows: Rows, k: int = 1) -> NDArray[np.float64]:
+        """Draw (n, k) numbers in [0, 1).
+
+        Raises:
+            ContractError: The rows lack ``t``, ``agent_index``, or both ``eps_id`` and ``env_id``.
+        """
+        words = self._words(rows, k)
+        words >>= _SPARE
+        drawn: NDArray[np.float64] = words * np.float64(2.0**-53)
+        return drawn
+
+    def normal(self, rows: Rows, k: int = 1) -> NDArray[np.float64]:
+        """Draw (n, k) numbers of mean 0 and variance 1.
+
+        Raises:
+            ContractError: As for `uniform`.
+        """
+        pairs = (k + 1) // 2
+        u = self.uniform(rows, 2 * pairs)
+        radius = np.sqrt(-2 * np.log1p(-u[:, 0::2]))  # of 1 - u, which is never 0
+        angle = 2 * np.pi * u[:, 1::2]
+        out = np.empty_like(u)
+        out[:, 0::2] = radius * np.cos(angle)
+        out[:, 1::2] = radius * np.sin(angle)
+        return out[:, :k]
+
+    def integers(self, rows: Rows, high_n: ArrayLike, k: int = 1) -> NDArray[np.int64]:
+        """Draw (n, k) ints from 0 to below ``high_n``.
+
+        Args:
+            rows: n rows.
+            high_n: One int for all rows, (n,) ints, or (n, k) ints; from 1 to 2**53.
+            k: How many to draw for each row.
+
+        Raises:
+            ContractError: As for `uniform`.
+        """
+        high: NDArray[Any] = np.asarray(high_n)
+        # Rounding never reaches high itself: the product is at least half a step of doubles below it.
+        drawn: NDArray[Any] = self.uniform(rows, k) * (high[:, None] if high.ndim == 1 else high)
+        return drawn.astype(np.int64)
+
+    def _words(self, rows: Rows, k: int) -> U64:
+        """(n, k) words of 64 random bits."""
+        columns = rows.columns
+        state = self._key
+        for name in ("eps_id" if "eps_id" in columns else "env_id", "agent_index", "t"):
+            if name not in columns:
+                raise ContractError(
+                    f"random numbers belong to rows by eps_id (or env_id), agent_index and t, and these rows have "
+                    f"no {name!r}; the columns are {list(columns)}. Give them that column"
+                )
+            # One more, so that a number's 0 is a step too.
+            state = mix(state + (np.asarray(columns[name]).astype(np.uint64) + np.uint64(1)) * _STEP)
+        return mix(state[:, None] + np.arange(1, k + 1, dtype=np.uint64) * _STEP)
+
+
+def mix(words: U64) -> U64:
+    """SplitMix64's output function, in place: one-to-one, and each bit in changes about half of the bits out."""
+    for shift, factor in zip(_SHIFT, _MULTIPLY, strict=False):
+        words ^= words >> shift
+        words *= factor
+    words ^= words >> _SHIFT[-1]
+    return words

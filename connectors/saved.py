@@ -1,0 +1,100 @@
+"""What a file of a pipeline holds."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from gymnasium.spaces import Space
+
+from marlvec.connectors.config import Config, decode, encode, outline
+from marlvec.connectors.connector import State
+from marlvec.connectors.saving import FilePath, read_file, write_file
+from marlvec.errors import CheckpointError, RegistryError
+from marlvec.spaces import describe_difference
+
+__all__ = ["SavedPipeline", "explained"]
+
+
+@contextmanager
+def explained(path: FilePath) -> Iterator[None]:
+    """Tell of what goes wrong while a sound file is built into a pipeline; other versions' arguments, for one."""
+    try:
+        yield
+    except (CheckpointError, RegistryError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(path, f"holds what cannot be built here: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPipeline:
+    """All that makes a pipeline what it is at one moment.
+
+    Attributes:
+        config: Its pieces, as `Connector.to_config` gives them.
+        state: What they remember.
+        training: Whether it, and each piece in it, outer ones first, is in training.
+        space: The space it is bound to; None where it is not.
+        agents: Names of the agents it is bound to.
+        action_space: The policy's, likewise.
+    """
+
+    config: Config
+    state: State
+    training: list[bool]
+    space: Space[Any] | None
+    agents: tuple[str, ...]
+    action_space: Space[Any] | None
+
+    def write(self, path: FilePath) -> None:
+        """Write it to a file.
+
+        Raises:
+            SerialisationError: A part of it is of a kind that no data file can hold.
+            OSError: The file cannot be written; the old one is as it was.
+        """
+        parts = {
+            "state": encode(self.state, "the state"),
+            "training": self.training,
+            "space": encode(self.space, "the space"),
+            "agents": list(self.agents),
+            "action_space": encode(self.action_space, "the action space"),
+        }
+        write_file(path, {"config": self.config, **parts})
+
+    @classmethod
+    def read(cls, path: FilePath) -> Self:
+        """Read it from a file.
+
+        Raises:
+            CheckpointError: The file is damaged, of another version, or of something else.
+            RegistryError: Nothing is registered under a name in it.
+        """
+        found = read_file(path)
+        with explained(path):
+            decoded = {key: decode(found[key]) for key in ("state", "space", "action_space")}
+            return cls(config=found["config"], training=found["training"], agents=tuple(found["agents"]), **decoded)
+
+    def check_same(self, own: SavedPipeline, path: FilePath) -> None:
+        """Check that this, read from a file, fits ``own``, a pipeline that is there.
+
+        Raises:
+            CheckpointError: They differ in pieces, agents or spaces; says where.
+        """
+        if own.agents != self.agents:
+            raise CheckpointError(path, f"is of the agents {list(self.agents)}, not of {list(own.agents)}")
+        for what in ("space", "action_space"):
+            mine, other = getattr(own, what), getattr(self, what)
+            if mine is None or other is None:
+                difference = None if mine is other else f"expected {mine}, got {other}"
+            else:
+                difference = describe_difference(mine, other)
+            if difference is not None:
+                raise CheckpointError(path, f"is of another {what.replace('_', ' ')}: {difference}")
+        lines = list(difflib.unified_diff(outline(own.config), outline(self.config), "here", "file", n=2, lineterm=""))
+        if lines:
+            raise CheckpointError(path, "\n".join(["is of another pipeline:", *lines]))

@@ -1,0 +1,187 @@
+"""Files of data: one ``.npz`` each, whole or not there, and never executed.
+
+The file is an uncompressed zip of ``.npy`` entries, as `numpy.load` opens it with ``allow_pickle=False``. Its entry
+``manifest`` holds JSON as bytes: the format, marlvec's version, and the data, in which ``{"$array": name}`` stands for
+the array of another entry. The zip's comment, which is the end of the file, holds the format once more and the sha256
+of everything before the digest. So a file that was cut, damaged or packed anew is told from a sound one before
+anything inside is looked at. (It is no signature: whoever can write the file can write a digest to it. Nothing inside
+is executed even then.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import stat
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from marlvec.errors import CheckpointError
+
+__all__ = ["FilePath", "read_file", "write_file"]
+
+FilePath = str | os.PathLike[str]
+
+FORMAT = 1
+_DIGEST = 64
+_END = "marlvec connectors, format {:04}, sha256 "
+_ENDS = re.compile(rb"marlvec connectors, format (\d{4}), sha256 ([0-9a-f]{64})")
+_END_SIZE = len(_END.format(0)) + _DIGEST
+_CHUNK = 1 << 20
+
+
+def write_file(path: FilePath, data: dict[str, Any]) -> None:
+    """Write data to a file, so that whoever reads it, now or after a crash, finds the old file or the new one.
+
+    Where several write at once, the last to finish wins. Killed in between, it may leave a hidden ``.tmp`` file.
+
+    Args:
+        path: The file; its folder must be there. Where this is a link, what it points to is written.
+        data: Values that `marlvec.connectors.config.encode` gave.
+
+    Raises:
+        OSError: The file cannot be written; the old one is as it was.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("x+b") as file:
+            _write(file, data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(target.parent, os.O_RDONLY)  # the new name is on the disk when its folder is
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_file(path: FilePath) -> dict[str, Any]:
+    """Read the dict that `write_file` wrote.
+
+    Raises:
+        CheckpointError: There is no such file, or it is not to the bit what was written, or of a newer format.
+    """
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):
+            raise CheckpointError(path, "is not a file")
+        with Path(path).open("rb") as file:
+            return _read(path, file)
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError) as error:
+        raise CheckpointError(path, f"does not hold what its end says: {error!r}") from error
+    except MemoryError as error:
+        raise CheckpointError(path, "does not fit into memory") from error
+
+
+def _write(file: BinaryIO, data: Any) -> None:
+    arrays: list[NDArray[Any]] = []
+
+    def aside(array: NDArray[Any]) -> dict[str, str]:
+        arrays.append(array)
+        return {"$array": f"array_{len(arrays) - 1}"}
+
+    manifest = {"format": FORMAT, "marlvec": sys.modules["marlvec"].__version__, "data": data}
+    text = json.dumps(manifest, default=aside, allow_nan=False).encode()
+    entries = {"manifest": np.frombuffer(text, np.uint8), **{f"array_{i}": array for i, array in enumerate(arrays)}}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in entries.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                npy.write_array(entry, array, allow_pickle=False)
+        archive.comment = _END.format(FORMAT).encode() + b"0" * _DIGEST
+    digest = _digest(file)
+    file.seek(-_DIGEST, os.SEEK_END)
+    file.write(digest)
+
+
+def _digest(file: BinaryIO) -> bytes:
+    """Hash the file but for the digest at its end."""
+    left = file.seek(0, os.SEEK_END) - _DIGEST
+    file.seek(0)
+    digest = hashlib.sha256()
+    while left > 0 and (chunk := file.read(min(left, _CHUNK))):
+        digest.update(chunk)
+        left -= len(chunk)
+    return digest.hexdigest().encode()
+
+
+def _read(path: FilePath, file: BinaryIO) -> dict[str, Any]:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _END_SIZE))
+    end = _ENDS.fullmatch(file.read())
+    if end is None:
+        raise CheckpointError(path, "is no file of a pipeline, or its end was lost")
+    if int(end[1]) != FORMAT:
+        own = sys.modules["marlvec"].__version__
+        raise CheckpointError(
+            path, f"is of format {int(end[1])}; marlvec {own} reads format {FORMAT}: use the version that wrote it"
+        )
+    if _digest(file) != end[2]:
+        raise CheckpointError(path, "is damaged: its content does not have the sha256 that its end says")
+    with zipfile.ZipFile(file) as archive:
+        entries = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        _check_entries(path, archive.infolist(), size)
+        manifest = json.loads(_array(archive, entries["manifest"]).tobytes(), parse_constant=_no_constant)
+        arrays = {name: _array(archive, info) for name, info in entries.items() if name != "manifest"}
+    asked: set[str] = set()
+    data = _with_arrays(manifest["data"], arrays, asked)
+    if extra := sorted(arrays.keys() - asked):
+        raise CheckpointError(path, f"holds entries that nothing asks for: {extra}")
+    if not isinstance(data, dict):
+        raise CheckpointError(path, f"holds {type(data).__name__}, not a dict")
+    return data
+
+
+def _check_entries(path: FilePath, infos: list[zipfile.ZipInfo], size: int) -> None:
+    """Nothing is read of a zip whose entries unpack to more than there is."""
+    for info in infos:
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
+            raise CheckpointError(path, f"holds {info.filename!r} compressed or encrypted")
+    if len({info.filename for info in infos}) < len(infos) or sum(info.file_size for info in infos) > size:
+        raise CheckpointError(path, "holds entries that overlap")
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    """Read one entry, once its header was found to tell the truth; objects, which are pickles, are refused."""
+    with archive.open(info) as entry:
+        version = npy.read_magic(entry)
+        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+        shape, _, dtype = read_header(entry)
+        if dtype.hasobject:
+            raise ValueError(f"{info.filename} holds Python objects")
+        if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != info.file_size - entry.tell():
+            raise ValueError(f"{info.filename} says {dtype} of {shape}, and has {info.file_size - entry.tell()} bytes")
+        entry.seek(0)
+        array: NDArray[Any] = npy.read_array(entry, allow_pickle=False)
+        return array
+
+
+def _with_arrays(data: Any, arrays: dict[str, NDArray[Any]], asked: set[str]) -> Any:
+    """Put the arrays back where they were."""
+    if isinstance(data, list):
+        return [_with_arrays(item, arrays, asked) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if "$array" in data:
+        asked.add(data["$array"])
+        return arrays[data["$array"]]
+    return {key: _with_arrays(item, arrays, asked) for key, item in data.items()}
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")

@@ -1,0 +1,136 @@
+"""Agents whose rows were taken out by a connector: nobody decides for them, and their env still wants an action."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.connectors import ActionPipeline, AgentPipeline, Pipeline, Rows
+from marlvec.connectors.trees import Tree, map_tree
+from marlvec.errors import ContractError
+from marlvec.spaces import SpaceTree
+
+__all__ = ["Idlers", "Part", "declared_noop"]
+
+AnyArray = NDArray[Any]
+IntArray = NDArray[np.int64]
+
+REPEAT = "repeat"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Actions of some agents of one group, for the envs.
+
+    Attributes:
+        group_index: Position of their group.
+        lanes: (n,) whose they are: ``env * A + agent``.
+        leaves: Per leaf of the action space: (n, …).
+        is_group: Whether these are all agents of the group in all envs, in order.
+    """
+
+    group_index: int
+    lanes: IntArray
+    leaves: Sequence[AnyArray]
+    is_group: bool = False
+
+
+class Idlers:
+    """The idle agents of one policy, and what is sent for them.
+
+    Args:
+        noop: What is sent: leaves of one action (1, …) of the env's; ``"repeat"`` for the agent's last action, zeros
+            before there is one; None where no connector says it.
+        tree: The env's action space.
+        num_envs: N.
+        num_agents: A.
+
+    Attributes:
+        lanes: (n,) the agents that are idle now, ascending.
+    """
+
+    def __init__(self, noop: str | list[AnyArray] | None, tree: SpaceTree, num_envs: int, num_agents: int) -> None:
+        self._noop = noop
+        self._agents = num_agents
+        self._last = tree.zeros(num_envs * num_agents) if noop == REPEAT else []
+        self.lanes = np.zeros(0, np.int64)
+
+    def add(self, lanes: IntArray) -> None:
+        """These agents are idle until their env has been sent something."""
+        self.lanes = np.union1d(self.lanes, lanes)
+
+    def actions(self, lanes: IntArray) -> list[AnyArray]:
+        """What to send for them: per leaf (n, …)."""
+        if self._noop == REPEAT:
+            return [leaf[lanes] for leaf in self._last]
+        assert isinstance(self._noop, list)  # where it is not declared, nobody becomes idle
+        return [np.repeat(leaf, len(lanes), axis=0) for leaf in self._noop]
+
+    def note_sent(self, lanes: IntArray, leaves: Sequence[AnyArray]) -> None:
+        """Remember what was sent for agents that were not idle."""
+        for last, leaf in zip(self._last, leaves, strict=False):  # there are none unless they are repeated
+            last[lanes] = leaf
+
+    def begin(self, env_ids: IntArray) -> None:
+        """New episodes: there is no last action."""
+        for last in self._last:
+            last.reshape(-1, self._agents, *last.shape[1:])[env_ids] = np.zeros((), last.dtype)
+
+    def clear(self) -> None:
+        """Nobody is idle."""
+        self.lanes = np.zeros(0, np.int64)
+
+
+def declared_noop(
+    before: AgentPipeline, behind: ActionPipeline, tree: SpaceTree, who: str
+) -> str | list[AnyArray] | None:
+    """What the connectors before a policy say is to be sent for agents whose rows they take out.
+
+    A no-op is an action of the policy's; a copy of the action connectors, in eval mode, makes it one of the env's.
+
+    Returns:
+        Leaves (1, …) of an action of the env's, ``"repeat"``, or None.
+
+    Raises:
+        ContractError: Two connectors say different things, or the action does not fit.
+    """
+    said = [noop for piece in _pieces(before) if (noop := getattr(piece, "noop", None)) is not None]
+    if not said:
+        return None
+    if any(isinstance(noop, str) for noop in said):
+        if any(not isinstance(noop, str) or noop != REPEAT for noop in said):
+            raise ContractError(f"the agent connectors of {who} declare different no-ops: {said}; declare one")
+        return REPEAT
+    if any(repr(noop) != repr(said[0]) for noop in said[1:]):
+        raise ContractError(f"the agent connectors of {who} declare different no-ops: {said}; declare one")
+    one = np.zeros(1, np.int64)
+    action = map_tree(lambda leaf: np.asarray(leaf)[None], said[0])
+    obs: Tree = SpaceTree(before.output_space_)
+    rows = Rows(
+        {
+            **dict.fromkeys(("env_id", "agent_index", "eps_id", "t"), one),
+            "obs": obs.unflatten(obs.zeros(1)),
+            "reward": np.zeros(1),
+            **dict.fromkeys(("terminated", "truncated", "last"), np.zeros(1, np.bool_)),
+            "first": np.ones(1, np.bool_),
+            "actions": action,
+        }
+    )
+    try:
+        sent = tree.flatten(copy.deepcopy(behind).eval()(rows)["actions_for_env"])
+        return [np.asarray(value).astype(leaf.dtype, copy=False) for value, leaf in zip(sent, tree.leaves, strict=True)]
+    except Exception as error:
+        error.add_note(f"while the no-op {said[0]!r} of {who} went through its action connectors")
+        raise
+
+
+def _pieces(pipeline: Pipeline[Any]) -> list[Any]:
+    found = []
+    for piece in pipeline:
+        found += _pieces(piece) if isinstance(piece, Pipeline) else [piece]
+    return found

@@ -1,0 +1,87 @@
+"""From what came back from the envs to rows, through the agent connectors."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.arrivals import Arrival
+from marlvec.collect.cast import Cast, Selection
+from marlvec.collect.episodes import Episodes
+from marlvec.collect.metrics import Metrics
+from marlvec.collect.roles import Role
+from marlvec.connectors import Rows
+from marlvec.connectors.trees import Tree
+
+__all__ = ["Intake"]
+
+
+class Intake:
+    """Makes a policy's rows, and sends them through its agent connectors.
+
+    Args:
+        cast: Who plays whom.
+        episodes: The accounts of the running episodes.
+        metrics: Where the time goes.
+    """
+
+    def __init__(self, cast: Cast, episodes: Episodes, metrics: Metrics) -> None:
+        self._cast, self._episodes, self._metrics = cast, episodes, metrics
+
+    def rows(
+        self, role: Role, chosen: Selection, arrival: Arrival, *, last: bool
+    ) -> tuple[Rows, NDArray[np.bool_] | None]:
+        """Rows behind the agent connectors, and which of those asked for they are: (n,) bool, or None for all.
+
+        Args:
+            role: Whose rows.
+            chosen: Which.
+            arrival: Where they are.
+            last: Whether these are final observations.
+        """
+        episodes, group = self._episodes, self._cast.groups[role.group_index]
+        lanes, n = chosen.lanes, len(chosen.lanes)
+        first = ~episodes.seen_L[lanes]
+        reward = episodes.owed_L[lanes]
+        if first.any():  # what was paid before an agent's first row goes to its first transition
+            reward[first] = 0.0
+            episodes.owed_L[lanes[~first]] = 0.0
+            episodes.seen_L[lanes] = True
+        else:
+            episodes.owed_L[lanes] = 0.0
+        leaves = (arrival.final if last else arrival.obs)[role.group_index]
+        columns: dict[str, Tree] = {
+            "env_id": chosen.env_id,
+            "agent_index": chosen.agent_index,
+            "eps_id": episodes.eps_id_N[chosen.env_id],
+            "t": episodes.turn_L[lanes],
+            "obs": group.observation_tree.unflatten([chosen.pick(leaf) for leaf in leaves]),
+            "reward": reward,
+            "terminated": self._cast.pick(role, chosen, arrival.terminated) if last else np.zeros(n, np.bool_),
+            "truncated": self._cast.pick(role, chosen, arrival.truncated) if last else np.zeros(n, np.bool_),
+            "first": first,
+            "last": np.full(n, last),
+        }
+        mask = arrival.masks[role.group_index]
+        if mask is not None:
+            columns["action_mask"] = np.ones((n, mask.shape[2]), np.bool_) if last else chosen.pick(mask)
+        if arrival.state is not None:
+            columns["state"] = _state(chosen, arrival, last=last)
+        began = perf_counter()
+        rows, kept = role.observe(Rows(columns))
+        self._metrics.timers["agent_connectors"].add(perf_counter() - began)
+        return rows, kept
+
+
+def _state(chosen: Selection, arrival: Arrival, *, last: bool) -> NDArray[Any]:
+    """Each row's global state: with a last row that in which the episode ended, where all of it has ended."""
+    assert arrival.state is not None
+    at = np.searchsorted(arrival.env_ids, chosen.env_id)
+    state: NDArray[Any] = arrival.state[at]
+    if last and arrival.final_state is not None:
+        over = arrival.done[at]
+        state[over] = arrival.final_state[at[over]]
+    return state

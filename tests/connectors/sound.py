@@ -1,0 +1,125 @@
+"""Connectors that keep to their contract; each of the broken ones is one of these with one thing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Space
+
+from marlvec.connectors import ActionConnector, AgentConnector, AgentTable, Rows
+from marlvec.connectors.connector import LearnerConnector
+from marlvec.connectors.row_random import RowRandom
+from marlvec.errors import ArgumentError
+
+VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
+UNIT = Box(-1.0, 1.0, (3,), np.float32)
+
+
+class Change(AgentConnector):
+    """Sound: puts an observation's change since the agent's last one in its place."""
+
+    def __init__(self) -> None:
+        self._last = AgentTable((3,), np.float32)
+
+    def __call__(self, rows: Rows) -> Rows:
+        return rows.replace(obs=rows.obs - self._turn(rows))
+
+    def _turn(self, rows: Rows) -> Any:
+        last = self._last.get(rows.env_id, rows.agent_index)
+        last[rows.first] = 0
+        self._last.set(rows.env_id, rows.agent_index, rows.obs)
+        return last
+
+    def reset(self, env_ids: Any = None) -> None:
+        self._last.reset(env_ids)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._last.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != {"values"}:
+            raise ArgumentError(f"expected values, got {list(state)}")
+        self._last.load_state_dict(state)
+
+
+class Centre(AgentConnector):
+    """Sound: subtracts the mean of all observations that it saw in training."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = np.zeros(3), 0
+
+    def __call__(self, rows: Rows) -> Rows:
+        if self.training:
+            self._learn(rows)
+        mean = self._sum / max(self._count, 1)
+        return rows.replace(obs=(rows.obs - mean).astype(np.float32))
+
+    def _learn(self, rows: Rows) -> None:
+        self._sum = self._sum + rows.obs.sum(axis=0, dtype=np.float64)
+        self._count += len(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": self._sum.copy(), "count": self._count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != {"sum", "count"}:
+            raise ArgumentError(f"expected sum and count, got {list(state)}")
+        self._sum, self._count = state["sum"].copy(), state["count"]
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {"sum": sum(state["sum"] for state in states), "count": sum(state["count"] for state in states)}
+
+
+class Team(AgentConnector):
+    """Sound: subtracts the mean over the agents of the env that are in the call."""
+
+    across_agents = True
+
+    def __call__(self, rows: Rows) -> Rows:
+        same = rows.env_id[:, None] == rows.env_id
+        mean = np.stack([rows.obs[mates].mean(axis=0) for mates in same]) if len(rows) else rows.obs
+        return rows.replace(obs=(rows.obs - mean).astype(np.float32))
+
+
+class Noise(AgentConnector):
+    """Sound: noise that belongs to its row."""
+
+    def __init__(self) -> None:
+        self._random = RowRandom(0, "noise")
+
+    def __call__(self, rows: Rows) -> Rows:
+        return rows.replace(obs=(rows.obs + self._random.normal(rows, 3)).astype(np.float32))
+
+
+class Halve(ActionConnector):
+    """Sound: halves actions; the policy's space is twice the env's."""
+
+    def __call__(self, rows: Rows) -> Rows:
+        return rows.replace(actions_for_env=rows.actions_for_env / np.float32(2))
+
+    def policy_space(self, space: Space[Any]) -> Space[Any]:
+        assert isinstance(space, Box)
+        return Box(space.low * 2, space.high * 2, dtype=np.float32)
+
+
+class Awake(AgentConnector):
+    """Sound: removes the rows of agents whose first number is below 0; they do nothing."""
+
+    changes_length = True
+    noop = 0
+
+    def __call__(self, rows: Rows) -> Rows:
+        return rows.take((rows.obs[:, 0] >= 0) | rows.last)
+
+
+class Later(LearnerConnector):
+    """Sound: adds the reward of a fragment's next row."""
+
+    def __call__(self, rows: Rows) -> Rows:
+        return rows.replace(later=self._later(rows))
+
+    def _later(self, rows: Rows) -> Any:
+        goes_on = rows.unroll_id[1:] == rows.unroll_id[:-1]
+        return np.append(np.where(goes_on, rows.rewards[1:], 0.0), np.zeros(min(1, len(rows))))
