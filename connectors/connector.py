@@ -43,6 +43,7 @@ class Connector(ABC):
         training: Whether running statistics are learnt (True) or frozen (False).
         agents: Names of the env's agents in the order of ``agent_index``; ``()`` where not known.
         action_space: Space of one action of the policy; None where not known.
+        policy_id: Id of the policy whose rows all of these are, in a collector; None elsewhere.
         changes_length: Whether this connector may return another number of rows than it was given.
         across_agents: Whether a row's outcome depends on other agents of its env (learner side: on other fragments of
             its batch), so that those belong in one call.
@@ -51,6 +52,7 @@ class Connector(ABC):
     training: bool = True
     agents: tuple[str, ...] = ()
     action_space: Space[Any] | None = None
+    policy_id: str | None = None
     changes_length: bool = False
     across_agents: bool = False
     _name: str | None = None

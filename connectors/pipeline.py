@@ -47,6 +47,7 @@ class Pipeline(Chain[P]):
         self._owner: Pipeline[Any] | None = None
         self._agents: tuple[str, ...] = ()
         self._action_space: Space[Any] | None = None
+        self._policy_id: str | None = None
         try:
             for piece in pieces:
                 self.append(piece)
@@ -160,7 +161,7 @@ class Pipeline(Chain[P]):
         came = [s.piece for s in stages if s not in old]
         went = [s.piece for s in old if s not in stages]
         inside = [p for piece in came for p in with_inner(piece)]
-        before = [(p, p.training, p.agents, p.action_space) for p in inside]
+        before = [(p, p.training, p.agents, p.action_space, p.policy_id) for p in inside]
         try:
             self._put(stages)
             self._hand_over(came, self)
@@ -168,8 +169,9 @@ class Pipeline(Chain[P]):
         except BaseException:
             self._put(old)
             self._hand_over(came, None)
-            for piece, training, agents, action_space in before:
-                piece.training, piece.agents, piece.action_space = training, agents, action_space
+            for piece, training, agents, action_space, policy_id in before:
+                piece.training, piece.agents = training, agents
+                piece.action_space, piece.policy_id = action_space, policy_id
             root._refresh()
             raise
         for piece in went:
@@ -190,7 +192,7 @@ class Pipeline(Chain[P]):
                 piece._owner = owner
             if owner is not None:
                 _ = piece.train() if self.training else piece.eval()
-                piece.agents, piece.action_space = self.agents, self.action_space
+                piece.agents, piece.action_space, piece.policy_id = self.agents, self.action_space, self.policy_id
 
     def _root(self) -> Pipeline[Any]:
         return self if self._owner is None else self._owner._root()
@@ -343,6 +345,17 @@ class Pipeline(Chain[P]):
         self._action_space = space
         for stage in self._stages:
             stage.piece.action_space = space
+
+    @property
+    def policy_id(self) -> str | None:
+        """Id of the policy it belongs to; set by the collector."""
+        return self._policy_id
+
+    @policy_id.setter
+    def policy_id(self, policy_id: str | None) -> None:
+        self._policy_id = policy_id
+        for stage in self._stages:
+            stage.piece.policy_id = policy_id
 
     def setup(self, space: Space[Any]) -> None:
         self._space = space

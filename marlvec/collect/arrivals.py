@@ -34,6 +34,7 @@ class Arrival:
         rewards: (n, A) float64.
         terminated, truncated, ended, alive, acting: (n, A) bool; nobody has ended in an episode that was lost.
         done, fault, quiet: (n,) bool.
+        given: (env id, agent name, action) of agents that do something without asking their policy.
         state, final_state: (n, …) global states, the latter where ``done``; None where the envs give none.
     """
 
@@ -48,6 +49,7 @@ class Arrival:
         "fault",
         "final",
         "final_state",
+        "given",
         "masks",
         "obs",
         "quiet",
@@ -66,6 +68,7 @@ class Arrival:
         self.alive, self.acting, self.done = step.alive, step.acting, step.done
         self.fault, self.quiet = step.fault, step.quiet
         self.state, self.final_state = step.state, step.final_state
+        self.given = step.off_policy_actions
         self._writable = writable
         if not self.everything and (step.env_ids[1:] < step.env_ids[:-1]).any():
             self._choose(np.argsort(step.env_ids))  # first come, first in row: no order to build on
@@ -105,5 +108,6 @@ class Arrival:
                 mask[at] = new_mask
         if self.state is not None:
             self.state[at] = other.state
+        self.given = [given for given in self.given if given[0] not in other.env_ids] + other.given
         self.alive[at] = other.alive
         self.acting[at] = other.acting

@@ -92,6 +92,7 @@ class Loop:
             role.ready = Ready.none()
             if role.group_index >= 0:
                 role.idlers.clear()
+                role.off_policy.clear()
         self._metrics.env_steps_lost += self.gain.env_steps
         self._metrics.agent_steps_lost += self.gain.decisions
         self.gain = Gain()
@@ -186,6 +187,7 @@ class Loop:
             role, lanes = answer.role, answer.ready.lanes
             role.trajectories.answer(answer.ready.where, answer.parts)
             role.idlers.note_sent(lanes, answer.for_env)
+            role.off_policy.forget(lanes)
             role.agent_connectors.on_policy_output(answer.rows)
             self._episodes.turn_L[lanes] += 1
             self._metrics.agent_steps += len(lanes)
@@ -311,6 +313,7 @@ class Loop:
                 role.agent_connectors.reset(env_ids)
                 role.action_connectors.reset(env_ids)
                 role.idlers.begin(env_ids)
+                role.off_policy.forget(self._lanes_of(env_ids))
         self._over_NA[env_ids] = False
         self._any_over = bool(self._over_NA.any())
         if self._episodes.begin(self._of_living(env_ids), self._entropy) or not self._cast.playing:
@@ -321,6 +324,8 @@ class Loop:
         self._episodes.see(arrival.where, arrival.alive)
         if self._any_over:
             self._check_gone(arrival)
+        if arrival.given:
+            self._note_given(arrival)
         all_act = arrival.everything and bool(arrival.acting.all())
         for role in self._cast.playing:
             if all_act:
@@ -352,6 +357,17 @@ class Loop:
         role.trajectories.link(before, slots)
         self.gain.agent_steps += len(before)
         return start
+
+    def _note_given(self, arrival: Arrival) -> None:
+        """Note what agents do without asking their policies."""
+        for env_id, name, action in arrival.given:
+            a = self._envs.agents.index(name)
+            if arrival.acting[np.searchsorted(arrival.env_ids, env_id), a]:
+                role = self._roles[self._episodes.policy_NA[env_id, a]]
+                role.off_policy.note(env_id * self._envs.agent_num + a, action, f"env {env_id}: agent {name!r}")
+
+    def _lanes_of(self, env_ids: IntArray) -> IntArray:
+        return np.add.outer(env_ids * self._envs.agent_num, np.arange(self._envs.agent_num)).ravel()
 
     def _check_gone(self, arrival: Arrival) -> None:
         back = arrival.acting & self._over_NA[arrival.where]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.columns import Where
 from marlvec.collect.idlers import Idlers, Part, declared_noop
+from marlvec.collect.off_policy import OffPolicy
 from marlvec.collect.trajectories import BATCH_COLUMNS, Trajectories
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.connectors.action.to_numpy import to_array
@@ -122,10 +123,12 @@ class Role:
         group_index: Position of the group of agents it plays; -1 while it has none.
         ready: Rows that wait for its answer.
         idlers: Agents whose rows its connectors took out; there once it is bound.
+        off_policy: What its agents do without asking it; likewise.
         trajectories: What it saw and did.
     """
 
     idlers: Idlers
+    off_policy: OffPolicy
 
     def __init__(
         self,
@@ -150,6 +153,8 @@ class Role:
 
     def bind(self, group_index: int, group: AgentGroup, agents: tuple[str, ...], num_envs: int, seed: int) -> None:
         """Give it the group of agents it plays, once: spaces go through the connectors to the policy."""
+        for chain in self.chains:
+            chain.policy_id = self.policy_id
         self.action_connectors.bind(group.action_space, agents)
         action_space = self.action_connectors.policy_space_
         self.agent_connectors.bind(group.observation_space, agents, action_space)
@@ -157,6 +162,7 @@ class Role:
         noop = declared_noop(self.agent_connectors, self.action_connectors, group.action_tree, self._who)
         self.idlers = Idlers(noop, group.action_tree, num_envs, len(agents))
         self._declared = noop is not None
+        self.off_policy = OffPolicy(SpaceTree(action_space), self._who)
         self._env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
         self.policy.setup(self.agent_connectors.output_space_, action_space, seed=seed)
         self.group_index = group_index
@@ -231,6 +237,19 @@ class Role:
         """
         rows = Rows(self.trajectories.rows(ready.where))
         version = int(self.policy.version)
+
+        def ask(some: Rows) -> tuple[Tree, Mapping[str, Tree]]:
+            return self._ask(some, explore=explore)
+
+        extras: Mapping[str, Tree]
+        if self.off_policy.used:
+            actions, extras = self.off_policy.answer(rows, ready.lanes, ask)
+        else:
+            actions, extras = ask(rows)
+        return Answer(self, ready, rows, rows.replace(actions=actions, **extras), version, [], [])
+
+    def _ask(self, rows: Rows, *, explore: bool) -> tuple[Tree, Mapping[str, Tree]]:
+        """The policy's actions and columns for some rows, of the right length."""
         try:
             output = self.policy.act(rows, explore=explore)
         except BaseException as error:  # Ctrl-C and sys.exit() too
@@ -246,7 +265,9 @@ class Role:
                 if not shape or shape[0] != n:
                     where = f"{name}/{path}" if path else name
                     raise self._bad(f"was given {n} rows and returned {where!r} of shape {shape}")
-        return Answer(self, ready, rows, rows.replace(actions=actions, **extras), version, [], [])
+        if not self.off_policy.knows_columns:
+            self.off_policy.learn(extras)
+        return actions, extras
 
     def _split(self, output: PolicyOutput) -> tuple[Tree, Mapping[str, Tree]]:
         """Tell ``actions`` from ``(actions, columns)``, also where actions are tuples."""
@@ -292,7 +313,7 @@ class Role:
         columns["actions"] = self._policy_tree.unflatten(own)
         columns["actions_for_env"] = self._env_tree.unflatten(answer.for_env)
         columns["policy_version"] = np.full(len(rows), answer.version)
-        answer.parts = self.trajectories.check_answer(columns)
+        answer.parts = self.trajectories.check_answer(columns, asked=not _all_given(columns))
         answer.rows = rows
 
     def _flatten(self, tree: SpaceTree, value: Tree, name: str) -> list[Any]:
@@ -333,6 +354,10 @@ class Role:
 
     def _bad(self, what: str) -> ContractError:
         return ContractError(f"policy {self.policy_id!r} {what}; nothing was sent to the envs")
+
+
+def _all_given(columns: Mapping[str, Tree]) -> bool:
+    return "off_policy" in columns and bool(columns["off_policy"].all())
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:

@@ -30,8 +30,13 @@ ROW_COLUMNS = (
 )
 """Columns of rows that the collector itself gives; what else comes out of the connectors, they added."""
 
-BATCH_COLUMNS = ("actions", "actions_for_env", "rewards", "next_obs", "next_state", "unroll_id", "policy_version")
+BATCH_COLUMNS = (
+    *("actions", "actions_for_env", "rewards", "next_obs", "next_state"),
+    *("unroll_id", "policy_version", "off_policy"),
+)
 """Names that the collector gives to columns of its own."""
+
+_LATER = {"off_policy"}  # may come at any time, and was False until then
 
 _START = 256
 
@@ -48,6 +53,7 @@ class Trajectories:
         self._owner = owner
         self._rows: dict[str, Column] = {}  # written when a row came
         self._answers: dict[str, Column] = {}  # written when the policy had answered
+        self._asked = False
         self._size, self._capacity = 0, _START
         self._lane = np.zeros(_START, np.int64)
         self._tick = np.zeros(_START, np.int64)
@@ -115,24 +121,34 @@ class Trajectories:
         """Copies of the columns of some slots, as they came out of the connectors."""
         return {name: column.get(where) for name, column in self._rows.items()}
 
-    def check_answer(self, columns: Mapping[str, Tree]) -> list[list[NDArray[Any]]]:
+    def check_answer(self, columns: Mapping[str, Tree], *, asked: bool = True) -> list[list[NDArray[Any]]]:
         """Leaves of the columns to write with `answer`, per column; changes nothing that was stored.
+
+        Args:
+            columns: Columns of n rows.
+            asked: Whether the policy was asked about any of them; what it adds is not known before that.
 
         Raises:
             ContractError: Columns are missing, new, or have changed their form; or one has a name that is taken.
         """
         if columns.keys() != self._answers.keys():
-            if self._answers:
+            new = {name: column for name, column in columns.items() if name not in self._answers}
+            if self._answers and (len(new) + len(self._answers) > len(columns) or (self._asked and set(new) - _LATER)):
                 raise ContractError(
                     f"{self._owner}: gave the columns {sorted(columns)}, until now {sorted(self._answers)}; "
                     f"they must stay the same"
                 )
-            taken = [name for name in columns if name in self._rows or name in ("rewards", "next_obs", "unroll_id")]
+            taken = [name for name in new if name in self._rows or name in ("rewards", "next_obs", "unroll_id")]
             if taken:
                 raise ContractError(
                     f"{self._owner}: it or its action connectors add columns named {taken}; such there are already"
                 )
-            self._answers = {name: Column(self._owner, name, value, self._capacity) for name, value in columns.items()}
+            for name, value in new.items():
+                self._answers[name] = Column(self._owner, name, value, self._capacity)
+                if self._size and name not in _LATER:  # until now only actions that were not the policy's
+                    for leaf in self._answers[name].leaves:
+                        leaf[...] = np.nan if leaf.dtype.kind in "fc" else 0
+        self._asked |= asked
         return [column.fit(columns[name]) for name, column in self._answers.items()]
 
     def answer(self, where: Where, parts: list[list[NDArray[Any]]]) -> None:

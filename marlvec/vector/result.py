@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.spec import EnvSpec, Info
+from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import RestartQuietly
 from marlvec.spaces import own_objects
 from marlvec.vector.buffers import Buffers, Selection, split_flags
@@ -183,6 +183,17 @@ class VectorStep:
             out["final_info"] = self._stack(self._final_infos)
             out["_final_info"] = np.isin(self.env_ids, list(self._final_infos))
         return out
+
+    @property
+    def off_policy_actions(self) -> list[tuple[int, str, Any]]:
+        """(env id, agent name, action) where an agent's info has ``"off_policy_action"``: it does that at this row."""
+        mine = self.env_ids.tolist() if self._infos else ()
+        return [
+            (i, who, entries["off_policy_action"])
+            for i in mine
+            for who, entries in self._infos.get(i, {}).items()
+            if who != COMMON and "off_policy_action" in entries
+        ]
 
     def _stack(self, infos: Mapping[int, Info]) -> dict[str, Any]:
         position = {i: k for k, i in enumerate(self.env_ids.tolist())}

@@ -18,6 +18,7 @@ from marlvec.connectors import (
     FlattenObs,
     FrameStack,
     NormalizeObs,
+    RnnState,
     Rows,
     action_connector,
     agent_connector,
@@ -107,6 +108,7 @@ def test_a_final_observation_is_stacked_on_those_before_it(mode: str) -> None:
         assert rows["truncated"].sum() > 60
 
 
+@pytest.mark.checklist(93)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_episodes_end_resets_that_envs_state_in_the_connectors_of_all_policies(mode: str) -> None:
     """Also of a policy that does not play there, which may next time."""
@@ -285,3 +287,100 @@ def test_masks_of_choices_reach_the_policy_and_the_batch() -> None:
         assert rows["action_mask"][np.arange(len(rows)), rows["actions"]].all()
         assert not rows["action_mask"].all(axis=1).any()
         assert Discrete(5) == envs.agent_action_space(0)
+
+
+class Asks(AgentConnector):
+    """Notes of whose rows it was told that they are."""
+
+    def __init__(self) -> None:
+        self.told: set[str | None] = set()
+
+    def __call__(self, rows: Rows) -> Rows:
+        self.told.add(self.policy_id)
+        return rows
+
+
+@pytest.mark.checklist(79)
+def test_a_connector_is_told_whose_rows_it_sees() -> None:
+    """Also one that enters later, and one deep inside."""
+    left, late, deep = Asks(), Asks(), Asks()
+    with sync("parallel", 2, 2) as envs:
+        collector = Collector(
+            envs,
+            {"left": RandomPolicy(), "right": RandomPolicy()},
+            {"agent_0": "left", "agent_1": "right"},
+            agent_connectors={"left": [left], "right": [AgentPipeline([deep])]},
+            seed=0,
+        )
+        collector.collect(env_steps=4)
+        collector.agent_connectors["right"].append(late)
+        collector.collect(env_steps=4)
+    assert (left.told, late.told, deep.told) == ({"left"}, {"right"}, {"right"})
+    assert collector.action_connectors["right"].policy_id == "right"
+
+
+@pytest.mark.checklist(98)
+def test_action_connectors_see_the_inputs_and_may_change_states_and_extras() -> None:
+    """What they make of a state is what comes back in at the agent's next turn, and what the batch has."""
+
+    @action_connector
+    def forgetful(rows: Rows) -> Rows:
+        return rows.replace(state_out=np.where((rows.t % 2 == 0)[:, None], rows.state_out, -rows.obs[:, :1]))
+
+    def act(rows: Rows) -> Any:
+        return np.zeros(len(rows), np.int64), {"state_out": rows.state_in + 1.0}
+
+    with SyncVectorEnv([lambda i=i: CounterEnv(6, env_index=i) for i in range(3)]) as envs:
+        rows = Collector(
+            envs,
+            FunctionPolicy(act),
+            agent_connectors=[RnnState(np.zeros(1))],
+            action_connectors=[*ActionPipeline.default(), forgetful],
+            seed=0,
+        ).collect(env_steps=60)["main"]
+        even = rows["t"] % 2 == 0
+        expected = np.where(even[:, None], rows["state_in"] + 1, -rows["obs"][:, :1])
+        np.testing.assert_array_equal(rows["state_out"], expected)
+        goes_on = rows["unroll_id"][1:] == rows["unroll_id"][:-1]
+        np.testing.assert_array_equal(rows["state_in"][1:][goes_on], rows["state_out"][:-1][goes_on])
+        assert not rows["state_in"][rows["t"] == 0].any()
+
+
+class Breaks(CounterEnv):
+    """Fails once, in the middle of its second episode; the one built in its place does not."""
+
+    def __init__(self, failed: list[int], env_index: int) -> None:
+        super().__init__(5, env_index=env_index)
+        self.failed, self.steps = failed, 0
+
+    def step(self, actions: Any) -> Any:
+        self.steps += 1
+        if self.steps == 8 and not self.failed:
+            self.failed.append(self.steps)
+            raise ValueError("broken")
+        return super().step(actions)
+
+
+@pytest.mark.checklist(93)
+@pytest.mark.parametrize("on_fault", ["restart", "mask"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fault_resets_that_envs_state_in_the_connectors_of_all_policies(mode: str, on_fault: Any) -> None:
+    """Of one that does not play in the lost episode, too; and nobody else's."""
+    spies, failed = {"left": Spy(), "right": Spy()}, list[int]()
+    factories = [lambda i=i: CounterEnv(5, env_index=i) for i in range(3)]
+    factories[1] = lambda: Breaks(failed, 1)
+    with SyncVectorEnv(factories, autoreset_mode=mode, on_fault=on_fault) as envs:
+        collector = Collector(
+            envs,
+            {"left": EchoPolicy(), "right": EchoPolicy()},
+            lambda name, episode: ["left", "right"][episode.number % 2],
+            agent_connectors={name: [spy] for name, spy in spies.items()},
+            seed=3,
+        )
+        collector.collect(env_steps=3 * 7)
+        before = {name: len(spy.resets) for name, spy in spies.items()}
+        collector.collect(env_steps=3)
+        assert failed
+        assert collector.metrics.episodes_faulty == 1
+        for name, spy in spies.items():
+            assert spy.resets[before[name] :] == [[1]]

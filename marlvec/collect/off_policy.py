@@ -1,0 +1,150 @@
+"""Actions that did not come from the policy: an env, or who plays in it, says what an agent does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.connectors import Rows
+from marlvec.connectors.action.to_numpy import to_array
+from marlvec.connectors.trees import Tree, map_tree, zip_trees
+from marlvec.errors import ContractError
+from marlvec.spaces import SpaceTree
+
+__all__ = ["OffPolicy"]
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+Ask = Callable[[Rows], tuple[Tree, Mapping[str, Tree]]]
+
+COLUMN = "off_policy"
+
+
+class OffPolicy:
+    """What the agents of one policy do without asking it.
+
+    Args:
+        tree: Space of one action of the policy.
+        who: The policy, for messages.
+
+    Attributes:
+        used: Whether there has ever been such an action; from then on answers have column ``off_policy``.
+        knows_columns: Whether `learn` was called.
+    """
+
+    def __init__(self, tree: SpaceTree, who: str) -> None:
+        self._tree, self._who = tree, who
+        self._actions: dict[int, list[Any]] = {}
+        self._blanks: dict[str, Tree] = {}  # of the columns that the policy adds: one row that says nothing
+        self.used = self.knows_columns = False
+
+    def learn(self, columns: Mapping[str, Tree]) -> None:
+        """See what the policy adds to its actions: columns (n, …)."""
+        self._blanks = {name: map_tree(_blank, column) for name, column in columns.items()}
+        self.knows_columns = True
+
+    def __len__(self) -> int:
+        return len(self._actions)
+
+    def note(self, lane: int, action: Any, where: str) -> None:
+        """An agent will do this when its row is due.
+
+        Args:
+            lane: Whose action.
+            action: One action of the policy's.
+            where: The same agent, for messages.
+
+        Raises:
+            ContractError: It is not in the policy's action space.
+        """
+        try:
+            leaves = self._tree.flatten(action)
+        except ContractError as error:
+            raise self._bad(action, where) from error
+        values = []
+        for value, leaf in zip(leaves, self._tree.leaves, strict=True):
+            one = value if leaf.is_object else np.asarray(value)
+            if not leaf.is_object and one.dtype != leaf.dtype and np.can_cast(one.dtype, leaf.dtype, "same_kind"):
+                one = one.astype(leaf.dtype)
+            if not leaf.space.contains(one):
+                raise self._bad(action, where)
+            values.append(one)
+        self._actions[lane] = values
+        self.used = True
+
+    def _bad(self, action: Any, where: str) -> ContractError:
+        return ContractError(
+            f"{where} says that it does {action!r} (info 'off_policy_action'), which is not in the action space of "
+            f"{self._who}: {self._tree.space}"
+        )
+
+    def forget(self, lanes: IntArray) -> None:
+        """What was noted for these is done, or will never be."""
+        if self._actions:
+            for lane in lanes.tolist():
+                self._actions.pop(lane, None)
+
+    def clear(self) -> None:
+        """Nothing is noted."""
+        self._actions.clear()
+
+    def among(self, lanes: IntArray) -> BoolArray:
+        """For which of these an action is noted: (n,)."""
+        return np.fromiter((lane in self._actions for lane in lanes.tolist()), np.bool_, len(lanes))
+
+    def answer(self, rows: Rows, lanes: IntArray, ask: Ask) -> tuple[Tree, dict[str, Tree]]:
+        """Actions and columns of all rows; the policy is asked about those alone for which nothing is noted.
+
+        Columns that the policy adds say nothing where it was not asked: NaN in floats, 0 elsewhere. An ``x_out`` beside
+        a column ``x_in`` of the rows says what came in: a state that the policy has not touched.
+
+        Args:
+            rows: n rows.
+            lanes: (n,) whose they are.
+            ask: Gives the policy's actions and columns for some rows.
+        """
+        given = self.among(lanes)
+        extras: dict[str, Tree] = {}
+        if not given.all():
+            actions, own = ask(rows.take(~given) if given.any() else rows)
+            if not given.any():
+                return actions, {**own, COLUMN: given}
+            extras = {name: self._spread(column, name, rows, given) for name, column in own.items()}
+            parts = self._tree.flatten(map_tree(to_array, actions))
+        else:
+            parts = [np.empty((0, *leaf.shape), leaf.dtype) for leaf in self._tree.leaves]
+            extras = {name: self._spread(None, name, rows, given) for name in self._blanks}
+        noted = [self._actions[lane] for lane in lanes[given].tolist()]
+        whole = []
+        for k, (leaf, part) in enumerate(zip(self._tree.leaves, parts, strict=True)):
+            column = np.empty((len(rows), *leaf.shape), leaf.dtype if given.all() else part.dtype)
+            column[~given] = part
+            for i, action in zip(np.flatnonzero(given).tolist(), noted, strict=True):
+                column[i] = action[k]
+            whole.append(column)
+        return self._tree.unflatten(whole), {**extras, COLUMN: given}
+
+    def _spread(self, own: Tree | None, name: str, rows: Rows, given: BoolArray) -> Tree:
+        """A column of all rows from that of the rows the policy was asked about."""
+        blank = self._blanks[name]
+        came = name[:-4] + "_in" if name.endswith("_out") else ""
+        whole = map_tree(lambda leaf: np.repeat(leaf, len(rows), axis=0), blank)
+        if came in rows.columns:
+            whole = zip_trees(lambda pair: np.array(pair[1], pair[0].dtype), [whole, rows[came]])
+        if own is None:
+            return whole
+
+        def put(pair: list[Any]) -> NDArray[Any]:
+            column: NDArray[Any] = pair[0]
+            column[~given] = to_array(pair[1])
+            return column
+
+        return zip_trees(put, [whole, own])
+
+
+def _blank(leaf: Any) -> NDArray[Any]:
+    array = to_array(leaf)
+    return np.full((1, *array.shape[1:]), np.nan if array.dtype.kind in "fc" else 0, array.dtype)
