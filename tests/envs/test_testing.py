@@ -258,6 +258,11 @@ def test_envs_that_take_their_process_along(kind: Any, options: dict[str, Any], 
 
 
 def test_the_public_module_has_the_same_names() -> None:
-    assert marlvec.testing.__all__ == ["check_connector", "check_env", "check_vector_env", *marlvec.envs.testing.__all__]
+    assert marlvec.testing.__all__ == [
+        "check_connector",
+        "check_env",
+        "check_vector_env",
+        *marlvec.envs.testing.__all__,
+    ]
     for name in marlvec.envs.testing.__all__:
         assert getattr(marlvec.testing, name) is getattr(marlvec.envs.testing, name)
