@@ -193,7 +193,7 @@ class Connector(ABC):
 
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self).__init__).parameters
-        changed = (f"{k}={v!r}" for k, v in self.params().items() if not _same(v, defaults[k].default))
+        changed = (f"{k}={_shown(v)}" for k, v in self.params().items() if not _same(v, defaults[k].default))
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def _not_set_up(self) -> StateError:
@@ -238,6 +238,10 @@ class LearnerConnector(Connector):
         Args:
             batch: Policy id to its rows.
         """
+
+
+def _shown(value: Any) -> str:
+    return str(value.__name__) if inspect.isroutine(value) else repr(value)  # not its address
 
 
 def _same(value: Any, default: Any) -> bool:

@@ -1,11 +1,12 @@
 """What a reader may copy runs as it stands: the README's quick start, the pages' marked blocks, the examples.
 
 A block in docs/ that stands under `<!-- run -->` is a whole script; the one under `<!-- output -->` after it is exactly
-what it prints.
+what it prints. The ```pycon blocks of a page are one session, from its first line to its last.
 """
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import subprocess
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from marlvec.connectors import catalogue
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+CONNECTORS = ROOT / "docs" / "connectors.md"
 QUICKSTART = ROOT / "examples" / "quickstart.py"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != QUICKSTART)
 _BLOCK = re.compile(
@@ -42,6 +46,17 @@ def run_text(code: str, folder: Path) -> str:
     script = folder / "copied.py"
     script.write_text(code, encoding="utf-8")
     return run(script, folder)
+
+
+def session(page: Path) -> doctest.DocTest:
+    """A page's ```pycon blocks. All other lines are blank, so that failures name the page's own."""
+    lines, inside = [], False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        is_fence = line.startswith("```")
+        if is_fence:
+            inside = line == "```pycon"
+        lines.append(line if inside and not is_fence else "")
+    return doctest.DocTestParser().get_doctest("\n".join(lines), {}, page.name, str(page), 0)
 
 
 def readme() -> str:
@@ -74,6 +89,19 @@ def test_there_is_no_marker_that_marks_nothing() -> None:
         assert text.count("<!-- run -->") == len(found), page
         assert text.count("<!-- output -->") == sum(block["output"] is not None for block in found), page
     assert len(BLOCKS) >= 8
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if session(page).examples], ids=lambda page: page.stem)
+def test_a_session_on_a_page_goes_as_it_says(page: Path) -> None:
+    said: list[str] = []
+    failed, _ = doctest.DocTestRunner(verbose=False).run(session(page), out=said.append)
+    assert not failed, "".join(said)
+
+
+@pytest.mark.parametrize("name", [row.name for row in catalogue()])
+def test_every_connector_has_an_example(name: str) -> None:
+    assert f"\n**`{name}`** " in CONNECTORS.read_text(encoding="utf-8")
+    assert any(re.search(rf"\b{name}\(", example.source) for example in session(CONNECTORS).examples)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors import ActionPipeline, AgentPipeline, Pipeline, Rows
+from marlvec.connectors.agent.history import blank_action
 from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
@@ -44,8 +45,8 @@ class Idlers:
     """The idle agents of one policy, and what is sent for them.
 
     Args:
-        noop: What is sent: leaves of one action (1, …) of the env's; ``"repeat"`` for the agent's last action, zeros
-            before there is one; None where no connector says it.
+        noop: What is sent: leaves of one action (1, …) of the env's; ``"repeat"`` for the agent's last action, before
+            there is one an action that stands for none, as `PrevActions` shows it; None where no connector says it.
         tree: The env's action space.
         num_envs: N.
         num_agents: A.
@@ -57,7 +58,8 @@ class Idlers:
     def __init__(self, noop: str | list[AnyArray] | None, tree: SpaceTree, num_envs: int, num_agents: int) -> None:
         self._noop = noop
         self._agents = num_agents
-        self._last = tree.zeros(num_envs * num_agents) if noop == REPEAT else []
+        self._blanks = [blank_action(leaf)[None] for leaf in tree.leaves] if noop == REPEAT else []
+        self._last = [np.repeat(blank, num_envs * num_agents, axis=0) for blank in self._blanks]
         self.lanes = np.zeros(0, np.int64)
 
     def add(self, lanes: IntArray) -> None:
@@ -78,8 +80,8 @@ class Idlers:
 
     def begin(self, env_ids: IntArray) -> None:
         """New episodes: there is no last action."""
-        for last in self._last:
-            last.reshape(-1, self._agents, *last.shape[1:])[env_ids] = np.zeros((), last.dtype)
+        for last, blank in zip(self._last, self._blanks, strict=True):
+            last.reshape(-1, self._agents, *last.shape[1:])[env_ids] = blank
 
     def clear(self) -> None:
         """Nobody is idle."""

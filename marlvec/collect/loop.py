@@ -73,6 +73,7 @@ class Loop:
         self._tick = 0
         self._entropy = 0
         self._pending = False  # whether the envs were sent something that was not received
+        self._transformed: list[Answer] = []  # what action connectors have seen in a call that failed there
 
     def start(self, *, entropy: int, seed: int | None) -> None:
         """Begin new episodes in all envs; what was not handed over is dropped.
@@ -85,6 +86,7 @@ class Loop:
             with suppress(EnvFault):
                 self._receive()
         self.state = "lost"
+        self._transformed = []
         self._entropy = entropy
         self.slot_L[:] = -1
         for role in self._roles:
@@ -170,16 +172,21 @@ class Loop:
                 mine = chosen[ready.lanes // self._envs.agent_num]
                 ready, rest = ready.take(mine), ready.take(~mine)
             if len(ready.lanes):
-                answers.append(role.act(ready, explore=self.explore))
+                answers.append(self._seen_before(role, ready) or role.act(ready, explore=self.explore))
             waiting.append(rest)
         decided = perf_counter()
-        for answer in answers:
-            answer.role.transform(answer)
+        try:
+            for answer in answers:
+                if not answer.parts:
+                    answer.role.transform(answer)
+        finally:
+            self._transformed = [answer for answer in answers if answer.parts]
         acting_envs = self._all_ids if env_ids is None else env_ids
         parts = [answer.part for answer in answers]
         parts += [Part(role.group_index, lanes, role.idlers.actions(lanes)) for role, lanes in idle]
         actions = self._cast.actions(parts, acting_envs, grouped=self._envs.grouped)
         sending = perf_counter()
+        self._transformed = []
         self._envs.send(actions, env_ids)
         self._pending = True
         self.state = "lost"  # until it is on record what was sent
@@ -200,6 +207,14 @@ class Loop:
         self.state = "waiting"
         self._metrics.timers["inference"].add(decided - began)
         self._metrics.timers["action_connectors"].add(sending - decided)
+
+    def _seen_before(self, role: Role, ready: Ready) -> Answer | None:
+        """The answer that a role's action connectors have seen in a call that failed at another's: they see it once."""
+        for answer in self._transformed:
+            if answer.role is role and np.array_equal(answer.ready.lanes, ready.lanes):
+                answer.ready = ready
+                return answer
+        return None
 
     def _of_chosen(self, lanes: IntArray, chosen: NDArray[np.bool_]) -> IntArray:
         return lanes[chosen[lanes // self._envs.agent_num]]

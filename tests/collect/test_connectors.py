@@ -15,9 +15,11 @@ from marlvec.connectors import (
     AgentConnector,
     AgentIndicator,
     AgentPipeline,
+    FilterRows,
     FlattenObs,
     FrameStack,
     NormalizeObs,
+    RepeatActions,
     RnnState,
     Rows,
     action_connector,
@@ -384,3 +386,47 @@ def test_a_fault_resets_that_envs_state_in_the_connectors_of_all_policies(mode: 
         assert collector.metrics.episodes_faulty == 1
         for name, spy in spies.items():
             assert spy.resets[before[name] :] == [[1]]
+
+
+@pytest.mark.fault("E8")
+def test_a_call_made_again_does_not_show_an_answer_to_action_connectors_twice() -> None:
+    """One policy's fail once, in each of several ticks; the other's remember what they sent."""
+    fails = [0]
+
+    @action_connector
+    def sometimes(rows: Rows) -> Rows:
+        fails[0] += 1
+        if fails[0] in (2, 5, 6):
+            raise ValueError("not now")
+        return rows
+
+    def sent(*more: Any) -> Any:
+        with SyncVectorEnv([lambda i=i: CounterEnv(6, env_index=i, agent_num=2) for i in range(3)]) as envs:
+            collector = Collector(
+                envs,
+                {"left": FunctionPolicy(lambda rows: rows.obs[:, 3].astype(int) % 5), "right": EchoPolicy()},
+                {"agent_0": "left", "agent_1": "right"},
+                action_connectors={"left": [RepeatActions(2)], "right": [*ActionPipeline.default(), *more]},
+                seed=0,
+            )
+            failed = 0
+            while True:
+                try:
+                    return collector.collect(env_steps=30)["left"], failed
+                except ValueError:
+                    failed += 1
+
+    (plain, never), (again, often) = sent(), sent(sometimes)
+    assert (never, often) == (0, 3)
+    np.testing.assert_array_equal(again["actions_for_env"], plain["actions_for_env"])
+    np.testing.assert_array_equal(again["obs"], plain["obs"])
+
+
+@pytest.mark.parametrize("start", [1, -3])
+def test_before_an_agent_has_done_anything_its_repeated_action_is_a_valid_one(start: int) -> None:
+    space = Discrete(3, start=start)
+    with SyncVectorEnv([lambda: SampledEnv(Box(-1, 1, (2,)), space, length=3)] * 2, validate="strict") as envs:
+        chain = [FilterRows(lambda rows: rows.t + rows.obs[:, 0] * 0 > 0, noop="repeat")]
+        collector = Collector(envs, RandomPolicy(), agent_connectors=chain, seed=0)
+        collector.collect(env_steps=12)
+        assert collector.metrics.noop_steps == 24
