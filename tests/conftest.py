@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ def nothing_left_at_the_end() -> Iterator[None]:
     """The same for what lives longer than a test: modules' and sessions' fixtures."""
     mark_descendants()
     ensure_server()  # one process and one socket, which live as long as this process
+    gc.collect()
+    gc.freeze()  # thousands of tests and their parameters, which every collection would go through
     before = Snapshot.take()
     yield
     if found := leaks(before):
