@@ -22,6 +22,7 @@ noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
 
 @pytest.mark.checklist(119)
+@pytest.mark.checklist(85)
 @pytest.mark.parametrize("mode", MODES)
 def test_returns_and_lengths_equal_a_count_by_hand(mode: str) -> None:
     """Env 0 plays episodes of 2 and 3 steps in turn, env 1 of 4. A step pays episode * 10**6 + t * 1000 + agent."""

@@ -13,6 +13,7 @@ from marlvec.errors import ArgumentError
 REWARDS = st.lists(st.tuples(st.floats(allow_nan=False), st.booleans()), max_size=6)
 
 
+@pytest.mark.checklist(85)
 @given(pairs=REWARDS, limit=st.one_of(st.none(), st.floats(0.1, 10)))
 def test_rewards_are_clipped_and_first_rows_pass(pairs: list[tuple[float, bool]], limit: float | None) -> None:
     reward = np.array([r for r, _ in pairs], np.float64)

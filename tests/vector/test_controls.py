@@ -232,6 +232,7 @@ def test_control_calls_leave_the_episodes_alone(envs: VectorEnv) -> None:
     assert got == expected
 
 
+@pytest.mark.checklist(68)
 def test_what_fails_is_told_and_costs_nothing(envs: VectorEnv) -> None:
     envs.reset(seed=0)
 
