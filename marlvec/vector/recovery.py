@@ -348,7 +348,9 @@ class Recovery:
         self.log.note(culprits, lost, operation, summary, "mask", quiet=False)
         self.masked[lost] = True
         for i in lost:
-            self._causes.setdefault(i, cause)
+            known = self._causes.setdefault(i, cause)
+            if isinstance(known.exception, RestartQuietly):  # it had asked to be built anew, which nobody can any more
+                self._causes[i] = cause
             self._revived.pop(i, None)
         self._look()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from marlvec import VectorEnv
 from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
-from marlvec.errors import BrokenError, EnvRaised, EnvTimeout, WorkerDied
+from marlvec.errors import BrokenError, EnvRaised, EnvTimeout, RestartQuietly, WorkerDied
+from tests.faults.programs import wait_gone
 from tests.vector.kinds import vectorize
 
 N, A = 4, 3
@@ -156,3 +158,25 @@ def test_when_nobody_is_left_it_raises(how: str, error: type[Exception]) -> None
             envs.step(acts(envs))
         with pytest.raises(BrokenError, match="No env is left"):
             envs.step(acts(envs))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", ["async", "pipes"])
+def test_an_env_that_wanted_to_be_built_anew_and_lost_its_worker_is_out_for_that(backend: str, mode: str) -> None:
+    """What it had asked for was never done, so its row does not say that it was."""
+    factories = [partial(RaisingEnv, 5, env_index=i, at=1, only_env=1, error=RestartQuietly) for i in range(N)]
+    with vec(backend, "raises", factories, autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        envs.step(acts(envs))
+        envs.step_send(acts(envs))
+        pid = envs.worker_pids[0]
+        while not envs._crew.has_said(0):  # type: ignore[attr-defined]  # nothing public tells it without hearing it
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGKILL)
+        wait_gone([pid], 60)
+        step = envs.recv()
+        assert envs.masked_env_ids == (0, 1)
+        assert step.fault.tolist()[1:] == [True, False, False]
+        assert not step.quiet.any()
+        assert not step.alive[1].any()
+        assert [fault.quiet for fault in envs.faults] == [True, False]

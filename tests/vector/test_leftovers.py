@@ -183,8 +183,10 @@ def test_twenty_lives_leave_no_trace(context: str) -> None:
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_shared_memory_has_no_name_is_private_and_cannot_change_its_size(
-    context: str, monkeypatch: pytest.MonkeyPatch
+    context: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the workers'
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # and ours: others' tests use the common one meanwhile
     seen: list[tuple[int, int, str, int]] = []
     grow = memory.grow
 
@@ -199,7 +201,7 @@ def test_shared_memory_has_no_name_is_private_and_cannot_change_its_size(
         assert status.st_blocks * 512 >= size, "allocated for real"
 
     monkeypatch.setattr(memory, "grow", spy)
-    folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    folders = [Path("/dev/shm"), tmp_path]
     before = [set(folder.iterdir()) for folder in folders]
     maps = Path("/proc/self/maps")
     mapped = maps.read_text().count("/memfd:marlvec")

@@ -194,7 +194,7 @@ def test_views_are_read_only_and_rows_come_first_come_first_served() -> None:
                     seen.append(i)
                     assert space.contains(at(space, step.obs, k, 0))
                 envs.send(envs.random_action(seed=t, env_ids=step.env_ids), step.env_ids)
-            envs.drain()
+            seen += envs.drain().env_ids.tolist()
             assert set(seen) == {0, 1, 2}
 
 
