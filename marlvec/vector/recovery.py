@@ -348,9 +348,7 @@ class Recovery:
         self.log.note(culprits, lost, operation, summary, "mask", quiet=False)
         self.masked[lost] = True
         for i in lost:
-            known = self._causes.setdefault(i, cause)
-            if isinstance(known.exception, RestartQuietly):  # it had asked to be built anew, which nobody can any more
-                self._causes[i] = cause
+            self._causes.setdefault(i, cause)  # its episode was lost to what came first
             self._revived.pop(i, None)
         self._look()
 

@@ -287,8 +287,10 @@ class Model:
     # --- masks
 
     def _looks_masked(self, row: Row) -> bool:
-        if self.on_fault != "mask" or row.i not in self.masked or row.quiet:
+        if self.on_fault != "mask" or row.i not in self.masked:
             return False
+        if row.quiet:  # lost because it had asked for that; its next incarnation may be what was masked, then or later
+            return self.mode == "same_step" and not row.alive.any()
         return row.fault or row.deserted or (self.mode == "same_step" and not row.alive.any())
 
     def _take_masked(self, env: Known, asked: Asked, row: Row, strike: Strike | None) -> None:
