@@ -192,7 +192,7 @@ def bind_to_limits() -> None:
 
     if os.getuid() != 0:
         return
-    os.setresuid(4711, 0, 0)
+    os.setresuid(10_000 + os.getpid(), 0, 0)  # one that nobody has, as the limit counts all of a user's processes
     libc = ctypes.CDLL(None, use_errno=True)
     head = (ctypes.c_uint32 * 2)(0x20080522, 0)
     sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, of the first 32 capabilities; the same of more
