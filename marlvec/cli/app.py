@@ -90,6 +90,14 @@ def rollout(
     batch_mode: Annotated[
         BatchMode, typer.Option(help="Exactly --env-steps, or whole episodes until they sum to it.")
     ] = BatchMode.TRUNCATE,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Show returns, speed and times while it runs, in place of the bar; lines now and then if stderr is "
+            "no terminal.",
+        ),
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -100,7 +108,8 @@ def rollout(
 ) -> None:
     """Step envs with policies; show returns, shapes and speed.
 
-    The progress bar goes to stderr, the table to stdout. Ctrl-C ends the run early, with the table of what there is.
+    The progress bar, or with --live a table that keeps up, goes to stderr; the table at the end to stdout. Ctrl-C ends
+    the run early, with the table of what there is.
 
     Two policies, each with connectors of its own:
 
@@ -110,6 +119,7 @@ def rollout(
     from marlvec.cli import arguments, tables
     from marlvec.cli.rollout import roll_out
     from marlvec.collect import Collector
+    from marlvec.collect.callbacks import LiveTable
     from marlvec.registry import make
 
     _settle_in()
@@ -131,16 +141,19 @@ def rollout(
             env_kwargs=kwargs,
         ) as envs:
             named, played_by = arguments.cast(named, mapping or [], envs.agents, envs.groups)
+            stderr = Console(stderr=True, emoji=False)
+            table = LiveTable(env_steps, title=envs.spec.name, console=stderr) if live else None
             collector = Collector(
                 envs,
                 named,
                 played_by,
+                callbacks=() if table is None else (table,),
                 agent_connectors=chains if chains else None,
                 batch_mode=batch_mode.value,
                 seed=seed,
                 window=env_steps + num_envs,  # every episode of this run: each takes a step at least
             )
-            result = roll_out(collector, played_by, env_steps, Console(stderr=True, emoji=False))
+            result = roll_out(collector, played_by, env_steps, stderr, table)
         console = _stdout()
         tables.print_rollout(console, result)
         if plot is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from marlvec.cli.tracks import Track, tracks
 from marlvec.collect import Collector, SampleBatch
+from marlvec.collect.callbacks import LiveTable
 from marlvec.vector import AsyncVectorEnv, VectorEnv
 
 __all__ = ["Rollout", "Setting", "roll_out"]
@@ -75,7 +77,13 @@ class Rollout:
     interrupted: bool
 
 
-def roll_out(collector: Collector, played_by: Mapping[str, str], env_steps: int, console: Console) -> Rollout:
+def roll_out(
+    collector: Collector,
+    played_by: Mapping[str, str],
+    env_steps: int,
+    console: Console,
+    table: LiveTable | None = None,
+) -> Rollout:
     """Collect so many env steps, or fewer if Ctrl-C comes.
 
     Args:
@@ -83,13 +91,15 @@ def roll_out(collector: Collector, played_by: Mapping[str, str], env_steps: int,
         played_by: Agent name → policy id, the collector's mapping.
         env_steps: How many.
         console: Where the progress bar goes; nothing is shown if it is no terminal.
+        table: One of the collector's callbacks, to be shown in place of the bar and closed at the end.
     """
     envs, metrics = collector.envs, collector.metrics
     samples: dict[str, SampleBatch] = {}
     rows = dict.fromkeys(collector.policies, 0)
     done, chunk, interrupted = 0, envs.num_envs, False
     began = last = perf_counter()
-    with _progress(console) as bar:
+    shown: AbstractContextManager[object] = nullcontext() if table is None else table
+    with shown, _progress(console, disable=table is not None) as bar:
         task = bar.add_task(envs.spec.name, total=env_steps, speed=0.0, note="")
         try:
             while done < env_steps:
@@ -99,7 +109,7 @@ def roll_out(collector: Collector, played_by: Mapping[str, str], env_steps: int,
                     rows[name] += len(part)
                     samples.setdefault(name, part)
                 now = perf_counter()
-                recent = [episode.episode_return for episode in metrics.episodes[-_RECENT:]]
+                recent = [episode.episode_return for episode in metrics.latest(_RECENT)]
                 note = f"return {np.mean(recent):.4g}" if recent else ""
                 speed = (metrics.env_steps - metrics.env_steps_lost) / (now - began)
                 bar.update(task, completed=min(done, env_steps), speed=speed, note=note)
@@ -128,7 +138,7 @@ def roll_out(collector: Collector, played_by: Mapping[str, str], env_steps: int,
     )
 
 
-def _progress(console: Console) -> Progress:
+def _progress(console: Console, *, disable: bool) -> Progress:
     return Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -136,7 +146,7 @@ def _progress(console: Console) -> Progress:
         TextColumn("env steps  [cyan]{task.fields[speed]:,.0f}/s[/]  {task.fields[note]}"),
         TimeRemainingColumn(compact=True),
         console=console,
-        disable=not console.is_terminal,
+        disable=disable or not console.is_terminal,
     )
 
 

@@ -27,6 +27,7 @@ _TIMES = {
     "action_connectors": "action connectors",
     "ingest": "book-keeping",
     "batch": "batches",
+    "callbacks": "callbacks",
 }
 
 
@@ -74,7 +75,8 @@ def print_rollout(console: Console, result: Rollout) -> None:
             f"[yellow]lost besides: {causes}, {result.env_steps_lost:,} env steps together[/]", highlight=False
         )
     if total := sum(result.timers.values()):
-        shares = ", ".join(f"{_TIMES[key]} {result.timers[key] / total:.0%}" for key in _TIMES)
+        parts = {key: result.timers[key] for key in _TIMES if key != "callbacks" or result.timers[key]}
+        shares = ", ".join(f"{_TIMES[key]} {seconds / total:.0%}" for key, seconds in parts.items())
         console.print(f"[dim]time went to: {shares}[/]", highlight=False)
     if not result.episodes:
         console.print("[yellow]no episode ended, so there are no returns yet; give more --env-steps[/]")

@@ -50,22 +50,22 @@ class Cast:
         groups: The envs' groups of agents.
         agents: Agent names.
         policy_NA: (N, A) index of each agent's role; read anew at every `update`.
-        seed: Role index → its policy's seed.
+        seed: Role's number → its policy's seed.
 
     Attributes:
-        roles, groups: as given.
+        roles, groups: as given; roles come and go, in the same list.
         playing: Roles that play somebody in a running episode, group by group.
     """
 
     def __init__(
         self,
-        roles: Sequence[Role],
+        roles: list[Role],
         groups: Sequence[AgentGroup],
         agents: tuple[str, ...],
         policy_NA: IntArray,
         seed: Callable[[int], int],
     ) -> None:
-        self.roles = tuple(roles)
+        self.roles = roles
         self.groups, self._agents, self._policy_NA, self._seed = tuple(groups), agents, policy_NA, seed
         self._columns = [np.array(group.agents) for group in groups]
         place = np.zeros(len(agents), np.int64)
@@ -75,9 +75,13 @@ class Cast:
         self._players: list[list[Role]] = [[] for _ in groups]
         self.playing: list[Role] = []
         self._everyone: dict[int, Selection] = {}
-        if len(groups) == 1:  # no need to wait and see whom it plays
-            for i in range(len(self.roles)):
-                self._bind(i, 0)
+        for role in self.roles:
+            self.prepare(role)
+
+    def prepare(self, role: Role) -> None:
+        """Give a role its group of agents where there is one only, with no need to wait and see whom it plays."""
+        if len(self.groups) == 1:
+            self.bind(role, 0)
 
     def update(self) -> None:
         """Take over a change of ``policy_NA``.
@@ -88,13 +92,17 @@ class Cast:
         self._everyone.clear()
         for g, columns in enumerate(self._columns):
             found = np.unique(self._policy_NA[:, columns]).tolist()
-            self._players[g] = [self._bind(i, g) for i in found]
+            self._players[g] = [self.bind(self.roles[i], g) for i in found]
         self.playing = [role for players in self._players for role in players]
 
-    def _bind(self, index: int, g: int) -> Role:
-        role = self.roles[index]
+    def bind(self, role: Role, g: int) -> Role:
+        """Make sure that a role may play agents of a group.
+
+        Raises:
+            ContractError: It plays those of another one.
+        """
         if role.group_index == -1:
-            role.bind(g, self.groups[g], self._agents, len(self._policy_NA), self._seed(index))
+            role.bind(g, self.groups[g], self._agents, len(self._policy_NA), self._seed(role.number))
         elif role.group_index != g:
             a, b = self.groups[role.group_index].name, self.groups[g].name
             raise ContractError(

@@ -5,33 +5,29 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from time import perf_counter
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.cast import Cast
-from marlvec.collect.chains import chains
+from marlvec.collect.callbacks.hooks import CallbackLike, Hooks
+from marlvec.collect.company import Chain, Company, Connectors, NewPolicy, named
 from marlvec.collect.episodes import Episodes, PolicyMapping
 from marlvec.collect.gain import Gain
+from marlvec.collect.goal import MEASURES, Unit, goal_of
 from marlvec.collect.harvest import Harvest
 from marlvec.collect.loop import Loop
 from marlvec.collect.metrics import EpisodeRecord, Metrics
-from marlvec.collect.roles import Role
-from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline
+from marlvec.collect.trained import PoliciesToTrain, Trained
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy
 from marlvec.vector.seeding import check_seed
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["Collector"]
-
-Unit = Literal["env_steps", "agent_steps", "episodes"]
-Chain = Iterable[Any]
 
 _POLICY_STREAM = 0x706F6C696379  # "policy"
 
@@ -56,7 +52,7 @@ class Collector:
 
     Args:
         envs: The envs.
-        policies: Policy id to policy; or one policy, which gets the id ``"main"``.
+        policies: Policy id to policy; or one policy, which gets the id ``"main"``. A `PolicyMap` is used as it is.
         policy_mapping: Who plays whom: a policy id, a dict of agent name to id, or a function
             ``(agent name, episode) -> id``, called once per episode and agent. None: the only policy there is. All
             agents that one policy plays must have the same spaces.
@@ -65,10 +61,15 @@ class Collector:
         action_connectors: Between policies and envs, likewise; None for ``ActionPipeline.default()``.
         learner_connectors: Between batches and learners, likewise; None for none. They see every policy's rows before
             they change their own. Those of a policy that has no rows in a batch are not called.
+        policies_to_train: Ids of the policies that get batches, or a function ``(policy id) -> bool``, asked at each
+            batch about those that have rows; None: all. What the others did is in no batch, and nowhere else missing:
+            metrics, ``batch.agent_steps`` and the amounts that `collect` takes count the decisions of all.
         batch_mode: ``"truncate"``: batches of exactly the asked size, which cut through episodes; ``"complete"``:
             whole episodes only.
         count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
         reward_dtype: Dtype of rewards in batches, e.g. ``np.float32``; None leaves float64. Metrics stay float64.
+        callbacks: Who is told what happens, in this order: a `Callback`, or a dict of its methods' names to functions,
+            or a function that has one of these names. They belong to the caller, too: nobody closes them.
         explore: Whether policies explore; may be set between calls.
         seed: Seeds the envs' first reset (as ``envs.reset(seed=seed)``), every policy and every episode's ``rng``, each
             with a stream of its own. None: from the operating system.
@@ -91,12 +92,14 @@ class Collector:
         policies: Mapping[str, Policy] | Policy,
         policy_mapping: PolicyMapping | None = None,
         *,
-        agent_connectors: Chain | Mapping[str, Chain] | None = None,
-        action_connectors: Chain | Mapping[str, Chain] | None = None,
-        learner_connectors: Chain | Mapping[str, Chain] | None = None,
+        agent_connectors: Connectors = None,
+        action_connectors: Connectors = None,
+        learner_connectors: Connectors = None,
+        policies_to_train: PoliciesToTrain = None,
         batch_mode: Literal["truncate", "complete"] = "truncate",
         count_by: Literal["env_steps", "agent_steps"] = "env_steps",
         reward_dtype: DTypeLike | None = None,
+        callbacks: Iterable[CallbackLike] = (),
         explore: bool = True,
         seed: int | None = None,
         window: int = 100,
@@ -106,39 +109,29 @@ class Collector:
         if count_by not in ("env_steps", "agent_steps"):
             raise ArgumentError(f"count_by must be 'env_steps' or 'agent_steps', got {count_by!r}")
         self.envs = envs
-        self.policies = _named(policies)
+        self.policies = named(policies)
         self._batch_mode, self._count_by = batch_mode, count_by
         self._seed = None if seed is None else check_seed(seed)
         self._entropy = _entropy(self._seed)
         ids = tuple(self.policies)
-        n, a = envs.num_envs, envs.agent_num
         if policy_mapping is None:
             if len(ids) > 1:
                 raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")
             policy_mapping = ids[0]
-        self._episodes = Episodes(n, envs.agents, ids, policy_mapping)
-        self.agent_connectors = chains(AgentPipeline, agent_connectors, ids, AgentPipeline.default)
-        self.action_connectors = chains(ActionPipeline, action_connectors, ids, ActionPipeline.default)
-        self.learner_connectors = chains(LearnerPipeline, learner_connectors, ids, LearnerPipeline.default)
-        self._roles = [
-            Role(
-                i,
-                name,
-                self.policies[name],
-                self.agent_connectors[name],
-                self.action_connectors[name],
-                self.learner_connectors[name],
-                n * a,
-            )
-            for i, name in enumerate(ids)
-        ]
-        cast = Cast(self._roles, envs.spec.groups, envs.agents, self._episodes.policy_NA, self._policy_seed)
-        if self._episodes.is_static:
-            cast.update()
+        self._trained = Trained(policies_to_train, ids)
+        self._episodes = Episodes(envs.num_envs, envs.agents, ids, policy_mapping)
+        connectors = agent_connectors, action_connectors, learner_connectors
+        self._company = Company(envs, self.policies, connectors, self._episodes, self._policy_seed)
+        self.agent_connectors, self.action_connectors, self.learner_connectors = self._company.pipelines
+        self._roles = self._company.roles
         self._harvest = Harvest(self._roles, reward_dtype)
         self.metrics = Metrics(envs.agents, ids, window=window)
         complete = batch_mode == "complete"
-        self._loop = Loop(envs, cast, self._episodes, self.metrics, keep_finished=complete, explore=explore)
+        self._hooks = Hooks(callbacks, envs, self.metrics)
+        cast, hooks = self._company.cast, self._hooks
+        self._loop = Loop(
+            envs, cast, self._episodes, self.metrics, keep_finished=complete, explore=explore, hooks=hooks
+        )
 
     def __repr__(self) -> str:
         return (
@@ -159,6 +152,91 @@ class Collector:
             for chain in role.chains:
                 chain.eval()
         return self
+
+    # --- policies that come and go
+
+    def add_policy(
+        self,
+        policy_id: str,
+        policy: NewPolicy,
+        *,
+        like: str | None = None,
+        agent_connectors: Chain | None = None,
+        action_connectors: Chain | None = None,
+        learner_connectors: Chain | None = None,
+    ) -> None:
+        """Add a policy, between two calls of `collect`; it plays whoever the mapping function gives it from now on.
+
+        Where `policies_to_train` is a list it is not in it.
+
+        Args:
+            policy_id: Its id, a new one.
+            policy: The policy; where `policies` is a `PolicyMap`, a function that builds it will do.
+            like: Id of a policy whose connectors it gets copies of, with all they have learned, and without what they
+                remember of running episodes.
+            agent_connectors: Its own chain, instead.
+            action_connectors: Likewise.
+            learner_connectors: Likewise.
+
+        Raises:
+            ArgumentError: The id is taken; the policy is none, or has an id already; or its connectors are not clear,
+                because one chain was given for all policies.
+            KeyError: There is no policy ``like``.
+            StateError: A policy of that id was removed, and some of its rows are still to come.
+        """
+        self._company.add(policy_id, policy, like, (agent_connectors, action_connectors, learner_connectors))
+        self._count_policies()
+
+    def replace_policy(self, policy_id: str, policy: NewPolicy) -> None:
+        """Let another policy decide from the next row on, under the same id and with the same connectors.
+
+        Its columns (``logp``, …) must be those of the old one while rows of that are still to come.
+
+        Args:
+            policy_id: Which.
+            policy: The new policy; set up with the same spaces, and a seed of its own.
+
+        Raises:
+            KeyError: There is no such policy.
+            ArgumentError: The new one is no policy, or has an id already.
+        """
+        self._company.replace(policy_id, policy, self._loop.slot_L)
+
+    def remove_policy(self, policy_id: str, remap_to: str | None = None) -> None:
+        """Remove a policy, between two calls of `collect`. It is not asked again.
+
+        The agents it plays in running episodes go over to ``remap_to``: those that are to act now at once, the others
+        when their turn comes, so that what the old one decided last still has its outcome. For the new policy and its
+        agent connectors an agent begins with the row it takes over (``first``; ``t`` counts on). So it does in a fixed
+        mapping. Rows of the old policy that no batch holds yet still come, under its id. A mapping function must not
+        name it any more.
+
+        Args:
+            policy_id: Which.
+            remap_to: Who takes its place; None where nobody has to.
+
+        Raises:
+            KeyError: There is no such policy, or no ``remap_to``.
+            StateError: It plays somebody, and ``remap_to`` is None. Nothing has changed.
+            ContractError: ``remap_to`` plays agents of other spaces. Nothing has changed.
+        """
+        self._company.remove(policy_id, remap_to, self._loop)
+        self._count_policies()
+
+    @property
+    def policies_to_train(self) -> PoliciesToTrain:
+        """Which policies get batches; may be set between calls."""
+        return self._trained.given
+
+    @policies_to_train.setter
+    def policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
+        self._trained = Trained(policies_to_train, tuple(self.policies))
+
+    def _count_policies(self) -> None:
+        """Have metrics know all policies there are, and those of the episodes they are over."""
+        known = [role.policy_id for role in self._roles]
+        known += [name for record in self.metrics.episodes for name in record.policies]
+        self.metrics.policies = tuple(dict.fromkeys(known))
 
     # --- collecting
 
@@ -200,15 +278,21 @@ class Collector:
             Exception: What a policy raises, with a note that names it. Nothing was sent; calling again goes on from
                 there, and that call's batch holds what this one had collected.
             StateError: An earlier call failed half-way through a step, or all envs are masked.
+            BaseException: What a callback raises, with a note that names it, once the step of the envs is finished:
+                calling again goes on. See `Callback`.
         """
-        unit, amount = self._goal(steps, env_steps=env_steps, agent_steps=agent_steps, episodes=episodes)
+        amounts: dict[Unit, int | None] = {"env_steps": env_steps, "agent_steps": agent_steps, "episodes": episodes}
+        unit, amount = goal_of(amounts, steps, self._count_by)
         if self._loop.state == "lost":
             raise StateError("an earlier call failed half-way through a step; call reset() to begin new episodes")
         if self._loop.state == "new":
             self._loop.start(entropy=self._entropy, seed=self._seed)
         while envs := self._envs_needed(unit, amount):
+            self._company.hand_over(self._loop)
             self._loop.step(envs)
-        return self._deliver(unit, amount)
+        batch = self._deliver(unit, amount)
+        self._hooks.sample_end(batch)
+        return batch
 
     def reset(self, seed: int | None = None) -> None:
         """Begin new episodes in all envs. Running ones are lost, with all rows that were not handed over.
@@ -218,9 +302,7 @@ class Collector:
         """
         if seed is not None:
             self._seed = self._entropy = check_seed(seed)
-            for role in self._roles:
-                if role.group_index >= 0:
-                    role.policy.reseed(self._policy_seed(role.index))
+            self._company.reseed()
         self._loop.start(entropy=self._entropy, seed=seed)
 
     @property
@@ -242,26 +324,11 @@ class Collector:
         """``"env_steps"`` or ``"agent_steps"``."""
         return self._count_by
 
-    def _goal(self, steps: int | None, **amounts: int | None) -> tuple[Unit, int]:
-        if steps is not None and amounts[self._count_by] is None:
-            amounts[self._count_by], steps = steps, None
-        given = [(unit, amount) for unit, amount in amounts.items() if amount is not None]
-        if len(given) != 1 or steps is not None:
-            raise ArgumentError("collect() wants exactly one of steps, env_steps, agent_steps, episodes")
-        unit, amount = given[0]
-        try:
-            number = operator.index(amount)
-        except TypeError:
-            number = 0
-        if number < 1 or isinstance(amount, bool):
-            raise ArgumentError(f"collect({unit}={amount!r}): expected an integer of at least 1")
-        return unit, number  # type: ignore[return-value]  # its keys are the names of collect()'s arguments
-
     def _envs_needed(self, unit: Unit, amount: int) -> int:
         """How many envs to step next; 0 when there is enough."""
         everyone = self.envs.num_envs
         if self._batch_mode == "complete":
-            there = sum(map(_MEASURES[unit], self._loop.finished))
+            there = sum(map(MEASURES[unit], self._loop.finished))
             return everyone if there < amount else 0
         lacking = amount - int(getattr(self._loop.gain, unit))
         if unit == "agent_steps":
@@ -277,15 +344,16 @@ class Collector:
             there = 0
             while there < amount:
                 taken.append(loop.finished[len(taken)])
-                there += _MEASURES[unit](taken[-1])
+                there += MEASURES[unit](taken[-1])
             slots = self._harvest.of_episodes([record.eps_id for record in taken])
             env_steps = sum(record.length for record in taken)
         else:
             slots = self._harvest.first_closed(amount) if unit == "agent_steps" else self._harvest.all_closed()
             env_steps = loop.gain.env_steps
         began = perf_counter()
-        batches = self._harvest.reap(slots, loop.slot_L, self._episodes.policy_NA.reshape(-1))
+        batches = self._harvest.reap(slots, loop.slot_L, self._episodes.policy_NA.reshape(-1), self._trained)
         self.metrics.timers["batch"].add(perf_counter() - began)
+        self._company.drop_idle(self._loop)
         if self._batch_mode == "complete":
             del loop.finished[: len(taken)]
         else:
@@ -299,31 +367,9 @@ class Collector:
         )
         return batch
 
-    def _policy_seed(self, index: int) -> int:
-        stream = np.random.SeedSequence(self._entropy, spawn_key=(_POLICY_STREAM, index))
+    def _policy_seed(self, number: int) -> int:
+        stream = np.random.SeedSequence(self._entropy, spawn_key=(_POLICY_STREAM, number))
         return int(stream.generate_state(1, np.uint64)[0])
-
-
-_MEASURES: dict[Unit, Callable[[EpisodeRecord], int]] = {
-    "env_steps": lambda record: record.length,
-    "agent_steps": lambda record: int(record.lengths_A.sum()),
-    "episodes": lambda record: 1,
-}
-
-
-def _named(policies: Mapping[str, Policy] | Policy) -> dict[str, Policy]:
-    named = {"main": policies} if isinstance(policies, Policy) else policies
-    if not isinstance(named, Mapping) or not named:
-        raise ArgumentError(f"policies must be a Policy, or a dict of policy id to Policy, got {named!r}")
-    for name, policy in named.items():
-        if not isinstance(name, str):
-            raise ArgumentError(f"a policy id must be a string, got {name!r}")
-        if not isinstance(policy, Policy):
-            hint = "; wrap a function of rows in FunctionPolicy" if callable(policy) else ""
-            raise ArgumentError(f"policy {name!r} must be a marlvec Policy, got {policy!r}{hint}")
-    if len({id(policy) for policy in named.values()}) < len(named):
-        raise ArgumentError("one policy object has two ids; each id needs an object of its own")
-    return dict(named)
 
 
 def _entropy(seed: int | None) -> int:

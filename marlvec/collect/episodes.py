@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -100,8 +100,11 @@ class Episodes:
         self._seen_NA = self.seen_L.reshape(n, a)
         self._next_id = 0
         self._function = mapping if callable(mapping) else None
+        self._seats_A: list[int] = []  # who plays whom where that is fixed
+        self._moved = False  # whether running episodes may be played by others
         if not callable(mapping):
-            self.policy_NA[:] = self._static(mapping)
+            self._seats_A = self._static(mapping)
+            self.policy_NA[:] = self._seats_A
 
     @property
     def is_static(self) -> bool:
@@ -144,16 +147,45 @@ class Episodes:
         for array in (self._turn_NA, self._owed_NA, self._seen_NA, self._returns_NA, self._present_NA):
             array[env_ids] = 0
         self._began_N[env_ids] = perf_counter()
-        if self._function is None:
+        if self._function is None and not self._moved:
             return False
         before = self.policy_NA[env_ids]
-        for i in env_ids.tolist():
-            episode = Episode(int(self.eps_id_N[i]), i, int(self._number_N[i]), entropy)
+        if self._function is None:
+            self.policy_NA[env_ids] = self._seats_A
+        for i in env_ids.tolist() if self._function is not None else ():
+            episode = Episode(*self.identity(i), entropy)
             self.policy_NA[i] = [
                 self._known(self._function(name, episode), f"policy_mapping({name!r}, {episode})")
                 for name in self._agents
             ]
         return bool((before != self.policy_NA[env_ids]).any())
+
+    def recast(self, policy_ids: Sequence[str], leaving: Collection[str] = ()) -> None:
+        """Policies have come or go: arrays hold positions in these ids, and nobody may be mapped to a leaving one."""
+        self._policy_ids = tuple(policy_ids)
+        self._index = {name: i for i, name in enumerate(policy_ids) if name not in leaving}
+
+    def seats(self, index: int) -> list[str]:
+        """Agents whom a policy plays by a fixed mapping."""
+        return [name for name, i in zip(self._agents, self._seats_A, strict=False) if i == index]
+
+    def runs(self, index: int) -> BoolArray:
+        """Where a policy plays in running episodes: (N, A)."""
+        return (self.policy_NA == index) & (self.eps_id_N >= 0)[:, None]
+
+    def reseat(self, old: int, new: int) -> None:
+        """Let ``new`` play, from each env's next episode on, whom ``old`` plays by a fixed mapping."""
+        self._seats_A = [new if i == old else i for i in self._seats_A]
+        self._moved = True
+
+    def close_up(self, index: int) -> None:
+        """A policy that plays nobody is gone: those behind it move up."""
+        self.policy_NA[self.policy_NA > index] -= 1
+        self._seats_A = [i - (i > index) for i in self._seats_A]
+
+    def identity(self, env_id: int) -> tuple[int, int, int]:
+        """The running episode's id, its env, and its number there."""
+        return int(self.eps_id_N[env_id]), env_id, int(self._number_N[env_id])
 
     def pay(self, envs: IntArray | slice, rewards_nA: NDArray[np.float64]) -> None:
         """Account for one step of these envs: every agent's reward, whether it acts or not."""

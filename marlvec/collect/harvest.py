@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,12 +20,12 @@ class Harvest:
     """Turns trajectories into batches and numbers their fragments.
 
     Args:
-        roles: Whose trajectories.
+        roles: Whose trajectories; looked at anew each time.
         reward_dtype: Dtype of the batches' rewards; None to leave it as it is.
     """
 
     def __init__(self, roles: Sequence[Role], reward_dtype: DTypeLike | None) -> None:
-        self._roles = tuple(roles)
+        self._roles = roles
         self._reward_dtype = None if reward_dtype is None else np.dtype(reward_dtype)
         self._next_unroll = 0
 
@@ -48,32 +48,42 @@ class Harvest:
         masks = np.split(chosen, np.cumsum([len(s) for s in slots])[:-1])
         return [s[mask] for s, mask in zip(slots, masks, strict=True)]
 
-    def reap(self, slots: Sequence[IntArray], slot_L: IntArray, policy_L: IntArray) -> Mapping[str, SampleBatch]:
+    def reap(
+        self,
+        slots: Sequence[IntArray],
+        slot_L: IntArray,
+        policy_L: IntArray,
+        is_trained: Callable[[str], bool] = lambda policy_id: True,
+    ) -> Mapping[str, SampleBatch]:
         """Make batches of these transitions, and forget them once the learner connectors have done their work.
 
         Args:
             slots: Per role, ascending.
             slot_L: (L,) each lane's present slot, or -1; moved along in place.
             policy_L: (L,) index of the role that plays each lane.
+            is_trained: Whether a policy gets a batch. Rows of the others are only shown to learner connectors.
         """
         found: dict[str, Rows] = {}
         unroll = self._next_unroll
+        trained = [
+            role for role, own in zip(self._roles, slots, strict=True) if len(own) and is_trained(role.policy_id)
+        ]
+        all_are_shown = any(len(role.learner_connectors) for role in trained)
         for role, own in zip(self._roles, slots, strict=True):
-            if len(own):
+            if len(own) and (all_are_shown or role in trained):
                 columns, unroll = role.trajectories.read(own, unroll)
                 if self._reward_dtype is not None:
                     columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)
                 found[role.policy_id] = Rows(columns)
-        batches = self._connected(found)
+        batches = self._connected(trained, found)
         self._next_unroll = unroll
         for role, own in zip(self._roles, slots, strict=True):
             if len(own):
                 role.forget(own, slot_L, policy_L)
         return batches
 
-    def _connected(self, found: Mapping[str, Rows]) -> dict[str, SampleBatch]:
-        """Send rows through the learner connectors, each piece of which may look at all of them first."""
-        roles = [role for role in self._roles if role.policy_id in found]
+    def _connected(self, roles: Sequence[Role], found: Mapping[str, Rows]) -> dict[str, SampleBatch]:
+        """Send these roles' rows through their learner connectors, each piece of which may look at all rows first."""
         batches = {}
         for role in roles:
             if len(role.learner_connectors):

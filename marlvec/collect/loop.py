@@ -13,13 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.arrivals import Arrival
+from marlvec.collect.callbacks.hooks import Hooks
 from marlvec.collect.cast import Cast
+from marlvec.collect.departures import Departures
 from marlvec.collect.episodes import Episodes
 from marlvec.collect.gain import Gain
 from marlvec.collect.idlers import Part
 from marlvec.collect.intake import Intake
 from marlvec.collect.metrics import EpisodeRecord, Metrics
 from marlvec.collect.roles import Answer, Ready, Role
+from marlvec.collect.traffic import Traffic
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError, EnvFault, StateError
 from marlvec.vector.vector_env import VectorEnv
@@ -43,6 +46,9 @@ class Loop:
         cast: Who plays whom.
         episodes: The accounts of the running episodes.
         metrics: Where finished episodes and times go.
+        keep_finished: Whether to keep the records of episodes that ended.
+        explore: Whether policies explore.
+        hooks: Who is told what happens.
 
     Attributes:
         state: ``"new"``: nothing runs yet. ``"ready"``: between two steps. ``"waiting"``: a step was sent and its
@@ -50,30 +56,41 @@ class Loop:
         gain: What has come in since someone last looked.
         finished: Records of episodes that ended, likewise; only while ``keep_finished``.
         slot_L: (L,) each lane's stored row that is ready or open, or -1.
-        living: Ids of the envs that are not masked; the others are never sent to.
         explore: Whether policies explore.
     """
 
     def __init__(
-        self, envs: VectorEnv, cast: Cast, episodes: Episodes, metrics: Metrics, *, keep_finished: bool, explore: bool
+        self,
+        envs: VectorEnv,
+        cast: Cast,
+        episodes: Episodes,
+        metrics: Metrics,
+        *,
+        keep_finished: bool,
+        explore: bool,
+        hooks: Hooks,
     ) -> None:
         n, a = envs.num_envs, envs.agent_num
         self._envs, self._cast, self._episodes, self._metrics = envs, cast, episodes, metrics
         self._roles = cast.roles
         self._intake = Intake(cast, episodes, metrics)
         self._keep_finished = keep_finished
+        self._departures = Departures(n, envs.agents)
+        self._traffic = Traffic(envs, hooks)
+        self._hooks = hooks
         self.explore = explore
         self.state: Literal["new", "ready", "waiting", "lost"] = "new"
         self.gain = Gain()
         self.finished: list[EpisodeRecord] = []
         self.slot_L = np.full(n * a, -1, np.int64)
-        self._all_ids = self.living = np.arange(n)
-        self._over_NA = np.zeros((n, a), np.bool_)  # ended in the running episode
-        self._any_over = False
         self._tick = 0
         self._entropy = 0
-        self._pending = False  # whether the envs were sent something that was not received
         self._transformed: list[Answer] = []  # what action connectors have seen in a call that failed there
+
+    @property
+    def living(self) -> IntArray:
+        """Ids of the envs that are not masked."""
+        return self._traffic.living
 
     def start(self, *, entropy: int, seed: int | None) -> None:
         """Begin new episodes in all envs; what was not handed over is dropped.
@@ -81,10 +98,15 @@ class Loop:
         Args:
             entropy: Seed of the episodes' own random streams.
             seed: Seed of the envs' reset; None: they go on with their streams.
+
+        Raises:
+            StateError: A callback asks for it in the middle of a step.
+            BaseException: What a callback raised, once all is done.
         """
-        if self._pending:  # an interrupted call left a reply on its way
+        self._hooks.lose_all()
+        if self._traffic.is_pending:  # an interrupted call left a reply on its way
             with suppress(EnvFault):
-                self._receive()
+                self._traffic.receive()
         self.state = "lost"
         self._transformed = []
         self._entropy = entropy
@@ -100,13 +122,13 @@ class Loop:
         self.gain = Gain()
         self.finished.clear()
         self._episodes.restart(numbers=seed is not None)
-        self._envs.reset_send(seed=seed)
-        self._pending = True
-        arrival = self._receive()
-        self._leave_out_masked(arrival)
-        self._begin(self._all_ids)
+        self._traffic.reset(seed=seed)
+        arrival = self._traffic.receive()
+        self._traffic.leave_out_masked(arrival)
+        self._begin(self._traffic.all_ids)
         self._observe(arrival)
         self.state = "ready"
+        self._hooks.raise_held()
 
     def step(self, k: int) -> None:
         """Step k envs, or all that live, or take in what an interrupted call left on its way.
@@ -115,42 +137,28 @@ class Loop:
             StateError: All envs are masked.
             ContractError, Exception: From policies and action connectors: nothing was sent, the state is as before.
             EnvFault, Exception: From envs and agent connectors: the state is ``"lost"``.
+            BaseException: From callbacks, once the step is finished: the state is ``"ready"``.
         """
         if not len(self.living):
             raise StateError("all envs are masked after faults, so there is nobody left to step; make() new ones")
         if self.state != "waiting":
-            self._act(self._longest_waiting(k))
+            self._act(self._traffic.longest_waiting(k, self._episodes.steps_N))
         began = perf_counter()
         try:
-            arrival = self._receive()
+            arrival = self._traffic.receive()
         except EnvFault:
             self.state = "lost"
             raise
         timers = self._metrics.timers
         now = perf_counter()
         timers["env_wait"].add(now - began)
-        connecting = timers["agent_connectors"]
-        before = connecting.seconds
+        connecting, telling = timers["agent_connectors"], timers["callbacks"]
+        before = connecting.seconds + telling.seconds
         self.state = "lost"  # until this step is whole
         self._take_in(arrival)
         self.state = "ready"
-        timers["ingest"].add(perf_counter() - now - (connecting.seconds - before))
-
-    def _receive(self) -> Arrival:
-        try:
-            step = self._envs.recv()
-        except EnvFault:
-            self._pending = False
-            raise
-        self._pending = False
-        return Arrival(step, len(self._all_ids), writable=self._envs.copy)
-
-    def _longest_waiting(self, k: int) -> IntArray | None:
-        """The k envs that have stepped least: as all go round in turn, those that have waited longest. None for all."""
-        chosen = self.living
-        if k < len(chosen):
-            chosen = np.sort(chosen[np.argsort(self._episodes.steps_N[chosen], kind="stable")[:k]])
-        return None if len(chosen) == len(self._all_ids) else chosen
+        timers["ingest"].add(perf_counter() - now - (connecting.seconds + telling.seconds - before))
+        self._hooks.raise_held()
 
     # --- from ready rows to the envs
 
@@ -160,7 +168,7 @@ class Loop:
         Until the envs have taken the actions nothing changes here, so that a call that fails can be made again.
         """
         began = perf_counter()
-        chosen = None if env_ids is None else np.isin(self._all_ids, env_ids)
+        chosen = None if env_ids is None else np.isin(self._traffic.all_ids, env_ids)
         answers: list[Answer] = []
         waiting: list[Ready] = []
         idle: list[tuple[Role, IntArray]] = []
@@ -181,14 +189,13 @@ class Loop:
                     answer.role.transform(answer)
         finally:
             self._transformed = [answer for answer in answers if answer.parts]
-        acting_envs = self._all_ids if env_ids is None else env_ids
+        acting_envs = self._traffic.all_ids if env_ids is None else env_ids
         parts = [answer.part for answer in answers]
         parts += [Part(role.group_index, lanes, role.idlers.actions(lanes)) for role, lanes in idle]
         actions = self._cast.actions(parts, acting_envs, grouped=self._envs.grouped)
         sending = perf_counter()
         self._transformed = []
-        self._envs.send(actions, env_ids)
-        self._pending = True
+        self._traffic.send(actions, env_ids)
         self.state = "lost"  # until it is on record what was sent
         for answer in answers:
             role, lanes = answer.role, answer.ready.lanes
@@ -228,6 +235,7 @@ class Loop:
         self._metrics.env_steps += len(arrival.env_ids)
         self.gain.env_steps += len(arrival.env_ids)
         self._episodes.pay(envs, arrival.rewards)
+        self._hooks.step(arrival)
         if arrival.fault.any():
             self._lose(arrival)
         if arrival.ended.any():
@@ -240,7 +248,7 @@ class Loop:
         """Drop what is stored of the episodes that were lost."""
         env_ids = arrival.env_ids[arrival.fault]
         eps_ids = self._episodes.eps_id_N[env_ids]
-        slot_NA = self.slot_L.reshape(len(self._all_ids), -1)
+        slot_NA = self.slot_L.reshape(len(self._traffic.all_ids), -1)
         still_open, closed = int(np.count_nonzero(slot_NA[env_ids] >= 0)), 0
         slot_NA[env_ids] = -1
         for role in self._roles:
@@ -257,21 +265,12 @@ class Loop:
         self._metrics.episodes_restarted += quiet
         self._metrics.env_steps_lost += env_steps
         self._metrics.agent_steps_lost += decisions
-
-    def _leave_out_masked(self, arrival: Arrival) -> None:
-        """Have nothing to do any more with envs that are out for good, from when their own rows say so."""
-        if masked := self._envs.masked_env_ids:
-            silent = arrival.env_ids[~arrival.alive.any(axis=1)]
-            self.living = self.living[~np.isin(self.living, np.intersect1d(silent, masked))]
-
-    def _of_living(self, env_ids: IntArray) -> IntArray:
-        return env_ids if len(self.living) == len(self._all_ids) else env_ids[np.isin(env_ids, self.living)]
+        self._hooks.lose(env_ids, ["restart" if quiet else "fault" for quiet in arrival.quiet[arrival.fault]])
 
     def _close(self, arrival: Arrival) -> None:
         """Take in the final observations of agents that ended."""
         self._episodes.see(arrival.where, arrival.ended)
-        self._over_NA[arrival.where] |= arrival.ended
-        self._any_over = True
+        self._departures.note(arrival)
         for role in self._cast.playing:
             chosen = self._cast.select(role, arrival.env_ids, arrival.ended)
             lanes = chosen.lanes
@@ -288,20 +287,20 @@ class Loop:
     def _turn_over(self, arrival: Arrival) -> None:
         """Finish the episodes that ended, and begin the next ones, also where one was lost."""
         env_ids = arrival.env_ids[arrival.done & ~arrival.fault]
-        open_nA = self.slot_L.reshape(len(self._all_ids), -1)[env_ids] >= 0
+        open_nA = self.slot_L.reshape(len(self._traffic.all_ids), -1)[env_ids] >= 0
         if open_nA.any():
             i, a = np.argwhere(open_nA)[0].tolist()
             raise ContractError(
                 f"env {int(env_ids[i])} ended its episode, but agent {self._envs.agents[a]!r} was neither terminated "
                 f"nor truncated"
             )
-        records = self._episodes.finish(env_ids)
+        records = self._hooks.end(self._episodes.finish(env_ids))
         self.gain.episodes += len(records)
         for record in records:
             self._metrics.add(record)
         if self._keep_finished:
             self.finished.extend(records)
-        self._leave_out_masked(arrival)
+        self._traffic.leave_out_masked(arrival)
         env_ids = arrival.env_ids[arrival.done]
         if self._envs.autoreset_mode != "same_step":
             arrival.own()
@@ -310,15 +309,14 @@ class Loop:
 
     def _renew(self, arrival: Arrival, env_ids: IntArray) -> None:
         """Have these envs begin the next episode, again where that fails, and put its first rows into the arrival."""
-        while len(env_ids := self._of_living(env_ids)):
+        while len(env_ids := self._traffic.of_living(env_ids)):
             if self._envs.autoreset_mode == "next_step":
-                self._envs.send(self._cast.actions((), env_ids, grouped=self._envs.grouped), env_ids)
+                self._traffic.send(self._cast.actions((), env_ids, grouped=self._envs.grouped), env_ids)
             else:
-                self._envs.reset_send(env_ids=env_ids)
-            self._pending = True
-            fresh = self._receive()
+                self._traffic.reset(env_ids=env_ids)
+            fresh = self._traffic.receive()
             arrival.renew(fresh)
-            self._leave_out_masked(fresh)
+            self._traffic.leave_out_masked(fresh)
             env_ids = fresh.env_ids[fresh.done]
 
     def _begin(self, env_ids: IntArray) -> None:
@@ -329,16 +327,16 @@ class Loop:
                 role.action_connectors.reset(env_ids)
                 role.idlers.begin(env_ids)
                 role.off_policy.forget(self._lanes_of(env_ids))
-        self._over_NA[env_ids] = False
-        self._any_over = bool(self._over_NA.any())
-        if self._episodes.begin(self._of_living(env_ids), self._entropy) or not self._cast.playing:
+        self._departures.forget(env_ids)
+        env_ids = self._traffic.of_living(env_ids)
+        if self._episodes.begin(env_ids, self._entropy) or not self._cast.playing:
             self._cast.update()
+        self._hooks.create(env_ids, self._episodes, [role.policy_id for role in self._roles], self._entropy)
 
     def _observe(self, arrival: Arrival) -> None:
         """Take in the observations of agents that must act now."""
         self._episodes.see(arrival.where, arrival.alive)
-        if self._any_over:
-            self._check_gone(arrival)
+        self._departures.check(arrival)
         if arrival.given:
             self._note_given(arrival)
         all_act = arrival.everything and bool(arrival.acting.all())
@@ -361,6 +359,7 @@ class Loop:
             ready = Ready.block(lanes, start, is_group=chosen.flat is None and kept is None)
             self.slot_L[lanes] = ready.slots
             role.ready = role.ready.join(ready)
+        self._hooks.start()
 
     def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, *, final: bool) -> int:
         """Store rows and close the transitions that led to them; returns the first row's slot."""
@@ -383,12 +382,3 @@ class Loop:
 
     def _lanes_of(self, env_ids: IntArray) -> IntArray:
         return np.add.outer(env_ids * self._envs.agent_num, np.arange(self._envs.agent_num)).ravel()
-
-    def _check_gone(self, arrival: Arrival) -> None:
-        back = arrival.acting & self._over_NA[arrival.where]
-        if back.any():
-            i, a = np.argwhere(back)[0].tolist()
-            raise ContractError(
-                f"env {int(arrival.env_ids[i])}: agent {self._envs.agents[a]!r} is to act, but it has ended already "
-                f"in this episode"
-            )

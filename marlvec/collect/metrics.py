@@ -4,97 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from marlvec.collect.episode_record import EpisodeRecord
+from marlvec.collect.stats import Stats, stats_of_agents, stats_of_episodes, stats_of_policy
+from marlvec.collect.timers import TIMERS, Timer
 from marlvec.errors import ArgumentError
 
-__all__ = ["TIMERS", "EpisodeRecord", "Metrics", "Stats", "Timer"]
-
-TIMERS = ("inference", "action_connectors", "env_wait", "agent_connectors", "ingest", "batch")
-"""Where a collector's time goes: policies; both sides' connectors; waiting for envs; book-keeping; batches, with
-their connectors."""
-
-
-@dataclass(frozen=True)
-class EpisodeRecord:
-    """One finished episode. Rewards are raw: as the env paid them, to acting and idle agents alike.
-
-    Attributes:
-        eps_id: Its id, as in batches.
-        env_id: Its env.
-        number: It was the env's n-th episode, from 0.
-        length: Env steps.
-        returns_A: (A,) float64, sum of each agent's rewards.
-        lengths_A: (A,) int64, decisions each agent made.
-        present_A: (A,) bool, whether the agent was in this episode at all.
-        policies: Each agent's policy id.
-        duration: Seconds from its first observation to its end, by the clock on the wall.
-    """
-
-    eps_id: int
-    env_id: int
-    number: int
-    length: int
-    returns_A: NDArray[np.float64]
-    lengths_A: NDArray[np.int64]
-    present_A: NDArray[np.bool_]
-    policies: tuple[str, ...]
-    duration: float
-
-    @property
-    def episode_return(self) -> float:
-        """Sum of all agents' returns."""
-        return float(self.returns_A.sum())
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Least, mean and greatest of some numbers; NaN where there are none."""
-
-    count: int = 0
-    min: float = math.nan
-    mean: float = math.nan
-    max: float = math.nan
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Stats:
-        """Statistics of these numbers."""
-        numbers = list(values)
-        if not numbers:
-            return cls()
-        return cls(len(numbers), float(min(numbers)), math.fsum(numbers) / len(numbers), float(max(numbers)))
-
-    def as_dict(self) -> dict[str, float]:
-        """The four numbers by name."""
-        return {"count": self.count, "min": self.min, "mean": self.mean, "max": self.max}
-
-
-@dataclass(slots=True)
-class Timer:
-    """Seconds spent in one place, over the life of a collector.
-
-    Attributes:
-        seconds: Together.
-        calls: Number of times.
-    """
-
-    seconds: float = 0.0
-    calls: int = 0
-
-    def add(self, seconds: float) -> None:
-        """Count one call."""
-        self.seconds += seconds
-        self.calls += 1
-
-    @property
-    def mean(self) -> float:
-        """Seconds a call; 0 before the first."""
-        return self.seconds / self.calls if self.calls else 0.0
+__all__ = ["TIMERS", "EpisodeRecord", "Metrics", "Stats", "Timer", "as_number"]
 
 
 class Metrics:
@@ -120,13 +39,15 @@ class Metrics:
         env_steps_lost: Those of ``env_steps`` that were lost.
         agent_steps_lost: Those of ``agent_steps`` that were lost.
         timers: Timer by name, see `TIMERS`.
+        agents, policies: As given.
     """
 
     def __init__(self, agents: tuple[str, ...], policies: tuple[str, ...], *, window: int = 100) -> None:
         if window < 1:
             raise ArgumentError(f"the metrics' window must be at least 1 episode, got {window}")
-        self._agents, self._policies = agents, policies
+        self.agents, self.policies = agents, policies
         self._window: deque[EpisodeRecord] = deque(maxlen=window)
+        self._values: dict[str, deque[float]] = {}
         self.env_steps = 0
         self.agent_steps = 0
         self.episodes_total = 0
@@ -142,10 +63,31 @@ class Metrics:
         self._window.append(record)
         self.episodes_total += 1
 
+    def add_value(self, name: str, value: float) -> None:
+        """Note a number of your own, to be found in `custom`.
+
+        What belongs to an episode goes into `RunningEpisode.custom` instead.
+
+        Args:
+            name: What it is.
+            value: A number; NaN is skipped.
+
+        Raises:
+            ArgumentError: It is no number.
+        """
+        number = as_number(value, f"metrics.add_value({name!r})")
+        values = self._values.setdefault(name, deque(maxlen=self._window.maxlen))
+        if not math.isnan(number):
+            values.append(number)
+
     @property
     def episodes(self) -> list[EpisodeRecord]:
         """The last finished episodes, oldest first; at most as many as the window is long."""
         return list(self._window)
+
+    def latest(self, k: int) -> list[EpisodeRecord]:
+        """The last k of those, or all if they are fewer, oldest first."""
+        return list(islice(reversed(self._window), k))[::-1]
 
     @property
     def returns(self) -> Stats:
@@ -164,7 +106,7 @@ class Metrics:
 
     def env(self, env_id: int) -> dict[str, Stats]:
         """``return``, ``length`` and ``duration`` of one env's episodes."""
-        return _of_episodes([e for e in self._window if e.env_id == env_id])
+        return stats_of_episodes(e for e in self._window if e.env_id == env_id)
 
     def agent(self, name: str) -> dict[str, Stats]:
         """``return``, ``length`` (decisions) and ``duration`` of the episodes that one agent was in.
@@ -172,10 +114,10 @@ class Metrics:
         Raises:
             KeyError: There is no such agent.
         """
-        if name not in self._agents:
-            raise KeyError(f"no agent {name!r}; there are {list(self._agents)}")
-        a = self._agents.index(name)
-        return _of_agents([(e, a) for e in self._window if e.present_A[a]])
+        if name not in self.agents:
+            raise KeyError(f"no agent {name!r}; there are {list(self.agents)}")
+        a = self.agents.index(name)
+        return stats_of_agents([(e, a) for e in self._window if e.present_A[a]])
 
     def policy(self, policy_id: str) -> dict[str, Stats]:
         """``return``, ``length`` (decisions) and ``duration`` of the agents that one policy played, each on its own.
@@ -183,10 +125,23 @@ class Metrics:
         Raises:
             KeyError: There is no such policy.
         """
-        if policy_id not in self._policies:
-            raise KeyError(f"no policy {policy_id!r}; there are {list(self._policies)}")
-        pairs = ((e, a) for e in self._window for a in range(len(self._agents)))
-        return _of_agents([(e, a) for e, a in pairs if e.policies[a] == policy_id and e.present_A[a]])
+        if policy_id not in self.policies:
+            raise KeyError(f"no policy {policy_id!r}; there are {list(self.policies)}")
+        return stats_of_policy(self._window, policy_id)
+
+    @property
+    def custom(self) -> dict[str, Stats]:
+        """What callbacks and `add_value` have noted, by name, NaN left out.
+
+        Of what belongs to an episode, over the window's episodes; of other values, over as many of the last ones.
+        """
+        found = {name: list(values) for name, values in self._values.items()}
+        for record in self._window:
+            for name, value in record.custom.items():
+                numbers = found.setdefault(name, [])
+                if not math.isnan(value):
+                    numbers.append(value)
+        return {name: Stats.of(numbers) for name, numbers in found.items()}
 
     def summary(self) -> dict[str, Any]:
         """Return everything as plain dicts and numbers."""
@@ -199,10 +154,11 @@ class Metrics:
             "noop_steps": self.noop_steps,
             "env_steps_lost": self.env_steps_lost,
             "agent_steps_lost": self.agent_steps_lost,
-            **_plain(_of_episodes(self.episodes)),
+            **_plain(stats_of_episodes(self._window)),
             "envs": {i: _plain(self.env(i)) for i in sorted({e.env_id for e in self._window})},
-            "agents": {name: _plain(self.agent(name)) for name in self._agents},
-            "policies": {name: _plain(self.policy(name)) for name in self._policies},
+            "agents": {name: _plain(self.agent(name)) for name in self.agents},
+            "policies": {name: _plain(self.policy(name)) for name in self.policies},
+            "custom": _plain(self.custom),
             "timers": {name: {"seconds": t.seconds, "calls": t.calls} for name, t in self.timers.items()},
         }
 
@@ -216,21 +172,19 @@ class Metrics:
         )
 
 
-def _of_episodes(episodes: list[EpisodeRecord]) -> dict[str, Stats]:
-    return {
-        "return": Stats.of(e.episode_return for e in episodes),
-        "length": Stats.of(e.length for e in episodes),
-        "duration": Stats.of(e.duration for e in episodes),
-    }
+def as_number(value: Any, what: str) -> float:
+    """Any one number as a float.
+
+    Raises:
+        ArgumentError: It is none.
+    """
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError("text")
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(f"{what}: expected one number, got {value!r}") from error
 
 
-def _of_agents(pairs: list[tuple[EpisodeRecord, int]]) -> dict[str, Stats]:
-    return {
-        "return": Stats.of(float(e.returns_A[a]) for e, a in pairs),
-        "length": Stats.of(int(e.lengths_A[a]) for e, a in pairs),
-        "duration": Stats.of(e.duration for e, _ in pairs),
-    }
-
-
-def _plain(stats: dict[str, Stats]) -> dict[str, dict[str, float]]:
+def _plain(stats: Mapping[str, Stats]) -> dict[str, dict[str, float]]:
     return {name: s.as_dict() for name, s in stats.items()}

@@ -10,9 +10,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import NDArray
 
-from marlvec.collect.columns import Where
 from marlvec.collect.idlers import Idlers, Part, declared_noop
 from marlvec.collect.off_policy import OffPolicy
+from marlvec.collect.raw_rows import RawRows
+from marlvec.collect.ready import Ready
 from marlvec.collect.trajectories import BATCH_COLUMNS, Trajectories
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.connectors.action.to_numpy import to_array
@@ -28,55 +29,6 @@ AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
 
 IDENTITY = ("env_id", "agent_index", "eps_id", "t")
-
-
-@dataclass(slots=True)
-class Ready:
-    """Rows that wait for an action, in lane order.
-
-    Attributes:
-        lanes: (n,) whose they are: ``env * A + agent``.
-        slots: (n,) where they are stored.
-        where: The same as a slice, where they stand in a row.
-        is_group: Whether these are all agents of the group in all envs, in order.
-    """
-
-    lanes: IntArray
-    slots: IntArray
-    where: Where
-    is_group: bool = False
-
-    @classmethod
-    def block(cls, lanes: IntArray, start: int, *, is_group: bool) -> Ready:
-        """Rows in consecutive slots."""
-        stop = start + len(lanes)
-        return cls(lanes, np.arange(start, stop), slice(start, stop), is_group)
-
-    @classmethod
-    def none(cls) -> Ready:
-        """No rows."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, slice(0, 0))
-
-    def move(self, slots: IntArray) -> None:
-        """Note where the rows are now; those in a row have stayed so."""
-        self.slots = slots
-        in_a_row = isinstance(self.where, slice) and len(slots)
-        self.where = slice(int(slots[0]), int(slots[0]) + len(slots)) if in_a_row else slots
-
-    def take(self, mask: NDArray[np.bool_]) -> Ready:
-        """Some of them."""
-        slots = self.slots[mask]
-        return Ready(self.lanes[mask], slots, slots)
-
-    def join(self, other: Ready) -> Ready:
-        """These and others."""
-        if not len(self.lanes):
-            return other
-        lanes = np.concatenate([self.lanes, other.lanes])
-        slots = np.concatenate([self.slots, other.slots])
-        order = np.argsort(lanes, kind="stable")
-        return Ready(lanes[order], slots[order], slots[order])
 
 
 @dataclass(slots=True)
@@ -111,12 +63,14 @@ class Role:
     """A policy in its place.
 
     Args:
-        index: Its position among all roles.
+        index: Its position among all roles; moves up when one before it goes.
+        number: Its policy is the n-th that there ever was, from 0.
         policy_id: Its id.
-        policy: The policy.
+        policies: Where the policy is found under it.
         agent_connectors: Before it.
         action_connectors: Behind it.
         learner_connectors: Behind the batches.
+        num_agents: A.
         num_lanes: N × A.
 
     Attributes:
@@ -125,6 +79,7 @@ class Role:
         idlers: Agents whose rows its connectors took out; there once it is bound.
         off_policy: What its agents do without asking it; likewise.
         trajectories: What it saw and did.
+        raw: What the envs last told its agents.
     """
 
     idlers: Idlers
@@ -133,20 +88,23 @@ class Role:
     def __init__(
         self,
         index: int,
+        number: int,
         policy_id: str,
-        policy: Policy,
+        policies: Mapping[str, Policy],
         agent_connectors: AgentPipeline,
         action_connectors: ActionPipeline,
         learner_connectors: LearnerPipeline,
+        num_agents: int,
         num_lanes: int,
     ) -> None:
-        self.index, self.policy_id, self.policy = index, policy_id, policy
+        self.index, self.number, self.policy_id, self._policies = index, number, policy_id, policies
         self.agent_connectors, self.action_connectors = agent_connectors, action_connectors
         self.learner_connectors = learner_connectors
         self.group_index = -1
         self.ready = Ready.none()
-        self.trajectories = Trajectories(f"policy {policy_id!r}", num_lanes)
-        self._who = f"policy {policy_id!r}"
+        self._who, self._num_lanes = f"policy {policy_id!r}", num_lanes
+        self.trajectories = Trajectories(self._who, num_lanes)
+        self.raw = RawRows(num_agents, num_lanes)
         self._declared = False
         self._env_tree: SpaceTree | None = None
         self._policy_tree: SpaceTree | None = None
@@ -164,8 +122,17 @@ class Role:
         self._declared = noop is not None
         self.off_policy = OffPolicy(SpaceTree(action_space), self._who)
         self._env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
-        self.policy.setup(self.agent_connectors.output_space_, action_space, seed=seed)
+        self.set_up(self.policy, seed)
         self.group_index = group_index
+
+    @property
+    def policy(self) -> Policy:
+        """The policy; a `PolicyMap` may have to read it from a file."""
+        return self._policies[self.policy_id]
+
+    def set_up(self, policy: Policy, seed: int) -> None:
+        """Tell a policy the spaces of this role."""
+        policy.setup(self.agent_connectors.output_space_, self.action_connectors.policy_space_, seed=seed)
 
     @property
     def chains(self) -> tuple[AgentPipeline, ActionPipeline, LearnerPipeline]:
@@ -178,6 +145,8 @@ class Role:
         Raises:
             ContractError: The connectors changed which rows these are, or took out one that must stay.
         """
+        if not rows["last"][0]:  # they are all last, or none is
+            self.raw.note(rows)
         try:
             out = self.agent_connectors(rows)
         except Exception as error:
@@ -228,6 +197,24 @@ class Role:
         slot_L[lanes] = self.trajectories.forget(slots, slot_L[lanes])
         self.ready.move(slot_L[self.ready.lanes])
 
+    def forget_answers(self, slot_L: IntArray) -> None:
+        """Let the next answer have other columns, where none of the present policy's is left; rows stay.
+
+        Args:
+            slot_L: (L,) each lane's slot that is ready or open, or -1; moved along in place.
+        """
+        ready = self.ready
+        if len(self.trajectories) > len(ready.lanes):
+            return
+        trajectories = Trajectories(self._who, self._num_lanes)
+        if len(ready.lanes):
+            start = trajectories.append(self.trajectories.rows(ready.where), ready.lanes, tick=0)
+            ready.move(np.arange(start, start + len(ready.lanes)))
+            slot_L[ready.lanes] = ready.slots
+        self.trajectories = trajectories
+        if self.group_index >= 0:
+            self.off_policy.knows_columns = False
+
     def act(self, ready: Ready, *, explore: bool) -> Answer:
         """Ask the policy about ready rows.
 
@@ -236,10 +223,11 @@ class Role:
             Exception: Whatever the policy raises, with a note that names it.
         """
         rows = Rows(self.trajectories.rows(ready.where))
-        version = int(self.policy.version)
+        policy = self.policy
+        version = int(policy.version)
 
         def ask(some: Rows) -> tuple[Tree, Mapping[str, Tree]]:
-            return self._ask(some, explore=explore)
+            return self._ask(policy, some, explore=explore)
 
         extras: Mapping[str, Tree]
         if self.off_policy.used:
@@ -248,10 +236,10 @@ class Role:
             actions, extras = ask(rows)
         return Answer(self, ready, rows, rows.replace(actions=actions, **extras), version, [], [])
 
-    def _ask(self, rows: Rows, *, explore: bool) -> tuple[Tree, Mapping[str, Tree]]:
+    def _ask(self, policy: Policy, rows: Rows, *, explore: bool) -> tuple[Tree, Mapping[str, Tree]]:
         """The policy's actions and columns for some rows, of the right length."""
         try:
-            output = self.policy.act(rows, explore=explore)
+            output = policy.act(rows, explore=explore)
         except BaseException as error:  # Ctrl-C and sys.exit() too
             error.add_note(f"in policy {self.policy_id!r}; nothing was sent to the envs, collect() may be called again")
             raise

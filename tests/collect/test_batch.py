@@ -51,6 +51,7 @@ def test_rows_are_chosen_in_every_leaf() -> None:
     assert chosen.rewards.dtype == np.float32
     assert not np.shares_memory(chosen.rewards, batch.rewards)
     assert batch.take(batch.rewards > 1).obs["pair"][0].tolist() == [2, 3]
+    assert batch.take(np.array([3, 1], np.uint64)).obs["pair"][0].tolist() == [3, 1]
     assert len(batch.take([])) == 0
     for wrong in ([True, False], [[0, 1]], [0.5], 1, ["a"]):
         with pytest.raises(ArgumentError, match=r"take\(\) wants"):
@@ -64,6 +65,34 @@ def test_columns_of_unequal_length_are_refused() -> None:
         SampleBatch({"obs": {"a": np.zeros(2), "b": np.zeros(3)}})
     with pytest.raises(ArgumentError, match="at least one column"):
         SampleBatch({})
+
+
+def test_columns_come_and_go() -> None:
+    batch = small()
+    more = batch.replace(rewards=np.ones(4), infos=[{}, {"a": 1}, {}, {}])
+    assert list(more.keys()) == ["obs", "rewards", "take", "infos"]
+    assert more["rewards"].tolist() == [1, 1, 1, 1]
+    assert batch["rewards"].tolist() == [0, 1, 2, 3]
+    assert more["obs"] is batch["obs"]
+    assert list(more.drop("obs", "take").keys()) == ["rewards", "infos"]
+    with pytest.raises(ArgumentError, match="'rewards' has 3 rows"):
+        batch.replace(rewards=np.ones(3))
+    with pytest.raises(KeyError, match="no column 'logp'"):
+        batch.drop("logp")
+    with pytest.raises(ArgumentError, match="at least one column"):
+        batch.drop("obs", "rewards", "take")
+
+
+def test_lists_become_arrays() -> None:
+    batch = SampleBatch({"x": [1, 2], "tree": {"y": [[0.5], [1.5]]}, "infos": [{}, {"a": 1}], "ragged": [[1], [1, 2]]})
+    assert batch["x"].dtype == np.int64
+    assert batch["tree"]["y"].shape == (2, 1)
+    assert batch["infos"].dtype == batch["ragged"].dtype == object
+    assert batch["ragged"].tolist() == [[1], [1, 2]]
+    assert batch["infos"].shape == (2,)
+    for wrong in (1.5, np.float64(3), "text", None):
+        with pytest.raises(ArgumentError, match="'x/a' must be an array with the rows on its first axis"):
+            SampleBatch({"x": {"a": wrong}})
 
 
 def test_batches_survive_pickling_and_copying() -> None:
@@ -83,11 +112,16 @@ def test_reprs_tell_names_shapes_and_dtypes() -> None:
         "  rewards     float32  (4,)",
         "  take        int64    (4,)",
     ]
-    assert repr(MultiAgentBatch({"main": small()}, env_steps=2)).splitlines() == [
+    many = MultiAgentBatch({"main": small()}, env_steps=2, known=("other", "main"))
+    assert repr(many).splitlines() == [
         "MultiAgentBatch: 2 env steps, 4 agent steps",
-        "  policy  rows  columns",
-        "  main       4  obs, rewards, take",
+        "  policy  rows   size  columns",
+        "  main       4  180 B  obs, rewards, take",
+        "  other      0",
     ]
+    assert small().size_bytes == many.size_bytes == 4 * (3 * 8 + 8 + 1 + 4 + 8)
+    big = MultiAgentBatch({str(k): SampleBatch({"x": np.zeros(10**k, np.uint8)}) for k in (3, 6)}, env_steps=1)
+    assert [line.split()[2:4] for line in repr(big).splitlines()[2:]] == [["1.0", "kB"], ["1.0", "MB"]]
 
 
 @pytest.mark.checklist(113)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from marlvec.collect import Collector, Metrics
+from marlvec.collect.callbacks import RunningEpisode
 from marlvec.collect.metrics import TIMERS, Stats
 from marlvec.connectors import ClipReward
 from marlvec.envs.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
@@ -130,6 +132,7 @@ def test_agents_that_never_act_count_in_metrics_and_nowhere_else() -> None:
         assert collector.metrics.agent("agent_2")["return"].count == 0
 
 
+@pytest.mark.checklist(120)
 def test_everything_can_be_read_before_the_first_step() -> None:
     with sync("parallel", 2, 2) as envs:
         metrics = Collector(envs, RandomPolicy()).metrics
@@ -139,11 +142,13 @@ def test_everything_can_be_read_before_the_first_step() -> None:
         assert set(metrics.timers) == set(TIMERS)
         assert all(timer.mean == 0.0 == timer.seconds for timer in metrics.timers.values())
         assert metrics.summary()["timers"]["env_wait"] == {"seconds": 0.0, "calls": 0}
+        assert (metrics.summary()["episodes_faulty"], metrics.summary()["episodes_restarted"]) == (0, 0)
         assert "0 env steps" in repr(metrics)
     with pytest.raises(ArgumentError, match="at least 1"):
         Metrics(("a",), ("p",), window=0)
 
 
+@pytest.mark.checklist(120)
 def test_timers_tell_where_the_time_goes() -> None:
     def slow(rows: Any) -> Any:
         time.sleep(0.002)
@@ -159,3 +164,78 @@ def test_timers_tell_where_the_time_goes() -> None:
         assert timers["inference"].seconds >= 0.02
         assert timers["inference"].mean == pytest.approx(timers["inference"].seconds / 10)
         assert sum(timer.seconds for timer in timers.values()) < elapsed
+
+
+# --- numbers of one's own
+
+
+@pytest.mark.checklist(120)
+def test_own_numbers_are_over_the_window_without_nan() -> None:
+    """Episodes of 3 steps, the window holds the last 4 of 6; they count 0 to 5, every other one of which is NaN."""
+
+    def on_episode_start(episode: RunningEpisode) -> None:
+        episode.custom["number"] = episode.number
+        episode.custom["half"] = np.float32(episode.number / 2)
+        episode.custom["sparse"] = math.nan if episode.number % 2 else episode.number
+        episode.custom["never"] = math.nan
+
+    def on_episode_end(episode: RunningEpisode, record: Any) -> None:
+        assert record.custom is episode.custom
+        episode.custom["late"] = np.array(record.length)
+        if episode.number == 1:
+            episode.custom["old"] = 1.0
+
+    def on_sample_end(batch: Any, metrics: Metrics) -> None:
+        metrics.add_value("batch", batch.env_steps)
+        metrics.add_value("nan", math.nan)
+
+    with SyncVectorEnv([lambda: CounterEnv(3, agent_num=1)]) as envs:
+        callbacks = [on_episode_start, on_episode_end, on_sample_end]
+        collector = Collector(envs, noop, callbacks=callbacks, seed=0, window=4)
+        metrics = collector.metrics
+        assert metrics.custom == {}
+        for amount in (3, 6, 1, 2, 4, 2):
+            collector.collect(env_steps=amount)
+        assert [e.custom["number"] for e in metrics.episodes] == [2, 3, 4, 5]
+        assert {type(value) for e in metrics.episodes for value in e.custom.values()} == {float}
+        custom = metrics.custom
+        assert custom["number"] == Stats(4, 2.0, 3.5, 5.0)
+        assert custom["half"] == Stats(4, 1.0, 1.75, 2.5)
+        assert custom["sparse"] == Stats(2, 2.0, 3.0, 4.0)
+        assert custom["late"] == Stats(4, 3.0, 3.0, 3.0)
+        assert custom["batch"] == Stats(4, 1.0, 2.25, 4.0)  # the last four calls
+        assert custom["never"].count == custom["nan"].count == 0
+        assert "old" not in custom  # its episode has left the window
+        plain = json.loads(json.dumps(metrics.summary()["custom"]))
+        assert plain["sparse"] == {"count": 2, "min": 2.0, "mean": 3.0, "max": 4.0}
+        assert [e.number for e in metrics.latest(2)] == [4, 5]
+        assert metrics.latest(99) == metrics.episodes
+
+
+@pytest.mark.parametrize("value", ["3", None, [1.0, 2.0], 10**400])
+def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
+    with SyncVectorEnv([lambda: CounterEnv(2, agent_num=1)]) as envs:
+
+        def on_episode_start(episode: RunningEpisode) -> None:
+            episode.custom.update(bad=value, good=1)
+
+        collector = Collector(envs, noop, callbacks=[on_episode_start], seed=0)
+        with pytest.raises(ArgumentError, match=r"Episode\(eps_id=0, .*custom\['bad'\]: expected one number, got"):
+            collector.collect(env_steps=5)
+        assert collector.metrics.custom == {"good": Stats(1, 1.0, 1.0, 1.0)}
+        with pytest.raises(ArgumentError, match=r"add_value\('loss'\): expected one number, got"):
+            collector.metrics.add_value("loss", value)
+        assert "loss" not in collector.metrics.custom
+
+
+def test_the_time_of_callbacks_is_theirs_alone() -> None:
+    def on_episode_step(step: Any) -> None:
+        time.sleep(0.002)
+
+    with sync("parallel", 2, 2) as envs:
+        collector = Collector(envs, RandomPolicy(), callbacks=[on_episode_step], seed=0)
+        collector.collect(env_steps=20)
+        timers = collector.metrics.timers
+        assert timers["callbacks"].calls == 10
+        assert timers["callbacks"].seconds >= 0.02
+        assert timers["ingest"].seconds < timers["callbacks"].seconds

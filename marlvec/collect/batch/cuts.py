@@ -1,0 +1,130 @@
+"""Where a batch is cut: positions of rows that belong together."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.batch.leaves import ids
+from marlvec.connectors.trees import Tree
+from marlvec.errors import ArgumentError
+
+__all__ = ["check_size", "episodes", "fragments", "moments"]
+
+IntArray = NDArray[np.int64]
+Columns = Mapping[str, Tree]
+
+
+def check_size(name: str, value: Any) -> int:
+    """Return a number of rows as an int.
+
+    Raises:
+        ArgumentError: It is no whole number above 0.
+    """
+    try:
+        size = -1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        size = -1
+    if size < 1:
+        raise ArgumentError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return size
+
+
+def fragments(columns: Columns, n: int) -> list[tuple[int, int]]:
+    """First row and end of each stretch of rows that are one agent's decisions in one episode, in order of time.
+
+    Raises:
+        ArgumentError: There is no ``unroll_id``.
+    """
+    unroll = ids(columns, "unroll_id", "splitting by fragment")
+    begins = np.ones(n, np.bool_)
+    begins[1:] = unroll[1:] != unroll[:-1]
+    # Concatenated batches, of two collectors or one batch twice, may have neighbours of equal unroll_id.
+    for name in ("eps_id", "env_id", "agent_index"):
+        if name in columns:
+            values = ids(columns, name, "splitting by fragment")
+            begins[1:] |= values[1:] != values[:-1]
+    if "t" in columns:
+        t = ids(columns, "t", "splitting by fragment")
+        begins[1:] |= t[1:] <= t[:-1]
+    return list(pairwise([*np.flatnonzero(begins).tolist(), n])) if n else []
+
+
+def episodes(columns: Columns) -> list[IntArray]:
+    """Positions of each episode's rows, ascending; episodes in the order in which they first appear.
+
+    Raises:
+        ArgumentError: There is no ``eps_id``, or one ``eps_id`` is of several episodes, which shows where it has rows
+            of two envs or the same decision twice.
+    """
+    eps = ids(columns, "eps_id", "splitting by episode")
+    _check_unique(columns, eps)
+    _, first, number = np.unique(eps, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first))  # of an episode, by where it first appears
+    return _groups(rank[number], len(first))
+
+
+def moments(batches: Mapping[str, Columns], k: int, by: str) -> list[tuple[int, dict[str, IntArray]]]:
+    """Cut the rows of all policies into stretches of k moments; a moment is one value of (``eps_id``, ``by``).
+
+    Returns:
+        Per stretch, moments in ascending order: how many it has, and per policy that has rows in it their positions.
+
+    Raises:
+        ArgumentError: A policy has no such column.
+    """
+    if not batches:
+        return []
+    keys = []
+    for name, columns in batches.items():
+        why = f"timeslices() of policy {name!r}"
+        keys.append((ids(columns, by, why), ids(columns, "eps_id", why)))
+    time, eps = (np.concatenate(parts) for parts in zip(*keys, strict=True))
+    order = np.lexsort((time, eps))
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = (time[order][1:] != time[order][:-1]) | (eps[order][1:] != eps[order][:-1])
+    moment = np.empty(len(order), np.int64)
+    moment[order] = np.cumsum(is_new) - 1
+    total = int(is_new.sum())
+    count = -(-total // k)
+    per_policy = np.split(moment // k, np.cumsum([len(own) for own, _ in keys])[:-1])
+    groups = {name: _groups(own, count) for name, own in zip(batches, per_policy, strict=True)}
+    return [
+        (min(k, total - i * k), {name: own[i] for name, own in groups.items() if len(own[i])}) for i in range(count)
+    ]
+
+
+def _groups(number_n: IntArray, count: int) -> list[IntArray]:
+    """Positions at which each of the numbers 0 … count - 1 stands, ascending."""
+    order = np.argsort(number_n, kind="stable")
+    bounds = np.searchsorted(number_n[order], np.arange(count + 1))
+    return [order[start:stop] for start, stop in pairwise(bounds.tolist())]
+
+
+def _check_unique(columns: Columns, eps: NDArray[Any]) -> None:
+    why = "splitting by episode"
+    true = ~ids(columns, "phantom", why).astype(np.bool_) if "phantom" in columns else np.ones(len(eps), np.bool_)
+    if "env_id" in columns:
+        env = ids(columns, "env_id", why)
+        order = np.lexsort((env, eps))
+        torn = (eps[order][1:] == eps[order][:-1]) & (env[order][1:] != env[order][:-1])
+        if torn.any():
+            where = order[np.flatnonzero(torn)[0]]
+            raise ArgumentError(f"eps_id {eps[where]} has rows of several envs; {_TWO_SOURCES}")
+    if "t" in columns and "agent_index" in columns:
+        t, agent, own = (ids(columns, name, why)[true] for name in ("t", "agent_index", "eps_id"))
+        order = np.lexsort((t, agent, own))
+        keys = np.stack([own[order], agent[order], t[order]])
+        if (twice := np.flatnonzero((keys[:, 1:] == keys[:, :-1]).all(0))).size:
+            e, a, moment = keys[:, twice[0]].tolist()
+            raise ArgumentError(f"eps_id {e} has decision t={moment} of agent {a} more than once; {_TWO_SOURCES}")
+
+
+_TWO_SOURCES = (
+    "where batches of several collectors were concatenated, split each before, or give each its own range of eps_id"
+)

@@ -1,0 +1,209 @@
+"""Rows of all policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marlvec.collect.batch.atomic import FilePath
+from marlvec.collect.batch.cuts import check_size, moments
+from marlvec.collect.batch.npz import read_npz, write_npz
+from marlvec.collect.batch.rllib import as_multi_agent
+from marlvec.collect.batch.sample_batch import SampleBatch
+from marlvec.errors import ArgumentError, CheckpointError
+
+__all__ = ["MultiAgentBatch"]
+
+
+class MultiAgentBatch(Mapping[str, SampleBatch]):
+    """One `SampleBatch` per policy that has rows; the same type for one policy and for many.
+
+    A policy without a row in this batch has no key, so that no learner is handed an empty one by accident.
+
+    Args:
+        batches: Policy id to its rows.
+        env_steps: Env steps this batch stands for.
+        known: Ids of all policies there are, for the message where one is missing.
+        agent_steps: Decisions it stands for; None: as many as it has rows.
+
+    Attributes:
+        env_steps: Truncate mode: env steps made for this batch, those that were lost left out. Complete mode: length
+            of its episodes, together.
+        agent_steps: Decisions with a known outcome; the number of all policies' rows, unless a learner connector made
+            fewer or more of them.
+    """
+
+    def __init__(
+        self,
+        batches: Mapping[str, SampleBatch],
+        *,
+        env_steps: int,
+        known: Sequence[str] = (),
+        agent_steps: int | None = None,
+    ) -> None:
+        self._batches = dict(batches)
+        self._known = tuple(known)
+        self.env_steps = env_steps
+        self.agent_steps = sum(map(len, self._batches.values())) if agent_steps is None else agent_steps
+
+    def __getitem__(self, policy_id: str) -> SampleBatch:
+        try:
+            return self._batches[policy_id]
+        except KeyError:
+            if policy_id in self._known:
+                raise KeyError(f"policy {policy_id!r} has no rows in this batch; {list(self._batches)} have") from None
+            raise KeyError(f"no policy {policy_id!r}; the policies are {list(self._known or self._batches)}") from None
+
+    def __contains__(self, policy_id: object) -> bool:
+        return policy_id in self._batches
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __repr__(self) -> str:
+        head = f"MultiAgentBatch: {self.env_steps} env steps, {self.agent_steps} agent steps"
+        table = [("policy", "rows", "size", "columns")]
+        for name, batch in self.items():
+            table.append((name, str(len(batch)), _readable(batch.size_bytes), ", ".join(batch.keys())))
+        table += [(name, "0", "", "") for name in self._known if name not in self]
+        first, second, third = (max(len(row[k]) for row in table) for k in (0, 1, 2))
+        lines = (f"  {name:<{first}}  {n:>{second}}  {size:>{third}}  {rest}".rstrip() for name, n, size, rest in table)
+        return "\n".join([head, *lines])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in all policies' arrays; of Python objects, only the references."""
+        return sum(batch.size_bytes for batch in self._batches.values())
+
+    def map(self, function: Callable[[SampleBatch], SampleBatch]) -> MultiAgentBatch:
+        """Apply a function to every policy's rows, e.g. ``batch.map(lambda rows: rows.drop("infos"))``.
+
+        Returns:
+            A batch of what it returned, without the policies of which it left no row; the counts of steps stay.
+
+        Raises:
+            ArgumentError: It returned something else than a `SampleBatch`.
+        """
+        found = {}
+        for name, batch in self._batches.items():
+            result = function(batch)
+            if not isinstance(result, SampleBatch):
+                raise ArgumentError(
+                    f"map() wants a function that returns a SampleBatch, got {type(result).__name__} for policy "
+                    f"{name!r}; for anything else, loop over items()"
+                )
+            if len(result):
+                found[name] = result
+        return self._with(found, self.env_steps, self.agent_steps)
+
+    def timeslices(self, k: int, by: str = "t") -> list[MultiAgentBatch]:
+        """Cut all policies in step, into stretches of ``k`` moments; the last has what is left.
+
+        A moment is all rows of one ``(eps_id, t)``, whichever policies they are of; moments ascend so. ``t`` counts an
+        agent's own decisions: where all act at once a moment is an env step, where they take turns it is a round.
+
+        Args:
+            k: Moments in each.
+            by: Column that tells an episode's moments apart.
+
+        Returns:
+            Batches whose ``env_steps`` is how many moments they have. A policy without a row in one has no key there.
+
+        Raises:
+            ArgumentError: ``k`` is no whole number above 0, or a policy has no such column.
+        """
+        k = check_size("k", k)
+        return [
+            self._with({name: self._batches[name].take(where) for name, where in rows.items()}, count)
+            for count, rows in moments({name: dict(batch.items()) for name, batch in self._batches.items()}, k, by)
+        ]
+
+    @staticmethod
+    def concat(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
+        """Copy the rows of all batches into one, policy by policy; a policy need not be in each of them.
+
+        Counts of steps are added up. What `SampleBatch.concat` says of several collectors' batches holds here too.
+
+        Raises:
+            ArgumentError: There is no batch, or two differ in a policy's columns, or in a column's structure, dtype or
+                shape per row; names the policy and the columns.
+        """
+        if not batches:
+            raise ArgumentError("concat() needs at least one batch")
+        found = {}
+        for name in dict.fromkeys(name for batch in batches for name in batch):
+            try:
+                found[name] = SampleBatch.concat([batch[name] for batch in batches if name in batch])
+            except ArgumentError as error:
+                raise ArgumentError(f"policy {name!r}, of the batches that have rows of it: {error}") from error
+        return MultiAgentBatch(
+            found,
+            env_steps=sum(batch.env_steps for batch in batches),
+            known=tuple(dict.fromkeys(name for batch in batches for name in batch._known)),
+            agent_steps=sum(batch.agent_steps for batch in batches),
+        )
+
+    def to_rllib(self) -> Any:
+        """All policies' rows as RLlib's ``MultiAgentBatch``, not copied; columns as in `SampleBatch.to_rllib`.
+
+        Raises:
+            MissingExtraError: ray is not installed.
+            ArgumentError: As of `SampleBatch.to_rllib`.
+        """
+        return as_multi_agent({name: dict(batch.items()) for name, batch in self._batches.items()}, self.env_steps)
+
+    def save(self, path: FilePath) -> None:
+        """Write the batch to an ``.npz`` file, which is there as a whole or not at all, and holds no pickle.
+
+        Raises:
+            ArgumentError: The suffix is another. A Parquet file holds one table: save each policy's rows.
+            SerialisationError: Columns are of Python objects; names them.
+            OSError: The file cannot be written; an old one is as it was.
+        """
+        _check_suffix(path)
+        facts = {"env_steps": int(self.env_steps), "agent_steps": int(self.agent_steps), "known": self._known}
+        write_npz(path, "MultiAgentBatch", {name: dict(batch.items()) for name, batch in self.items()}, facts)
+
+    @classmethod
+    def load(cls, path: FilePath) -> MultiAgentBatch:
+        """Read a batch that `save` wrote, to the bit.
+
+        Raises:
+            ArgumentError: The suffix is not ``.npz``.
+            CheckpointError: There is no such file, it is damaged, or holds something else.
+        """
+        _check_suffix(path)
+        columns, facts = read_npz(path, "MultiAgentBatch")
+        try:
+            return cls(
+                {name: SampleBatch(own) for name, own in columns.items()},
+                env_steps=facts["env_steps"],
+                known=facts["known"],
+                agent_steps=facts["agent_steps"],
+            )
+        except (ArgumentError, KeyError, TypeError) as error:
+            raise CheckpointError(path, f"holds no sound batch: {error!r}") from error
+
+    def _with(
+        self, batches: Mapping[str, SampleBatch], env_steps: int, agent_steps: int | None = None
+    ) -> MultiAgentBatch:
+        return MultiAgentBatch(batches, env_steps=env_steps, known=self._known, agent_steps=agent_steps)
+
+
+def _check_suffix(path: FilePath) -> None:
+    if Path(path).suffix != ".npz":
+        raise ArgumentError(
+            f"expected a file name that ends in .npz, got {str(path)!r}; for .parquet, save each policy's rows"
+        )
+
+
+def _readable(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

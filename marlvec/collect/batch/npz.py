@@ -1,0 +1,110 @@
+"""Batches in ``.npz`` files, which `numpy.load` opens anywhere, and of which nothing is ever executed.
+
+Every array is an entry named after its column, policies first: ``learner/obs/camera``. The entry ``manifest`` holds
+JSON as bytes: the format, marlvec's version, what kind of batch it is, its counts, and how the arrays make its columns.
+A zip has a checksum of each entry, and all of them are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from marlvec.collect.batch.atomic import FilePath, new_file
+from marlvec.collect.batch.leaves import named_leaves
+from marlvec.collect.batch.outlines import ArrayNames, outline_columns, read_columns
+from marlvec.connectors.action.to_numpy import to_array
+from marlvec.connectors.trees import Tree
+from marlvec.errors import CheckpointError, SerialisationError
+
+__all__ = ["read_npz", "write_npz"]
+
+FORMAT = 1
+
+Batches = Mapping[str, Mapping[str, Tree]]
+
+
+def write_npz(path: FilePath, kind: str, batches: Batches, facts: Mapping[str, Any]) -> None:
+    """Write batches to a file, so that whoever reads it finds the old file or the new one.
+
+    Args:
+        path: The file; its folder must be there.
+        kind: Whose file it is, e.g. ``"SampleBatch"``.
+        batches: Columns by policy id; ``""`` for a batch of no policy's.
+        facts: What else there is to know, as JSON has it.
+
+    Raises:
+        SerialisationError: A column holds Python objects, or is a tree with keys that JSON does not have.
+        OSError: The file cannot be written; the old one is as it was.
+    """
+    if bad := [f"{policy}/{name}".strip("/") for policy, columns in batches.items() for name in _objects(columns)]:
+        raise SerialisationError(f"columns {bad} hold Python objects, which no data file does; drop() them first")
+    names, arrays = ArrayNames(["manifest"]), dict[str, NDArray[Any]]()
+
+    def put(wanted: str, leaf: Any) -> str:
+        name = names(wanted)
+        arrays[name] = to_array(leaf)
+        return name
+
+    outlines = [[p, outline_columns(columns, f"{p}/" if p else "", put)] for p, columns in batches.items()]
+    about = {"format": FORMAT, "marlvec": sys.modules["marlvec"].__version__, "kind": kind, **facts}
+    text = json.dumps({**about, "batches": outlines}).encode()
+    with new_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in {"manifest": np.frombuffer(text, np.uint8), **arrays}.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                npy.write_array(entry, array, allow_pickle=False)
+
+
+def read_npz(path: FilePath, kind: str) -> tuple[dict[str, dict[str, Tree]], dict[str, Any]]:
+    """Batches and facts that `write_npz` wrote.
+
+    Raises:
+        CheckpointError: There is no such file, or it is damaged, of another kind, or of a newer format.
+    """
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):
+            raise CheckpointError(path, "is not a file")
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(_array(archive, "manifest").tobytes())
+            _check_manifest(path, manifest, kind)
+            batches = {
+                str(policy): read_columns(outline, lambda name: _array(archive, name))
+                for policy, outline in manifest.pop("batches")
+            }
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError) as error:
+        raise CheckpointError(path, f"holds no batch, or is damaged: {error!r}") from error
+    except MemoryError as error:
+        raise CheckpointError(path, "does not fit into memory") from error
+    return batches, manifest
+
+
+def _objects(columns: Mapping[str, Tree]) -> list[str]:
+    return [name for name, leaf in named_leaves(columns) if isinstance(leaf, np.ndarray) and leaf.dtype.hasobject]
+
+
+def _check_manifest(path: FilePath, manifest: Any, kind: str) -> None:
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(
+            path, f"is of format {manifest['format']}; marlvec {sys.modules['marlvec'].__version__} reads {FORMAT}"
+        )
+    if manifest["kind"] != kind:
+        raise CheckpointError(path, f"holds a {manifest['kind']}, not a {kind}: use {manifest['kind']}.load()")
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    with archive.open(f"{name}.npy") as entry:
+        array: NDArray[Any] = npy.read_array(entry, allow_pickle=False)
+        if entry.read(1):  # reading to the end also checks the checksum
+            raise ValueError(f"{name} holds more than its header says")
+    return array

@@ -1,0 +1,377 @@
+"""Rows of one policy."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.batch.atomic import FilePath
+from marlvec.collect.batch.cuts import check_size, episodes, fragments
+from marlvec.collect.batch.joining import join_columns
+from marlvec.collect.batch.leaves import checked, ids, named_leaves
+from marlvec.collect.batch.npz import read_npz, write_npz
+from marlvec.collect.batch.parquet import read_parquet, write_parquet
+from marlvec.collect.batch.rllib import as_sample_batch
+from marlvec.collect.batch.tensors import as_tensordict, as_tensors
+from marlvec.connectors import PadSequences, Rows, UnpadSequences
+from marlvec.connectors.trees import Tree, map_tree
+from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.vector.seeding import check_seed
+
+__all__ = ["SampleBatch"]
+
+
+class SampleBatch:
+    """Rows of one policy: named columns of equal leading length.
+
+    A column is read as ``batch.obs`` or ``batch["obs"]``; one that has the name of a method only in the second way.
+    Rows are ordered by env, agent and time: rows of equal ``unroll_id`` stand together and their ``t`` counts up by
+    one. The columns, n rows:
+
+    ==================  ==============  =========================================================================
+    ``obs``             (n, …)          what the policy saw, behind the agent connectors; a tree for Dict and Tuple
+    ``actions``         (n, …)          what the policy answered
+    ``actions_for_env`` (n, …)          what the env was given, behind the action connectors
+    ``rewards``         (n,)            paid from this decision until the agent's next turn or its end; float64,
+                                        behind the agent connectors
+    ``next_obs``        (n, …)          what the agent saw at its next turn, or its final observation
+    ``terminated``      (n,) bool       the agent's episode ended so, before its next turn
+    ``truncated``       (n,) bool       likewise
+    ``action_mask``     (n, k) bool     where the env gives one
+    ``t``               (n,) int64      number of this decision in the agent's episode, from 0
+    ``eps_id``          (n,) int64      the episode; unique, ascending
+    ``unroll_id``       (n,) int64      the stretch of one agent's episode in this batch; unique, ascending
+    ``env_id``          (n,) int64
+    ``agent_index``     (n,) int64
+    ``policy_version``  (n,) int64      ``policy.version`` when it decided
+    ==================  ==============  =========================================================================
+
+    ``state``, ``next_state`` (n, …) where the envs were made with ``state=True``; and whatever the policy (``logp``, …)
+    and the connectors added. Learner connectors may make other rows of it, e.g. sequences (B, T, …).
+
+    No method changes a batch. Those that choose rows move every column, columns of Python objects included.
+
+    Args:
+        columns: Column name to an array (n, …), or to a dict or tuple of those. Lists are made arrays.
+
+    Raises:
+        ArgumentError: There is no column, or their lengths differ; names the column.
+    """
+
+    __slots__ = ("_columns", "_n")
+
+    def __init__(self, columns: Mapping[str, Tree]) -> None:
+        self._columns, self._n = checked(columns)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, name: str) -> Tree:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"a column is named by a string, got {type(name).__name__}; to choose rows, call slice() or take()"
+            )
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; the columns are {list(self._columns)}") from None
+
+    def __getattr__(self, name: str) -> Tree:
+        # Called where normal lookup fails. A half-built instance (copy, unpickling) has no columns yet.
+        if name != "_columns" and not name.startswith("__"):
+            if name in self._columns:
+                return self._columns[name]
+            raise AttributeError(f"no column {name!r}; the columns are {list(self._columns)}")
+        raise AttributeError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    __iter__ = None  # len() counts rows and [] names columns, so iterating could mean either
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._columns,)
+
+    def __repr__(self) -> str:
+        rows = list(named_leaves(self._columns))
+        width = max(len(name) for name, _ in rows)
+        lines = (f"  {name:<{width}}  {leaf.dtype!s:<8} {tuple(leaf.shape)}" for name, leaf in rows)
+        return "\n".join([f"SampleBatch of {self._n} rows", *lines])
+
+    # --- columns
+
+    def keys(self) -> KeysView[str]:
+        """Names of the columns."""
+        return self._columns.keys()
+
+    def items(self) -> ItemsView[str, Tree]:
+        """Names and columns."""
+        return self._columns.items()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the columns' arrays; of Python objects, only the references."""
+        return sum(leaf.nbytes for _, leaf in named_leaves(self._columns))
+
+    def replace(self, **columns: Tree) -> SampleBatch:
+        """Return a batch with these columns put in the place of, or after, the present ones.
+
+        Raises:
+            ArgumentError: A column's length is not that of the rows; names the column.
+        """
+        return SampleBatch({**self._columns, **columns})
+
+    def drop(self, *names: str) -> SampleBatch:
+        """Return a batch without these columns.
+
+        Raises:
+            KeyError: There is no such column.
+            ArgumentError: There is no other.
+        """
+        for name in names:
+            self[name]
+        return SampleBatch({name: column for name, column in self.items() if name not in names})
+
+    # --- choosing rows
+
+    def slice(self, start: int, stop: int) -> SampleBatch:
+        """Rows ``start`` to ``stop``, as views; bounds as in Python's slices."""
+        return SampleBatch({name: map_tree(lambda leaf: leaf[start:stop], c) for name, c in self.items()})
+
+    def take(self, index: NDArray[Any] | Sequence[int] | Sequence[bool]) -> SampleBatch:
+        """Copy the chosen rows, in the order asked for.
+
+        Args:
+            index: (k,) ints, or a (n,) bool mask.
+
+        Raises:
+            ArgumentError: The index is neither, or the mask's length is not n.
+            IndexError: A position is out of range.
+        """
+        where = np.asarray(index)
+        if where.size == 0:
+            where = where.astype(np.bool_ if where.shape == (self._n,) else np.int64)
+        if where.ndim != 1 or where.dtype.kind not in "biu" or (where.dtype.kind == "b" and len(where) != self._n):
+            raise ArgumentError(
+                f"take() wants 1-D ints or a mask of {self._n} bools, got {where.dtype} of shape {where.shape}"
+            )
+        if where.dtype.kind == "b":
+            where = np.flatnonzero(where)
+
+        def chosen(leaf: Any) -> Any:
+            # On arrays of many numbers a row, take() is many times as fast as indexing.
+            return leaf.take(where, axis=0) if type(leaf) is np.ndarray else leaf[where]
+
+        return SampleBatch({name: map_tree(chosen, column) for name, column in self.items()})
+
+    def shuffle(self, seed: int | np.random.Generator | None = None) -> SampleBatch:
+        """Copy all rows in random order.
+
+        Args:
+            seed: A seed, or a generator to draw from; None: from the operating system.
+
+        Raises:
+            ArgumentError: The seed is not an integer from 0 to 2**64 - 1.
+        """
+        return self.take(_generator(seed).permutation(self._n))
+
+    def minibatches(
+        self, size: int, seed: int | np.random.Generator | None = None, *, drop_last: bool = False
+    ) -> Iterator[SampleBatch]:
+        """Yield all rows once, in random order, ``size`` at a time. For rows in their order, see `timeslices`.
+
+        Each is copied when it is asked for.
+
+        Args:
+            size: Rows in each, but for the last, which has what is left.
+            seed: As for `shuffle`; for each pass over the batch another, or one generator for all of them.
+            drop_last: Leave the last one out where it would be shorter.
+
+        Raises:
+            ArgumentError: ``size`` is no whole number above 0, or the seed is not an integer from 0 to 2**64 - 1.
+        """
+        size = check_size("size", size)
+        order = _generator(seed).permutation(self._n)
+        stop = self._n - self._n % size if drop_last else self._n
+        return (self.take(order[start : start + size]) for start in range(0, stop, size))
+
+    # --- cutting
+
+    def timeslices(self, k: int) -> list[SampleBatch]:
+        """Cut into stretches of ``k`` rows, as views; the last has what is left.
+
+        They may begin and end within an episode, and hold parts of several: `right_zero_pad` makes sequences that do
+        not.
+
+        Raises:
+            ArgumentError: ``k`` is no whole number above 0.
+        """
+        k = check_size("k", k)
+        return [self.slice(start, start + k) for start in range(0, self._n, k)]
+
+    def split_by_fragment(self) -> list[SampleBatch]:
+        """Cut into stretches of one agent's decisions in one episode, as views.
+
+        A new one begins where ``unroll_id``, ``eps_id``, ``env_id`` or ``agent_index`` changes and where ``t`` does not
+        ascend, so that neighbours stay two even where concatenated batches gave them one ``unroll_id``. Shuffled rows
+        come in pieces.
+
+        Raises:
+            ArgumentError: There is no column ``unroll_id``.
+        """
+        return [self.slice(start, stop) for start, stop in fragments(self._columns, self._n)]
+
+    def split_by_episode(self) -> list[SampleBatch]:
+        """Make one batch of each episode's rows, those of all its agents, wherever they stand; their order stays.
+
+        Episodes come in the order in which they first appear. They are views where their rows stand together.
+
+        Raises:
+            ArgumentError: There is no column ``eps_id``; or an ``eps_id`` is of more than one episode, as its rows are
+                of several envs or hold one decision twice.
+        """
+        return [
+            self.slice(int(where[0]), int(where[-1]) + 1)
+            if where[-1] - where[0] == len(where) - 1
+            else self.take(where)
+            for where in episodes(self._columns)
+        ]
+
+    # --- sequences
+
+    def right_zero_pad(self, max_len: int | None = None, state_column: str | None = "state_in") -> SampleBatch:
+        """Make sequences (B, T, …), each of one fragment, filled up with zeros at their end, as `PadSequences` does.
+
+        Args:
+            max_len: T; a longer fragment makes several sequences. None for the longest fragment's length.
+            state_column: Column of which each sequence keeps only the first, (B, …); None for none.
+
+        Returns:
+            The columns as (B, T, …), and ``seq_lens`` (B,), ``loss_mask`` (B, T).
+
+        Raises:
+            ArgumentError: ``max_len`` is no whole number above 0, or there is no column ``unroll_id``.
+            ContractError: These are sequences already, or rows of equal ``unroll_id`` do not stand together in order of
+                time.
+        """
+        if max_len is None:
+            unroll = ids(self._columns, "unroll_id", "padding")
+            max_len = int(np.unique(unroll, return_counts=True)[1].max(initial=1))
+        pad = PadSequences(check_size("max_len", max_len), state_column)
+        return SampleBatch(pad(Rows(self._columns)).columns)
+
+    def unpad(self, state_column: str | None = "state_in") -> SampleBatch:
+        """Make rows again of what `right_zero_pad` or `PadSequences` made, exactly.
+
+        Args:
+            state_column: As it was given there.
+
+        Raises:
+            ContractError: These are no sequences, or a column is not (B, T, …).
+        """
+        return SampleBatch(UnpadSequences(state_column)(Rows(self._columns)).columns)
+
+    # --- joining
+
+    @staticmethod
+    def concat(batches: Sequence[SampleBatch]) -> SampleBatch:
+        """Copy the rows of all batches into one, in order.
+
+        Batches of one collector fit together. Those of several have ``eps_id`` and ``unroll_id`` of their own, which
+        may be equal by chance; ``batch.replace(eps_id=batch.eps_id + offset)`` sets them apart.
+
+        Raises:
+            ArgumentError: There is no batch, or they differ in columns, or in a column's structure, dtype or shape per
+                row; names the columns.
+        """
+        return SampleBatch(join_columns([batch._columns for batch in batches]))
+
+    # --- other libraries, and files
+
+    def to_torch(self, device: Any = None) -> dict[str, Tree]:
+        """Columns as torch tensors, trees as trees of them.
+
+        On the CPU they share the arrays' memory: writing to one writes to the other. Copied are arrays that torch
+        cannot share: read-only, reversed, unaligned, or of foreign byte order.
+
+        Args:
+            device: Where the tensors are to be; None for the CPU.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+            ArgumentError: Columns are of Python objects, texts or another dtype that torch lacks; names them. `drop`
+                leaves them out.
+        """
+        return as_tensors(self._columns, device)
+
+    def to_tensordict(self, device: Any = None) -> Any:
+        """Columns as a ``tensordict.TensorDict`` of batch size (n,), of the tensors that `to_torch` gives.
+
+        Dicts become nested ones; so do tuples, with the keys ``"0"``, ``"1"``, ….
+
+        Raises:
+            MissingExtraError: tensordict or torch is not installed.
+            ArgumentError: As of `to_torch`; or two keys of one dict are the same as texts.
+        """
+        return as_tensordict(self._columns, self._n, device)
+
+    def to_rllib(self) -> Any:
+        """Columns as RLlib's ``SampleBatch``, not copied.
+
+        ``next_obs`` is called ``new_obs`` there, ``terminated`` ``terminateds``, ``truncated`` ``truncateds``, ``logp``
+        ``action_logp``, ``values`` ``vf_preds``; the other columns keep their names.
+
+        Raises:
+            MissingExtraError: ray is not installed.
+            ArgumentError: These are sequences, or a column already has the name that another gets.
+        """
+        return as_sample_batch(self._columns)
+
+    def save(self, path: FilePath) -> None:
+        """Write the batch to a file, by its suffix: ``.npz`` for numpy, or ``.parquet`` (extra ``parquet``).
+
+        The file is there as a whole or not at all, and holds no pickle. Parquet has bools, ints, floats of up to 64
+        bits and texts.
+
+        Raises:
+            ArgumentError: The suffix is neither.
+            SerialisationError: Columns are of Python objects, or else of what the file cannot hold; names them.
+            MissingExtraError: pyarrow is not installed.
+            OSError: The file cannot be written; an old one is as it was.
+        """
+        if _suffix(path) == ".npz":
+            write_npz(path, "SampleBatch", {"": self._columns}, {})
+        else:
+            write_parquet(path, self._columns, self._n)
+
+    @classmethod
+    def load(cls, path: FilePath) -> SampleBatch:
+        """Read a batch that `save` wrote, to the bit.
+
+        Raises:
+            ArgumentError: The suffix is neither ``.npz`` nor ``.parquet``.
+            CheckpointError: There is no such file, it is damaged, or holds something else.
+            MissingExtraError: pyarrow is not installed.
+        """
+        columns = read_npz(path, "SampleBatch")[0].get("") if _suffix(path) == ".npz" else read_parquet(path)
+        try:
+            return cls(columns or {})
+        except ArgumentError as error:
+            raise CheckpointError(path, f"holds no sound batch: {error}") from error
+
+
+def _generator(seed: int | np.random.Generator | None) -> np.random.Generator:
+    if isinstance(seed, np.random.Generator):
+        return seed
+    return np.random.default_rng(None if seed is None else check_seed(seed))
+
+
+def _suffix(path: FilePath) -> str:
+    suffix = Path(path).suffix
+    if suffix not in (".npz", ".parquet"):
+        raise ArgumentError(f"expected a file name that ends in .npz or .parquet, got {str(path)!r}")
+    return suffix

@@ -1,0 +1,68 @@
+"""What may be told of what happens while collecting."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.callbacks.episode_step import EpisodeStep
+from marlvec.collect.callbacks.running_episode import RunningEpisode
+from marlvec.collect.episode_record import EpisodeRecord
+from marlvec.collect.metrics import Metrics
+
+__all__ = ["HOOKS", "Callback", "Loss"]
+
+Loss = Literal["fault", "restart", "reset"]
+"""Why an episode was lost."""
+
+HOOKS = (
+    "on_episode_created",
+    "on_episode_start",
+    "on_episode_step",
+    "on_episode_end",
+    "on_episode_lost",
+    "on_sample_end",
+)
+"""Names of the methods of `Callback`."""
+
+
+class Callback:
+    """Is told what happens while a collector collects. Override what you need; the rest costs nothing.
+
+    Of each episode: created, started, its steps, and at last either its end or its loss; then that of the batch. All
+    of this is the same in every autoreset mode. Where several things happen in one step of the envs, steps come first,
+    then losses, ends, and the episodes that begin, each in the order of the envs.
+
+    What a callback raises, with a note that names it, comes out of `Collector.collect` (or ``reset``) once the step of
+    the envs is finished and all other callbacks were told of it. Nothing is lost then: the next call goes on. Only a
+    batch whose `on_sample_end` fails is not returned; metrics count it as lost.
+
+    A callback may be given to several collectors. While a step is told of, its collector can neither collect nor reset.
+    """
+
+    def on_episode_created(self, episode: RunningEpisode) -> None:
+        """An episode is there, and it is settled who plays whom; its first rows have not met a connector yet."""
+
+    def on_episode_start(self, episode: RunningEpisode) -> None:
+        """Its first observations have passed the agent connectors. Comes once."""
+
+    def on_episode_step(self, step: EpisodeStep) -> None:
+        """Some envs have made a step: all of them in one call. The beginning of an episode is no step."""
+
+    def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
+        """An episode is over, and its last rows have passed the agent connectors.
+
+        Numbers put into ``episode.custom`` here still count. `Metrics` has the record when this is through.
+        """
+
+    def on_episode_lost(self, episode: RunningEpisode, why: Loss) -> None:
+        """An episode was lost, there is no record of it, and it will have no end.
+
+        Args:
+            episode: Which.
+            why: ``"fault"``: of its env, or of one beside it in the same worker. ``"restart"``: its env raised
+                `RestartQuietly`. ``"reset"``: somebody called `Collector.reset` while it ran.
+        """
+
+    def on_sample_end(self, batch: MultiAgentBatch, metrics: Metrics) -> None:
+        """A batch is about to be returned; metrics are the collector's."""

@@ -1,0 +1,79 @@
+"""One step of some envs, as callbacks see it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.arrivals import Arrival
+from marlvec.collect.callbacks.running_episode import RunningEpisode
+from marlvec.collect.metrics import Metrics
+from marlvec.envs.spec import Info
+from marlvec.vector.infos import infos_to_list
+from marlvec.vector.result import VectorStep
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["EpisodeStep"]
+
+
+class EpisodeStep:
+    """One step of n envs, in env order; those whose episode was lost in it are not among them.
+
+    Its arrays are copies, to be kept or changed at will.
+
+    Args:
+        arrival: What came back from the envs.
+        result: The same, as it came.
+        rows: (n,) which rows of the arrival these are.
+        running_N: (N,) the episode that each env is in.
+        envs, metrics: The collector's.
+
+    Attributes:
+        env_ids: (n,) int64, ascending.
+        rewards: (n, A) float64, raw: as the envs paid them.
+        terminated, truncated: (n, A) bool, the agent ended in this step.
+        done: (n,) bool, the episode ended in this step.
+        metrics: The collector's.
+    """
+
+    def __init__(
+        self,
+        arrival: Arrival,
+        result: VectorStep,
+        rows: NDArray[np.int64],
+        running_N: NDArray[np.object_],
+        envs: VectorEnv,
+        metrics: Metrics,
+    ) -> None:
+        self.env_ids = arrival.env_ids[rows]
+        self.rewards = arrival.rewards[rows]
+        self.terminated, self.truncated = arrival.terminated[rows], arrival.truncated[rows]
+        self.done = arrival.done[rows]
+        self.metrics = metrics
+        self._running_n = running_N[self.env_ids]
+        self._result, self._envs = result, envs
+
+    def __len__(self) -> int:
+        return len(self.env_ids)
+
+    def __repr__(self) -> str:
+        return f"EpisodeStep(env_ids={self.env_ids.tolist()}, done={self.done.tolist()})"
+
+    @cached_property
+    def episodes(self) -> list[RunningEpisode]:
+        """The episode that each env made this step in."""
+        episodes: list[RunningEpisode] = self._running_n.tolist()
+        return episodes
+
+    @cached_property
+    def infos(self) -> list[Info]:
+        """Each env's infos of this step, ``{agent: {key: value}, "__common__": {key: value}}``; made when asked for."""
+        result, agents = self._result, self._envs.agents
+        ids, stacked = result.env_ids.tolist(), result.infos
+        found = dict(zip(ids, infos_to_list(stacked, agents, len(ids)), strict=True))
+        if self._envs.autoreset_mode == "same_step":  # where an episode ended, those are the next one's
+            finals = dict(zip(ids, infos_to_list(stacked.get("final_info", {}), agents, len(ids)), strict=True))
+            found |= {i: finals[i] for i in self.env_ids[self.done].tolist()}
+        return [found[i] for i in self.env_ids.tolist()]

@@ -1,0 +1,203 @@
+"""Tells callbacks what happens, and keeps what they raise until it can do no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.arrivals import Arrival
+from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.callbacks.callback import HOOKS, Callback, Loss
+from marlvec.collect.callbacks.episode_step import EpisodeStep
+from marlvec.collect.callbacks.running_episode import RunningEpisode
+from marlvec.collect.episode_record import EpisodeRecord
+from marlvec.collect.episodes import Episodes
+from marlvec.collect.metrics import Metrics, as_number
+from marlvec.errors import ArgumentError, StateError
+from marlvec.vector.result import VectorStep
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["CallbackLike", "Hooks"]
+
+CallbackLike = Callback | Mapping[str, Callable[..., object]] | Callable[..., object]
+"""A `Callback`; or a dict of its methods' names to functions; or a function that has one of these names."""
+
+Listener = tuple[str, Callable[..., object]]
+
+
+class Hooks:
+    """The callbacks of one collector, of which there may be none.
+
+    A step is never left half-told: what a callback raises waits until all have heard of the step and the collector is
+    done with it. Then `raise_held` raises it.
+
+    Args:
+        callbacks: Who wants to be told, in this order.
+        envs, metrics: The collector's.
+
+    Raises:
+        ArgumentError: Something is no callback.
+    """
+
+    def __init__(self, callbacks: Iterable[CallbackLike], envs: VectorEnv, metrics: Metrics) -> None:
+        self._listeners = _listeners(callbacks)
+        self._follows = any(found for hook, found in self._listeners.items() if hook != "on_sample_end")
+        self._envs, self._metrics = envs, metrics
+        self._running_N = np.full(envs.num_envs, None, np.object_)
+        self._created: list[RunningEpisode] = []  # not started yet
+        self._result: VectorStep | None = None
+        self._held: list[BaseException] = []
+        self._telling = ""
+
+    def receive(self, result: VectorStep) -> None:
+        """Keep what the envs returned until `step` tells of it."""
+        if self._listeners["on_episode_step"]:
+            self._result = result
+
+    def step(self, arrival: Arrival) -> None:
+        """Some envs have made a step; what was lost in it is none."""
+        result, self._result = self._result, None
+        if self._listeners["on_episode_step"] and not arrival.fault.all():
+            assert result is not None  # it is what the arrival was made of
+            rows = np.flatnonzero(~arrival.fault)
+            step = EpisodeStep(arrival, result, rows, self._running_N, self._envs, self._metrics)
+            self._tell("on_episode_step", step)
+
+    def lose(self, env_ids: NDArray[np.int64], reasons: Sequence[Loss]) -> None:
+        """Episodes were lost; envs in which none ran are passed over."""
+        for i, why in zip(env_ids.tolist(), reasons, strict=True):
+            if (episode := self._running_N[i]) is not None:
+                self._running_N[i] = None
+                self._tell("on_episode_lost", episode, why)
+
+    def lose_all(self) -> None:
+        """All running episodes are lost, because new ones begin.
+
+        Raises:
+            StateError: A callback has asked for it in the middle of a step.
+        """
+        if self._telling:
+            raise StateError(f"a callback may not reset its collector in {self._telling}(): the step is not finished")
+        self._created.clear()
+        self.lose(np.arange(len(self._running_N)), ["reset"] * len(self._running_N))
+
+    def end(self, records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+        """Episodes have ended. Returns their records with what callbacks have noted."""
+        return [self._end(record) for record in records] if self._follows else list(records)
+
+    def _end(self, record: EpisodeRecord) -> EpisodeRecord:
+        episode: RunningEpisode = self._running_N[record.env_id]
+        self._running_N[record.env_id] = None
+        record = replace(record, custom=episode.custom)
+        self._tell("on_episode_end", episode, record)
+        for name, value in list(episode.custom.items()):
+            try:
+                episode.custom[name] = as_number(value, f"{episode!r}.custom[{name!r}]")
+            except ArgumentError as error:
+                del episode.custom[name]
+                self._held.append(error)
+        return record
+
+    def create(self, env_ids: NDArray[np.int64], episodes: Episodes, policy_ids: Sequence[str], entropy: int) -> None:
+        """Episodes are about to begin."""
+        for i in env_ids.tolist() if self._follows else ():
+            policies = tuple(policy_ids[k] for k in episodes.policy_NA[i].tolist())
+            episode = RunningEpisode(*episodes.identity(i), entropy, policies)
+            self._running_N[i] = episode
+            self._created.append(episode)
+            self._tell("on_episode_created", episode)
+
+    def start(self) -> None:
+        """The episodes created last have begun."""
+        created, self._created = self._created, []
+        for episode in created:
+            self._tell("on_episode_start", episode)
+
+    def raise_held(self) -> None:
+        """Raise what callbacks have raised since it was last asked for: Ctrl-C first, else the first of them.
+
+        Raises:
+            BaseException: That; notes name the callback, and whoever else failed.
+        """
+        if self._held:
+            first, *others = sorted(self._held, key=lambda error: isinstance(error, Exception))
+            self._held = []
+            for other in others:
+                first.add_note(f"besides {type(other).__name__}: {other}, {', '.join(getattr(other, '__notes__', ()))}")
+            raise first
+
+    def sample_end(self, batch: MultiAgentBatch) -> None:
+        """A batch is ready; what callbacks raise now costs it.
+
+        Raises:
+            BaseException: What a callback raised.
+        """
+        self._tell("on_sample_end", batch, self._metrics)
+        try:
+            self.raise_held()
+        except BaseException as error:
+            self._metrics.env_steps_lost += batch.env_steps
+            self._metrics.agent_steps_lost += batch.agent_steps
+            error.add_note(f"the batch of {batch.env_steps} env steps is not returned, and counts as lost")
+            raise
+
+    def _tell(self, hook: str, *what: Any) -> None:
+        if not (listeners := self._listeners[hook]):
+            return
+        began = perf_counter()
+        self._telling = "" if hook == "on_sample_end" else hook
+        for who, listener in listeners:
+            try:
+                listener(*what)
+            # Ctrl-C, too, waits for the end of the step: the next call then goes on as if it had come between two.
+            except BaseException as error:
+                error.add_note(f"in {hook} of {who}")
+                self._held.append(error)
+        self._telling = ""
+        self._metrics.timers["callbacks"].add(perf_counter() - began)
+
+
+def _listeners(callbacks: Iterable[CallbackLike]) -> dict[str, list[Listener]]:
+    """Per hook, who listens, in order."""
+    if isinstance(callbacks, (Callback, Mapping)) or not isinstance(callbacks, Iterable):
+        raise ArgumentError(f"callbacks must be a list of callbacks, got {callbacks!r}; write callbacks=[...]")
+    found: dict[str, list[Listener]] = {hook: [] for hook in HOOKS}
+    for i, callback in enumerate(callbacks):
+        for hook, listener in _methods(callback, f"callbacks[{i}]").items():
+            name = type(callback).__name__ if isinstance(callback, Callback) else _name(listener)
+            found[hook].append((f"callbacks[{i}], {name}", listener))
+    return found
+
+
+def _methods(callback: Any, who: str) -> Mapping[str, Callable[..., object]]:
+    if isinstance(callback, Callback):
+        methods = {hook: getattr(callback, hook) for hook in HOOKS}
+        return {
+            hook: method
+            for hook, method in methods.items()
+            if getattr(method, "__func__", method) is not getattr(Callback, hook)  # else it does nothing
+        }
+    if isinstance(callback, type) and issubclass(callback, Callback):
+        raise ArgumentError(f"{who} is the class {callback.__name__}; give an object of it: {callback.__name__}()")
+    if isinstance(callback, Mapping):
+        functions = dict(callback)
+    elif callable(callback):
+        functions = {_name(callback): callback}
+    else:
+        functions = {}
+    unknown = [hook for hook in functions if hook not in HOOKS]
+    if unknown or not functions or not all(map(callable, functions.values())):
+        raise ArgumentError(
+            f"{who}: expected a Callback, or a dict of {', '.join(HOOKS)} to functions, or a function of one of these "
+            f"names; got {callback!r}"
+        )
+    return functions
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,182 @@
+"""How it goes, on the terminal, while it goes."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING, Self
+
+from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.callbacks.callback import Callback
+from marlvec.collect.callbacks.episode_step import EpisodeStep
+from marlvec.collect.metrics import Metrics
+from marlvec.collect.stats import Stats, stats_of_episodes, stats_of_policy
+from marlvec.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+__all__ = ["LiveTable"]
+
+_PACE_SECONDS = 5.0
+"""What the speed is over."""
+
+_NOTHING = "–"
+
+
+class LiveTable(Callback):
+    """A table that keeps up: env steps a second, returns and lengths by policy, own numbers, where the time goes.
+
+    On a terminal it is redrawn in place. Where there is none, as in a log file, a plain line comes now and then. Close
+    it, or use it in a ``with`` block; what it showed last stays.
+
+    Args:
+        total_env_steps: How many are to come, if that is known.
+        title: Stands above it.
+        console: A rich console to draw on; None for one on stdout.
+        window: Number of last episodes that returns and lengths are over; not more than the metrics' own.
+        refresh_seconds: Least time between two drawings.
+        plain_seconds: Least time between two plain lines.
+
+    Raises:
+        ArgumentError: A number is not positive.
+    """
+
+    def __init__(
+        self,
+        total_env_steps: int | None = None,
+        *,
+        title: str = "",
+        console: Console | None = None,
+        window: int = 100,
+        refresh_seconds: float = 0.25,
+        plain_seconds: float = 10.0,
+    ) -> None:
+        from rich.console import Console
+
+        for name, value in (("window", window), ("refresh_seconds", refresh_seconds), ("plain_seconds", plain_seconds)):
+            if not value > 0:
+                raise ArgumentError(f"LiveTable({name}={value!r}): expected a number above 0")
+        self._total, self._title, self._window = total_env_steps, title, window
+        self._console = console or Console()
+        self._draws = (self._console.is_terminal and not self._console.is_dumb_terminal) or self._console.is_jupyter
+        self._pause = refresh_seconds if self._draws else plain_seconds
+        self._due = 0.0  # at once; then, without a terminal, only when a while has gone by
+        self._live: Live | None = None
+        self._metrics: Metrics | None = None
+        self._past: deque[tuple[float, int]] = deque()
+        self._is_stale = False
+        self._closed = False
+
+    def on_episode_step(self, step: EpisodeStep) -> None:
+        self._show(step.metrics)
+
+    def on_sample_end(self, batch: MultiAgentBatch, metrics: Metrics) -> None:
+        self._show(metrics)
+
+    def close(self) -> None:
+        """Show where it stands, and leave it there. May be called twice."""
+        if not self._closed and self._metrics is not None and self._is_stale:
+            self._draw(self._metrics)
+        self._closed = True
+        if self._live is not None:
+            self._live.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _show(self, metrics: Metrics) -> None:
+        now = perf_counter()
+        if self._closed:
+            return
+        if metrics is not self._metrics:  # the first, or another collector's
+            self._metrics = metrics
+            self._past.clear()
+            self._past.append((now, metrics.env_steps))
+            self._due = max(self._due, now + (0.0 if self._draws else self._pause))
+        self._is_stale = True
+        if now >= self._due:
+            self._draw(metrics)
+            self._due = perf_counter() + self._pause
+
+    def _draw(self, metrics: Metrics) -> None:
+        self._is_stale = False
+        speed = self._speed(metrics)
+        if not self._draws:
+            self._console.print(self._line(metrics, speed), markup=False, highlight=False, soft_wrap=True)
+            return
+        if self._live is None:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+            weakref.finalize(self, self._live.stop)  # nobody closed it: give the terminal its cursor back
+        self._live.update(self._table(metrics, speed), refresh=True)
+
+    def _speed(self, metrics: Metrics) -> float:
+        """Env steps a second of late."""
+        now = perf_counter()
+        self._past.append((now, metrics.env_steps))
+        while len(self._past) > 2 and self._past[1][0] <= now - _PACE_SECONDS:
+            self._past.popleft()
+        began, steps = self._past[0]
+        return (metrics.env_steps - steps) / max(now - began, 1e-9)
+
+    def _head(self, metrics: Metrics, speed: float) -> str:
+        total = f" of {self._total:,}" if self._total else ""
+        lost = metrics.episodes_faulty + metrics.episodes_restarted
+        return (
+            f"{metrics.env_steps:,}{total} env steps · {speed:,.0f}/s · {metrics.episodes_total:,} episodes"
+            f"{f', {lost:,} lost' if lost else ''}"
+        )
+
+    def _line(self, metrics: Metrics, speed: float) -> str:
+        records = metrics.latest(self._window)
+        parts = [f"{self._title}: " * bool(self._title) + self._head(metrics, speed)]
+        for name in metrics.policies:
+            stats = stats_of_policy(records, name)["return"]
+            if stats.count:
+                parts.append(f"{name}: return {stats.mean:.4g} ({_range(stats)})")
+        parts += [f"{name}: {stats.mean:.4g}" for name, stats in metrics.custom.items() if stats.count]
+        return " · ".join(parts)
+
+    def _table(self, metrics: Metrics, speed: float) -> RenderableType:
+        from rich import box
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        records = metrics.latest(self._window)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("")
+        for name in ("return", "min … max", "length", "min … max"):
+            table.add_column(name, justify="right")
+        rows = {"whole episodes": stats_of_episodes(records)}
+        rows |= {name: stats_of_policy(records, name) for name in metrics.policies}
+        for i, (name, found) in enumerate(rows.items()):
+            cells = [cell for key in ("return", "length") for cell in (_mean(found[key]), _range(found[key]))]
+            table.add_row(Text(name, "dim" if i == 0 else "bold cyan"), *cells, end_section=i == 0)
+        for name, stats in metrics.custom.items():
+            table.add_row(Text(name), _mean(stats), _range(stats), "", "")
+        parts: list[RenderableType] = [Text(self._title, "bold")] if self._title else []
+        return Group(*parts, Text(self._head(metrics, speed)), table, Text(_times(metrics), "dim"))
+
+
+def _mean(stats: Stats) -> str:
+    return f"{stats.mean:.4g}" if stats.count else _NOTHING
+
+
+def _range(stats: Stats) -> str:
+    return f"{stats.min:.4g} … {stats.max:.4g}" if stats.count else _NOTHING
+
+
+def _times(metrics: Metrics) -> str:
+    seconds = {name: timer.seconds for name, timer in metrics.timers.items()}
+    total = sum(seconds.values())
+    shares = [f"{name.replace('_', ' ')} {part / total:.0%}" for name, part in seconds.items() if part > 0.005 * total]
+    return f"time: {', '.join(shares)}" if shares else ""

@@ -1,0 +1,100 @@
+"""Metrics for TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from os import PathLike, fspath
+from typing import Any, Self
+
+from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.callbacks.callback import Callback
+from marlvec.collect.metrics import Metrics
+from marlvec.collect.stats import Stats
+from marlvec.errors import MissingExtraError
+
+__all__ = ["TensorBoardLogger"]
+
+
+class TensorBoardLogger(Callback):
+    """Writes the metrics into a folder for TensorBoard after each batch, over the env steps made until then.
+
+    Scalars, where there is something to tell:
+
+    - ``episodes/return_mean``, ``_min``, ``_max``, and so ``length`` and ``duration``, over the metrics' window;
+    - ``policies/ID/…`` and ``agents/NAME/…``, likewise;
+    - ``custom/NAME``, means of what callbacks and `Metrics.add_value` noted;
+    - ``totals/…``: agent steps, episodes, and what was lost;
+    - ``speed/env_steps_per_second`` since the batch before, and ``seconds/TIMER`` spent on each part meanwhile.
+
+    All is on disk when the hook returns. Close it, or use it in a ``with`` block. Needs ``marlvec[tensorboard]``, which
+    brings no torch.
+
+    Args:
+        folder: Where to. Each logger writes a file of its own there.
+        agents: Whether to write a curve for each agent, too.
+
+    Raises:
+        MissingExtraError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: str | PathLike[str], *, agents: bool = True) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise MissingExtraError(
+                f"TensorBoardLogger needs tensorboard, which cannot be imported ({error}); install it with: "
+                f'pip install "marlvec[tensorboard]"'
+            ) from error
+        self._event, self._summary = Event, Summary
+        self._writer: Any = EventFileWriter(fspath(folder))
+        self._agents = agents
+        self._began = time.perf_counter()
+        self._env_steps = 0
+        self._seconds: dict[str, float] = {}
+
+    def on_sample_end(self, batch: MultiAgentBatch, metrics: Metrics) -> None:
+        values = {**_statistics(metrics, agents=self._agents), **self._pace(metrics)}
+        summary = self._summary(value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()])
+        self._writer.add_event(self._event(wall_time=time.time(), step=metrics.env_steps, summary=summary))
+        self._writer.flush()
+
+    def _pace(self, metrics: Metrics) -> dict[str, float]:
+        now = time.perf_counter()
+        values = {"speed/env_steps_per_second": (metrics.env_steps - self._env_steps) / max(now - self._began, 1e-9)}
+        for name, timer in metrics.timers.items():
+            values[f"seconds/{name}"] = timer.seconds - self._seconds.get(name, 0.0)
+            self._seconds[name] = timer.seconds
+        self._began, self._env_steps = now, metrics.env_steps
+        return values
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _statistics(metrics: Metrics, *, agents: bool) -> dict[str, float]:
+    groups = {"episodes": {"return": metrics.returns, "length": metrics.lengths, "duration": metrics.durations}}
+    groups |= {f"policies/{name}": metrics.policy(name) for name in metrics.policies}
+    if agents:
+        groups |= {f"agents/{name}": metrics.agent(name) for name in metrics.agents}
+    values = {
+        f"{group}/{name}_{kind}": value
+        for group, found in groups.items()
+        for name, stats in found.items()
+        for kind, value in _extremes(stats).items()
+    }
+    values |= {f"custom/{name}": stats.mean for name, stats in metrics.custom.items() if stats.count}
+    totals = ("agent_steps", "episodes_total", "episodes_faulty", "episodes_restarted", "env_steps_lost", "noop_steps")
+    return values | {f"totals/{name.removesuffix('_total')}": float(getattr(metrics, name)) for name in totals}
+
+
+def _extremes(stats: Stats) -> dict[str, float]:
+    return {"mean": stats.mean, "min": stats.min, "max": stats.max} if stats.count else {}

@@ -1,0 +1,326 @@
+"""A collector's policies in their roles: some are there from the start, others come and go."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.cast import Cast
+from marlvec.collect.chains import chains
+from marlvec.collect.episodes import Episodes
+from marlvec.collect.loop import Loop
+from marlvec.collect.ready import Ready
+from marlvec.collect.roles import Role
+from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Pipeline
+from marlvec.connectors.trees import map_tree
+from marlvec.errors import ArgumentError, StateError
+from marlvec.policies import Policy, PolicyMap
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["Chain", "Company", "Connectors", "NewPolicy"]
+
+Chain: TypeAlias = Iterable[Any]
+NewPolicy: TypeAlias = Policy | Callable[[], Policy]
+Connectors: TypeAlias = Chain | Mapping[str, Chain] | None
+"""One chain for every policy, or policy id to chain, or None."""
+
+IntArray = NDArray[np.int64]
+
+_KINDS: tuple[type[Pipeline[Any]], ...] = (AgentPipeline, ActionPipeline, LearnerPipeline)
+
+
+class Company:
+    """The roles, who of them leaves, and all that changes when one comes or goes.
+
+    A policy that is removed is asked no more. Its role stays, *leaving*, for as long as an agent waits for the outcome
+    of what it decided last, and until its last rows are in a batch; then it is gone.
+
+    Args:
+        envs: The envs.
+        policies: Policy id to policy; changed in place.
+        connectors: Chains of agent, action and learner connectors, as the collector was given them.
+        episodes: The accounts of the running episodes.
+        seed: A policy's number, from 0 → its seed.
+
+    Attributes:
+        policies: As given; without those that leave.
+        pipelines: Policy id to pipeline, of agent, action and learner connectors.
+        roles: All roles, leaving ones too.
+        leaving: Role that leaves to the one that takes its place.
+        cast: Who plays whom.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv,
+        policies: MutableMapping[str, Policy],
+        connectors: Sequence[Connectors],
+        episodes: Episodes,
+        seed: Callable[[int], int],
+    ) -> None:
+        self._envs, self._given, self._episodes, self._seed = envs, tuple(connectors), episodes, seed
+        self.policies = policies
+        self.pipelines: tuple[dict[str, Any], ...] = tuple(
+            chains(kind, given, tuple(policies), _default(kind)) for kind, given in zip(_KINDS, connectors, strict=True)
+        )
+        self._count = 0
+        self.roles: list[Role] = []
+        for name in policies:
+            self.roles.append(self._role(name))
+        self.leaving: dict[Role, Role] = {}
+        self.cast = Cast(self.roles, envs.spec.groups, envs.agents, episodes.policy_NA, seed)
+        if episodes.is_static:
+            self.cast.update()
+
+    def _role(self, name: str) -> Role:
+        n, a = self._envs.num_envs, self._envs.agent_num
+        before, behind, learner = (found[name] for found in self.pipelines)
+        return Role(len(self.roles), self._next_number(), name, self.policies, before, behind, learner, a, n * a)
+
+    def _next_number(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def find(self, policy_id: str) -> Role:
+        """The role of a policy that does not leave.
+
+        Raises:
+            KeyError: There is none; lists those there are.
+        """
+        for role in self.roles:
+            if role.policy_id == policy_id and role not in self.leaving:
+                return role
+        raise KeyError(f"no policy {policy_id!r}; the policies are {list(self.policies)}")
+
+    def reseed(self) -> None:
+        """Begin new random streams in all policies."""
+        for role in self.roles:
+            if role.group_index >= 0 and role not in self.leaving:
+                role.policy.reseed(self._seed(role.number))
+
+    # --- coming
+
+    def add(self, policy_id: str, policy: NewPolicy, like: str | None, own: Sequence[Chain | None]) -> None:
+        """See `Collector.add_policy`."""
+        if not isinstance(policy_id, str):
+            raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
+        if policy_id in self.policies:
+            raise ArgumentError(f"there is a policy {policy_id!r} already: call replace_policy(), or choose another id")
+        if any(role.policy_id == policy_id for role in self.leaving):
+            raise StateError(
+                f"a policy {policy_id!r} was removed and has rows that are still to come: collect them, or choose "
+                f"another id"
+            )
+        self._check_policy(policy_id, policy)
+        model = None if like is None else self.find(like)
+        made = [self._chain(k, policy_id, own[k], model) for k in range(len(_KINDS))]
+        self.policies[policy_id] = policy  # type: ignore[assignment]  # a PolicyMap takes functions, too
+        for pipelines, chain in zip(self.pipelines, made, strict=True):
+            pipelines[policy_id] = chain
+        self.roles.append(self._role(policy_id))
+        try:
+            self.cast.prepare(self.roles[-1])
+        except BaseException:
+            self.roles.pop()
+            self._let_go(policy_id)
+            raise
+        self._recast()
+
+    def _check_policy(self, policy_id: str, policy: NewPolicy) -> None:
+        if isinstance(self.policies, PolicyMap):
+            return  # it checks for itself
+        if not isinstance(policy, Policy):
+            raise ArgumentError(f"policy {policy_id!r} must be a marlvec Policy, got {policy!r}")
+        if taken := [name for name, known in self.policies.items() if known is policy]:
+            raise ArgumentError(f"this policy object has the id {taken[0]!r} already; each id needs one of its own")
+
+    def _chain(self, k: int, policy_id: str, own: Chain | None, model: Role | None) -> Any:
+        """One pipeline for a new policy: its own, or a copy of its model's, or as the collector would have made it."""
+        kind, given = _KINDS[k], self._given[k]
+        if own is not None:
+            pipeline = chains(kind, own, (policy_id,), _default(kind))[policy_id]
+            if any(pipeline is known for known in self.pipelines[k].values()):
+                raise ArgumentError(f"the {kind.__name__} given for {policy_id!r} is another policy's; copy it")
+            return pipeline
+        if model is not None:
+            pipeline = copy.deepcopy(model.chains[k])
+            pipeline.reset(np.arange(self._envs.num_envs))
+            return pipeline
+        if given is not None and not isinstance(given, Mapping):
+            raise ArgumentError(
+                f"one chain of connectors was given for all policies, and it has been in use since: name with like= "
+                f"the policy whose connectors {policy_id!r} gets copies of, or give it an {kind.__name__} of its own"
+            )
+        return _default(kind)()
+
+    def replace(self, policy_id: str, policy: NewPolicy, slot_L: IntArray) -> None:
+        """See `Collector.replace_policy`."""
+        role = self.find(policy_id)
+        self._check_policy(policy_id, policy)
+        number = self._next_number()
+        if isinstance(policy, Policy) and role.group_index >= 0:
+            role.set_up(policy, self._seed(number))
+        self.policies[policy_id] = policy  # type: ignore[assignment]  # a PolicyMap takes functions, too
+        if not isinstance(policy, Policy) and role.group_index >= 0:
+            role.set_up(role.policy, self._seed(number))
+        # Another object, so that an answer of the old policy which a failed call has left behind is not taken for its.
+        fresh = self.roles[role.index] = copy.copy(role)
+        self.leaving = {old: fresh if other is role else other for old, other in self.leaving.items()}
+        fresh.number = number
+        fresh.forget_answers(slot_L)
+        if self.cast.playing:
+            self.cast.update()
+
+    # --- going
+
+    def remove(self, policy_id: str, remap_to: str | None, loop: Loop) -> None:
+        """See `Collector.remove_policy`."""
+        role = self.find(policy_id)
+        target = None if remap_to is None else self.find(remap_to)
+        if target is role:
+            raise ArgumentError(f"policy {policy_id!r} cannot take its own place; name another one as remap_to")
+        plays_NA = self._episodes.runs(role.index)
+        plays_NA[np.setdiff1d(np.arange(self._envs.num_envs), loop.living)] = False
+        waited_for = [old for old, other in self.leaving.items() if other is role]
+        if target is None:
+            self._check_idle(role, plays_NA, waited_for)
+        else:
+            if role.group_index >= 0 and (plays_NA.any() or self._episodes.seats(role.index) or waited_for):
+                self.cast.bind(target, role.group_index)
+            self._episodes.reseat(role.index, target.index)
+            for old in waited_for:
+                self.leaving[old] = target
+        # A role that nobody waits for takes no one's place; any other may stand here.
+        self.leaving[role] = role if target is None else target
+        self._let_go(policy_id)
+        self._recast()
+        self._settle_masked(loop)
+        if loop.state in ("new", "lost"):  # no row that is there will be in a batch
+            self._episodes.policy_NA[self._episodes.policy_NA == role.index] = self.leaving[role].index
+            self._drop(role)
+        else:
+            self.hand_over(loop)
+            self.drop_idle(loop)
+
+    def _check_idle(self, role: Role, plays_NA: NDArray[np.bool_], waited_for: Sequence[Role]) -> None:
+        """Raise where somebody would have to take this role's place."""
+        if seats := self._episodes.seats(role.index):
+            why = f"by the policy_mapping it plays {seats}"
+        elif plays_NA.any():
+            env, agent = np.argwhere(plays_NA)[0].tolist()
+            count = int(np.count_nonzero(plays_NA))
+            why = f"it plays {count} agents in running episodes, {self._envs.agents[agent]!r} of env {env} first"
+        elif waited_for:
+            why = f"it takes the place of {waited_for[0].policy_id!r} in running episodes"
+        else:
+            return
+        raise StateError(
+            f"policy {role.policy_id!r} cannot be removed: {why}. Say who takes its place: "
+            f"remove_policy({role.policy_id!r}, remap_to=...)"
+        )
+
+    def hand_over(self, loop: Loop) -> None:
+        """Give rows that wait for a policy that leaves to the one in its place, through that one's connectors.
+
+        Raises:
+            Exception: What those connectors raise; the loop's state is then ``"lost"``.
+        """
+        for old, new in self.leaving.items():
+            if len(old.ready.lanes):
+                state, loop.state = loop.state, "lost"
+                self._pass_on(old, new, loop.slot_L)
+                loop.state = state
+
+    def _pass_on(self, old: Role, new: Role, slot_L: IntArray) -> None:
+        lanes, agents = old.ready.lanes, self._envs.agents
+        raw = old.raw.of(lanes)
+        # For its new policy it is the agent's first row, and what was paid before was for the old one's decision.
+        raw = raw.replace(first=np.ones(len(lanes), np.bool_), reward=np.zeros(len(lanes)))
+        given = old.off_policy.among(lanes)
+        if given.any():
+            actions, _ = old.off_policy.answer(raw.take(given), lanes[given], _nobody)
+            for i, lane in enumerate(lanes[given].tolist()):
+                where = f"env {lane // len(agents)}: agent {agents[lane % len(agents)]!r}"
+                new.off_policy.note(lane, map_tree(lambda leaf, i=i: leaf[i], actions), where)
+            old.off_policy.forget(lanes)
+        rows, kept = new.observe(raw)
+        old.ready = Ready.none()
+        self._episodes.policy_NA.reshape(-1)[lanes] = new.index
+        slot_L[lanes] = -1
+        if kept is not None:
+            new.idlers.add(lanes[~kept])
+            lanes = lanes[kept]
+        if len(lanes):
+            start = new.trajectories.append(rows.columns, lanes, tick=0)  # it closes nothing, so nobody asks when
+            ready = Ready.block(lanes, start, is_group=False)
+            slot_L[lanes] = ready.slots
+            new.ready = new.ready.join(ready)
+        self.cast.update()
+
+    def drop_idle(self, loop: Loop) -> None:
+        """Let those go for good who leave, play nobody, and have no row that is still to come."""
+        if not self.leaving:
+            return
+        self._settle_masked(loop)
+        for role in tuple(self.leaving):
+            if not self._episodes.runs(role.index).any() and not len(role.trajectories.closed()):
+                self._drop(role)
+
+    def _settle_masked(self, loop: Loop) -> None:
+        """Have masked envs, in which nobody plays any more, name no role that may go."""
+        policy_NA, living = self._episodes.policy_NA, loop.living
+        if len(living):
+            policy_NA[np.setdiff1d(np.arange(len(policy_NA)), living)] = policy_NA[living[0]]
+
+    def _drop(self, role: Role) -> None:
+        del self.leaving[role]
+        self.roles.remove(role)
+        for later in self.roles[role.index :]:
+            later.index -= 1
+        self._episodes.close_up(role.index)
+        self._recast()
+        if self.cast.playing:
+            self.cast.update()
+
+    def _let_go(self, policy_id: str) -> None:
+        for table in (self.policies, *self.pipelines):
+            del table[policy_id]
+
+    def _recast(self) -> None:
+        leaving = [role.policy_id for role in self.leaving]
+        self._episodes.recast([role.policy_id for role in self.roles], leaving)
+
+
+def _default(kind: type[Any]) -> Callable[[], Any]:
+    make: Callable[[], Any] = kind.default
+    return make
+
+
+def _nobody(_: Any) -> Any:
+    raise AssertionError("every action was given")  # so no policy is asked
+
+
+def named(policies: Mapping[str, Policy] | Policy) -> MutableMapping[str, Policy]:
+    """Policies by id, as a dict of the collector's own; a `PolicyMap` stays what it is.
+
+    Raises:
+        ArgumentError: There is none, or one is no policy, or two ids have one object.
+    """
+    if isinstance(policies, PolicyMap) and policies:
+        return policies
+    found = {"main": policies} if isinstance(policies, Policy) else policies
+    if not isinstance(found, Mapping) or not found:
+        raise ArgumentError(f"policies must be a Policy, or a dict of policy id to Policy, got {found!r}")
+    for name, policy in found.items():
+        if not isinstance(name, str):
+            raise ArgumentError(f"a policy id must be a string, got {name!r}")
+        if not isinstance(policy, Policy):
+            hint = "; wrap a function of rows in FunctionPolicy" if callable(policy) else ""
+            raise ArgumentError(f"policy {name!r} must be a marlvec Policy, got {policy!r}{hint}")
+    if len({id(policy) for policy in found.values()}) < len(found):
+        raise ArgumentError("one policy object has two ids; each id needs an object of its own")
+    return dict(found)

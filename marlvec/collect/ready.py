@@ -1,0 +1,63 @@
+"""Rows that wait for their policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.columns import Where
+
+__all__ = ["Ready"]
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Ready:
+    """Rows that wait for an action, in lane order.
+
+    Attributes:
+        lanes: (n,) whose they are: ``env * A + agent``.
+        slots: (n,) where they are stored.
+        where: The same as a slice, where they stand in a row.
+        is_group: Whether these are all agents of the group in all envs, in order.
+    """
+
+    lanes: IntArray
+    slots: IntArray
+    where: Where
+    is_group: bool = False
+
+    @classmethod
+    def block(cls, lanes: IntArray, start: int, *, is_group: bool) -> Ready:
+        """Rows in consecutive slots."""
+        stop = start + len(lanes)
+        return cls(lanes, np.arange(start, stop), slice(start, stop), is_group)
+
+    @classmethod
+    def none(cls) -> Ready:
+        """No rows."""
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, nothing, slice(0, 0))
+
+    def move(self, slots: IntArray) -> None:
+        """Note where the rows are now; those in a row have stayed so."""
+        self.slots = slots
+        in_a_row = isinstance(self.where, slice) and len(slots)
+        self.where = slice(int(slots[0]), int(slots[0]) + len(slots)) if in_a_row else slots
+
+    def take(self, mask: NDArray[np.bool_]) -> Ready:
+        """Some of them."""
+        slots = self.slots[mask]
+        return Ready(self.lanes[mask], slots, slots)
+
+    def join(self, other: Ready) -> Ready:
+        """These and others."""
+        if not len(self.lanes):
+            return other
+        lanes = np.concatenate([self.lanes, other.lanes])
+        slots = np.concatenate([self.slots, other.slots])
+        order = np.argsort(lanes, kind="stable")
+        return Ready(lanes[order], slots[order], slots[order])

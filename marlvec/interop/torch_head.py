@@ -1,0 +1,221 @@
+"""From what a torch module says to actions: distributions over action spaces, sampled with a generator of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from numpy.typing import NDArray
+from torch import Tensor
+
+from marlvec.connectors.trees import Tree
+from marlvec.errors import ContractError, UnsupportedSpaceError
+from marlvec.spaces import Leaf, SpaceTree
+
+__all__ = ["Distribution", "Head", "MakeDistribution"]
+
+
+class Distribution(Protocol):
+    """A distribution over actions, one per row."""
+
+    def sample(self, generator: torch.Generator) -> Tree:
+        """Draw n actions, from this generator alone: tensors (n, …) in the shape of the action space."""
+
+    def mode(self) -> Tree:
+        """The most likely actions, likewise."""
+
+    def logp(self, actions: Tree) -> Tensor:
+        """Log-probabilities of actions: (n,)."""
+
+    def entropy(self) -> Tensor:
+        """(n,)."""
+
+
+MakeDistribution = Callable[[Any, Tensor | None], Distribution]
+"""From what a module says of its actions, (n, k), and the action mask (n, m) bool or None, to a distribution."""
+
+
+class Categorical:
+    """One of k choices, by logits.
+
+    Args:
+        logits: (n, k); -inf where a choice is not allowed.
+        start: Number of the first choice.
+    """
+
+    def __init__(self, logits: Tensor, start: int = 0) -> None:
+        self._logp = torch.log_softmax(logits, dim=-1)
+        self._start = start
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        # The Gumbel-max trick. Noise stays finite, so that what is not allowed never wins.
+        u = torch.rand(self._logp.shape, generator=generator, device=self._logp.device, dtype=self._logp.dtype)
+        noise = -torch.log(-torch.log(u.clamp_min(torch.finfo(u.dtype).tiny)))
+        return (self._logp + noise).argmax(dim=-1) + self._start
+
+    def mode(self) -> Tensor:
+        return self._logp.argmax(dim=-1) + self._start
+
+    def logp(self, actions: Tensor) -> Tensor:
+        return self._logp.gather(-1, (actions.long() - self._start)[..., None])[..., 0]
+
+    def entropy(self) -> Tensor:
+        p = self._logp.exp()
+        return -torch.where(p > 0, p * self._logp, 0.0).sum(dim=-1)
+
+
+class Gaussian:
+    """Independent normal numbers.
+
+    Args:
+        inputs: (n, 2 k): k means, then k logarithms of standard deviations.
+        shape: Shape of one action.
+    """
+
+    def __init__(self, inputs: Tensor, shape: tuple[int, ...]) -> None:
+        self._mean, self._log_std = inputs.chunk(2, dim=-1)
+        self._shape = shape
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        mean = self._mean
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+        return (mean + noise * self._log_std.exp()).reshape(-1, *self._shape)
+
+    def mode(self) -> Tensor:
+        return self._mean.reshape(-1, *self._shape)
+
+    def logp(self, actions: Tensor) -> Tensor:
+        z = (actions.reshape(self._mean.shape) - self._mean) / self._log_std.exp()
+        return -(0.5 * z**2 + self._log_std + 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+
+    def entropy(self) -> Tensor:
+        return (self._log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
+
+
+class Product:
+    """Independent parts of one action.
+
+    Args:
+        parts: One distribution each, and how a column of actions is cut into their actions and joined again.
+        split: From actions to one tensor per part.
+        join: Back.
+    """
+
+    def __init__(
+        self, parts: list[Any], split: Callable[[Any], list[Tensor]], join: Callable[[list[Tensor]], Any]
+    ) -> None:
+        self._parts, self._split, self._join = parts, split, join
+
+    def sample(self, generator: torch.Generator) -> Any:
+        return self._join([part.sample(generator) for part in self._parts])
+
+    def mode(self) -> Any:
+        return self._join([part.mode() for part in self._parts])
+
+    def logp(self, actions: Any) -> Tensor:
+        pairs = zip(self._parts, self._split(actions), strict=True)
+        return torch.stack([part.logp(action) for part, action in pairs]).sum(dim=0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self._parts]).sum(dim=0)
+
+
+class Head:
+    """The distributions that belong to an action space.
+
+    ``size`` numbers a row are needed, leaf by leaf: ``n`` logits for a Discrete; the logits of all dimensions, one
+    after the other, for a MultiDiscrete, and two each for a MultiBinary; means, then logarithms of standard deviations
+    for a Box of floats. Masks are for a Discrete or MultiDiscrete as a whole, in the same order.
+
+    Args:
+        tree: The action space.
+
+    Raises:
+        UnsupportedSpaceError: A leaf is of another kind.
+
+    Attributes:
+        size: Numbers a row.
+    """
+
+    def __init__(self, tree: SpaceTree) -> None:
+        self._tree = tree
+        self._sizes = [_size(leaf) for leaf in tree.leaves]
+        self.size = sum(self._sizes)
+        self._masked = isinstance(tree.space, (Discrete, MultiDiscrete))
+
+    def __call__(self, inputs: Any, mask: Tensor | None) -> Distribution:
+        """Distributions of n rows.
+
+        Args:
+            inputs: (n, size) numbers.
+            mask: (n, size) bool, or None; only where the space has masks.
+
+        Raises:
+            ContractError: Another shape.
+        """
+        if not isinstance(inputs, Tensor) or inputs.ndim != 2 or inputs.shape[1] != self.size:
+            got = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise ContractError(
+                f"the module must give {self.size} numbers a row for {self._tree.space}, a tensor of shape "
+                f"(n, {self.size}), got {got}"
+            )
+        if mask is not None and self._masked:
+            if mask.shape != inputs.shape:
+                raise ContractError(
+                    f"an action mask has {mask.shape[-1]} entries, the action space has {self.size} choices"
+                )
+            inputs = inputs.masked_fill(~mask, -math.inf)
+        pieces = inputs.split(self._sizes, dim=-1)
+        parts = [_distribution(leaf, piece) for leaf, piece in zip(self._tree.leaves, pieces, strict=True)]
+        if len(parts) == 1 and self._tree.is_leaf:
+            return parts[0]
+        return Product(parts, self._tree.flatten, self._tree.unflatten)
+
+    def without_choice(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Positions (k,) of rows for which a mask (n, size) leaves no choice in some dimension."""
+        if not self._masked or mask.shape[1] != self.size:  # the call will say so
+            return np.zeros(0, np.int64)
+        space: Any = self._tree.space
+        sizes = [int(space.n)] if isinstance(space, Discrete) else [int(k) for k in np.ravel(space.nvec)]
+        starts = np.cumsum([0, *sizes[:-1]])
+        return np.flatnonzero(~np.logical_or.reduceat(mask, starts, axis=1).all(axis=1))
+
+
+def _size(leaf: Leaf) -> int:
+    space: Any = leaf.space
+    if isinstance(space, Discrete):
+        return int(space.n)
+    if isinstance(space, MultiDiscrete):
+        return int(np.sum(space.nvec))
+    if isinstance(space, MultiBinary):
+        return 2 * math.prod(leaf.shape)
+    if isinstance(space, Box) and leaf.dtype.kind == "f":
+        return 2 * math.prod(leaf.shape)
+    raise UnsupportedSpaceError(
+        f"there is no distribution over {leaf} of the action space, {space}: give TorchPolicy a distribution of your "
+        f"own, or discretize it with connectors"
+    )
+
+
+def _distribution(leaf: Leaf, inputs: Tensor) -> Any:
+    space: Any = leaf.space
+    if isinstance(space, Discrete):
+        return Categorical(inputs, int(space.start))
+    if isinstance(space, Box):
+        return Gaussian(inputs, leaf.shape)
+    binary = isinstance(space, MultiBinary)
+    sizes = [2] * math.prod(leaf.shape) if binary else [int(k) for k in np.ravel(space.nvec)]
+    starts = [0] * len(sizes) if binary else [int(k) for k in np.ravel(space.start)]
+    parts = [Categorical(p, start) for p, start in zip(inputs.split(sizes, dim=-1), starts, strict=True)]
+
+    def split(actions: Tensor) -> list[Tensor]:
+        return list(actions.reshape(len(actions), len(sizes)).unbind(dim=1))
+
+    def join(columns: list[Tensor]) -> Tensor:
+        return torch.stack(columns, dim=1).reshape(-1, *leaf.shape)
+
+    return Product(parts, split, join)

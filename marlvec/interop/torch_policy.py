@@ -1,0 +1,280 @@
+"""Policies made of torch modules. Needs torch, which no extra of marlvec installs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.connectors.rows import Rows
+from marlvec.connectors.trees import Tree, map_tree
+from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError
+from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
+from marlvec.spaces import SpaceTree
+
+try:
+    import torch
+
+    from marlvec.interop.torch_head import Distribution, Head, MakeDistribution
+except ImportError as error:
+    raise MissingExtraError(
+        f"TorchPolicy needs torch, which cannot be imported ({error}); install it as https://pytorch.org says"
+    ) from error
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["TorchPolicy"]
+
+
+class TorchPolicy(Policy):
+    """A policy that asks a torch module, once per call for all rows.
+
+    The module is called as ``module(obs)``, or as ``module(obs, state_in)`` where the rows have a column ``state_in``:
+    put ``RnnState(initial)`` among the agent connectors. ``obs`` is a tensor (n, …), or a tree of those; floats come in
+    the dtype of the module's parameters, everything else as it is. It returns what its actions are drawn from, a
+    tensor (n, k); or a dict:
+
+    =============  ===========================================================================================
+    ``inputs``     (n, k), what actions are drawn from
+    ``values``     (n,) or (n, 1), what the rows are worth; a column of the batch
+    ``state_out``  a tree of (n, …), where there is a state
+    other keys     trees of (n, …), columns of the batch under their names
+    =============  ===========================================================================================
+
+    How many numbers k a space needs, and in which order, is told in `marlvec.interop.torch_head.Head`. With an action
+    mask, what is not allowed has no probability. The batch gets a column ``logp`` (n,), of the actions taken, under
+    what the actions were drawn from; also where they were not drawn, but the most likely were taken.
+
+    In `act` there is no gradient, the module is in eval mode, and random numbers come from the policy's own generator:
+    torch's global one is neither read nor moved.
+
+    Args:
+        module: The module; moved to ``device``.
+        distribution: ``(inputs, mask) -> distribution``, an object with ``sample(generator)``, ``mode()``,
+            ``logp(actions)``, ``entropy()``; see `marlvec.interop.torch_head.Distribution`. None: what belongs to the
+            action space.
+        device: Where the module is to be, e.g. ``"cuda"``.
+        seed: Seed of its random stream, whatever the collector's; None: the collector's seed decides.
+
+    Raises:
+        MissingExtraError: (By the import.) torch is not installed.
+        ArgumentError: ``module`` is no module, or ``distribution`` no function.
+
+    Attributes:
+        module, device: As given.
+        version: One more after each `note_update` and `load_state_dict`.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        distribution: MakeDistribution | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise ArgumentError(f"TorchPolicy wants a torch.nn.Module, got {type(module).__name__}")
+        if distribution is not None and not callable(distribution):
+            raise ArgumentError(
+                f"distribution must be a function (inputs, mask) -> distribution, or None, got {distribution!r}"
+            )
+        self.device = torch.device(device)
+        self.module = module.to(self.device)
+        self.seed = seed
+        self._given = distribution
+        self._head: Head | None = None
+        self._make: MakeDistribution | None = distribution
+        self._tree: SpaceTree | None = None
+        self._generator = torch.Generator(self.device)
+        self._generator.manual_seed(0 if seed is None else seed)
+
+    def __repr__(self) -> str:
+        return f"TorchPolicy({type(self.module).__name__}, device={str(self.device)!r}, version {self.version})"
+
+    def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
+        self._tree = SpaceTree(action_space)
+        if self._given is None:
+            self._make = self._head = Head(self._tree)
+        super().setup(observation_space, action_space, seed=seed)
+
+    def reseed(self, seed: int) -> None:
+        if self.seed is None:
+            self._generator.manual_seed(seed)
+
+    def note_update(self) -> None:
+        """Say that the module's weights have changed, e.g. after an optimizer's step: `version` is one more."""
+        self.version += 1
+
+    # --- acting
+
+    def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        """Draw one action per row, or where it is not to explore take the most likely one.
+
+        Raises:
+            StateError: `setup` was not called.
+            ContractError: The module gave something of another form, or NaN; or a mask allows nothing. Names the row.
+        """
+        if self._tree is None:
+            raise StateError("this TorchPolicy does not know its action space: call setup() first, or use a Collector")
+
+        def where(i: int) -> str:
+            return f"env {int(rows['env_id'][i])}, agent {int(rows['agent_index'][i])}"
+
+        mask = rows.columns.get("action_mask")
+        if mask is not None and self._head is not None and len(stuck := self._head.without_choice(mask)):
+            raise ContractError(
+                f"the action mask of {where(int(stuck[0]))} allows nothing; an agent that must act needs one action at "
+                f"least"
+            )
+        with torch.no_grad(), _eval_mode(self.module):
+            distribution, columns = self._forward(rows, where)
+            actions = distribution.sample(self._generator) if explore else distribution.mode()
+            columns = {"logp": distribution.logp(actions), **columns}
+        leaves = [_to_numpy(value) for value in self._tree.flatten(actions)]
+        for k, leaf in enumerate(self._tree.leaves):
+            if np.can_cast(leaves[k].dtype, leaf.dtype, "same_kind"):  # any other kind is for the collector to refuse
+                leaves[k] = leaves[k].astype(leaf.dtype, copy=False)
+        return self._tree.unflatten(leaves), {name: map_tree(_to_numpy, column) for name, column in columns.items()}
+
+    def forward(self, rows: Rows) -> tuple[Distribution, dict[str, Tree]]:
+        """What the module makes of rows, with gradients, for a learner's loss; the module's mode is left as it is.
+
+        Args:
+            rows: n rows; a batch's columns will do: ``policy.forward(Rows(dict(batch["main"].items())))``.
+
+        Returns:
+            The distribution of their actions, and the module's other columns, tensors: ``values``, …
+        """
+        return self._forward(rows, "row {}".format)
+
+    def values(self, rows: Rows) -> NDArray[Any]:
+        """What rows are worth, (n,) floats: a value function for learner connectors such as GAE.
+
+        Raises:
+            ContractError: The module gives no ``values``.
+        """
+        with torch.no_grad(), _eval_mode(self.module):
+            _, columns = self._forward(rows, "row {}".format)
+        if "values" not in columns:
+            raise ContractError(f"the module of {self!r} gives no 'values', only {['inputs', *columns]}")
+        return _to_numpy(columns["values"])
+
+    def _forward(self, rows: Rows, where: Callable[[int], str]) -> tuple[Distribution, dict[str, Tree]]:
+        if self._make is None:
+            raise StateError("this TorchPolicy does not know its action space: call setup() first, or use a Collector")
+        dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+
+        def tensor(leaf: Any) -> Tensor:
+            array = np.asarray(leaf)
+            # torch cannot promise not to write into an array, and warns of those that forbid it.
+            direct = array.flags.writeable and array.flags.c_contiguous
+            found = torch.from_numpy(array if direct else array.copy()).to(self.device)
+            return found.to(dtype) if found.is_floating_point() else found
+
+        given = [map_tree(tensor, rows["obs"])]
+        if "state_in" in rows:
+            given.append(map_tree(tensor, rows["state_in"]))
+        said = self.module(*given)
+        columns = dict(said) if isinstance(said, Mapping) else {"inputs": said}
+        if "inputs" not in columns:
+            raise ContractError(f"the module of {self!r} returned a dict without 'inputs', only {list(columns)}")
+        if "logp" in columns:
+            raise ContractError(f"the module of {self!r} returned 'logp', which the policy gives")
+        inputs = columns.pop("inputs")
+        if isinstance(inputs, torch.Tensor) and bool((bad := torch.isnan(inputs)).any()):
+            row = int(bad.nonzero()[0, 0])
+            raise ContractError(f"the module of {self!r} gave NaN as 'inputs', first for {where(row)}")
+        if "values" in columns:
+            columns["values"] = self._one_number(columns["values"], len(rows))
+        mask = rows.columns.get("action_mask")
+        return self._make(inputs, None if mask is None else tensor(mask)), columns
+
+    def _one_number(self, values: Any, n: int) -> Any:
+        """Values as (n,)."""
+        shape = tuple(values.shape)
+        if shape not in ((n,), (n, 1)):
+            raise ContractError(f"the module of {self!r} gave 'values' of shape {shape}; expected ({n},) or ({n}, 1)")
+        return values.reshape(n)
+
+    # --- state
+
+    def state_dict(self) -> PolicyState:
+        """Weights and random stream, as arrays; dtypes that numpy lacks (bfloat16) by their bits."""
+        weights = {
+            name: _bits(value) if isinstance(value, torch.Tensor) else value
+            for name, value in self.module.state_dict().items()
+        }
+        return {"module": weights, "generator": self._generator.get_state().numpy().copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != {"module", "generator"}:
+            raise ArgumentError(f"expected the state of a TorchPolicy, got {list(state)}")
+        own = self.module.state_dict()
+        given: Mapping[str, Any] = state["module"]
+        if own.keys() != given.keys():
+            missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+            raise ArgumentError(f"these are weights of another module: {missing} are missing, {extra} unknown")
+        weights = {name: self._like(name, given[name], own[name]) for name in own}
+        generator = torch.Generator(self.device)
+        try:
+            generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
+        except (RuntimeError, TypeError) as error:
+            raise ArgumentError(f"the random stream is not one of the device {str(self.device)!r}: {error}") from error
+        self.module.load_state_dict(weights)
+        self._generator = generator
+        self.version += 1
+
+    def _like(self, name: str, value: Any, own: Any) -> Any:
+        """A tensor of the module's dtype from its bits."""
+        if not isinstance(own, torch.Tensor):
+            return value
+        array = np.array(value)
+        mine = _bits(own)
+        if array.shape != mine.shape or array.dtype != mine.dtype:
+            raise ArgumentError(
+                f"weight {name!r} is {mine.dtype} of shape {mine.shape}, got {array.dtype} of {array.shape}"
+            )
+        return (
+            torch.from_numpy(array).view(own.dtype) if array.ndim else torch.from_numpy(array[None]).view(own.dtype)[0]
+        )
+
+
+@contextmanager
+def _eval_mode(module: torch.nn.Module) -> Iterator[None]:
+    """Have a module and all in it in eval mode, and put each back as it was."""
+    if not any(part.training for part in module.modules()):
+        yield
+        return
+    before = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
+
+
+def _bits(tensor: Tensor) -> NDArray[Any]:
+    """Copy of a tensor as an array; where numpy has no such dtype, as integers of its size."""
+    tensor = tensor.detach().cpu().contiguous()
+    try:
+        return tensor.numpy().copy()
+    except TypeError:
+        kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+        flat = tensor.reshape(-1).view(kind).numpy().copy()
+        return flat.reshape(tuple(tensor.shape))
+
+
+def _to_numpy(value: Any) -> NDArray[Any]:
+    """A tensor's numbers as an array; bfloat16, which numpy lacks, as float32, which holds them all."""
+    tensor = value.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    array: NDArray[Any] = tensor.numpy()
+    return array

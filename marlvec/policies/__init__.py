@@ -1,0 +1,23 @@
+"""Policies: rows in, actions out.
+
+A policy answers all ready rows of all envs in one call. It sees spaces and observations as they are behind the agent
+connectors, and gives actions as they are before the action connectors.
+"""
+
+from marlvec.policies.function import FunctionPolicy
+from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
+from marlvec.policies.policy_map import PolicyMap
+from marlvec.policies.random import RandomPolicy
+from marlvec.policies.scripted import Memory, Script, ScriptedPolicy
+
+__all__ = [
+    "FunctionPolicy",
+    "Memory",
+    "Policy",
+    "PolicyMap",
+    "PolicyOutput",
+    "PolicyState",
+    "RandomPolicy",
+    "Script",
+    "ScriptedPolicy",
+]

@@ -1,0 +1,244 @@
+"""More policies than memory holds: those that were not used for longest wait in files."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import operator
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from gymnasium.spaces import Space
+
+from marlvec.connectors.config import decode, encode
+from marlvec.connectors.saving import FilePath, read_file, write_file
+from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, ResourceError
+from marlvec.policies.policy import Policy
+
+__all__ = ["PolicyMap"]
+
+Make = Callable[[], Policy]
+_NAME = 60  # characters of an id that its file's name shows
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One policy that may be swapped out.
+
+    Attributes:
+        make: Builds it as it was at first.
+        spaces: Its spaces, once it was swapped out; None where it had none.
+        file: Where it waits; None where it is in memory, or was never built.
+    """
+
+    make: Make
+    spaces: tuple[Space[Any], Space[Any]] | None = None
+    file: Path | None = None
+
+
+class PolicyMap(MutableMapping[str, Policy]):
+    """Policy id to policy, with a bound on how many are in memory.
+
+    A policy is given as a function that builds it, or as it is. Built ones are built when they are first asked for.
+    When there would be more than ``capacity`` of them in memory, the one that was asked for longest ago is written to
+    a file, all that `Policy.state_dict` gives of it and its version; asked for again, it is built anew, set up with
+    the same spaces and given all that back, to the bit. A policy that was given as it is always stays in memory, and
+    does not count: nothing says how to build it again. So give the ones that learn as they are, and the many that are
+    frozen as functions.
+
+    Files hold numbers and texts and are never executed (`marlvec.connectors.saving`). They are no checkpoints: they go
+    when the map does. What of a state has no such form raises, and the policy stays.
+
+    A policy that the caller holds, too, is not swapped out, for it may still change; it is in memory anyway. Policies
+    are looked up by one thread at a time; another thread that uses one meanwhile holds it.
+
+        policies = PolicyMap({"main": learner, **{f"old_{i}": make_net for i in range(500)}}, capacity=8)
+        policies["old_7"].load_state_dict(learner.state_dict())
+        marlvec.Collector(envs, policies, mapping)
+
+    Args:
+        policies: Policy id to a policy, or to a function without arguments that builds one.
+        capacity: How many of the built ones may be in memory; at least 1.
+        folder: Where a folder of its own for the files is made; None: where temporary files go.
+
+    Raises:
+        ArgumentError: A policy is neither, or ``capacity`` is not positive.
+        OSError: The folder cannot be written to.
+
+    Attributes:
+        capacity: As given.
+        folder: Where the files are.
+    """
+
+    def __init__(
+        self, policies: Mapping[str, Policy | Make] | None = None, *, capacity: int, folder: FilePath | None = None
+    ) -> None:
+        try:
+            self.capacity = operator.index(capacity)
+        except TypeError:
+            self.capacity = 0
+        if self.capacity < 1 or isinstance(capacity, bool):
+            raise ArgumentError(f"capacity must be an integer of at least 1, got {capacity!r}")
+        self._entries: dict[str, Policy | _Entry] = {}
+        self._in_memory: OrderedDict[str, Policy] = OrderedDict()  # least recently asked for first
+        self._lock = threading.RLock()
+        self.folder = Path(tempfile.mkdtemp(prefix="marlvec-policies-", dir=folder))
+        self._finalizer = weakref.finalize(self, _remove, self.folder, os.getpid())
+        for policy_id, policy in (policies or {}).items():
+            self[policy_id] = policy
+
+    def __getitem__(self, policy_id: str) -> Policy:
+        """Look up a policy, swapped in where it was out.
+
+        Raises:
+            KeyError: There is no such policy; lists those there are.
+            ResourceError: The one that must make room cannot be written. Nothing is lost: all are as they were.
+            SerialisationError: Likewise, because its state holds what no file can.
+            CheckpointError: Its file was damaged or taken away since it was written.
+            ArgumentError: Its function built something else than a policy, or one that cannot take its state back.
+        """
+        with self._lock:
+            entry = self._entry(policy_id)
+            if isinstance(entry, Policy):
+                return entry
+            if policy_id in self._in_memory:
+                self._in_memory.move_to_end(policy_id)
+                return self._in_memory[policy_id]
+            self._make_room()
+            policy = self._in_memory[policy_id] = self._build(policy_id, entry)
+            self._drop_file(entry)
+            return policy
+
+    def __setitem__(self, policy_id: str, policy: Policy | Make) -> None:
+        """Add a policy, or put another one in its place; as the constructor takes it."""
+        if not isinstance(policy_id, str):
+            raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
+        if not isinstance(policy, Policy) and not callable(policy):
+            raise ArgumentError(
+                f"expected a Policy as {policy_id!r}, or a function without arguments that builds one, got {policy!r}"
+            )
+        with self._lock:
+            if policy_id in self._entries:
+                self._forget(policy_id)
+            self._entries[policy_id] = policy if isinstance(policy, Policy) else _Entry(policy)
+
+    def __delitem__(self, policy_id: str) -> None:
+        with self._lock:
+            self._entry(policy_id)
+            self._forget(policy_id)
+            del self._entries[policy_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, policy_id: object) -> bool:
+        return policy_id in self._entries  # the inherited one would swap it in
+
+    @property
+    def in_memory(self) -> tuple[str, ...]:
+        """Ids of the built policies that are in memory; the next one to be swapped out first."""
+        return tuple(self._in_memory)
+
+    def __repr__(self) -> str:
+        return (
+            f"<PolicyMap of {len(self)}, {len(self._in_memory)} of at most {self.capacity} built ones in memory, "
+            f"others in {str(self.folder)!r}>"
+        )
+
+    def _entry(self, policy_id: str) -> Policy | _Entry:
+        try:
+            return self._entries[policy_id]
+        except KeyError:
+            raise KeyError(f"no policy {policy_id!r}; the policies are {list(self._entries)}") from None
+
+    def _forget(self, policy_id: str) -> None:
+        entry = self._entries[policy_id]
+        self._in_memory.pop(policy_id, None)
+        if isinstance(entry, _Entry):
+            self._drop_file(entry)
+
+    def _drop_file(self, entry: _Entry) -> None:
+        if entry.file is not None:
+            with contextlib.suppress(OSError):  # what stays there is written over, or goes with the folder
+                entry.file.unlink()
+            entry.file = None
+
+    # --- out
+
+    def _make_room(self) -> None:
+        """Swap out until there is room for one more; what others hold stays."""
+        for policy_id in tuple(self._in_memory):
+            if len(self._in_memory) < self.capacity:
+                return
+            self._swap_out(policy_id)
+
+    def _swap_out(self, policy_id: str) -> None:
+        entry = self._entries[policy_id]
+        assert isinstance(entry, _Entry)  # no other policy is in `_in_memory`
+        file = self.folder / _file_name(policy_id)
+        policy = self._in_memory[policy_id]
+        try:
+            state = encode(dict(policy.state_dict()), f"the state of policy {policy_id!r}")
+            write_file(file, {"version": encode(policy.version, "its version"), "state": state})
+        except OSError as error:
+            raise ResourceError(
+                f"policy {policy_id!r} cannot be swapped out to {file} ({error.strerror or error}); nothing is lost, "
+                f"it stays in memory: make room there, or use a PolicyMap of a greater capacity or in another folder"
+            ) from error
+        except Exception as error:
+            error.add_note(f"while policy {policy_id!r} was to be swapped out; nothing is lost, it stays in memory")
+            raise
+        entry.file, there = file, weakref.ref(policy)
+        obs_space, action_space = policy.observation_space, policy.action_space
+        entry.spaces = None if obs_space is None or action_space is None else (obs_space, action_space)
+        del policy, self._in_memory[policy_id]
+        if there() is not None:
+            gc.collect()  # a policy that refers to itself is there until then
+        if (held := there()) is not None:
+            self._drop_file(entry)
+            self._in_memory[policy_id] = held  # at the end, so that it is not tried again at once
+
+    # --- in
+
+    def _build(self, policy_id: str, entry: _Entry) -> Policy:
+        found = None if entry.file is None else read_file(entry.file)
+        policy = entry.make()
+        if not isinstance(policy, Policy):
+            raise ArgumentError(f"the function of policy {policy_id!r} built no Policy, but {policy!r}")
+        if found is None:
+            return policy
+        if entry.spaces is not None:
+            policy.setup(*entry.spaces, seed=0)  # of any seed: the state has its random stream
+        try:
+            policy.load_state_dict(decode(found["state"]))
+            policy.version = decode(found["version"])
+        except MarlvecError as error:
+            error.add_note(f"while policy {policy_id!r} was swapped in; what it was is in {entry.file}")
+            raise
+        except KeyError as error:
+            raise CheckpointError(str(entry.file), f"holds no policy: {error!r}") from error
+        return policy
+
+
+def _file_name(policy_id: str) -> str:
+    """A name for a file: readable, and another one for each id, on file systems without upper case, too."""
+    digest = hashlib.sha256(policy_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{quote(policy_id, safe='', errors='replace')[:_NAME]}-{digest}.npz"
+
+
+def _remove(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has the map, too, and not the right to its files
+        shutil.rmtree(folder, ignore_errors=True)

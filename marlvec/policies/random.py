@@ -1,0 +1,71 @@
+"""Random actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+
+from marlvec.connectors.rows import Rows
+from marlvec.connectors.trees import Tree
+from marlvec.errors import ArgumentError, StateError
+from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
+from marlvec.sampling import SpaceSampler
+from marlvec.spaces import SpaceTree
+
+__all__ = ["RandomPolicy"]
+
+
+class RandomPolicy(Policy):
+    """Acts uniformly at random; with an action mask, uniformly over what is allowed.
+
+    How each kind of space is drawn from, and what a mask means there, is told in `marlvec.sampling.SpaceSampler`.
+
+    Args:
+        seed: Seed of its random stream, whatever the collector's; None: the collector's seed decides.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+        self._rng = np.random.default_rng(seed)
+        self._sampler: SpaceSampler | None = None
+
+    def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
+        self._sampler = SpaceSampler(SpaceTree(action_space))
+        super().setup(observation_space, action_space, seed=seed)
+
+    def reseed(self, seed: int) -> None:
+        if self.seed is None:
+            self._rng = np.random.default_rng(seed)
+
+    def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        """Draw one action per row.
+
+        Raises:
+            StateError: `setup` was not called.
+            ContractError: A mask allows nothing, or does not fit the action space; names the env and the agent.
+        """
+        if self._sampler is None:
+            raise StateError("this RandomPolicy does not know its action space: call setup() first, or use a Collector")
+
+        def where(i: int) -> str:
+            return f"env {int(rows['env_id'][i])}, agent {int(rows['agent_index'][i])}"
+
+        drawn: Tree = self._sampler.sample(self._rng, len(rows), rows.columns.get("action_mask"), where)
+        return drawn
+
+    def state_dict(self) -> PolicyState:
+        return {"rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        rng = np.random.default_rng()
+        try:
+            rng.bit_generator.state = state["rng"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(f"expected the state of a RandomPolicy, got {dict(state)!r}") from error
+        self._rng = rng
+
+    def __repr__(self) -> str:
+        return "RandomPolicy()" if self.seed is None else f"RandomPolicy(seed={self.seed})"

@@ -1,0 +1,186 @@
+"""Scripts as policies: what an agent does at each of its turns, written for one agent at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.connectors.rows import Rows
+from marlvec.connectors.trees import map_tree
+from marlvec.errors import ArgumentError, ContractError, StateError
+from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
+from marlvec.spaces import Leaf, SpaceTree
+
+__all__ = ["Memory", "Script", "ScriptedPolicy"]
+
+
+class Memory(dict[Any, Any]):
+    """What a script remembers of one agent's episode: a dict of its own, empty when the episode begins.
+
+    Attributes:
+        action_mask: (k,) bool, what the agent may do now; None where the env gives no masks.
+    """
+
+    __slots__ = ("_key", "_rng", "action_mask")
+
+    def __init__(self, key: tuple[int, ...] = (0,)) -> None:
+        super().__init__()
+        self._key = key
+        self._rng: np.random.Generator | None = None
+        self.action_mask: NDArray[np.bool_] | None = None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random stream of this agent's episode alone: a function of the policy's seed, env, agent and episode."""
+        if self._rng is None:
+            self._rng = np.random.default_rng(self._key)
+        return self._rng
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        rng = None if self._rng is None else self._rng.bit_generator.state
+        return {"key": self._key, "items": dict(self), "rng": rng}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Memory:
+        """Build again what `state_dict` gave."""
+        memory = cls(tuple(state["key"]))
+        memory.update(state["items"])
+        if state["rng"] is not None:
+            memory.rng.bit_generator.state = state["rng"]
+        return memory
+
+
+Script = Callable[[Any, int, int, Memory], Any]
+"""``(obs, agent, t, memory) -> action``: one agent's observation, its index, the number of its decision, what it
+remembers; and what it does, one action."""
+
+
+class ScriptedPolicy(Policy):
+    """Acts by a script that is called once per row, so that it may be written for one agent at a time.
+
+    Anything that takes plain if and else: a rule-based opponent, a fixed opening, a teacher. This is the one policy
+    with a Python loop over rows; what has to be fast is a `FunctionPolicy` of all rows.
+
+        def corner(obs, agent, t, memory):
+            memory.setdefault("side", int(memory.rng.integers(4)))
+            return memory["side"] if t < 10 else 4
+
+        ScriptedPolicy(corner)
+
+    Args:
+        script: ``(obs, agent, t, memory) -> action``. ``memory`` is a `Memory` per (env, agent), new with each episode.
+            What it holds should be plain (numbers, texts, arrays, lists, dicts, tuples), or it cannot be saved.
+    """
+
+    def __init__(self, script: Script) -> None:
+        if not callable(script):
+            raise ArgumentError(f"ScriptedPolicy wants a function (obs, agent, t, memory), got {type(script).__name__}")
+        self.script = script
+        self._seed = 0
+        self._tree: SpaceTree | None = None
+        self._memories: dict[tuple[int, int], tuple[int, Memory]] = {}  # (env, agent) to its episode, and that memory
+
+    def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
+        self._tree = SpaceTree(action_space)
+        super().setup(observation_space, action_space, seed=seed)
+
+    def reseed(self, seed: int) -> None:
+        """Begin new random streams, and forget all episodes."""
+        self._seed = seed
+        self._memories.clear()
+
+    def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        """Ask the script about each row.
+
+        Raises:
+            StateError: `setup` was not called.
+            ContractError: The script's action does not fit the action space; names the env and the agent.
+            Exception: What the script raises, with a note that names the row. Memories of rows before it have changed.
+        """
+        if self._tree is None:
+            raise StateError("this ScriptedPolicy does not know its action space: call setup(), or use a Collector")
+        columns = rows.columns
+        obs, masks = rows["obs"], columns.get("action_mask")
+        eps_ids = columns["eps_id"].tolist() if "eps_id" in columns else [-1] * len(rows)
+        names = zip(rows["env_id"].tolist(), rows["agent_index"].tolist(), eps_ids, rows["t"].tolist(), strict=True)
+        chosen: list[list[Any]] = []
+        for i, (env, agent, eps_id, t) in enumerate(names):
+            memory = self._memory(env, agent, eps_id, begins=t == 0)
+            memory.action_mask = None if masks is None else masks[i]
+            where = f"env {env}, agent {agent}, its decision {t}"
+            try:
+                action = self.script(map_tree(lambda leaf, i=i: leaf[i], obs), agent, t, memory)
+            except Exception as error:
+                error.add_note(f"in the script of {self!r}, {where}")
+                raise
+            chosen.append(self._leaves(self._tree, action, where))
+        parts = [_stack(leaf, [leaves[k] for leaves in chosen]) for k, leaf in enumerate(self._tree.leaves)]
+        return self._tree.unflatten(parts)
+
+    def _memory(self, env: int, agent: int, eps_id: int, *, begins: bool) -> Memory:
+        """Its memory, a new one where this is another episode."""
+        known, memory = self._memories.get((env, agent), (None, None))
+        if memory is None or known != eps_id or (begins and eps_id < 0):
+            memory = Memory((self._seed, env, agent, eps_id + 1))
+            self._memories[env, agent] = eps_id, memory
+        return memory
+
+    def _leaves(self, tree: SpaceTree, action: Any, where: str) -> list[Any]:
+        try:
+            values = tree.flatten(action)
+        except ContractError as error:
+            raise self._bad(action, where) from error
+        return [value if leaf.is_object else self._fit(leaf, value, where) for leaf, value in _pairs(tree, values)]
+
+    def _fit(self, leaf: Leaf, value: Any, where: str) -> NDArray[Any]:
+        try:
+            array = np.asarray(value)
+        except ValueError as error:  # a ragged list
+            raise self._bad(value, where) from error
+        fits = array.shape == leaf.shape and np.can_cast(array.dtype, leaf.dtype, "same_kind")
+        if not fits or (leaf.dtype.kind in "iub" and not np.array_equal(array.astype(leaf.dtype), array)):
+            raise self._bad(value, where)
+        return array
+
+    def _bad(self, action: Any, where: str) -> ContractError:
+        assert self._tree is not None  # its leaves were just looked at
+        return ContractError(
+            f"the script of {self!r} returned {action!r} for {where}; expected one action of {self._tree.space}"
+        )
+
+    def state_dict(self) -> PolicyState:
+        memories = {key: (eps_id, memory.state_dict()) for key, (eps_id, memory) in self._memories.items()}
+        return {"seed": self._seed, "memories": map_tree(_copied, memories)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != {"seed", "memories"}:
+            raise ArgumentError(f"expected the state of a ScriptedPolicy, got {list(state)}")
+        memories = map_tree(_copied, dict(state["memories"]))
+        self._seed = state["seed"]
+        self._memories = {key: (eps_id, Memory.from_state_dict(one)) for key, (eps_id, one) in memories.items()}
+
+    def __repr__(self) -> str:
+        return f"ScriptedPolicy({getattr(self.script, '__name__', repr(self.script))})"
+
+
+def _pairs(tree: SpaceTree, values: Sequence[Any]) -> zip[tuple[Leaf, Any]]:
+    return zip(tree.leaves, values, strict=True)
+
+
+def _stack(leaf: Leaf, values: list[Any]) -> NDArray[Any]:
+    """Actions of n rows from those of one each: (n, …)."""
+    out = leaf.blank(len(values))
+    for i, value in enumerate(values):
+        out[i] = value
+    return out
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, list):
+        return [map_tree(_copied, item) for item in leaf]
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
