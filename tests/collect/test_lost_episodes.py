@@ -93,7 +93,7 @@ class Doomed(SyncVectorEnv):
             step.alive[[rows[i] for i in self.masked]] = step.acting[[rows[i] for i in self.masked]] = False
         if lost:
             self._lose(step, rows, lost)
-            if not begins:
+            if not begins and self.autoreset_mode != "same_step":  # there it has begun already
                 self.due.update(dict.fromkeys(lost, self.failing_begins))
         self.knows_alive[step.env_ids] = step.alive
         return step
