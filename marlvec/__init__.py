@@ -6,9 +6,10 @@ and action connectors; out comes a `MultiAgentBatch` with one `SampleBatch` per 
 
 from marlvec import connectors, errors
 from marlvec.collect import Collector, MultiAgentBatch, SampleBatch
+from marlvec.collect.callbacks import Callback, JSONLinesLogger, LiveTable, TensorBoardLogger
 from marlvec.envs import MultiAgentEnv, RecordVideo
 from marlvec.errors import RestartQuietly
-from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
+from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy, ScriptedPolicy
 from marlvec.registry import make, register
 from marlvec.vector import (
     AsyncVectorEnv,
@@ -52,5 +53,11 @@ __all__ = [
     "Policy",
     "RandomPolicy",
     "FunctionPolicy",
+    "ScriptedPolicy",
+    "PolicyMap",
+    "Callback",
+    "LiveTable",
+    "TensorBoardLogger",
+    "JSONLinesLogger",
     "errors",
 ]

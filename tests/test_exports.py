@@ -19,7 +19,8 @@ SURFACE = {
         env_seeds infos_to_list infos_from_list
         connectors errors
         Collector MultiAgentBatch SampleBatch
-        Policy RandomPolicy FunctionPolicy
+        Policy RandomPolicy FunctionPolicy ScriptedPolicy PolicyMap
+        Callback LiveTable TensorBoardLogger JSONLinesLogger
         MultiAgentEnv
     """,
     "marlvec.connectors": """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -245,7 +246,7 @@ class Company:
             actions, _ = old.off_policy.answer(raw.take(given), lanes[given], _nobody)
             for i, lane in enumerate(lanes[given].tolist()):
                 where = f"env {lane // len(agents)}: agent {agents[lane % len(agents)]!r}"
-                new.off_policy.note(lane, map_tree(lambda leaf, i=i: leaf[i], actions), where)
+                new.off_policy.note(lane, map_tree(itemgetter(i), actions), where)
             old.off_policy.forget(lanes)
         rows, kept = new.observe(raw)
         old.ready = Ready.none()

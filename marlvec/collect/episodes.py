@@ -147,17 +147,19 @@ class Episodes:
         for array in (self._turn_NA, self._owed_NA, self._seen_NA, self._returns_NA, self._present_NA):
             array[env_ids] = 0
         self._began_N[env_ids] = perf_counter()
-        if self._function is None and not self._moved:
+        function = self._function
+        if function is None and not self._moved:
             return False
         before = self.policy_NA[env_ids]
-        if self._function is None:
+        if function is None:
             self.policy_NA[env_ids] = self._seats_A
-        for i in env_ids.tolist() if self._function is not None else ():
-            episode = Episode(*self.identity(i), entropy)
-            self.policy_NA[i] = [
-                self._known(self._function(name, episode), f"policy_mapping({name!r}, {episode})")
-                for name in self._agents
-            ]
+        else:
+            for i in env_ids.tolist():
+                episode = Episode(*self.identity(i), entropy)
+                self.policy_NA[i] = [
+                    self._known(function(name, episode), f"policy_mapping({name!r}, {episode})")
+                    for name in self._agents
+                ]
         return bool((before != self.policy_NA[env_ids]).any())
 
     def recast(self, policy_ids: Sequence[str], leaving: Collection[str] = ()) -> None:
@@ -171,7 +173,8 @@ class Episodes:
 
     def runs(self, index: int) -> BoolArray:
         """Where a policy plays in running episodes: (N, A)."""
-        return (self.policy_NA == index) & (self.eps_id_N >= 0)[:, None]
+        runs_NA: BoolArray = (self.policy_NA == index) & (self.eps_id_N >= 0)[:, None]
+        return runs_NA
 
     def reseat(self, old: int, new: int) -> None:
         """Let ``new`` play, from each env's next episode on, whom ``old`` plays by a fixed mapping."""

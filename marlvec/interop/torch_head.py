@@ -172,7 +172,8 @@ class Head:
         pieces = inputs.split(self._sizes, dim=-1)
         parts = [_distribution(leaf, piece) for leaf, piece in zip(self._tree.leaves, pieces, strict=True)]
         if len(parts) == 1 and self._tree.is_leaf:
-            return parts[0]
+            only: Distribution = parts[0]
+            return only
         return Product(parts, self._tree.flatten, self._tree.unflatten)
 
     def without_choice(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -264,10 +264,11 @@ def _bits(tensor: Tensor) -> NDArray[Any]:
     """Copy of a tensor as an array; where numpy has no such dtype, as integers of its size."""
     tensor = tensor.detach().cpu().contiguous()
     try:
-        return tensor.numpy().copy()
+        array: NDArray[Any] = tensor.numpy().copy()
+        return array
     except TypeError:
         kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-        flat = tensor.reshape(-1).view(kind).numpy().copy()
+        flat: NDArray[Any] = tensor.reshape(-1).view(kind).numpy().copy()
         return flat.reshape(tuple(tensor.shape))
 
 

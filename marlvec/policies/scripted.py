@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ class ScriptedPolicy(Policy):
             memory.action_mask = None if masks is None else masks[i]
             where = f"env {env}, agent {agent}, its decision {t}"
             try:
-                action = self.script(map_tree(lambda leaf, i=i: leaf[i], obs), agent, t, memory)
+                action = self.script(map_tree(itemgetter(i), obs), agent, t, memory)
             except Exception as error:
                 error.add_note(f"in the script of {self!r}, {where}")
                 raise
