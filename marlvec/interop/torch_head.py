@@ -65,7 +65,8 @@ class Categorical:
 
     def entropy(self) -> Tensor:
         p = self._logp.exp()
-        return -torch.where(p > 0, p * self._logp, 0.0).sum(dim=-1)
+        # Without the -inf of what is not allowed: 0 * inf would be NaN, in the gradient also where it is chosen away.
+        return -(p * self._logp.masked_fill(p == 0, 0.0)).sum(dim=-1)
 
 
 class Gaussian:
