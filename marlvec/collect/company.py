@@ -256,7 +256,8 @@ class Company:
             new.idlers.add(lanes[~kept])
             lanes = lanes[kept]
         if len(lanes):
-            start = new.trajectories.append(rows.columns, lanes, tick=0)  # it closes nothing, so nobody asks when
+            env_t = self._episodes.length_N[lanes // len(agents)]
+            start = new.trajectories.append(rows.columns, lanes, 0, env_t)  # it closes nothing, so nobody asks when
             ready = Ready.block(lanes, start, is_group=False)
             slot_L[lanes] = ready.slots
             new.ready = new.ready.join(ready)

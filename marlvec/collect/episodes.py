@@ -74,6 +74,7 @@ class Episodes:
         policy_NA: (N, A) int64, index of the policy that plays each agent in the running episode.
         eps_id_N: (N,) int64, id of the running episode.
         steps_N: (N,) int64, env steps since the collector was made or reset.
+        length_N: (N,) int64, env steps made in the running episode.
         turn_L: (N * A,) int64, decisions made in the running episode.
         owed_L: (N * A,) float64, rewards not yet delivered.
         seen_L: (N * A,) bool, whether connectors have seen a row of it in the running episode.
@@ -90,7 +91,7 @@ class Episodes:
         self.turn_L = np.zeros(n * a, np.int64)
         self.owed_L = np.zeros(n * a, np.float64)
         self.seen_L = np.zeros(n * a, np.bool_)
-        self._length_N = np.zeros(n, np.int64)
+        self.length_N = np.zeros(n, np.int64)
         self._handed_N = np.zeros(n, np.int64)  # how much of that batches have counted
         self._number_N = np.zeros(n, np.int64)
         self._began_N = np.zeros(n, np.float64)
@@ -143,7 +144,7 @@ class Episodes:
         """
         self.eps_id_N[env_ids] = self._next_id + np.arange(len(env_ids))
         self._next_id += len(env_ids)
-        self._length_N[env_ids] = self._handed_N[env_ids] = 0
+        self.length_N[env_ids] = self._handed_N[env_ids] = 0
         for array in (self._turn_NA, self._owed_NA, self._seen_NA, self._returns_NA, self._present_NA):
             array[env_ids] = 0
         self._began_N[env_ids] = perf_counter()
@@ -194,7 +195,7 @@ class Episodes:
         """Account for one step of these envs: every agent's reward, whether it acts or not."""
         self._returns_NA[envs] += rewards_nA
         self._owed_NA[envs] += rewards_nA
-        self._length_N[envs] += 1
+        self.length_N[envs] += 1
         self.steps_N[envs] += 1
 
     def see(self, envs: IntArray | slice, alive_nA: BoolArray) -> None:
@@ -203,7 +204,7 @@ class Episodes:
 
     def hand_over(self) -> None:
         """All env steps made so far are counted in a batch."""
-        self._handed_N[:] = self._length_N
+        self._handed_N[:] = self.length_N
 
     def lose(self, env_ids: IntArray) -> int:
         """Close the accounts of episodes that were lost.
@@ -212,7 +213,7 @@ class Episodes:
             Their env steps that no batch has counted.
         """
         self._number_N[env_ids] += 1
-        return int((self._length_N[env_ids] - self._handed_N[env_ids]).sum())
+        return int((self.length_N[env_ids] - self._handed_N[env_ids]).sum())
 
     def finish(self, env_ids: IntArray) -> list[EpisodeRecord]:
         """Close the accounts of episodes that ended, in the order given."""
@@ -223,7 +224,7 @@ class Episodes:
                 eps_id=int(self.eps_id_N[i]),
                 env_id=i,
                 number=int(self._number_N[i]),
-                length=int(self._length_N[i]),
+                length=int(self.length_N[i]),
                 returns_A=self._returns_NA[i].copy(),
                 lengths_A=self._turn_NA[i].copy(),
                 present_A=self._present_NA[i].copy(),

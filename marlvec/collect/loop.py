@@ -363,7 +363,8 @@ class Loop:
 
     def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, *, final: bool) -> int:
         """Store rows and close the transitions that led to them; returns the first row's slot."""
-        start = role.trajectories.append(rows.columns, lanes, self._tick, final=final)
+        env_t = self._episodes.length_N[lanes // self._envs.agent_num]
+        start = role.trajectories.append(rows.columns, lanes, self._tick, env_t, final=final)
         slots = np.arange(start, start + len(lanes))
         acted = before >= 0
         if not acted.all():

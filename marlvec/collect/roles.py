@@ -208,7 +208,8 @@ class Role:
             return
         trajectories = Trajectories(self._who, self._num_lanes)
         if len(ready.lanes):
-            start = trajectories.append(self.trajectories.rows(ready.where), ready.lanes, tick=0)
+            waiting = self.trajectories.rows(ready.where)
+            start = trajectories.append(waiting, ready.lanes, 0, self.trajectories.env_t(ready.where))
             ready.move(np.arange(start, start + len(ready.lanes)))
             slot_L[ready.lanes] = ready.slots
         self.trajectories = trajectories

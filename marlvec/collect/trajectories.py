@@ -31,8 +31,8 @@ ROW_COLUMNS = (
 """Columns of rows that the collector itself gives; what else comes out of the connectors, they added."""
 
 BATCH_COLUMNS = (
-    *("actions", "actions_for_env", "rewards", "next_obs", "next_state"),
-    *("unroll_id", "policy_version", "off_policy"),
+    *("actions", "actions_for_env", "rewards", "next_obs", "next_state", "next_obs_missing"),
+    *("env_t", "next_env_t", "unroll_id", "policy_version", "off_policy"),
 )
 """Names that the collector gives to columns of its own."""
 
@@ -57,6 +57,7 @@ class Trajectories:
         self._size, self._capacity = 0, _START
         self._lane = np.zeros(_START, np.int64)
         self._tick = np.zeros(_START, np.int64)
+        self._env_t = np.zeros(_START, np.int64)
         self._next = np.full(_START, -1, np.int64)
         self._final = np.zeros(_START, np.bool_)
         # A stable sort of 16-bit keys is a radix sort.
@@ -65,13 +66,16 @@ class Trajectories:
     def __len__(self) -> int:
         return self._size
 
-    def append(self, columns: Mapping[str, Tree], lanes: IntArray, tick: int, *, final: bool = False) -> int:
+    def append(
+        self, columns: Mapping[str, Tree], lanes: IntArray, tick: int, env_t: IntArray, *, final: bool = False
+    ) -> int:
         """Store rows.
 
         Args:
             columns: Columns of n rows behind the agent connectors.
             lanes: (n,) whose rows they are; ascending.
             tick: When they came.
+            env_t: (n,) env steps that their episodes had made by then.
             final: Whether they are last ones, on which nobody acts. These may lack what connectors add.
 
         Returns:
@@ -94,6 +98,7 @@ class Trajectories:
             column.put(where, column.fit(columns[name]))
         self._lane[where] = lanes
         self._tick[where] = tick
+        self._env_t[where] = env_t
         self._next[where] = -1
         self._final[where] = final
         self._size = stop
@@ -120,6 +125,10 @@ class Trajectories:
     def rows(self, where: Where) -> dict[str, Tree]:
         """Copies of the columns of some slots, as they came out of the connectors."""
         return {name: column.get(where) for name, column in self._rows.items()}
+
+    def env_t(self, where: Where) -> IntArray:
+        """Env steps that the episodes of some slots had made when they came."""
+        return self._env_t[where]
 
     def check_answer(self, columns: Mapping[str, Tree], *, asked: bool = True) -> list[list[NDArray[Any]]]:
         """Leaves of the columns to write with `answer`, per column; changes nothing that was stored.
@@ -207,7 +216,8 @@ class Trajectories:
         starts[1:] = (lane[1:] != lane[:-1]) | (eps[1:] != eps[:-1])
         unroll_ids = np.cumsum(starts) + unroll_id
         own["unroll_id"] = unroll_ids
-        for name in ("action_mask", "t", "eps_id", "unroll_id", "env_id", "agent_index"):
+        own["env_t"], own["next_env_t"] = self._env_t[slots], self._env_t[after]
+        for name in ("action_mask", "t", "env_t", "next_env_t", "eps_id", "unroll_id", "env_id", "agent_index"):
             if name in own:
                 columns[name] = own.pop(name)
         columns["policy_version"] = answers["policy_version"].get(slots)
@@ -237,7 +247,7 @@ class Trajectories:
         n = len(kept)
         after = self._next[kept]
         self._next[:n] = np.where(after >= 0, moved[after], -1)
-        for array in (self._lane, self._tick, self._final):
+        for array in (self._lane, self._tick, self._env_t, self._final):
             array[:n] = array[kept]
         self._size = n
         return moved[current]
@@ -250,7 +260,7 @@ class Trajectories:
         capacity = max(2 * self._capacity, wanted)
         for column in (*self._rows.values(), *self._answers.values()):
             column.grow(capacity, self._size)
-        for name in ("_lane", "_tick", "_next", "_final"):
+        for name in ("_lane", "_tick", "_env_t", "_next", "_final"):
             old = getattr(self, name)
             more = np.zeros(capacity, old.dtype)
             more[: self._size] = old[: self._size]

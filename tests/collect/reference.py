@@ -126,6 +126,8 @@ class Row:
     mask: Any
     action: int
     sent: int
+    env_t: int
+    next_env_t: int = -1
     reward: float = 0.0
     next_obs: Any = None
     terminated: bool = False
@@ -225,8 +227,9 @@ class Reference:
             t = world.decisions.get(agent, 0)
             world.decisions[agent] = t + 1
             actions[agent] = self.send(action)
+            seen = self.see(obs)
             world.open[agent] = Row(
-                world.env, agent, world.eps_id, t, policy, self.see(obs), mask, action, actions[agent]
+                world.env, agent, world.eps_id, t, policy, seen, mask, action, actions[agent], world.length
             )
         news = world.driver.step(actions)
         world.length += 1
@@ -247,7 +250,7 @@ class Reference:
         if row is None:
             return
         row.reward, row.next_obs = self.worth(world.owed.pop(agent, 0.0)), self.see(obs)
-        row.terminated, row.truncated = terminated, truncated
+        row.terminated, row.truncated, row.next_env_t = terminated, truncated, world.length
         self.closed.append((self.ticks, row))
 
     def _tick(self, k: int) -> None:
@@ -345,6 +348,8 @@ def check_batch(reference: Reference, batch: Any, expected: tuple[dict[str, list
             "terminated": [row.terminated for row in rows],
             "truncated": [row.truncated for row in rows],
             "t": [row.t for row in rows],
+            "env_t": [row.env_t for row in rows],
+            "next_env_t": [row.next_env_t for row in rows],
             "eps_id": [row.eps_id for row in rows],
             "unroll_id": reference.unroll_ids(rows),
             "env_id": [row.env for row in rows],

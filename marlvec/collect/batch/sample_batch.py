@@ -43,6 +43,8 @@ class SampleBatch:
     ``truncated``       (n,) bool       likewise
     ``action_mask``     (n, k) bool     where the env gives one
     ``t``               (n,) int64      number of this decision in the agent's episode, from 0
+    ``env_t``           (n,) int64      env steps that the episode had made when it was taken: 0 at the reset
+    ``next_env_t``      (n,) int64      likewise, when its outcome came: at the agent's next turn, or at its end
     ``eps_id``          (n,) int64      the episode; unique, ascending
     ``unroll_id``       (n,) int64      the stretch of one agent's episode in this batch; unique, ascending
     ``env_id``          (n,) int64
