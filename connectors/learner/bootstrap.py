@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors.action.to_numpy import to_array
-from marlvec.connectors.learner.columns import Floats, flags, numbers
+from marlvec.connectors.learner.columns import Floats, flags, numbers, unknown_outcome
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
@@ -43,10 +43,10 @@ def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
 def end_values(rows: Rows, fragments: Fragments, value_function: ValueFunction | None) -> Floats:
     """Value of what came after each fragment.
 
-    It is 0 where the last row is terminated. Elsewhere the episode went on or could have (truncated), and it is the
-    value of the last row's ``next_obs``: ``values`` of the fragment's phantom row, else ``next_values`` of its last
-    row, else what the value function says, asked once for all fragments that need it. A NaN in those columns stands
-    for "not known".
+    It is 0 where the last row is terminated, or where nobody can know it: see `unknown_outcome`. Elsewhere the episode
+    went on or could have (truncated), and it is the value of the last row's ``next_obs``: ``values`` of the fragment's
+    phantom row, else ``next_values`` of its last row, else what the value function says, asked once for all fragments
+    that need it. A NaN in those columns stands for "not known".
 
     Returns:
         (F,) float64.
@@ -56,7 +56,7 @@ def end_values(rows: Rows, fragments: Fragments, value_function: ValueFunction |
         ContractError: The value function gave no (k,) numbers for k rows.
     """
     last = fragments.last_F
-    wanted = ~flags(rows, "terminated")[last]
+    wanted = ~(flags(rows, "terminated") | unknown_outcome(rows))[last]
     values = np.zeros(len(fragments))
     for found in _columns(rows, fragments):
         use = wanted & ~np.isnan(found)

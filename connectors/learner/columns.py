@@ -11,7 +11,7 @@ from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 
-__all__ = ["Floats", "check_share", "column", "flags", "numbers", "one_array"]
+__all__ = ["Floats", "check_share", "column", "flags", "numbers", "one_array", "unknown_outcome"]
 
 Floats = NDArray[np.float64]
 
@@ -75,6 +75,21 @@ def _flat(rows: Rows, name: str) -> NDArray[Any]:
         # (n, 1) against (n,) would broadcast to (n, n) without a word.
         raise ContractError(f"expected column {name!r} of shape ({len(rows)},), one number a row, got {array.shape}")
     return array
+
+
+def unknown_outcome(rows: Rows) -> NDArray[np.bool_]:
+    """Where an agent was cut off and the env gave no final observation, so that nothing tells what came after.
+
+    Where it was terminated nothing came after, with or without one.
+
+    Returns:
+        A bool for each row, (n,), or (B, T) of sequences.
+    """
+    if "next_obs_missing" not in rows.columns:
+        return np.zeros(len(rows), np.bool_)
+    missing, terminated = (one_array(rows, name).astype(np.bool_) for name in ("next_obs_missing", "terminated"))
+    unknown: NDArray[np.bool_] = missing & ~terminated
+    return unknown
 
 
 def check_share(name: str, value: float) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.bootstrap import ValueFunction, next_values
-from marlvec.connectors.learner.columns import check_share, numbers
+from marlvec.connectors.learner.columns import check_share, numbers, unknown_outcome
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.rows import Rows
 
@@ -26,6 +26,10 @@ class GeneralAdvantageEstimation(LearnerConnector):
     that row is terminated. Where it is truncated, or the batch ended in the middle of the episode, it is the value of
     its ``next_obs``: from the phantom row that `AddLastObs` put there, else from column ``next_values``, else from the
     value function, which is called once for all fragments together. In phantom rows both columns are 0.
+
+    Where an agent was truncated and the env gave no final observation (``next_obs_missing``), there is nothing to take
+    that value from, and none is made up: that row has advantage 0 and its own ``V`` as target, so that it teaches
+    nothing, and the rows before it end with its ``V``.
 
     Args:
         gamma: Discount per decision, from 0 to 1.
@@ -52,6 +56,7 @@ class GeneralAdvantageEstimation(LearnerConnector):
         values = numbers(rows, "values")
         after = next_values(rows, fragments, self.value_function)
         deltas = numbers(rows, "rewards") + self.gamma * after - values
+        deltas[unknown_outcome(rows)] = 0.0
         advantages = fragments.scan(deltas, self.gamma * self.lambda_)
         targets = np.where(fragments.left_n >= 0, advantages + values, 0.0)
         return rows.replace(advantages=advantages.astype(np.float32), value_targets=targets.astype(np.float32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.learner.columns import check_share, column, flags, numbers
+from marlvec.connectors.learner.columns import check_share, column, flags, numbers, unknown_outcome
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.trees import map_tree
@@ -25,7 +25,8 @@ class NStep(LearnerConnector):
         discounts[t] = gamma ** k, or 0 where the outcome is terminated
 
     so that ``rewards + discounts * V(next_obs)`` is the target for every row, those near a fragment's end included.
-    Phantom rows keep what they have, with discount 0.
+    Phantom rows keep what they have, with discount 0. So does a row in which an agent was truncated without a final
+    observation (``next_obs_missing``): no other row reaches across it, and ``loss_mask`` (n,) bool is False there.
 
     Args:
         n: Most decisions in one row, at least 1.
@@ -46,8 +47,9 @@ class NStep(LearnerConnector):
     def __call__(self, rows: Rows) -> Rows:
         fragments = Fragments(rows)
         fragments.check_ends(rows)
-        left = fragments.left_n
-        real = left >= 0
+        unknown = unknown_outcome(rows)
+        left = fragments.left_n - ((fragments.left_n > 0) & unknown[fragments.last_F][fragments.fragment_n])
+        real = (left >= 0) & ~unknown
         steps = np.minimum(left + 1, self.n)
         outcome = np.arange(len(rows)) + np.maximum(steps - 1, 0)
         paid = numbers(rows, "rewards")
@@ -56,6 +58,9 @@ class NStep(LearnerConnector):
             rewards[:-i] += np.where(steps[:-i] > i, self.gamma**i * paid[i:], 0.0)
         changed = [name for name in rows.columns if name.startswith("next_")]
         discounts = self.gamma**steps * (real & ~flags(rows, "terminated")[outcome])
+        if unknown.any():
+            mask = flags(rows, "loss_mask") if "loss_mask" in rows.columns else np.ones(len(rows), np.bool_)
+            rows = rows.replace(loss_mask=mask & ~unknown)
         return rows.replace(
             rewards=rewards,
             **{

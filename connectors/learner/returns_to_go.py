@@ -6,7 +6,7 @@ import numpy as np
 
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.bootstrap import ValueFunction, end_values
-from marlvec.connectors.learner.columns import check_share, numbers
+from marlvec.connectors.learner.columns import check_share, numbers, unknown_outcome
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.rows import Rows
 
@@ -24,6 +24,8 @@ class ReturnsToGo(LearnerConnector):
         gamma: Discount per decision, from 0 to 1.
         bootstrap: False to add nothing. True to add the value found in the phantom row that `AddLastObs` put there, or
             in column ``next_values``. A value function, rows to their (n,) values, to ask it where neither has one.
+            Where an agent was truncated without a final observation there is none: the return of that row is its own
+            ``values``.
 
     Raises:
         ArgumentError: ``gamma`` is not from 0 to 1; or, when called, the value of a ``next_obs`` is needed and nothing
@@ -43,4 +45,6 @@ class ReturnsToGo(LearnerConnector):
         if self.bootstrap is not False:
             value_function = None if self.bootstrap is True else self.bootstrap
             paid[fragments.last_F] += self.gamma * end_values(rows, fragments, value_function)
+            if (unknown := unknown_outcome(rows)).any():
+                paid[unknown] = numbers(rows, "values")[unknown]
         return rows.replace(returns_to_go=fragments.scan(paid, self.gamma).astype(np.float32))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.learner.columns import numbers, one_array
+from marlvec.connectors.learner.columns import numbers, one_array, unknown_outcome
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 
@@ -24,7 +24,8 @@ class Standardize(LearnerConnector):
     Args:
         column: Its name.
         mask: Name of a bool column that is False where an entry does not count, if there is one; None to count all
-            others. Padding and rows that are ``phantom`` never count.
+            others. Padding and rows that are ``phantom`` never count, nor do those of agents that were truncated
+            without a final observation.
         epsilon: Added to the standard deviation.
 
     Raises:
@@ -62,12 +63,12 @@ class Standardize(LearnerConnector):
         if "seq_lens" in rows.columns and values.ndim > 1:
             counts = np.arange(values.shape[1]) < numbers(rows, "seq_lens")[:, None]
         names = ("phantom",) if self.mask is None else (self.mask, "phantom")
-        for name in names:
-            if name not in rows.columns:
-                continue
-            mask = one_array(rows, name).astype(np.bool_)
-            if name == "phantom":
-                mask = ~mask
+        masks = {name: one_array(rows, name).astype(np.bool_) for name in names if name in rows.columns}
+        if "phantom" in masks:
+            masks["phantom"] = ~masks["phantom"]
+        if "next_obs_missing" in rows.columns:
+            masks["next_obs_missing"] = ~unknown_outcome(rows)
+        for name, mask in masks.items():
             if mask.shape != values.shape[: mask.ndim]:
                 raise ContractError(f"column {self.column!r} has shape {values.shape}, its mask {name!r} {mask.shape}")
             axes = max(mask.ndim, counts.ndim)

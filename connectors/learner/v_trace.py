@@ -6,7 +6,7 @@ import numpy as np
 
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.bootstrap import ValueFunction, next_values
-from marlvec.connectors.learner.columns import check_share, numbers
+from marlvec.connectors.learner.columns import check_share, numbers, unknown_outcome
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
@@ -25,7 +25,8 @@ class VTrace(LearnerConnector):
         pg_advantages[t] = rho[t] * (rewards[t] + gamma * vs[t + 1] - V[t])
 
     ``V`` is the column ``values``: of the policy that learns, as is ``target_logp``. After a fragment's last row both
-    V and vs are the value that `GeneralAdvantageEstimation` would take there. In phantom rows both columns are 0.
+    V and vs are the value that `GeneralAdvantageEstimation` would take there. In phantom rows both columns are 0. Where
+    an agent was truncated without a final observation, ``vs`` is the row's own V, and ``pg_advantages`` 0.
 
     Args:
         gamma: Discount per decision, from 0 to 1.
@@ -64,13 +65,14 @@ class VTrace(LearnerConnector):
     def __call__(self, rows: Rows) -> Rows:
         fragments = Fragments(rows)
         fragments.check_ends(rows)
-        real = fragments.left_n >= 0
+        real, unknown = fragments.left_n >= 0, unknown_outcome(rows)
         values, rewards = numbers(rows, "values"), numbers(rows, "rewards")
         after = next_values(rows, fragments, self.value_function)
         with np.errstate(over="ignore"):  # a ratio beyond all numbers is clipped like any other
             ratio = np.exp(numbers(rows, self.target_logp) - numbers(rows, self.logp))
         rho, c = np.minimum(ratio, self.rho_bar), np.minimum(ratio, self.c_bar)
         deltas = rho * (rewards + self.gamma * after - values)
+        deltas[unknown] = 0.0
         gain = fragments.scan(deltas, self.gamma * c)  # vs - V
         vs_after = after.copy()
         inner = np.flatnonzero(fragments.left_n > 0)
@@ -78,5 +80,5 @@ class VTrace(LearnerConnector):
         advantages = rho * (rewards + self.gamma * vs_after - values)
         return rows.replace(
             vs=np.where(real, gain + values, 0.0).astype(np.float32),
-            pg_advantages=np.where(real, advantages, 0.0).astype(np.float32),
+            pg_advantages=np.where(real & ~unknown, advantages, 0.0).astype(np.float32),
         )

@@ -30,6 +30,7 @@ class Arrival:
         everything: Whether these are all envs.
         where: The same as an index: a slice where these are all envs.
         obs, final: Per group, per leaf: (n, A_g, …), present and final observations.
+        missing: (n, A) bool, the agent ended and has no final observation.
         masks: Per group (n, A_g, k) bool, or None.
         rewards: (n, A) float64.
         terminated, truncated, ended, alive, acting: (n, A) bool; nobody has ended in an episode that was lost.
@@ -51,6 +52,7 @@ class Arrival:
         "final_state",
         "given",
         "masks",
+        "missing",
         "obs",
         "quiet",
         "rewards",
@@ -65,6 +67,7 @@ class Arrival:
         self.everything = len(step.env_ids) == num_envs
         self.obs, self.final, self.masks = step.obs_leaves, step.final_leaves, step.action_masks
         self.rewards, self.terminated, self.truncated = step.rewards, step.terminated, step.truncated
+        self.missing = step.final_missing
         self.alive, self.acting, self.done = step.alive, step.acting, step.done
         self.fault, self.quiet = step.fault, step.quiet
         self.state, self.final_state = step.state, step.final_state
@@ -82,11 +85,23 @@ class Arrival:
         self.obs = [[leaf[rows] for leaf in leaves] for leaves in self.obs]
         self.final = self.obs if same else [[leaf[rows] for leaf in leaves] for leaves in self.final]
         self.masks = [None if mask is None else mask[rows] for mask in self.masks]
-        for name in ("env_ids", "rewards", "terminated", "truncated", "alive", "acting", "done", "fault", "quiet"):
+        flags = ("terminated", "truncated", "missing", "alive", "acting", "done", "fault", "quiet")
+        for name in ("env_ids", "rewards", *flags):
             setattr(self, name, getattr(self, name)[rows])
         if self.state is not None and self.final_state is not None:
             self.state, self.final_state = self.state[rows], self.final_state[rows]
         self._writable = True
+
+    def with_last_row(self, seen_NA: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Who ended and has a last row, (n, A): all but those of whom there is no observation, and never was one.
+
+        Args:
+            seen_NA: (N, A) of whom connectors have seen a row.
+        """
+        if not self.missing.any():
+            return self.ended
+        with_row: NDArray[np.bool_] = self.ended & (seen_NA[self.where] | ~self.missing)
+        return with_row
 
     def own(self) -> None:
         """Take copies of what is still to be read, before the envs do anything else."""

@@ -77,7 +77,7 @@ class Episodes:
         length_N: (N,) int64, env steps made in the running episode.
         turn_L: (N * A,) int64, decisions made in the running episode.
         owed_L: (N * A,) float64, rewards not yet delivered.
-        seen_L: (N * A,) bool, whether connectors have seen a row of it in the running episode.
+        seen_L, seen_NA: (N * A,) and (N, A) bool, whether connectors have seen a row of it in the running episode.
     """
 
     def __init__(self, num_envs: int, agents: Sequence[str], policy_ids: Sequence[str], mapping: PolicyMapping) -> None:
@@ -98,7 +98,7 @@ class Episodes:
         self._returns_NA = np.zeros((n, a), np.float64)
         self._present_NA = np.zeros((n, a), np.bool_)
         self._owed_NA, self._turn_NA = self.owed_L.reshape(n, a), self.turn_L.reshape(n, a)
-        self._seen_NA = self.seen_L.reshape(n, a)
+        self.seen_NA = self.seen_L.reshape(n, a)
         self._next_id = 0
         self._function = mapping if callable(mapping) else None
         self._seats_A: list[int] = []  # who plays whom where that is fixed
@@ -145,7 +145,7 @@ class Episodes:
         self.eps_id_N[env_ids] = self._next_id + np.arange(len(env_ids))
         self._next_id += len(env_ids)
         self.length_N[env_ids] = self._handed_N[env_ids] = 0
-        for array in (self._turn_NA, self._owed_NA, self._seen_NA, self._returns_NA, self._present_NA):
+        for array in (self._turn_NA, self._owed_NA, self.seen_NA, self._returns_NA, self._present_NA):
             array[env_ids] = 0
         self._began_N[env_ids] = perf_counter()
         function = self._function

@@ -30,6 +30,7 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["Loop"]
 
 IntArray = NDArray[np.int64]
+Missing = NDArray[np.bool_] | None  # see Trajectories.append
 
 _NONE = Ready.none()
 
@@ -271,17 +272,19 @@ class Loop:
         """Take in the final observations of agents that ended."""
         self._episodes.see(arrival.where, arrival.ended)
         self._departures.note(arrival)
+        ended_nA = arrival.with_last_row(self._episodes.seen_NA)
         for role in self._cast.playing:
-            chosen = self._cast.select(role, arrival.env_ids, arrival.ended)
+            chosen = self._cast.select(role, arrival.env_ids, ended_nA)
             lanes = chosen.lanes
             if not len(lanes):
                 continue
             before = self.slot_L[lanes]
             rows, _ = self._intake.rows(role, chosen, arrival, last=True)
+            missing = self._cast.pick(role, chosen, arrival.missing)
             acted = before >= 0
             if not acted.all():  # the others ended before they ever acted: the connectors saw it, but it closes nothing
-                rows, lanes, before = rows.take(acted), lanes[acted], before[acted]
-            self._store(role, rows, lanes, before, final=True)
+                rows, lanes, before, missing = rows.take(acted), lanes[acted], before[acted], missing[acted]
+            self._store(role, rows, lanes, before, missing)
             self.slot_L[lanes] = -1
 
     def _turn_over(self, arrival: Arrival) -> None:
@@ -355,16 +358,16 @@ class Loop:
                 lanes, before = lanes[kept], before[kept]
                 if not len(lanes):
                     continue
-            start = self._store(role, rows, lanes, before, final=False)
+            start = self._store(role, rows, lanes, before)
             ready = Ready.block(lanes, start, is_group=chosen.flat is None and kept is None)
             self.slot_L[lanes] = ready.slots
             role.ready = role.ready.join(ready)
         self._hooks.start()
 
-    def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, *, final: bool) -> int:
+    def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None) -> int:
         """Store rows and close the transitions that led to them; returns the first row's slot."""
         env_t = self._episodes.length_N[lanes // self._envs.agent_num]
-        start = role.trajectories.append(rows.columns, lanes, self._tick, env_t, final=final)
+        start = role.trajectories.append(rows.columns, lanes, self._tick, env_t, missing)
         slots = np.arange(start, start + len(lanes))
         acted = before >= 0
         if not acted.all():

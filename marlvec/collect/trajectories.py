@@ -36,6 +36,8 @@ BATCH_COLUMNS = (
 )
 """Names that the collector gives to columns of its own."""
 
+_MADE_HERE = ("rewards", "next_obs", "next_obs_missing", "env_t", "next_env_t", "unroll_id")
+
 _LATER = {"off_policy"}  # may come at any time, and was False until then
 
 _START = 256
@@ -60,6 +62,7 @@ class Trajectories:
         self._env_t = np.zeros(_START, np.int64)
         self._next = np.full(_START, -1, np.int64)
         self._final = np.zeros(_START, np.bool_)
+        self._missing = np.zeros(_START, np.bool_)
         # A stable sort of 16-bit keys is a radix sort.
         self._sort_dtype = np.uint16 if num_lanes <= np.iinfo(np.uint16).max else np.int64
 
@@ -67,7 +70,12 @@ class Trajectories:
         return self._size
 
     def append(
-        self, columns: Mapping[str, Tree], lanes: IntArray, tick: int, env_t: IntArray, *, final: bool = False
+        self,
+        columns: Mapping[str, Tree],
+        lanes: IntArray,
+        tick: int,
+        env_t: IntArray,
+        missing: NDArray[np.bool_] | None = None,
     ) -> int:
         """Store rows.
 
@@ -76,7 +84,8 @@ class Trajectories:
             lanes: (n,) whose rows they are; ascending.
             tick: When they came.
             env_t: (n,) env steps that their episodes had made by then.
-            final: Whether they are last ones, on which nobody acts. These may lack what connectors add.
+            missing: None where somebody is to act on them. Else they are last rows, which may lack what connectors add;
+                (n,) which of them have no observation of their own, so that the one there does not count.
 
         Returns:
             The first row's slot; the others follow.
@@ -84,6 +93,7 @@ class Trajectories:
         Raises:
             ContractError: A column is missing, new, or has changed its form.
         """
+        final = missing is not None
         if not final and columns.keys() != self._rows.keys():
             self._learn(columns)
         start, stop = self._size, self._size + len(lanes)
@@ -101,6 +111,7 @@ class Trajectories:
         self._env_t[where] = env_t
         self._next[where] = -1
         self._final[where] = final
+        self._missing[where] = False if missing is None else missing
         self._size = stop
         return start
 
@@ -147,7 +158,7 @@ class Trajectories:
                     f"{self._owner}: gave the columns {sorted(columns)}, until now {sorted(self._answers)}; "
                     f"they must stay the same"
                 )
-            taken = [name for name in new if name in self._rows or name in ("rewards", "next_obs", "unroll_id")]
+            taken = [name for name in new if name in self._rows or name in _MADE_HERE]
             if taken:
                 raise ContractError(
                     f"{self._owner}: it or its action connectors add columns named {taken}; such there are already"
@@ -198,6 +209,7 @@ class Trajectories:
         """
         slots = slots[np.argsort(self._lane[slots].astype(self._sort_dtype), kind="stable")]
         after = self._next[slots]
+        missing = self._missing[after]
         rows, answers = self._rows, self._answers
         own = {name: column.get(slots) for name, column in rows.items() if name not in ("reward", "first", "last")}
         columns: dict[str, Tree] = {
@@ -205,9 +217,10 @@ class Trajectories:
             "actions": answers["actions"].get(slots),
             "actions_for_env": answers["actions_for_env"].get(slots),
             "rewards": rows["reward"].get(after),
-            "next_obs": rows["obs"].get(after),
+            "next_obs": rows["obs"].get(np.where(missing, slots, after)),
             "terminated": rows["terminated"].get(after),
             "truncated": rows["truncated"].get(after),
+            "next_obs_missing": missing,
         }
         if "state" in rows:
             columns["state"], columns["next_state"] = own.pop("state"), rows["state"].get(after)
@@ -247,7 +260,7 @@ class Trajectories:
         n = len(kept)
         after = self._next[kept]
         self._next[:n] = np.where(after >= 0, moved[after], -1)
-        for array in (self._lane, self._tick, self._env_t, self._final):
+        for array in (self._lane, self._tick, self._env_t, self._final, self._missing):
             array[:n] = array[kept]
         self._size = n
         return moved[current]
@@ -260,7 +273,7 @@ class Trajectories:
         capacity = max(2 * self._capacity, wanted)
         for column in (*self._rows.values(), *self._answers.values()):
             column.grow(capacity, self._size)
-        for name in ("_lane", "_tick", "_env_t", "_next", "_final"):
+        for name in ("_lane", "_tick", "_env_t", "_next", "_final", "_missing"):
             old = getattr(self, name)
             more = np.zeros(capacity, old.dtype)
             more[: self._size] = old[: self._size]

@@ -6,7 +6,8 @@ that wants no adapter at all derives from `MultiAgentEnv` itself.
 What holds at every moment, for agent ``a`` of one env:
 
 * ``alive[a]``: it is in the episode: it has been born and has not ended. An agent that ends in this step is not alive
-  any more, and this step's ``obs[a]`` is its last true observation.
+  any more, and this step's ``obs[a]`` is its last true observation. If the env has none of this moment, it leaves the
+  one before in its place and sets ``final_missing[a]``: nothing is invented.
 * ``acting[a]``: it must give an action now. Implies ``alive[a]``.
 * Dead and unborn agents have zero observations and rewards and False flags, but for the one step in which they end.
 * An alive agent that is not acting (it is not its turn) keeps the last observation it was given.

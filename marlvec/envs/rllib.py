@@ -27,8 +27,9 @@ class RLlibEnv(Adapter):
 
     An agent is born with its first observation and ends with its own flag or with ``"__all__"``. Live agents that are
     left out of the observations wait: they are alive, do not act, keep the observation they have, and may be paid. An
-    agent that ends without a last observation keeps the one it had. The episode is over when ``"__all__"`` says so in
-    terminateds or truncateds, or when every possible agent has ended, in any mixture.
+    agent that ends without a last observation keeps the one it had, and is marked (`Slot.final_missing`). The episode
+    is over when ``"__all__"`` says so in terminateds or truncateds, or when every possible agent has ended, in any
+    mixture.
 
     Old envs fit too: ``step`` may return 4 dicts with one of dones, and ``reset`` observations alone.
 
@@ -111,11 +112,20 @@ class RLlibEnv(Adapter):
             a for a in range(len(self.ids)) if self._absorb(slot, a, seen, rewards, terminateds, truncateds, over)
         )
         if last:
+            for a in range(len(self.ids)):
+                slot.final_missing[a] = False  # they are in the infos, or that is an error
             told = self._hand_over(slot, told)
             self._begin(slot, obs, "step()")
         else:
             slot.done = any(over) or all(status == _ENDED for status in self._status)
         return self._take_masks(slot, told)
+
+    def cut_short(self, slot: Slot) -> None:
+        """End the episode here; of agents that wait nobody knows what they would see."""
+        for a, alive in enumerate(slot.alive):
+            if alive and not slot.acting[a]:
+                slot.final_missing[a] = True
+        super().cut_short(slot)
 
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         return _space(self.env, kind, agent)
@@ -164,6 +174,7 @@ class RLlibEnv(Adapter):
             self._observe(slot, a, obs[agent], acts)
         else:
             slot.clear_mask(a)
+            slot.final_missing[a] = not here
         slot.terminated[a] = ended
         slot.truncated[a] = cut
         slot.alive[a] = here

@@ -33,7 +33,7 @@ class Slot:
         action_mask: Per agent (n,) bool, or None.
         masked: (1,) bool, see below.
         reward: (A,) float64.
-        terminated, truncated, alive, acting: (A,) bool.
+        terminated, truncated, final_missing, alive, acting: (A,) bool.
         state: Row of the global state, or None.
 
     Attributes:
@@ -44,6 +44,8 @@ class Slot:
             one that is over, and its last observations have been written by `write_final`.
         final_info: With ``begun``: infos of the last step of the episode that is over, or None.
         reward, terminated, truncated, alive, acting: memoryviews of length A: scalars go in at their fastest.
+        final_missing: Likewise: set to True with the flag of an agent that ends and has no observation of it. Its row
+            keeps the last one that it had.
         masked: memoryview of length 1: whether the env has ever given a mask that its spaces do not declare.
         cells: Per agent a memoryview of its observation's row, where that is one array with one axis; else None.
             ``cells[a][:] = value`` takes half the time of `write_obs`, and never broadcasts or casts: it raises
@@ -72,6 +74,7 @@ class Slot:
         "cells",
         "done",
         "final_info",
+        "final_missing",
         "masked",
         "reward",
         "state",
@@ -91,6 +94,7 @@ class Slot:
         reward: AnyArray,
         terminated: AnyArray,
         truncated: AnyArray,
+        final_missing: AnyArray,
         alive: AnyArray,
         acting: AnyArray,
         state: AnyArray | None,
@@ -101,6 +105,7 @@ class Slot:
         self.reward = cast("memoryview[float]", reward.data)
         self.terminated = terminated.data
         self.truncated = truncated.data
+        self.final_missing = final_missing.data
         self.alive = alive.data
         self.acting = acting.data
         self.masked = masked.data
@@ -179,8 +184,8 @@ class Slot:
             return [list(map(cut, leaves, crops)) for leaves, crops in zip(rows, obs, strict=True)]
 
         ((agents, reader),) = self._readers
-        flags = (self.masked, self.reward, self.terminated, self.truncated, self.alive, self.acting)
-        masked, reward, terminated, truncated, alive, acting = map(np.asarray, flags)
+        flags = (self.masked, self.reward, self.terminated, self.truncated, self.final_missing, self.alive, self.acting)
+        masked, reward, terminated, truncated, final_missing, alive, acting = map(np.asarray, flags)
         return Slot(
             spec,
             obs=cut_all(self._obs),
@@ -191,6 +196,7 @@ class Slot:
             reward=reward,
             terminated=terminated,
             truncated=truncated,
+            final_missing=final_missing,
             alive=alive,
             acting=acting,
             state=self.state,

@@ -41,9 +41,10 @@ class Buffers:
         action_masks: Per group (N, A_g, n) bool, or None where the actions are no choices; see `masks_given`.
         reward: (N, A) float64.
         has_objects: Whether a leaf has no fixed-size array form.
-        flags: (N, 4A + 3) bool, everything below in one block, so that one copy takes all; see `split_flags`.
-        events: (N, 2A + 2) bool, those of them that tell of this step alone.
+        flags: (N, 5A + 3) bool, everything below in one block, so that one copy takes all; see `split_flags`.
+        events: (N, 3A + 2) bool, those of them that tell of this step alone.
         terminated, truncated: (N, A) bool.
+        final_missing: (N, A) bool, the agent ended in this step and has no observation of it.
         done: (N,) bool, the env's episode ended in this step.
         reset_mask: (N,) bool, this row is a next-step autoreset.
         alive, acting: (N, A) bool.
@@ -64,6 +65,7 @@ class Buffers:
         "alive",
         "done",
         "events",
+        "final_missing",
         "final_obs",
         "final_state",
         "flags",
@@ -119,10 +121,11 @@ class Buffers:
         self.reward: NDArray[np.float64] = arrays["reward"]
         self.flags: BoolArray = arrays["flags"]
         agent_num = len(spec.agents)
-        self.events = self.flags[:, : 2 * agent_num + 2]
+        self.events = self.flags[:, : 3 * agent_num + 2]
         (
             self.terminated,
             self.truncated,
+            self.final_missing,
             self.done,
             self.reset_mask,
             self.alive,
@@ -155,6 +158,7 @@ class Buffers:
             reward=self.reward[i],
             terminated=self.terminated[i],
             truncated=self.truncated[i],
+            final_missing=self.final_missing[i],
             alive=self.alive[i],
             acting=self.acting[i],
             state=None if self.state is None else self.state[i, ...],
@@ -251,16 +255,21 @@ class Buffers:
 
 
 def split_flags(flags: BoolArray, agent_num: int) -> tuple[BoolArray, ...]:
-    """Views of a block of flags: terminated, truncated (n, A), done, reset_mask (n,), alive, acting (n, A), masked."""
+    """Views of a block of flags, (n, A) or (n,) each.
+
+    Returns:
+        terminated, truncated, final_missing (n, A), done, reset_mask (n,), alive, acting (n, A), masked (n,).
+    """
     a = agent_num
     return (
         flags[:, :a],
         flags[:, a : 2 * a],
-        flags[:, 2 * a],
-        flags[:, 2 * a + 1],
-        flags[:, 2 * a + 2 : 3 * a + 2],
+        flags[:, 2 * a : 3 * a],
+        flags[:, 3 * a],
+        flags[:, 3 * a + 1],
         flags[:, 3 * a + 2 : 4 * a + 2],
-        flags[:, 4 * a + 2],
+        flags[:, 4 * a + 2 : 5 * a + 2],
+        flags[:, 5 * a + 2],
     )
 
 
@@ -304,7 +313,7 @@ def _layout(spec: EnvSpec, num_envs: int) -> Iterator[tuple[str, tuple[int, ...]
         if group.choices is not None:
             yield f"mask/{g}", (n, size, group.choices), flag
     yield "reward", (n, agent_num), np.dtype(np.float64)
-    yield "flags", (n, 4 * agent_num + 3), flag
+    yield "flags", (n, 5 * agent_num + 3), flag
     if spec.state_space is not None:
         assert spec.state_space.shape is not None
         for kind in ("state", "final_state"):

@@ -33,6 +33,8 @@ class VectorStep:
             and None for their objects. Other rows mean nothing.
         rewards: (n, A) float64.
         terminated, truncated: (n, A) bool, the agent ended in this step, or was lost; see `fault`.
+        final_missing: (n, A) bool, the agent ended in this step and the env gave no observation of it: its row of
+            ``final_leaves`` repeats the last one it had.
         done: (n,) bool, the env's episode ended in this step.
         alive, acting: (n, A) bool.
         reset_mask: (n,) bool, the row is a next-step autoreset: its action was ignored.
@@ -53,6 +55,7 @@ class VectorStep:
         "done",
         "env_ids",
         "final_leaves",
+        "final_missing",
         "final_state",
         "obs_leaves",
         "reset_mask",
@@ -86,6 +89,7 @@ class VectorStep:
         (
             self.terminated,
             self.truncated,
+            self.final_missing,
             self.done,
             self.reset_mask,
             self.alive,
@@ -175,6 +179,8 @@ class VectorStep:
         if self.final_leaves is not self.obs_leaves:
             out["final_observation"] = self.final_obs
             out["_final_observation"] = whole
+            if self.final_missing.any():
+                out["final_observation_missing"] = self.final_missing
         if self.state is not None:
             out["state"] = self.state
             if self.done.any():

@@ -24,6 +24,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "turns": TurnEnv,
     "masked turns": partial(TurnEnv, masked=True),
     "keyed": partial(KeyedEnv, waits=lambda t, a: (t + a) % 3 == 0),
+    "keyed, no last obs": partial(KeyedEnv, waits=lambda t, a: (t + a) % 3 == 0, last_obs=False),
 }
 """Scripted envs: agents come, go, wait for their turn, are left out; one has all observations in one buffer."""
 

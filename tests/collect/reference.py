@@ -20,7 +20,7 @@ class News:
 
     acting: dict[int, Seen]  # who must act now, and what it sees
     rewards: dict[int, float]
-    ended: dict[int, tuple[Any, bool, bool]]  # final observation, terminated, truncated
+    ended: dict[int, tuple[Any, bool, bool]]  # final observation (None: the env gave none), terminated, truncated
     present: set[int]  # who is in the episode, or ended in this step
     over: bool
 
@@ -70,7 +70,7 @@ class KeyedDriver:
         obs, rewards, term, trunc, _ = self.env.step({self.names[a]: action for a, action in actions.items()})
         place = self.names.index
         gone = [n for n in rewards if term[n] or trunc[n]]
-        ended = {place(n): (split(obs[n])[0], term[n], trunc[n]) for n in gone}
+        ended = {place(n): (split(obs[n])[0] if n in obs else None, term[n], trunc[n]) for n in gone}
         acting = {place(n): split(value) for n, value in obs.items() if n not in gone}
         paid = {place(n): float(r) for n, r in rewards.items()}
         return News(acting, paid, ended, set(paid), over=term["__all__"])
@@ -110,6 +110,7 @@ DRIVERS: dict[str, Callable[[Any], Driver]] = {
     "turns": TurnDriver,
     "masked turns": TurnDriver,
     "keyed": KeyedDriver,
+    "keyed, no last obs": KeyedDriver,
 }
 
 
@@ -132,6 +133,7 @@ class Row:
     next_obs: Any = None
     terminated: bool = False
     truncated: bool = False
+    missing: bool = False
 
 
 @dataclass
@@ -249,7 +251,8 @@ class Reference:
         row = world.open.pop(agent, None)
         if row is None:
             return
-        row.reward, row.next_obs = self.worth(world.owed.pop(agent, 0.0)), self.see(obs)
+        row.reward, row.missing = self.worth(world.owed.pop(agent, 0.0)), obs is None
+        row.next_obs = row.obs if row.missing else self.see(obs)
         row.terminated, row.truncated, row.next_env_t = terminated, truncated, world.length
         self.closed.append((self.ticks, row))
 
@@ -347,6 +350,7 @@ def check_batch(reference: Reference, batch: Any, expected: tuple[dict[str, list
             "next_obs": [row.next_obs for row in rows],
             "terminated": [row.terminated for row in rows],
             "truncated": [row.truncated for row in rows],
+            "next_obs_missing": [row.missing for row in rows],
             "t": [row.t for row in rows],
             "env_t": [row.env_t for row in rows],
             "next_env_t": [row.next_env_t for row in rows],

@@ -30,6 +30,7 @@ class Rig:
         ]
         self.reward_A = np.zeros(agent_num)
         self.terminated_A, self.truncated_A, self.alive_A, self.acting_A = np.zeros((4, agent_num), np.bool_)
+        self.final_missing_A = np.zeros(agent_num, np.bool_)
         self.state = (
             None if spec.state_space is None else np.zeros(spec.state_space.shape or (), spec.state_space.dtype)
         )
@@ -44,6 +45,7 @@ class Rig:
             reward=self.reward_A,
             terminated=self.terminated_A,
             truncated=self.truncated_A,
+            final_missing=self.final_missing_A,
             alive=self.alive_A,
             acting=self.acting_A,
             state=self.state,
@@ -57,7 +59,7 @@ class Rig:
                 mask[...] = True
         self.alive_A[...] = self.acting_A[...] = False
         self.reward_A[...] = 0
-        self.terminated_A[...] = self.truncated_A[...] = False
+        self.terminated_A[...] = self.truncated_A[...] = self.final_missing_A[...] = False
         self.slot.done = False
         return self.env.reset(self.slot, seed=seed, options=options)
 
@@ -70,7 +72,7 @@ class Rig:
         for a in np.flatnonzero(~self.alive_A):
             self.slot.zero_obs(int(a))
         self.reward_A[...] = 0
-        self.terminated_A[...] = self.truncated_A[...] = False
+        self.terminated_A[...] = self.truncated_A[...] = self.final_missing_A[...] = False
         self.slot.done = False
         return self.env.step(self.slot)
 

@@ -32,25 +32,27 @@ class SampleBatch:
     Rows are ordered by env, agent and time: rows of equal ``unroll_id`` stand together and their ``t`` counts up by
     one. The columns, n rows:
 
-    ==================  ==============  =========================================================================
-    ``obs``             (n, …)          what the policy saw, behind the agent connectors; a tree for Dict and Tuple
-    ``actions``         (n, …)          what the policy answered
-    ``actions_for_env`` (n, …)          what the env was given, behind the action connectors
-    ``rewards``         (n,)            paid from this decision until the agent's next turn or its end; float64,
-                                        behind the agent connectors
-    ``next_obs``        (n, …)          what the agent saw at its next turn, or its final observation
-    ``terminated``      (n,) bool       the agent's episode ended so, before its next turn
-    ``truncated``       (n,) bool       likewise
-    ``action_mask``     (n, k) bool     where the env gives one
-    ``t``               (n,) int64      number of this decision in the agent's episode, from 0
-    ``env_t``           (n,) int64      env steps that the episode had made when it was taken: 0 at the reset
-    ``next_env_t``      (n,) int64      likewise, when its outcome came: at the agent's next turn, or at its end
-    ``eps_id``          (n,) int64      the episode; unique, ascending
-    ``unroll_id``       (n,) int64      the stretch of one agent's episode in this batch; unique, ascending
-    ``env_id``          (n,) int64
-    ``agent_index``     (n,) int64
-    ``policy_version``  (n,) int64      ``policy.version`` when it decided
-    ==================  ==============  =========================================================================
+    ====================  ==============  =======================================================================
+    ``obs``               (n, …)          what the policy saw, behind the agent connectors; a tree for Dict and Tuple
+    ``actions``           (n, …)          what the policy answered
+    ``actions_for_env`  ` (n, …)          what the env was given, behind the action connectors
+    ``rewards``           (n,)            paid from this decision until the agent's next turn or its end; float64,
+                                          behind the agent connectors
+    ``next_obs``          (n, …)          what the agent saw at its next turn, or its final observation
+    ``terminated``        (n,) bool       the agent's episode ended so, before its next turn
+    ``truncated``         (n,) bool       likewise
+    ``next_obs_missing``  (n,) bool       it ended without a final observation: ``next_obs`` repeats ``obs``, and
+                                          what it would be worth is not known
+    ``action_mask``       (n, k) bool     where the env gives one
+    ``t``                 (n,) int64      number of this decision in the agent's episode, from 0
+    ``env_t``             (n,) int64      env steps that the episode had made when it was taken: 0 at the reset
+    ``next_env_t``        (n,) int64      likewise, when its outcome came: at the agent's next turn, or at its end
+    ``eps_id``            (n,) int64      the episode; unique, ascending
+    ``unroll_id``         (n,) int64      the stretch of one agent's episode in this batch; unique, ascending
+    ``env_id``            (n,) int64
+    ``agent_index``       (n,) int64
+    ``policy_version``    (n,) int64      ``policy.version`` when it decided
+    ====================  ==============  =======================================================================
 
     ``state``, ``next_state`` (n, …) where the envs were made with ``state=True``; and whatever the policy (``logp``, …)
     and the connectors added. Learner connectors may make other rows of it, e.g. sequences (B, T, …).

@@ -45,6 +45,7 @@ class SlotPlayer(Player):
         agent_num = len(spec.agents)
         self._reward = np.zeros(agent_num)
         self._ended, self._cut, self._alive, self._acting = (np.zeros(agent_num, np.bool_) for _ in range(4))
+        self._unseen = np.zeros(agent_num, np.bool_)
         state = spec.state_space
         self._state = None if state is None else np.zeros(state.shape or (), state.dtype)
         self._slot = Slot.of_groups(
@@ -57,6 +58,7 @@ class SlotPlayer(Player):
             reward=self._reward,
             terminated=self._ended,
             truncated=self._cut,
+            final_missing=self._unseen,
             alive=self._alive,
             acting=self._acting,
             state=self._state,
@@ -94,7 +96,7 @@ class SlotPlayer(Player):
 
     def _clear(self) -> None:
         self._reward[...] = 0
-        self._ended[...] = self._cut[...] = False
+        self._ended[...] = self._cut[...] = self._unseen[...] = False
         self._slot.done = self._slot.begun = False
 
     def _look(self) -> None:
@@ -112,6 +114,8 @@ class SlotPlayer(Player):
                 self.observe(agent, self._row(agent))
             if self._acting[a]:
                 self._mask_of(agent)
+            if self._unseen[a] and not flagged[a]:
+                place.broken(f"final_missing of agent {agent!r}", "False, for it has not ended", "True")
         ended = {agent for agent, flag in zip(self.agents, flagged.tolist(), strict=True) if flag}
         self.gone |= ended
         self.live = {agent for agent, alive in zip(self.agents, self._alive.tolist(), strict=True) if alive}
