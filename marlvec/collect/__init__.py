@@ -2,15 +2,18 @@
 
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.collect.collector import Collector
+from marlvec.collect.episode import AgentTrack, MultiAgentEpisode
 from marlvec.collect.episodes import Episode, PolicyMapping
 from marlvec.collect.metrics import EpisodeRecord, Metrics, Stats, Timer
 
 __all__ = [
+    "AgentTrack",
     "Collector",
     "Episode",
     "EpisodeRecord",
     "Metrics",
     "MultiAgentBatch",
+    "MultiAgentEpisode",
     "PolicyMapping",
     "SampleBatch",
     "Stats",

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from marlvec.collect.batch.atomic import FilePath
 from marlvec.collect.batch.cuts import check_size, moments
 from marlvec.collect.batch.npz import read_npz, write_npz
 from marlvec.collect.batch.rllib import as_multi_agent
 from marlvec.collect.batch.sample_batch import SampleBatch
+from marlvec.collect.episode import MultiAgentEpisode
 from marlvec.errors import ArgumentError, CheckpointError
 
 __all__ = ["MultiAgentBatch"]
@@ -121,6 +124,42 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
             self._with({name: self._batches[name].take(where) for name, where in rows.items()}, count)
             for count, rows in moments({name: dict(batch.items()) for name, batch in self._batches.items()}, k, by)
         ]
+
+    def episodes(self, agents: Sequence[str] | None = None) -> list[MultiAgentEpisode]:
+        """The episodes that it has rows of, or parts of them, as values, in the order of ``eps_id``.
+
+        Args:
+            agents: Names of the envs' agents, ``envs.agents``, to ask for them by name.
+
+        Raises:
+            ArgumentError: As of `MultiAgentEpisode.of_rows`.
+        """
+        return MultiAgentEpisode.of_rows({name: dict(batch.items()) for name, batch in self.items()}, agents)
+
+    @staticmethod
+    def of_episodes(episodes: Sequence[MultiAgentEpisode], env_steps: int | None = None) -> MultiAgentBatch:
+        """Make a batch of episodes' rows, lookbacks left out, ordered by env, agent and time as a collector's are.
+
+        Args:
+            episodes: The episodes; at least one.
+            env_steps: Env steps that it stands for; None: the lengths of the episodes, together.
+
+        Raises:
+            ArgumentError: There is no row; or rows of one policy differ in their columns.
+        """
+        found: dict[str, list[SampleBatch]] = {}
+        for episode in episodes:
+            for policy_id, columns in episode.rows().items():
+                found.setdefault(policy_id, []).append(SampleBatch(columns))
+        if not found:
+            raise ArgumentError("of_episodes() needs at least one episode that has rows")
+        batches = {}
+        for policy_id, parts in found.items():
+            batch = SampleBatch.concat(parts)
+            order = np.lexsort([batch[name] for name in ("t", "eps_id", "agent_index", "env_id")])
+            batches[policy_id] = batch.take(order)
+        steps = sum(map(len, episodes)) if env_steps is None else env_steps
+        return MultiAgentBatch(batches, env_steps=steps, known=tuple(batches))
 
     @staticmethod
     def concat(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:

@@ -1,0 +1,328 @@
+"""What one agent saw and did in an episode, in order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.batch.joining import join_columns
+from marlvec.collect.episode.windows import check_step, gather, same
+from marlvec.connectors.trees import Tree, map_tree, tree_leaves, zip_trees
+from marlvec.errors import ArgumentError
+
+__all__ = ["AgentTrack"]
+
+IntArray = NDArray[np.int64]
+Columns = Mapping[str, Tree]
+
+MOMENTS = ("obs", "env_t", "state")
+"""Columns that are there once more than there are decisions: rows have the next one beside each, as ``next_…``."""
+
+
+class AgentTrack:
+    """One agent's consecutive decisions in one episode, under one policy: T of them, and T + 1 moments around them.
+
+    An observation is stored once, though two rows of a batch have it. Of a column that belongs to a moment (``obs``,
+    ``env_t``, and ``state`` where there is one) there are T + 1 entries: where the agent decided, and where the outcome
+    of its last decision came. Of all other columns (``actions``, ``rewards``, ``t``, ``logp``, …) there are T.
+
+    A track may carry a *lookback*: decisions that came before its own and belong to the chunk before. They are read
+    with negative positions, and count nowhere else: not in ``len()``, nor in ``track["obs"]``, nor in `rows`.
+
+    Tracks come from `MultiAgentBatch.episodes` and `MultiAgentEpisode.cut`; arrays may be shared with those, and are
+    not to be written to.
+
+    Args:
+        agent_index: The agent.
+        policy_id: Who decided.
+        moments: Name to a tree of (L + T + 1, …).
+        decisions: Name to a tree of (L + T, …).
+        order: Names of all columns, in the order that rows have them.
+        lookback: L.
+
+    Attributes:
+        agent_index, policy_id, lookback: As given.
+    """
+
+    __slots__ = ("_decisions", "_moments", "_order", "agent_index", "lookback", "policy_id")
+
+    def __init__(
+        self,
+        agent_index: int,
+        policy_id: str,
+        moments: Columns,
+        decisions: Columns,
+        order: tuple[str, ...],
+        lookback: int = 0,
+    ) -> None:
+        self.agent_index, self.policy_id, self.lookback = agent_index, policy_id, lookback
+        self._moments, self._decisions, self._order = dict(moments), dict(decisions), order
+
+    @classmethod
+    def of_rows(cls, agent_index: int, policy_id: str, rows: Columns) -> AgentTrack:
+        """Make a track of an agent's rows, one decision after the other.
+
+        Raises:
+            ArgumentError: A row's next observation is not what the next row begins with.
+        """
+        moments, decisions = {}, {}
+        for name, column in rows.items():
+            if name.startswith("next_") and name[5:] in MOMENTS and name[5:] in rows:
+                continue
+            if name not in MOMENTS or f"next_{name}" not in rows:
+                decisions[name] = column
+                continue
+            after = rows[f"next_{name}"]
+            if not all(same(a[:-1], b[1:]) for a, b in _pairs(after, column)):
+                raise ArgumentError(
+                    f"next_{name} of a row of agent {agent_index} is not the {name} of its next one: these are not the "
+                    f"rows of a collector, or NStep or another connector has made others of them"
+                )
+            moments[name] = zip_trees(lambda parts: np.concatenate([parts[0], parts[1][-1:]]), [column, after])
+        return cls(agent_index, policy_id, moments, decisions, tuple(rows))
+
+    def __len__(self) -> int:
+        return self._total - self.lookback
+
+    def __repr__(self) -> str:
+        flags = (name for name in ("terminated", "truncated") if getattr(self, name))
+        end = " and ".join(flags) or "open"
+        carried = f", lookback {self.lookback}" if self.lookback else ""
+        return (
+            f"AgentTrack(agent {self.agent_index} by {self.policy_id!r}: {len(self)} decisions from t={self.first_t} "
+            f"in env steps {self.env_start} to {self.env_stop}, {end}{carried})"
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._moments or name in self._decisions
+
+    __iter__ = None  # len() counts decisions and [] names columns, so iterating could mean either
+
+    def keys(self) -> list[str]:
+        """Names of the columns."""
+        return [*self._moments, *self._decisions]
+
+    def __getitem__(self, name: str) -> Tree:
+        """A column without the lookback, as views: (T + 1, …) of moments, (T, …) of decisions."""
+        column, _ = self._column(name)
+        return map_tree(lambda leaf: leaf[self.lookback :], column)
+
+    @property
+    def first_t(self) -> int:
+        """Number of its first decision among the agent's; where it has none yet, of the one that would come."""
+        t = self._decisions["t"]
+        return int(t[self.lookback] if len(self) else t[-1] + 1)
+
+    @property
+    def env_t(self) -> IntArray:
+        """(T + 1,) env step of each moment."""
+        env_t: IntArray = self["env_t"]
+        return env_t
+
+    @property
+    def env_start(self) -> int:
+        """Env step of its first decision."""
+        return int(self.env_t[0])
+
+    @property
+    def env_stop(self) -> int:
+        """Env step in which the outcome of its last decision came."""
+        return int(self.env_t[-1])
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the agent was terminated at the end of it."""
+        return bool(self._decisions["terminated"][-1])
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the agent was truncated at the end of it."""
+        return bool(self._decisions["truncated"][-1])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the agent ended with it."""
+        return self.terminated or self.truncated
+
+    @property
+    def has_last_obs(self) -> bool:
+        """Whether its last observation is one, and not the one before once more because the env gave none."""
+        return "next_obs_missing" not in self or not self._decisions["next_obs_missing"][-1]
+
+    # --- reading
+
+    def get(self, name: str, start: int | None = None, stop: int | None = None, *, fill: Any = None) -> Tree:
+        """Copy entries ``start`` to ``stop - 1`` of a column, counted in the agent's own decisions or moments.
+
+        0 is the track's first one, and -1 the last of the lookback: a negative number never counts from the end.
+
+        Args:
+            name: The column.
+            start: First position; None for 0.
+            stop: Position after the last one; None for the end.
+            fill: What stands where the track and its lookback have nothing; None to refuse that.
+
+        Raises:
+            KeyError: There is no such column.
+            IndexError: Something is not there, and ``fill`` is None.
+            ArgumentError: ``fill`` does not fit the column's dtype, or a position is no whole number.
+        """
+        column, there = self._column(name)
+        first = 0 if start is None else check_step("start", start)
+        last = there - self.lookback if stop is None else check_step("stop", stop)
+        where = np.arange(first, max(first, last)) + self.lookback
+        where[(where < 0) | (where >= there)] = -1
+        return gather(column, where, fill, f"{name!r} of agent {self.agent_index}, {first} to {last}")
+
+    def at(self, name: str, start: int, stop: int, *, fill: Any = None) -> Tree:
+        """Copy what a column has for env steps ``start`` to ``stop - 1`` of the episode, 0 being the reset.
+
+        An entry belongs to the env step of its moment: an observation to the one in which it was made, an action, and
+        the reward for it, to the one in which it was decided on. Where the agent waited for its turn, was not yet
+        there or there no more, there is none; likewise where the env gave no final observation. What the lookback has
+        is there.
+
+        Args:
+            name: The column.
+            start: First env step.
+            stop: Env step after the last one.
+            fill: What stands where there is no entry; None to refuse that.
+
+        Raises:
+            KeyError, IndexError, ArgumentError: As of `get`.
+        """
+        steps = np.arange(check_step("start", start), max(start, check_step("stop", stop)))
+        return self.at_steps(name, steps, fill)
+
+    def at_steps(self, name: str, env_steps: IntArray, fill: Any) -> Tree:
+        """What a column has for these env steps; see `at`."""
+        return self.gather(self.whole(name), name, self.places(name, env_steps), fill)
+
+    def gather(self, column: Tree, name: str, places: IntArray, fill: Any) -> Tree:
+        """Entries of a column, of this or of all of the agent's tracks, by position; see `windows.gather`."""
+        return gather(column, places, fill, f"{name!r} of agent {self.agent_index} by env step")
+
+    def places(self, name: str, env_steps: IntArray) -> IntArray:
+        """Position in a column, lookback included, of each of these env steps; -1 where it has none."""
+        times: IntArray = self._moments["env_t"]
+        _, there = self._column(name)
+        if name == "obs" and not self.has_last_obs:
+            there -= 1
+        times = times[:there]
+        if not there:
+            return np.full(len(env_steps), -1, np.int64)
+        where = np.minimum(np.searchsorted(times, env_steps), there - 1)
+        return np.where(times[where] == env_steps, where, -1)
+
+    def whole(self, name: str) -> Tree:
+        """A column with the lookback, as it is."""
+        return self._column(name)[0]
+
+    def size(self, name: str) -> int:
+        """How many entries a column has, those of the lookback included."""
+        return self._column(name)[1]
+
+    # --- cutting and joining
+
+    def cut(self, env_step: int, lookback: int) -> tuple[AgentTrack | None, AgentTrack | None]:
+        """The decisions whose outcome had come by this env step, and the others; None for none.
+
+        The first part keeps the lookback, also where there is nothing else in it.
+        """
+        p = max(self.lookback, int(np.searchsorted(self._moments["env_t"][1:], env_step, side="right")))
+        head = self._part(0, p, self.lookback) if p else None
+        return head, None if p == self._total else self._part(max(0, p - lookback), self._total, min(lookback, p))
+
+    def goes_on_in(self, other: AgentTrack) -> bool:
+        """Whether another track's first decision is the one after the last of this."""
+        follows = (other.agent_index, other.policy_id) == (self.agent_index, self.policy_id)
+        return follows and not self.is_done and other.first_t == self.first_t + len(self)
+
+    def joined(self, other: AgentTrack) -> AgentTrack:
+        """This track and the one it goes on in, whose lookback falls away.
+
+        Raises:
+            ArgumentError: It does not begin with what this one ends with, or has other columns.
+        """
+        if not all(same(a[-1:], b[:1]) for name in self._moments for a, b in _pairs(self[name], other[name])):
+            raise ArgumentError(f"{other} does not begin at the moment at which {self} ends")
+        if self._order != other._order:
+            raise ArgumentError(f"{other} has the columns {list(other._order)}, {self} has {list(self._order)}")
+        decisions = join_columns([self._decisions, {name: other[name] for name in other._decisions}])
+        rest = {name: map_tree(lambda leaf: leaf[1:], other[name]) for name in other._moments}
+        moments = join_columns([self._moments, rest])
+        return AgentTrack(self.agent_index, self.policy_id, moments, decisions, self._order, self.lookback)
+
+    def rows(self) -> dict[str, Tree]:
+        """Columns of (T, …) as a batch has them: what `of_rows` was given, without the lookback."""
+        found = {}
+        for name in self._order:
+            if name in self._moments:
+                found[name] = map_tree(lambda leaf: leaf[:-1], self[name])
+            elif name in self._decisions:
+                found[name] = self[name]
+            else:
+                found[name] = map_tree(lambda leaf: leaf[1:], self[name.removeprefix("next_")])
+        return found
+
+    # --- plain data
+
+    def state_dict(self) -> dict[str, Any]:
+        """All there is to it: numbers, texts, lists of texts, and trees of arrays, which are copies."""
+        return {
+            "agent_index": self.agent_index,
+            "policy_id": self.policy_id,
+            "lookback": self.lookback,
+            "order": list(self._order),
+            "moments": {name: map_tree(np.copy, column) for name, column in self._moments.items()},
+            "decisions": {name: map_tree(np.copy, column) for name, column in self._decisions.items()},
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> AgentTrack:
+        """The track of which `state_dict` gave this.
+
+        Raises:
+            ArgumentError: Its columns do not fit each other.
+        """
+        track = cls(
+            int(state["agent_index"]),
+            str(state["policy_id"]),
+            state["moments"],
+            state["decisions"],
+            tuple(state["order"]),
+            int(state["lookback"]),
+        )
+        total = track._total
+        for name in (*track._moments, *track._decisions):
+            wanted = total + (name in track._moments)
+            if any(len(leaf) != wanted for _, leaf in tree_leaves(track.whole(name))):
+                raise ArgumentError(f"column {name!r} of agent {track.agent_index} should have {wanted} entries")
+        if not 0 <= track.lookback <= total or not total:
+            raise ArgumentError(f"agent {track.agent_index} has a lookback of {track.lookback} and {total} decisions")
+        return track
+
+    @property
+    def _total(self) -> int:
+        return len(self._moments["env_t"]) - 1
+
+    def _column(self, name: str) -> tuple[Tree, int]:
+        """A column with the lookback, and how many entries it has."""
+        if name in self._moments:
+            return self._moments[name], self._total + 1
+        if name in self._decisions:
+            return self._decisions[name], self._total
+        raise KeyError(f"no column {name!r}; the columns are {self.keys()}")
+
+    def _part(self, start: int, stop: int, lookback: int) -> AgentTrack:
+        moments = {name: map_tree(lambda leaf: leaf[start : stop + 1], c) for name, c in self._moments.items()}
+        decisions = {name: map_tree(lambda leaf: leaf[start:stop], c) for name, c in self._decisions.items()}
+        return AgentTrack(self.agent_index, self.policy_id, moments, decisions, self._order, lookback)
+
+
+def _pairs(one: Tree, other: Tree) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    for (_, a), (_, b) in zip(tree_leaves(one), tree_leaves(other), strict=True):
+        yield np.asarray(a), np.asarray(b)

@@ -1,0 +1,93 @@
+"""From rows of batches to tracks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.batch.cuts import episodes
+from marlvec.collect.batch.leaves import ids
+from marlvec.collect.episode.agent_track import AgentTrack
+from marlvec.connectors.trees import Tree, map_tree
+from marlvec.errors import ArgumentError
+
+__all__ = ["check_order", "read_tracks"]
+
+IntArray = NDArray[np.int64]
+Columns = Mapping[str, Tree]
+
+_NEEDED = ("eps_id", "env_id", "agent_index", "t", "env_t", "next_env_t", "terminated", "truncated")
+_IDENTITY = ("eps_id", "env_id", "agent_index")
+
+
+def read_tracks(batches: Mapping[str, Columns]) -> dict[tuple[int, int], list[AgentTrack]]:
+    """Tracks of every episode in some policies' rows, ordered by agent and time.
+
+    A track ends where the agent ends, where another policy takes over, and where decisions are missing. Phantom rows
+    are left out.
+
+    Args:
+        batches: Policy id to columns.
+
+    Returns:
+        (eps_id, env_id) to tracks, ascending.
+
+    Raises:
+        ArgumentError: A column is missing; an ``eps_id`` is of several episodes; or rows of one agent do not follow on
+            one another as a collector's do.
+    """
+    found: dict[tuple[int, int], list[AgentTrack]] = {}
+    for policy_id, columns in batches.items():
+        for eps_id, env_id, track in _tracks(policy_id, columns):
+            found.setdefault((eps_id, env_id), []).append(track)
+    if len({eps_id for eps_id, _ in found}) < len(found):
+        raise ArgumentError("an eps_id has rows of several envs; split batches of several collectors one by one")
+    for key, tracks in found.items():
+        tracks.sort(key=lambda track: (track.agent_index, track.first_t))
+        check_order(tracks, f"eps_id {key[0]}")
+    return dict(sorted(found.items()))
+
+
+def check_order(tracks: Sequence[AgentTrack], where: str) -> None:
+    """Make sure that an agent decides one thing at a time.
+
+    Raises:
+        ArgumentError: Two tracks of one agent overlap.
+    """
+    for one, other in pairwise(tracks):
+        if one.agent_index == other.agent_index and one.first_t + len(one) > other.first_t:
+            raise ArgumentError(f"{where}: agent {one.agent_index} has decision t={other.first_t} more than once")
+
+
+def _tracks(policy_id: str, columns: Columns) -> Iterator[tuple[int, int, AgentTrack]]:
+    why = f"an episode of policy {policy_id!r}"
+    named = {name: ids(columns, name, why) for name in _NEEDED}
+    if "obs" not in columns or "next_obs" not in columns:
+        raise ArgumentError(f"{why} needs the columns 'obs' and 'next_obs'; the columns are {list(columns)}")
+    episodes(columns)  # raises where an eps_id stands for several
+    order = np.lexsort((named["t"], named["agent_index"], named["eps_id"]))
+    if "phantom" in columns:
+        order = order[~ids(columns, "phantom", why).astype(np.bool_)[order]]
+    if not len(order):
+        return
+    if (order != np.arange(len(named["t"]))[: len(order)]).any():
+        columns = {name: map_tree(lambda leaf: leaf[order], column) for name, column in columns.items()}
+        named = {name: column[order] for name, column in named.items()}
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = (named["terminated"] | named["truncated"])[: len(order) - 1]
+    for name, step in (("eps_id", 0), ("agent_index", 0), ("t", 1)):
+        values = named[name][: len(order)]
+        begins[1:] |= values[1:] != values[:-1] + step
+    begins[1:] |= named["env_t"][1 : len(order)] != named["next_env_t"][: len(order) - 1]
+    rest = {name: column for name, column in columns.items() if name not in _IDENTITY}
+    for start, stop in pairwise([*np.flatnonzero(begins).tolist(), len(order)]):
+        rows = {name: _part(column, start, stop) for name, column in rest.items()}
+        eps_id, env_id, agent_index = (int(named[name][start]) for name in _IDENTITY)
+        yield eps_id, env_id, AgentTrack.of_rows(agent_index, policy_id, rows)
+
+
+def _part(column: Tree, start: int, stop: int) -> Tree:
+    return map_tree(lambda leaf: leaf[start:stop], column)

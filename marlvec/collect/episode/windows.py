@@ -1,0 +1,90 @@
+"""Stretches of arrays that may reach beyond what is there."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.connectors.trees import Tree, map_tree
+from marlvec.errors import ArgumentError
+
+__all__ = ["check_step", "gather", "same"]
+
+IntArray = NDArray[np.int64]
+
+
+def check_step(name: str, value: Any) -> int:
+    """Return a position or step as an int.
+
+    Raises:
+        ArgumentError: It is no whole number.
+    """
+    try:
+        step = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        step = None
+    if step is None:
+        raise ArgumentError(f"{name} must be a whole number, got {value!r}")
+    return step
+
+
+def gather(tree: Tree, where: IntArray, fill: Any, what: str) -> Tree:
+    """Copy entries of every leaf, and put ``fill`` where there is none.
+
+    Args:
+        tree: Leaves (n, …).
+        where: (k,) positions; -1 where there is no entry.
+        fill: One value for all such places and leaves; None where there must be none.
+        what: What is asked for, for messages.
+
+    Returns:
+        Leaves (k, …), of the same dtypes.
+
+    Raises:
+        IndexError: An entry is missing and ``fill`` is None.
+        ArgumentError: ``fill`` is not to be had in a leaf's dtype.
+    """
+    missing = where < 0
+    if fill is None and missing.any():
+        raise IndexError(
+            f"{what}: nothing is there at {np.flatnonzero(missing).size} of {len(where)} places, first at number "
+            f"{int(np.flatnonzero(missing)[0])}; say with fill= what is to stand there"
+        )
+
+    def chosen(leaf: NDArray[Any]) -> NDArray[Any]:
+        if not missing.any():
+            return leaf.take(where, axis=0)
+        out: NDArray[Any] = np.empty((len(where), *leaf.shape[1:]), leaf.dtype)
+        out[~missing] = leaf[where[~missing]]
+        out[missing] = _as_dtype(fill, leaf.dtype, what)
+        return out
+
+    return map_tree(chosen, tree)
+
+
+def _as_dtype(fill: Any, dtype: np.dtype[Any], what: str) -> Any:
+    """The value in that dtype, where numpy would also round or wrap it."""
+    if dtype == np.object_:
+        return fill
+    try:
+        with np.errstate(all="ignore"):
+            cast = np.asarray(fill).astype(dtype)
+        # A float may be rounded, as floats are; nothing else may change.
+        fits = cast.shape == () and bool(dtype.kind in "fc" or cast == fill)
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise ArgumentError(f"{what} is {dtype}, which cannot hold fill={fill!r}")
+    return cast
+
+
+def same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether two arrays are equal in form and in every entry; NaN is equal to NaN, and objects are the same ones."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.dtype == np.object_:
+        return all(a is b for a, b in zip(one.ravel().tolist(), other.ravel().tolist(), strict=True))
+    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
