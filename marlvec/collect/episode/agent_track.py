@@ -78,8 +78,8 @@ class AgentTrack:
             after = rows[f"next_{name}"]
             if not all(same(a[:-1], b[1:]) for a, b in _pairs(after, column)):
                 raise ArgumentError(
-                    f"next_{name} of a row of agent {agent_index} is not the {name} of its next one: these are not the "
-                    f"rows of a collector, or NStep or another connector has made others of them"
+                    f"next_{name} of a row of agent {agent_index} is not the {name} of its next one: rows are missing, "
+                    f"or NStep or another connector has made others of them"
                 )
             moments[name] = zip_trees(lambda parts: np.concatenate([parts[0], parts[1][-1:]]), [column, after])
         return cls(agent_index, policy_id, moments, decisions, tuple(rows))

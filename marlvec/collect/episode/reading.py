@@ -60,6 +60,11 @@ def check_order(tracks: Sequence[AgentTrack], where: str) -> None:
     for one, other in pairwise(tracks):
         if one.agent_index == other.agent_index and one.first_t + len(one) > other.first_t:
             raise ArgumentError(f"{where}: agent {one.agent_index} has decision t={other.first_t} more than once")
+        if one.agent_index == other.agent_index and one.env_stop > other.env_start:
+            raise ArgumentError(
+                f"{where}: agent {one.agent_index} decides in env step {other.env_start}, and the decision before has "
+                f"its outcome in env step {one.env_stop} only"
+            )
 
 
 def _tracks(policy_id: str, columns: Columns) -> Iterator[tuple[int, int, AgentTrack]]:
@@ -81,7 +86,6 @@ def _tracks(policy_id: str, columns: Columns) -> Iterator[tuple[int, int, AgentT
     for name, step in (("eps_id", 0), ("agent_index", 0), ("t", 1)):
         values = named[name][: len(order)]
         begins[1:] |= values[1:] != values[:-1] + step
-    begins[1:] |= named["env_t"][1 : len(order)] != named["next_env_t"][: len(order) - 1]
     rest = {name: column for name, column in columns.items() if name not in _IDENTITY}
     for start, stop in pairwise([*np.flatnonzero(begins).tolist(), len(order)]):
         rows = {name: _part(column, start, stop) for name, column in rest.items()}
