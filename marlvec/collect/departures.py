@@ -12,7 +12,7 @@ __all__ = ["Departures"]
 
 
 class Departures:
-    """Notes which agents have ended in the running episodes, and that none of them comes back.
+    """Notes which agents have ended in the running episodes, and which of them have come back.
 
     Args:
         num_envs: N.
@@ -34,17 +34,26 @@ class Departures:
         self._gone_NA[env_ids] = False
         self._any = bool(self._gone_NA.any())
 
-    def check(self, arrival: Arrival) -> None:
-        """Make sure that nobody is to act who has ended.
+    def check(self, arrival: Arrival, seen_NA: NDArray[np.bool_]) -> None:
+        """Let those begin anew who are alive again, and make sure that nobody else is to act who has ended.
+
+        Args:
+            arrival: What came.
+            seen_NA: (N, A) of whom connectors have seen a row; False from now on for those who are alive again.
 
         Raises:
-            ContractError: Somebody is; names env and agent.
+            ContractError: Somebody has ended and is to act; names env and agent.
         """
         if not self._any:
             return
-        back = arrival.acting & self._gone_NA[arrival.where]
+        gone = self._gone_NA[arrival.where]
+        back = gone & arrival.alive
         if back.any():
-            i, a = np.argwhere(back)[0].tolist()
+            self._gone_NA[arrival.where] = gone & ~back
+            seen_NA[arrival.where] &= ~back
+        wrong = arrival.acting & gone & ~back
+        if wrong.any():
+            i, a = np.argwhere(wrong)[0].tolist()
             raise ContractError(
                 f"env {int(arrival.env_ids[i])}: agent {self._agents[a]!r} is to act, but it has ended already "
                 f"in this episode"

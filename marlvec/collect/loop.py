@@ -339,7 +339,7 @@ class Loop:
     def _observe(self, arrival: Arrival) -> None:
         """Take in the observations of agents that must act now."""
         self._episodes.see(arrival.where, arrival.alive)
-        self._departures.check(arrival)
+        self._departures.check(arrival, self._episodes.seen_NA)
         if arrival.given:
             self._note_given(arrival)
         all_act = arrival.everything and bool(arrival.acting.all())

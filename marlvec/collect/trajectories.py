@@ -227,6 +227,7 @@ class Trajectories:
         lane, eps = self._lane[slots], own["eps_id"]
         starts = np.zeros(len(slots), np.int64)
         starts[1:] = (lane[1:] != lane[:-1]) | (eps[1:] != eps[:-1])
+        starts[1:] |= (columns["terminated"] | columns["truncated"])[:-1]  # an agent that came back has a new life
         unroll_ids = np.cumsum(starts) + unroll_id
         own["unroll_id"] = unroll_ids
         own["env_t"], own["next_env_t"] = self._env_t[slots], self._env_t[after]

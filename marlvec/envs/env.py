@@ -10,6 +10,9 @@ What holds at every moment, for agent ``a`` of one env:
   one before in its place and sets ``final_missing[a]``: nothing is invented.
 * ``acting[a]``: it must give an action now. Implies ``alive[a]``.
 * Dead and unborn agents have zero observations and rewards and False flags, but for the one step in which they end.
+* An agent that has ended stays so until the next reset, unless its env sets ``alive[a]`` again in a later step: it is
+  born once more, and what it does from then on is a trajectory of its own. The APIs behind the adapters do not have
+  this, so there it is an error.
 * An alive agent that is not acting (it is not its turn) keeps the last observation it was given.
 """
 

@@ -132,9 +132,10 @@ class SlotPlayer(Player):
 
     def _check_life(self, agent: AgentId, alive: bool, flagged: bool, paid: bool) -> None:
         place = self.place
-        if agent in self.gone and (alive or flagged or paid):
-            got = "it alive again" if alive else "a flag or reward"
-            place.broken(f"agent {agent!r}", "nothing, for it has ended", got)
+        if alive:
+            self.gone.discard(agent)  # it is born once more
+        if agent in self.gone and (flagged or paid):
+            place.broken(f"agent {agent!r}", "nothing, for it has ended", "a flag or reward")
         if alive and flagged:
             place.broken(f"alive of agent {agent!r}", "False, for it has ended", "True")
         if agent in self.live and not alive and not flagged:
