@@ -93,7 +93,6 @@ def by_id(rows: list[Row]) -> dict[int, Dicts]:
 
 
 WORLDS: dict[str, Any] = {
-    "kind": st.sampled_from(sorted(KINDS)),
     "mapping": st.sampled_from([one, by_agent, by_episode]),
     "seed": st.integers(0, 10_000),
     "mode": st.sampled_from(MODES),
@@ -104,10 +103,13 @@ WORLDS: dict[str, Any] = {
 
 
 @pytest.mark.checklist(108)
-@settings(max_examples=100)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20)
 @given(**WORLDS, span=st.tuples(st.integers(-3, 9), st.integers(-3, 9)))
-def test_agents_stand_side_by_side_whenever_they_act_come_and_go(span: tuple[int, int], **world: Any) -> None:
-    batch, agents, rows = collected(**world)
+def test_agents_stand_side_by_side_whenever_they_act_come_and_go(
+    kind: str, span: tuple[int, int], **world: Any
+) -> None:
+    batch, agents, rows = collected(kind, **world)
     found = batch.episodes(agents)
     expected = by_id(rows)
     assert [episode.eps_id for episode in found] == list(expected)
@@ -145,10 +147,13 @@ def check_track(track: AgentTrack, own: list[Row]) -> None:
 
 
 @pytest.mark.checklist(111)
-@settings(max_examples=60)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12)
 @given(**WORLDS, lookback=st.integers(0, 4), again=st.integers(0, 4), further=st.integers(0, 4))
-def test_cut_and_concat_are_inverse_at_every_step(lookback: int, again: int, further: int, **world: Any) -> None:
-    batch, agents, rows = collected(**world)
+def test_cut_and_concat_are_inverse_at_every_step(
+    kind: str, lookback: int, again: int, further: int, **world: Any
+) -> None:
+    batch, agents, rows = collected(kind, **world)
     expected = by_id(rows)
     for episode in batch.episodes(agents):
         want = expected[episode.eps_id]
@@ -186,8 +191,13 @@ def check_lookback(track: AgentTrack, before: list[Row], lookback: int) -> None:
 
 
 @pytest.mark.checklist(111)
-@settings(max_examples=50)
-@given(**WORLDS, span=st.tuples(st.integers(0, 7), st.integers(0, 7)), lookback=st.integers(0, 3))
+@settings(max_examples=40)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    **WORLDS,
+    span=st.tuples(st.integers(0, 7), st.integers(0, 7)),
+    lookback=st.integers(0, 3),
+)
 def test_a_slice_is_two_cuts(span: tuple[int, int], lookback: int, **world: Any) -> None:
     batch, agents, rows = collected(**world)
     expected = by_id(rows)
@@ -200,8 +210,8 @@ def test_a_slice_is_two_cuts(span: tuple[int, int], lookback: int, **world: Any)
 
 @pytest.mark.checklist(108)
 @pytest.mark.checklist(111)
-@settings(max_examples=60)
-@given(**WORLDS, size=st.integers(1, 9))
+@settings(max_examples=40)
+@given(kind=st.sampled_from(sorted(KINDS)), **WORLDS, size=st.integers(1, 9))
 def test_batches_cut_an_episode_as_cut_does(size: int, **world: Any) -> None:
     """Collected piece by piece and put together, episodes are those of a collector that delivers them whole."""
     kind, mapping, seed, agent_num = (world[key] for key in ("kind", "mapping", "seed", "agent_num"))
@@ -219,8 +229,8 @@ def test_batches_cut_an_episode_as_cut_does(size: int, **world: Any) -> None:
 
 
 @pytest.mark.checklist(111)
-@settings(max_examples=60)
-@given(**WORLDS, lookback=st.integers(0, 2))
+@settings(max_examples=40)
+@given(kind=st.sampled_from(sorted(KINDS)), **WORLDS, lookback=st.integers(0, 2))
 def test_batches_and_plain_data_come_back_to_the_bit(lookback: int, **world: Any) -> None:
     batch, agents, _ = collected(**world)
     episodes = batch.episodes(agents)
