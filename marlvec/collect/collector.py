@@ -298,11 +298,14 @@ class Collector:
         """Begin new episodes in all envs. Running ones are lost, with all rows that were not handed over.
 
         Args:
-            seed: Seeds envs, policies and episodes anew, as the constructor's; None: all go on with their streams.
+            seed: Seeds envs, policies and episodes anew, as the constructor's; None: all go on with their streams,
+                or begin with those of the constructor's seed.
         """
         if seed is not None:
             self._seed = self._entropy = check_seed(seed)
             self._company.reseed()
+        elif self._loop.state == "new":
+            seed = self._seed
         self._loop.start(entropy=self._entropy, seed=seed)
 
     @property

@@ -23,10 +23,12 @@ KINDS: dict[str, Callable[..., Any]] = {
     "masked": partial(ScriptedParallelEnv, masked=True),
     "turns": TurnEnv,
     "masked turns": partial(TurnEnv, masked=True),
+    "late turns": partial(TurnEnv, dead_first=False),
     "keyed": partial(KeyedEnv, waits=lambda t, a: (t + a) % 3 == 0),
     "keyed, no last obs": partial(KeyedEnv, waits=lambda t, a: (t + a) % 3 == 0, last_obs=False),
 }
-"""Scripted envs: agents come, go, wait for their turn, are left out; one has all observations in one buffer."""
+"""Scripted envs: agents come, go, wait for their turn, also for that in which they end, are left out; one has all
+observations in one buffer."""
 
 
 def build(kind: str, env_index: int, agent_num: int, longest: int = 6) -> Any:

@@ -90,11 +90,14 @@ class TurnDriver:
         assert list(actions) == [place(env.agent_selection)]
         env.step(action)
         paid = {place(n): float(r) for n, r in env.rewards.items()}
-        gone = [n for n in env.agents if env.terminations[n] or env.truncations[n]]
-        ended = {place(n): (split(env.observe(n))[0], env.terminations[n], env.truncations[n]) for n in gone}
         present = {place(n) for n in env.agents}
-        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
-            env.step(None)
+        ended = {}
+        while env.agents:
+            n = env.agent_selection
+            if not (env.terminations[n] or env.truncations[n]):
+                break
+            ended[place(n)] = (split(env.observe(n))[0], env.terminations[n], env.truncations[n])
+            env.step(None)  # only this ends an agent; until its turn comes it is in the game, and paid
         over = not env.agents
         return News({} if over else self._acting(), paid, ended, present, over)
 
@@ -109,6 +112,7 @@ DRIVERS: dict[str, Callable[[Any], Driver]] = {
     "masked": ParallelDriver,
     "turns": TurnDriver,
     "masked turns": TurnDriver,
+    "late turns": TurnDriver,
     "keyed": KeyedDriver,
     "keyed, no last obs": KeyedDriver,
 }
@@ -169,6 +173,7 @@ class World:
     policies: tuple[str, ...] = ()
     steps: int = 0
     stepped: int = 0
+    counted: int = 0  # env steps of the running episode that batches have counted
 
 
 Mapping = Callable[[str, int, int], str]  # agent name, env, number of the episode → policy id
@@ -185,6 +190,12 @@ class Reference:
         see: What the agent connectors make of an observation.
         worth: What they make of a reward.
         send: What the action connectors make of an action.
+        learns: Which policies get batches.
+
+    Attributes:
+        made, decided: Env steps and decisions of all envs, from the start.
+        lost_steps, lost_rows: Those of them that no batch will ever hold.
+        faulty, restarted: Episodes lost, by why; here nobody dies.
     """
 
     def __init__(
@@ -199,29 +210,47 @@ class Reference:
         see: Callable[[Any], Any] = lambda obs: obs,
         worth: Callable[[float], float] = lambda reward: reward,
         send: Callable[[int], int] = lambda action: action,
+        learns: Callable[[str], bool] = lambda policy: True,
     ) -> None:
         self.mapping, self.salts, self.see, self.worth, self.send = mapping, salts, see, worth, send
+        self.learns = learns
+        self.made = self.decided = self.lost_steps = self.lost_rows = 0
+        self.handed_steps = self.handed_rows = self.faulty = self.restarted = 0
         self.eps_count = self.unroll_count = self.ticks = 0
         self.records: list[Record] = []
         self.closed: list[tuple[int, Row]] = []  # tick and row, not handed out
         self.finished: list[Record] = []  # not handed out
+        self.seed, self.begun = seed, False
         self.worlds = []
-        for i, env_seed in enumerate(env_seeds(seed, num_envs)):
+        for i in range(num_envs):
             env = build(kind, i, agent_num)
-            world = World(i, DRIVERS[kind](env), env.possible_agents)
-            self.worlds.append(world)
-            self._begin(world, env_seed)
+            self.worlds.append(World(i, DRIVERS[kind](env), env.possible_agents))
 
     def _begin(self, world: World, seed: int | None) -> None:
         news = world.driver.reset(seed)
-        world.eps_id, world.number, world.length = self.eps_count, world.number + 1, 0
+        world.eps_id, world.number, world.length, world.counted = self.eps_count, world.number + 1, 0, 0
         self.eps_count += 1
         world.open, world.owed, world.returns, world.decisions = {}, {}, {}, {}
         world.acting, world.present = news.acting, set(news.present)
         world.policies = tuple(self.mapping(name, world.env, world.number) for name in world.names)
 
+    def reset(self, seed: int | None) -> None:
+        """Begin anew everywhere; what was not handed out is lost."""
+        if not self.begun:
+            self.begun, seed = True, self.seed if seed is None else seed
+        self.lost_steps, self.lost_rows = self.made - self.handed_steps, self.decided - self.handed_rows
+        self.closed, self.finished = [], []
+        seeds: Sequence[int | None] = [None] * len(self.worlds) if seed is None else env_seeds(seed, len(self.worlds))
+        for world, env_seed in zip(list(self.worlds), seeds, strict=True):
+            world.steps = world.stepped = 0
+            if seed is not None:
+                world.number = -1
+            self._begin(world, env_seed)
+
     def _step(self, world: World) -> bool:
         """Step one env; returns whether its episode ended."""
+        self.made += 1
+        self.decided += len(world.acting)
         actions = {}
         for agent, (obs, mask) in world.acting.items():
             policy = world.policies[agent]
@@ -282,15 +311,16 @@ class Reference:
     # --- what collect() should return: (rows by policy, env steps)
 
     def truncate(self, unit: str, amount: int) -> tuple[dict[str, list[Row]], int]:
-        n, agents = len(self.worlds), len(self.worlds[0].names)
-        before = sum(world.steps for world in self.worlds)
-        episodes = len(self.records)
+        if not self.begun:
+            self.reset(None)
+        before, episodes = self.made - self.lost_steps, len(self.records)
         while True:
-            steps = sum(world.steps for world in self.worlds) - before
+            steps = self.made - self.lost_steps - before
+            n, agents = len(self.worlds), len(self.worlds[0].names)
             if unit == "env_steps":
                 lacking = amount - steps
             elif unit == "agent_steps":
-                lacking = int(np.ceil((amount - len(self.closed)) / agents))
+                lacking = -(-(amount - len(self.closed)) // agents)
             else:
                 lacking = n if len(self.records) - episodes < amount else 0
             if lacking <= 0:
@@ -301,12 +331,16 @@ class Reference:
             take = sorted(take, key=lambda item: (item[0], item[1].env, item[1].agent))[:amount]
         chosen = {id(row) for _, row in take}
         self.closed = [item for item in self.closed if id(item[1]) not in chosen]
-        return self._sorted([row for _, row in take]), steps
+        for world in self.worlds:
+            world.counted = world.length
+        return self._hand_out([row for _, row in take], steps)
 
     def complete(self, unit: str, amount: int) -> tuple[dict[str, list[Row]], int]:
         def measure(record: Record) -> int:
             return {"env_steps": record.length, "agent_steps": sum(record.decisions), "episodes": 1}[unit]
 
+        if not self.begun:
+            self.reset(None)
         while sum(map(measure, self.finished)) < amount:
             self._tick(len(self.worlds))
         taken: list[Record] = []
@@ -315,13 +349,15 @@ class Reference:
         ids = {record.eps_id for record in taken}
         rows = [row for _, row in self.closed if row.eps_id in ids]
         self.closed = [item for item in self.closed if item[1].eps_id not in ids]
-        return self._sorted(rows), sum(record.length for record in taken)
+        return self._hand_out(rows, sum(record.length for record in taken))
 
-    def _sorted(self, rows: list[Row]) -> dict[str, list[Row]]:
+    def _hand_out(self, rows: list[Row], steps: int) -> tuple[dict[str, list[Row]], int]:
+        self.handed_steps += steps
+        self.handed_rows += len(rows)
         found = {policy: [row for row in rows if row.policy == policy] for policy in self.salts}
         for own in found.values():
             own.sort(key=lambda row: (row.env, row.agent, row.eps_id, row.t))
-        return {policy: own for policy, own in found.items() if own}
+        return {policy: own for policy, own in found.items() if own}, steps
 
     def unroll_ids(self, rows: list[Row]) -> list[int]:
         """Fragments' numbers of sorted rows; call once per policy, in order."""
@@ -337,10 +373,12 @@ class Reference:
 def check_batch(reference: Reference, batch: Any, expected: tuple[dict[str, list[Row]], int]) -> None:
     """Compare a batch with the reference's, row for row and column for column."""
     policies, env_steps = expected
-    assert list(batch) == list(policies)
+    learning = [policy for policy in policies if reference.learns(policy)]
+    assert list(batch) == learning
     assert batch.env_steps == env_steps
     assert batch.agent_steps == sum(map(len, policies.values()))
-    for policy, rows in policies.items():
+    for policy in learning:
+        rows = policies[policy]
         own = batch[policy]
         columns: dict[str, list[Any]] = {
             "obs": [row.obs for row in rows],

@@ -364,12 +364,13 @@ def test_a_new_seed_counts_each_envs_episodes_from_0_again() -> None:
         assert numbers[6:] == [(0, 0), (1, 0)]
 
 
-def test_reset_before_the_first_collect_counts_as_the_first() -> None:
+@pytest.mark.parametrize(("seed", "reset_seed"), [(4, 9), (9, None)])
+def test_reset_before_the_first_collect_counts_as_the_first(seed: int, reset_seed: int | None) -> None:
     with sync("parallel", 2, 2) as envs:
         expected = Collector(envs, RandomPolicy(), seed=9).collect(env_steps=30)
     with sync("parallel", 2, 2) as envs:
-        collector = Collector(envs, RandomPolicy(), seed=4)
-        collector.reset(seed=9)
+        collector = Collector(envs, RandomPolicy(), seed=seed)
+        collector.reset(seed=reset_seed)
         assert same(collector.collect(env_steps=30), expected)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,12 @@ from marlvec.policies import FunctionPolicy
 from marlvec.vector import AsyncVectorEnv, VectorEnv
 from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.result import VectorStep
-from marlvec.vector.seeding import restart_seed
 from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv
-from tests.collect.players import KINDS, MODES, EchoPolicy, build
-from tests.collect.reference import DRIVERS, Reference, Row, World, check_batch
-from tests.collect.test_reference import CALLS, SALTS, by_agent, by_episode, given_mapping, one
+from tests.collect.mortal import DEATHS, Deaths, MortalReference, mortals
+from tests.collect.players import KINDS, MODES, EchoPolicy
+from tests.collect.test_reference import BATCH_MODES, CALLS, LEARNERS, MAPPINGS, one, run
 
-BATCH_MODES = ("truncate", "complete")
 POISON = -999.0
 
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
@@ -400,197 +398,105 @@ def test_losses_are_in_the_summary_and_the_repr() -> None:
 # --- real faults, row for row
 
 
-class Died(Exception):
-    """What a mortal env raises."""
+MORTAL: dict[str, st.SearchStrategy[Any]] = {
+    "agent_num": st.integers(1, 3),
+    "seed": st.integers(0, 2**32),
+    "mapping": MAPPINGS,
+    "learners": LEARNERS,
+    "batch_mode": st.sampled_from(BATCH_MODES),
+    "copy": st.booleans(),
+    "deaths": DEATHS,
+    "masks": st.booleans(),
+}
 
 
-Death = tuple[str, int, bool]  # the operation, which call of it, and whether it asks for a restart
-Deaths = dict[tuple[int, int], Death]  # by env and incarnation
-
-
-def mortal(env: Any, death: Death | None) -> Any:
-    """Let an env raise in one call."""
-    if death is not None:
-        operation, at, quiet = death
-        method, calls = getattr(env, operation), count()
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if next(calls) == at:
-                raise RestartQuietly if quiet else Died
-            return method(*args, **kwargs)
-
-        setattr(env, operation, call)
-    return env
-
-
-class MortalReference(Reference):
-    """The reference, for envs that die and are built anew or masked.
-
-    Args:
-        deaths: Who dies when.
-        masks: Whether those that do not ask for a restart are masked.
-        options: As `Reference`'s.
-    """
-
-    def __init__(self, kind: str, *args: Any, deaths: Deaths, masks: bool, **options: Any) -> None:
-        self.kind, self.deaths, self.masks = kind, deaths, masks
-        self.incarnations: dict[int, int] = {}
-        self.seeds: dict[int, int] = {}
-        self.counted: dict[int, int] = {}  # env steps of the running episode that batches have counted
-        self.made = self.decided = self.lost_steps = self.lost_rows = self.faulty = self.restarted = 0
-        super().__init__(kind, *args, **options)
-
-    def _begin(self, world: World, seed: int | None) -> None:
-        i = world.env
-        if i not in self.incarnations:
-            assert seed is not None
-            self.incarnations[i], self.seeds[i] = 0, seed
-            mortal(world.driver.env, self.deaths.get((i, 0)))  # type: ignore[attr-defined]
-        try:
-            super()._begin(world, seed)
-            self.counted[i] = 0
-        except (Died, RestartQuietly) as death:
-            self._go_on(world, death)
-
-    def _go_on(self, world: World, death: Exception) -> None:
-        if self.masks and isinstance(death, Died):
-            self.worlds.remove(world)
-            return
-        i = world.env
-        self.incarnations[i] += 1
-        k = self.incarnations[i]
-        env = mortal(build(self.kind, i, len(world.names)), self.deaths.get((i, k)))
-        world.driver = DRIVERS[self.kind](env)
-        self._begin(world, restart_seed(self.seeds[i], k))
-
-    def _step(self, world: World) -> bool:
-        self.made += 1
-        self.decided += len(world.acting)
-        try:
-            return super()._step(world)
-        except (Died, RestartQuietly) as death:
-            world.steps += 1
-            self.lost_steps += world.length + 1 - self.counted[world.env]
-            dropped = [item for item in self.closed if item[1].eps_id == world.eps_id]
-            self.closed = [item for item in self.closed if item[1].eps_id != world.eps_id]
-            self.lost_rows += len(dropped) + len(world.open)
-            if isinstance(death, Died):
-                self.faulty += 1
-            else:
-                self.restarted += 1
-            self._go_on(world, death)
-            return False
-
-    def truncate(self, unit: str, amount: int) -> tuple[dict[str, list[Row]], int]:
-        before, episodes = self.made - self.lost_steps, len(self.records)
-        agents = len(self.worlds[0].names)
-        while True:
-            steps = self.made - self.lost_steps - before
-            if unit == "env_steps":
-                lacking = amount - steps
-            elif unit == "agent_steps":
-                lacking = -(-(amount - len(self.closed)) // agents)
-            else:
-                lacking = len(self.worlds) if len(self.records) - episodes < amount else 0
-            if lacking <= 0:
-                break
-            self._tick(min(len(self.worlds), lacking))
-        take = self.closed
-        if unit == "agent_steps":
-            take = sorted(take, key=lambda item: (item[0], item[1].env, item[1].agent))[:amount]
-        chosen = {id(row) for _, row in take}
-        self.closed = [item for item in self.closed if id(item[1]) not in chosen]
-        self.counted = {world.env: world.length for world in self.worlds}
-        return self._sorted([row for _, row in take]), steps
-
-
-DEATHS = st.dictionaries(
-    st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    st.tuples(st.sampled_from(["step", "step", "reset"]), st.integers(0, 12), st.booleans()),
-    min_size=1,
-)
-
-
-@pytest.mark.checklist(71)
-@pytest.mark.fault("E13")
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
-@given(
-    num_envs=st.integers(1, 4),
-    agent_num=st.integers(1, 3),
-    seed=st.integers(0, 2**32),
-    mapping=st.sampled_from([one, by_agent, by_episode]),
-    batch_mode=st.sampled_from(BATCH_MODES),
-    calls=CALLS,
-    copy=st.booleans(),
-    deaths=DEATHS,
-    masks=st.booleans(),
-)
-@example(  # lost because it asked for it, whatever becomes of the next incarnation
-    num_envs=2,
-    agent_num=1,
-    seed=0,
-    mapping=one,
-    batch_mode="truncate",
-    calls=[("env_steps", 12)],
-    copy=True,
-    deaths={(1, 0): ("step", 2, True), (1, 1): ("reset", 0, False)},
-    masks=True,
-)
-def test_every_row_and_every_count_is_the_references_whoever_dies(
+def live_and_die(
+    vectorizer: Callable[..., VectorEnv],
+    mode: str,
     kind: str,
+    calls: list[tuple[str, Any]],
+    *,
     num_envs: int,
     agent_num: int,
     seed: int,
     mapping: Any,
+    learners: set[str] | None,
     batch_mode: str,
-    calls: list[tuple[str, int]],
     copy: bool,
     deaths: Deaths,
     masks: bool,
 ) -> None:
+    """Hold the collector against the reference, in envs that die."""
     if masks:  # env 0 lives on: where all are masked there are no more batches
         deaths = {(i, k): (*death[:2], death[2] or i == 0) for (i, k), death in deaths.items()}
-    for mode in MODES:
-        births = [count() for _ in range(num_envs)]
-
-        def bear(i: int, births: Any = births) -> Any:
-            return mortal(build(kind, i, agent_num), deaths.get((i, next(births[i]))))
-
-        with SyncVectorEnv(
-            [partial(bear, i) for i in range(num_envs)],
+    with (
+        TemporaryDirectory() as marks,
+        vectorizer(
+            mortals(kind, num_envs, agent_num, deaths, Path(marks)),
             autoreset_mode=mode,
-            validate="strict",
             copy=copy,
             on_fault="mask" if masks else "restart",
             max_restarts=RestartLimit(count=100, backoff=0.0),
-        ) as envs:
-            policies = {name: EchoPolicy(salt) for name, salt in SALTS.items()}
-            who = given_mapping(mapping, envs.agents)
-            collector = Collector(envs, policies, who, batch_mode=batch_mode, seed=seed, window=10**6)
-            reference = MortalReference(
-                kind, num_envs, agent_num, seed, mapping=mapping, salts=SALTS, deaths=deaths, masks=masks
-            )
-            batches = []
-            for unit, amount in calls:
-                expected = getattr(reference, batch_mode)(unit, amount)
-                batches.append(collector.collect(**{unit: amount}))
-                check_batch(reference, batches[-1], expected)
-                check_sums(collector, batches)
-            check_counts(collector, reference)
+        ) as envs,
+    ):
+        run(
+            envs,
+            kind,
+            seed,
+            mapping,
+            batch_mode,
+            calls,
+            learners=learners,
+            reference_class=MortalReference,
+            check_sums=check_sums,
+            deaths=deaths,
+            masks=masks,
+        )
 
 
-def check_counts(collector: Collector, reference: MortalReference) -> None:
-    metrics = collector.metrics
-    assert (metrics.env_steps, metrics.agent_steps) == (reference.made, reference.decided)
-    assert (metrics.env_steps_lost, metrics.agent_steps_lost) == (reference.lost_steps, reference.lost_rows)
-    assert (metrics.episodes_faulty, metrics.episodes_restarted) == (reference.faulty, reference.restarted)
-    assert metrics.episodes_total == len(reference.records)
-    for got, want in zip(metrics.episodes, reference.records, strict=True):
-        assert (got.eps_id, got.env_id, got.number, got.length) == (want.eps_id, want.env, want.number, want.length)
-        assert got.returns_A.tolist() == want.returns
-        assert got.lengths_A.tolist() == want.decisions
-        assert got.policies == want.policies
+@pytest.mark.checklist(71)
+@pytest.mark.checklist(114)
+@pytest.mark.fault("E13")
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=36)
+@given(num_envs=st.integers(1, 4), calls=CALLS, drawn=st.fixed_dictionaries(MORTAL))
+@example(  # lost because it asked for it, whatever becomes of the next incarnation
+    num_envs=2,
+    calls=[("env_steps", 12)],
+    drawn={
+        "agent_num": 1,
+        "seed": 0,
+        "mapping": one,
+        "learners": None,
+        "batch_mode": "truncate",
+        "copy": True,
+        "deaths": {(1, 0): ("step", 2, True), (1, 1): ("reset", 0, False)},
+        "masks": True,
+    },
+)
+def test_every_row_and_every_count_is_the_references_whoever_dies(
+    kind: str, num_envs: int, calls: list[tuple[str, int]], drawn: dict[str, Any]
+) -> None:
+    for mode in MODES:
+        live_and_die(partial(SyncVectorEnv, validate="strict"), mode, kind, calls, num_envs=num_envs, **drawn)
+
+
+@pytest.mark.checklist(114)
+@pytest.mark.fault("E13")
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=8)
+@given(
+    kind=st.sampled_from(list(KINDS)),
+    num_envs=st.integers(1, 6),
+    num_workers=st.integers(1, 3),
+    calls=CALLS,
+    drawn=st.fixed_dictionaries(MORTAL),
+)
+def test_any_number_of_worker_processes_gives_the_references_rows_whoever_dies(
+    mode: str, kind: str, num_envs: int, num_workers: int, calls: list[tuple[str, int]], drawn: dict[str, Any]
+) -> None:
+    vectorizer = partial(AsyncVectorEnv, num_workers=min(num_workers, num_envs))
+    live_and_die(vectorizer, mode, kind, calls, num_envs=num_envs, **drawn)
 
 
 # --- real faults, wherever envs run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlvec.collect import Collector
+from marlvec.collect import Collector, Episode
+from marlvec.collect.episodes import _EPISODE_STREAM
 from marlvec.connectors import Rows, action_connector, agent_connector
-from tests.collect.players import KINDS, MODES, EchoPolicy, asynchronous, sync
-from tests.collect.reference import Reference, check_batch
+from tests.collect.players import KINDS, MODES, EchoPolicy, sync
+from tests.collect.reference import Mapping, Reference, check_batch
 
-SALTS = {"first": 0, "second": 1}
+SALTS = {"first": 0, "second": 1, "third": 2}
+IDS = tuple(SALTS)
+BATCH_MODES = ("truncate", "complete")
 
 
 def one(name: str, env: int, number: int) -> str:
@@ -22,43 +26,104 @@ def one(name: str, env: int, number: int) -> str:
 
 
 def by_agent(name: str, env: int, number: int) -> str:
-    return "first" if int(name[-1]) % 2 == 0 else "second"
+    return IDS[int(name[-1]) % 3]
 
 
 def by_episode(name: str, env: int, number: int) -> str:
-    return "first" if (int(name[-1]) + env + number) % 2 == 0 else "second"
+    return IDS[(int(name[-1]) + env + number) % 3]
+
+
+def by_lot(name: str, episode: Episode) -> str:
+    """Drawn from the episode's own stream."""
+    return IDS[int(episode.rng.integers(3))]
+
+
+MAPPINGS = st.sampled_from([one, by_agent, by_episode, by_lot])
+LEARNERS = st.none() | st.sets(st.sampled_from(IDS))
 
 
 def given_mapping(mapping: Any, names: tuple[str, ...]) -> Any:
+    """A mapping as the collector takes it: an id, a dict, or a function."""
     if mapping is one:
         return "first"
     if mapping is by_agent:
         return {name: by_agent(name, 0, 0) for name in names}
+    if mapping is by_lot:
+        return by_lot
     return lambda name, episode: by_episode(name, episode.env_id, episode.number)
 
 
+def plain_mapping(mapping: Any, seed: int) -> Mapping:
+    """The same mapping as the reference takes it; it asks about each agent of each episode once, in order."""
+    if mapping is not by_lot:
+        return mapping  # type: ignore[no-any-return]  # one of the three above
+    streams: dict[tuple[int, int], np.random.Generator] = {}
+
+    def drawn(name: str, env: int, number: int) -> str:
+        if (env, number) not in streams:
+            key = (_EPISODE_STREAM, env, number)
+            streams[env, number] = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+        return IDS[int(streams[env, number].integers(3))]
+
+    return drawn
+
+
 def run(
-    envs: Any, kind: str, seed: int, mapping: Any, batch_mode: str, calls: list[tuple[str, int]], **options: Any
+    envs: Any,
+    kind: str,
+    seed: int,
+    mapping: Any,
+    batch_mode: str,
+    calls: list[tuple[str, Any]],
+    *,
+    learners: set[str] | None = None,
+    reference_class: Callable[..., Reference] = Reference,
+    check_sums: Callable[[Collector, list[Any]], None] | None = None,
+    **options: Any,
 ) -> tuple[Collector, Reference]:
     """Make the same calls of both, and compare all they return."""
     policies = {name: EchoPolicy(salt) for name, salt in SALTS.items()}
     connectors = {key: options.pop(key) for key in ("agent_connectors", "action_connectors") if key in options}
-    collector = Collector(
-        envs, policies, given_mapping(mapping, envs.agents), batch_mode=batch_mode, seed=seed, **connectors
+    collector: Collector = Collector(
+        envs,
+        policies,
+        given_mapping(mapping, envs.agents),
+        batch_mode=batch_mode,  # type: ignore[arg-type]  # one of the two
+        seed=seed,
+        policies_to_train=learners,
+        **connectors,
     )
-    reference = Reference(kind, envs.num_envs, envs.agent_num, seed, mapping=mapping, salts=SALTS, **options)
+    reference = reference_class(
+        kind,
+        envs.num_envs,
+        envs.agent_num,
+        seed,
+        mapping=plain_mapping(mapping, seed),
+        salts=SALTS,
+        learns=lambda name: learners is None or name in learners,
+        **options,
+    )
+    batches: list[Any] = []
     for unit, amount in calls:
+        if unit == "reset":
+            new_seed = None if mapping is by_lot else amount  # which would begin other streams
+            reference.reset(new_seed)
+            collector.reset(new_seed)
+            continue
         expected = getattr(reference, batch_mode)(unit, amount)
-        check_batch(reference, collector.collect(**{unit: amount}), expected)
+        batches.append(collector.collect(**{unit: amount}))
+        check_batch(reference, batches[-1], expected)
+        if check_sums is not None:
+            check_sums(collector, batches)
     check_metrics(collector, reference)
     return collector, reference
 
 
 def check_metrics(collector: Collector, reference: Reference) -> None:
     metrics, records = collector.metrics, reference.records
-    assert metrics.env_steps == sum(world.steps for world in reference.worlds)
-    decided = sum(sum(record.decisions) for record in records)
-    assert metrics.agent_steps == decided + sum(sum(world.decisions.values()) for world in reference.worlds)
+    assert (metrics.env_steps, metrics.agent_steps) == (reference.made, reference.decided)
+    assert (metrics.env_steps_lost, metrics.agent_steps_lost) == (reference.lost_steps, reference.lost_rows)
+    assert (metrics.episodes_faulty, metrics.episodes_restarted) == (reference.faulty, reference.restarted)
     assert metrics.episodes_total == len(records)
     last = records[-100:]
     assert len(metrics.episodes) == len(last)
@@ -71,7 +136,7 @@ def check_metrics(collector: Collector, reference: Reference) -> None:
         assert got.duration > 0
     check_stats(metrics.returns, [sum(record.returns) for record in last])
     check_stats(metrics.lengths, [record.length for record in last])
-    for i in range(len(reference.worlds)):
+    for i in range(collector.envs.num_envs):
         check_stats(metrics.env(i)["return"], [sum(record.returns) for record in last if record.env == i])
         check_stats(metrics.env(i)["length"], [record.length for record in last if record.env == i])
     seats = [(record, a) for record in last for a in range(len(record.returns)) if record.present[a]]
@@ -102,21 +167,31 @@ CALLS = st.lists(
 )
 
 
+RESETS = st.tuples(st.just("reset"), st.none() | st.integers(0, 2**32))
+PROGRAMS = st.lists(
+    st.one_of(CALLS.map(lambda calls: calls[0]), CALLS.map(lambda calls: calls[0]), RESETS), min_size=1, max_size=5
+)
+"""Calls as in `CALLS`, and resets between them: half-way, all at once, with a new seed or without."""
+
+
 @pytest.mark.checklist(49)
 @pytest.mark.checklist(100)
+@pytest.mark.checklist(106)
 @pytest.mark.checklist(112)
 @pytest.mark.checklist(114)
 @pytest.mark.checklist(115)
+@pytest.mark.checklist(117)
 @pytest.mark.checklist(119)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
+@settings(max_examples=36)
 @given(
     num_envs=st.integers(1, 4),
     agent_num=st.integers(1, 4),
     seed=st.integers(0, 2**32),
-    mapping=st.sampled_from([one, by_agent, by_episode]),
-    batch_mode=st.sampled_from(["truncate", "complete"]),
-    calls=CALLS,
+    mapping=MAPPINGS,
+    learners=LEARNERS,
+    batch_mode=st.sampled_from(BATCH_MODES),
+    calls=PROGRAMS,
     copy=st.booleans(),
 )
 def test_every_row_is_the_references_in_every_autoreset_mode(
@@ -125,23 +200,14 @@ def test_every_row_is_the_references_in_every_autoreset_mode(
     agent_num: int,
     seed: int,
     mapping: Any,
+    learners: set[str] | None,
     batch_mode: str,
-    calls: list[tuple[str, int]],
+    calls: list[tuple[str, Any]],
     copy: bool,
 ) -> None:
     for mode in MODES:
         with sync(kind, num_envs, agent_num, mode, copy=copy) as envs:
-            run(envs, kind, seed, mapping, batch_mode, calls)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["parallel", "masked turns", "keyed"])
-def test_worker_processes_give_the_same_rows(kind: str, mode: str) -> None:
-    calls = [("env_steps", 37), ("agent_steps", 11), ("episodes", 3), ("env_steps", 5)]
-    with asynchronous(kind, 5, 3, mode, num_workers=2) as envs:
-        run(envs, kind, 7, by_episode, "truncate", calls)
-    with asynchronous(kind, 5, 3, mode, num_workers=2, copy=False) as envs:
-        run(envs, kind, 7, by_episode, "complete", calls)
+            run(envs, kind, seed, mapping, batch_mode, calls, learners=learners)
 
 
 @agent_connector(name="double")
