@@ -201,6 +201,7 @@ def test_next_obs_is_the_next_observation_or_the_final_one_as_the_stamps_say(
         assert collector.metrics.episodes_total > 20
 
 
+@pytest.mark.checklist(105)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_order_in_which_envs_reply_changes_nothing(mode: str) -> None:
     class Shuffled(SyncVectorEnv):
@@ -407,6 +408,7 @@ class Interrupted(SyncVectorEnv):
         return super().recv(min_envs, timeout)
 
 
+@pytest.mark.fault("E11")
 @pytest.mark.parametrize("mode", MODES)
 def test_wherever_a_wait_is_interrupted_collecting_can_go_on_or_begin_anew(mode: str) -> None:
     factories = [lambda i=i: CounterEnv([1, 2], env_index=i) for i in range(3)]
@@ -425,6 +427,7 @@ def test_wherever_a_wait_is_interrupted_collecting_can_go_on_or_begin_anew(mode:
     assert resumed == 10 if mode == "same_step" else resumed >= 4
 
 
+@pytest.mark.fault("E11")
 def test_an_interrupted_wait_loses_nothing() -> None:
     factories = [lambda i=i: CounterEnv([2, 3], env_index=i) for i in range(3)]
     with SyncVectorEnv(factories) as envs:

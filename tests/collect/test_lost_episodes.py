@@ -382,6 +382,8 @@ def test_what_a_reset_drops_is_counted_as_lost() -> None:
         check_sums(collector, batches)
 
 
+@pytest.mark.checklist(120)
+@pytest.mark.fault("E13")
 def test_losses_are_in_the_summary_and_the_repr() -> None:
     with Doomed(counters(2), {(0, 2): "fault", (1, 3): "quiet", (0, 5): "quiet"}) as envs:
         collector = Collector(envs, noop, seed=0)

@@ -67,6 +67,34 @@ def test_a_mapping_function_is_asked_once_per_episode_and_agent_and_its_word_hol
             later.collect(env_steps=1)
 
 
+@pytest.mark.fault("E5")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_mapping_function_that_raises_ends_the_call_and_reset_goes_on(mode: str, at: int) -> None:
+    """Whoever raises in the middle of a step leaves nothing that could be gone on with, and is not hidden."""
+    fails = [True]
+
+    def mapping(name: str, episode: Episode) -> str:
+        if fails[0] and episode.number == at:
+            raise ZeroDivisionError("no idea who")
+        return ["left", "right"][episode.number % 2]
+
+    with sync("parallel", 2, 2, mode) as envs:
+        collector = Collector(envs, duo(), mapping, seed=1)
+        with pytest.raises(ZeroDivisionError, match="no idea who"):
+            collector.collect(env_steps=200)
+        with pytest.raises(StateError, match=r"reset\(\)"):
+            collector.collect(env_steps=1)
+        fails[0] = False
+        collector.reset(seed=1)
+        after = collector.collect(env_steps=50)
+    with sync("parallel", 2, 2, mode) as envs:
+        expected = Collector(envs, duo(), mapping, seed=1).collect(env_steps=50)
+    for name, rows in expected.items():
+        for column in ("env_id", "agent_index", "t", "terminated", "truncated"):  # the env counts its resets
+            np.testing.assert_array_equal(after[name][column], rows[column])
+
+
 def test_an_episodes_random_stream_depends_on_seed_env_and_number_alone() -> None:
     def draws(num_envs: int, seed: int) -> dict[tuple[int, int], list[float]]:
         found: dict[tuple[int, int], list[float]] = {}
@@ -112,6 +140,7 @@ def test_one_call_per_policy_and_tick_covers_all_its_ready_rows(kind: str) -> No
             assert max(map(len, policies["left"].calls)) == num_envs * 2
 
 
+@pytest.mark.checklist(105)
 def test_rows_of_two_calls_go_back_to_the_agents_they_came_from() -> None:
     """Every reward carries the action that earned it, whoever was stepped together with whom."""
     with SyncVectorEnv([lambda i=i: CounterEnv([3, 4], env_index=i) for i in range(5)]) as envs:
@@ -125,6 +154,7 @@ def test_rows_of_two_calls_go_back_to_the_agents_they_came_from() -> None:
             np.testing.assert_array_equal(rows["obs"][:, 4], rows["agent_index"])
 
 
+@pytest.mark.checklist(106)
 def test_agents_of_different_spaces_need_policies_of_their_own() -> None:
     with mixed() as envs:
         for mapping in ("left", {"agent_0": "left", "agent_1": "left"}):

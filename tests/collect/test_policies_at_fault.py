@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -163,6 +166,35 @@ def test_a_policy_that_raises_is_named_and_collecting_goes_on_where_it_was(kind:
             check_batch(reference, batch, reference.truncate("env_steps", 40))
         assert failures >= 4
         assert all("in policy 'moody'; nothing was sent" in note for note in error.__notes__[-failures:])
+
+
+@pytest.mark.fault("E4")
+@pytest.mark.fault("E11")
+def test_a_policy_that_hangs_is_named_when_someone_ends_the_wait_and_nothing_is_lost() -> None:
+    """Nobody can tell a slow policy from one that hangs; Ctrl-C ends both."""
+    main = threading.get_ident()
+
+    class Stuck(EchoPolicy):
+        asked = 0
+
+        def act(self, rows: Rows, *, explore: bool = True) -> Any:
+            self.asked += 1
+            if self.asked == 5:
+                ctrl_c = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
+                ctrl_c.start()
+                time.sleep(60)
+            return super().act(rows, explore=explore)
+
+    with sync("turns", 3, 2) as envs:
+        collector = Collector(envs, {"stuck": Stuck(3)}, seed=4)
+        reference = Reference("turns", 3, 2, 4, mapping=lambda name, env, number: "stuck", salts={"stuck": 3})
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            collector.collect(env_steps=40)
+        assert time.monotonic() - began < 30
+        assert caught.value.__notes__[0].startswith("in policy 'stuck'; nothing was sent")
+        assert collector.metrics.env_steps == 3 * 4
+        check_batch(reference, collector.collect(env_steps=40), reference.truncate("env_steps", 40))
 
 
 @pytest.mark.fault("E14")

@@ -70,6 +70,7 @@ def test_only_policies_that_learn_are_in_batches_and_all_are_counted(kind: str, 
             same(rows, whole[name], but=("unroll_id",))
 
 
+@pytest.mark.checklist(117)
 def test_learner_connectors_see_the_others_rows_all_the_same() -> None:
     class Critic(LearnerConnector):
         def see_batch(self, batch: Any) -> None:

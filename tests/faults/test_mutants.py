@@ -1,7 +1,8 @@
 """Our tests have teeth: every defect that is seeded in a copy of marlvec is found.
 
 A patch in tests/mutants is one defect: its first line says which, ``Tests:`` what finds it. They are for what the
-canaries of tests/properties cannot reach: worker processes, their deaths, and what follows on them.
+canaries of tests/properties cannot reach: worker processes, their deaths, and what follows on them; and, where their
+name begins with ``collected_``, what the collector makes of it all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PATCHES = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
 QUICK = (
     "alive_taken_after",
+    "collected_idle_rewards_dropped",
+    "collected_leftovers_doubled",
     "last_reply_lost_before_a_death",
     "lost_idle_env_not_told",
     "seed_not_advanced",
@@ -115,7 +118,8 @@ def hunt(folder: Path, patch: Path, seed: int) -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(PATCHES) >= 15
+    assert len(PATCHES) >= 40
+    assert sum(path.stem.startswith("collected_") for path in PATCHES) >= 12
     assert set(QUICK) < {path.stem for path in PATCHES}
 
 

@@ -411,6 +411,8 @@ def test_it_must_drive_its_env_alone(options: dict[str, Any], message: str) -> N
         ({"agent_0": 0, "agent_1": None, "agent_2": 0}, "expected dtype int64, got object"),
     ],
 )
+@pytest.mark.fault("E1")
+@pytest.mark.fault("E2")
 def test_wrong_actions_are_refused_before_anything_is_sent(actions: dict[str, Any], message: str) -> None:
     view = ParallelView.make(partial(ScriptedParallelEnv, [Script.together(3, 4)]))
     view.reset()
