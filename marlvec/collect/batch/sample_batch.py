@@ -35,7 +35,7 @@ class SampleBatch:
     ====================  ==============  =======================================================================
     ``obs``               (n, …)          what the policy saw, behind the agent connectors; a tree for Dict and Tuple
     ``actions``           (n, …)          what the policy answered
-    ``actions_for_env`  ` (n, …)          what the env was given, behind the action connectors
+    ``actions_for_env``   (n, …)          what the env was given, behind the action connectors
     ``rewards``           (n,)            paid from this decision until the agent's next turn or its end; float64,
                                           behind the agent connectors
     ``next_obs``          (n, …)          what the agent saw at its next turn, or its final observation
