@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Arrival:
         done, fault, quiet: (n,) bool.
         given: (env id, agent name, action) of agents that do something without asking their policy.
         state, final_state: (n, …) global states, the latter where ``done``; None where the envs give none.
+        result: What the envs returned, as it came.
     """
 
     __slots__ = (
@@ -55,6 +57,7 @@ class Arrival:
         "missing",
         "obs",
         "quiet",
+        "result",
         "rewards",
         "state",
         "terminated",
@@ -63,6 +66,7 @@ class Arrival:
     )
 
     def __init__(self, step: VectorStep, num_envs: int, *, writable: bool) -> None:
+        self.result = step
         self.env_ids = step.env_ids
         self.everything = len(step.env_ids) == num_envs
         self.obs, self.final, self.masks = step.obs_leaves, step.final_leaves, step.action_masks
@@ -102,6 +106,15 @@ class Arrival:
             return self.ended
         with_row: NDArray[np.bool_] = self.ended & (seen_NA[self.where] | ~self.missing)
         return with_row
+
+    def part(self, chosen: NDArray[np.bool_]) -> Arrival:
+        """Those rows alone for which (n,) says so."""
+        part = copy.copy(self)
+        part._choose(np.flatnonzero(chosen))
+        part.everything, part.where, part.ended = False, part.env_ids, self.ended[chosen]
+        mine = set(part.env_ids.tolist())
+        part.given = [given for given in self.given if given[0] in mine]
+        return part
 
     def own(self) -> None:
         """Take copies of what is still to be read, before the envs do anything else."""

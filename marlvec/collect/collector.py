@@ -6,22 +6,24 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from time import perf_counter
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.hooks import CallbackLike, Hooks
 from marlvec.collect.company import Chain, Company, Connectors, NewPolicy, named
+from marlvec.collect.delivery import Delivery
 from marlvec.collect.episodes import Episodes, PolicyMapping
-from marlvec.collect.gain import Gain
-from marlvec.collect.goal import MEASURES, Unit, goal_of
+from marlvec.collect.evaluation import Evaluation, Quotas
+from marlvec.collect.gathering import Gathering
+from marlvec.collect.goal import amount_of
+from marlvec.collect.guests import guests_of, quiet_copies
 from marlvec.collect.harvest import Harvest
 from marlvec.collect.loop import Loop
-from marlvec.collect.metrics import EpisodeRecord, Metrics
+from marlvec.collect.metrics import Metrics
 from marlvec.collect.trained import PoliciesToTrain, Trained
+from marlvec.collect.warm_up import WarmUp
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy
 from marlvec.vector.seeding import check_seed
@@ -30,9 +32,12 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["Collector"]
 
 _POLICY_STREAM = 0x706F6C696379  # "policy"
+_EVALUATION_STREAM = 0x6576616C  # "eval"
+_WARM_UP_STREAM = 0x7761726D  # "warm"
+_EVALUATION_ROUNDS = 8  # between two looks at which envs are still wanted
 
 
-class Collector:
+class Collector(Gathering):
     """Collects experience: per policy, one row per agent decision.
 
     Each tick, every policy answers all rows that wait for it, of all envs, in one call; the envs step; what comes back
@@ -67,6 +72,14 @@ class Collector:
         batch_mode: ``"truncate"``: batches of exactly the asked size, which cut through episodes; ``"complete"``:
             whole episodes only.
         count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
+        batch_size: How much a batch of ``for batch in collector`` and of `background` is, as ``count_by`` counts.
+        overlap: Whether policies answer for envs that are back while the workers step the others, so that neither waits
+            for the other; at least half of the envs are waited for. Batches are the same, to the bit, as long as
+            policies and connectors answer each row for itself: one that draws from one random stream for all rows, or
+            keeps running statistics, meets rows in another order. Callbacks hear of fewer envs at a time.
+        random_steps: So many env steps, the first of this collector, are made with uniformly random legal actions, as
+            many in every env. No policy is asked; rows of them are marked in the column ``off_policy``, and what
+            policies add says nothing there (NaN, 0).
         reward_dtype: Dtype of rewards in batches, e.g. ``np.float32``; None leaves float64. Metrics stay float64.
         callbacks: Who is told what happens, in this order: a `Callback`, or a dict of its methods' names to functions,
             or a function that has one of these names. They belong to the caller, too: nobody closes them.
@@ -74,6 +87,7 @@ class Collector:
         seed: Seeds the envs' first reset (as ``envs.reset(seed=seed)``), every policy and every episode's ``rng``, each
             with a stream of its own. None: from the operating system.
         window: Number of last episodes that metrics are over.
+        evaluation_envs: Those that `evaluate` plays in, where it is given none.
 
     Raises:
         ArgumentError: An argument is wrong.
@@ -98,12 +112,17 @@ class Collector:
         policies_to_train: PoliciesToTrain = None,
         batch_mode: Literal["truncate", "complete"] = "truncate",
         count_by: Literal["env_steps", "agent_steps"] = "env_steps",
+        batch_size: int | None = None,
+        overlap: bool = False,
+        random_steps: int = 0,
         reward_dtype: DTypeLike | None = None,
         callbacks: Iterable[CallbackLike] = (),
         explore: bool = True,
         seed: int | None = None,
         window: int = 100,
+        evaluation_envs: VectorEnv | None = None,
     ) -> None:
+        super().__init__()
         if batch_mode not in ("truncate", "complete"):
             raise ArgumentError(f"batch_mode must be 'truncate' or 'complete', got {batch_mode!r}")
         if count_by not in ("env_steps", "agent_steps"):
@@ -111,6 +130,9 @@ class Collector:
         self.envs = envs
         self.policies = named(policies)
         self._batch_mode, self._count_by = batch_mode, count_by
+        self._batch_size = (
+            None if batch_size is None else amount_of(batch_size, f"Collector(batch_size={batch_size!r})")
+        )
         self._seed = None if seed is None else check_seed(seed)
         self._entropy = _entropy(self._seed)
         ids = tuple(self.policies)
@@ -119,18 +141,34 @@ class Collector:
                 raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")
             policy_mapping = ids[0]
         self._trained = Trained(policies_to_train, ids)
+        self._mapping, self._evaluation_envs, self._evaluations = policy_mapping, evaluation_envs, 0
         self._episodes = Episodes(envs.num_envs, envs.agents, ids, policy_mapping)
         connectors = agent_connectors, action_connectors, learner_connectors
         self._company = Company(envs, self.policies, connectors, self._episodes, self._policy_seed)
         self.agent_connectors, self.action_connectors, self.learner_connectors = self._company.pipelines
         self._roles = self._company.roles
-        self._harvest = Harvest(self._roles, reward_dtype)
         self.metrics = Metrics(envs.agents, ids, window=window)
         complete = batch_mode == "complete"
         self._hooks = Hooks(callbacks, envs, self.metrics)
-        cast, hooks = self._company.cast, self._hooks
         self._loop = Loop(
-            envs, cast, self._episodes, self.metrics, keep_finished=complete, explore=explore, hooks=hooks
+            envs,
+            self._company.cast,
+            self._episodes,
+            self.metrics,
+            keep_finished=complete,
+            explore=explore,
+            overlap=overlap,
+            hooks=self._hooks,
+            warm_up=self._warm_up(random_steps),
+        )
+        self._delivery = Delivery(
+            self._loop,
+            Harvest(self._roles, reward_dtype),
+            self._company,
+            self._episodes,
+            self.metrics,
+            agent_num=envs.agent_num,
+            complete=complete,
         )
 
     def __repr__(self) -> str:
@@ -238,21 +276,6 @@ class Collector:
         known += [name for record in self.metrics.episodes for name in record.policies]
         self.metrics.policies = tuple(dict.fromkeys(known))
 
-    # --- collecting
-
-    def collect(
-        self,
-        steps: int | None = None,
-        *,
-        env_steps: int | None = None,
-        agent_steps: int | None = None,
-        episodes: int | None = None,
-    ) -> MultiAgentBatch:
-        """Collect one batch. Give exactly one amount.
-
-        What is asked for, and what comes:
-
-        =================  ===============================================  ========================================
         ..                 ``batch_mode="truncate"``                        ``batch_mode="complete"``
         =================  ===============================================  ========================================
         ``env_steps=k``    exactly k env steps, shared over the envs        episodes, until their env steps sum to k
@@ -308,6 +331,7 @@ class Collector:
             seed = self._seed
         self._loop.start(entropy=self._entropy, seed=seed)
 
+=======
     @property
     def explore(self) -> bool:
         """Whether policies explore; may be set between calls."""
@@ -327,51 +351,85 @@ class Collector:
         """``"env_steps"`` or ``"agent_steps"``."""
         return self._count_by
 
-    def _envs_needed(self, unit: Unit, amount: int) -> int:
-        """How many envs to step next; 0 when there is enough."""
-        everyone = self.envs.num_envs
-        if self._batch_mode == "complete":
-            there = sum(map(MEASURES[unit], self._loop.finished))
-            return everyone if there < amount else 0
-        lacking = amount - int(getattr(self._loop.gain, unit))
-        if unit == "agent_steps":
-            lacking = -(-lacking // self.envs.agent_num)  # an env's step closes at most one transition an agent
-        elif unit == "episodes" and lacking > 0:
-            lacking = everyone
-        return max(0, min(everyone, lacking))
+    # --- how good they are
 
-    def _deliver(self, unit: Unit, amount: int) -> MultiAgentBatch:
-        loop = self._loop
-        if self._batch_mode == "complete":
-            taken: list[EpisodeRecord] = []
-            there = 0
-            while there < amount:
-                taken.append(loop.finished[len(taken)])
-                there += MEASURES[unit](taken[-1])
-            slots = self._harvest.of_episodes([record.eps_id for record in taken])
-            env_steps = sum(record.length for record in taken)
-        else:
-            slots = self._harvest.first_closed(amount) if unit == "agent_steps" else self._harvest.all_closed()
-            env_steps = loop.gain.env_steps
-        began = perf_counter()
-        batches = self._harvest.reap(slots, loop.slot_L, self._episodes.policy_NA.reshape(-1), self._trained)
-        self.metrics.timers["batch"].add(perf_counter() - began)
-        self._company.drop_idle(self._loop)
-        if self._batch_mode == "complete":
-            del loop.finished[: len(taken)]
-        else:
-            self._episodes.hand_over()
-        decisions = sum(map(len, slots))
-        batch = MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self.policies), agent_steps=decisions)
-        loop.gain = Gain(
-            env_steps=loop.gain.env_steps - env_steps,
-            decisions=loop.gain.decisions - batch.agent_steps,
-            agent_steps=loop.gain.agent_steps - batch.agent_steps,
+    def evaluate(
+        self,
+        episodes: int,
+        envs: VectorEnv | None = None,
+        *,
+        policy_mapping: PolicyMapping | None = None,
+        explore: bool = False,
+        seed: int | None = None,
+    ) -> Evaluation:
+        """Play whole episodes in other envs, without an effect on anything that is trained with.
+
+        Policies and connectors are copied (`copy.deepcopy`), connectors in eval mode; running episodes, statistics,
+        random streams, memories, metrics and the envs of this collector stay as they are, and callbacks hear nothing.
+        May be called while batches are collected in the background.
+
+        As many episodes are played in every env, its first ones; with a remainder one more in the first envs. So short
+        episodes do not count more than long ones.
+
+        Args:
+            episodes: How many, 1 at least.
+            envs: Other envs of the same agents and spaces, which belong to the caller; None: the constructor's
+                ``evaluation_envs``. They need not be as many, and are reset.
+            policy_mapping: Who plays whom; None: as in this collector. A function is asked, with evaluation's episodes.
+            explore: Whether policies explore.
+            seed: Seeds envs, policies and episodes; None: with another seed each time, which follows from the
+                collector's.
+
+        Raises:
+            ArgumentError: ``episodes`` is not positive; the envs are those that are collected from, or others.
+            StateError: There are no envs for it.
+            Exception: What policies, connectors and envs raise. The collector itself is not concerned.
+        """
+        amount = amount_of(episodes, f"evaluate({episodes!r})")
+        envs = self._evaluation_envs if envs is None else envs
+        if envs is None:
+            raise StateError(
+                "evaluate() plays in envs of its own: give it some, marlvec.make(...) with the same arguments, or give "
+                "the collector evaluation_envs"
+            )
+        if envs is self.envs:
+            raise ArgumentError("evaluate() cannot play in the envs that are collected from; make() others")
+        if envs.agents != self.envs.agents:
+            raise ArgumentError(f"evaluate(): envs have the agents {envs.agents}, the collector's {self.envs.agents}")
+        self._evaluations += 1
+        with self.updating():
+            chains = [quiet_copies(pipelines, self.envs.num_envs) for pipelines in self._company.pipelines]
+            inner = Collector(
+                envs,
+                guests_of(self.policies),
+                self._mapping if policy_mapping is None else policy_mapping,
+                agent_connectors=chains[0],
+                action_connectors=chains[1],
+                policies_to_train=(),
+                callbacks=[{"on_episode_end": lambda _, record: quotas.note(record)}],
+                explore=explore,
+                seed=self._seed_of(_EVALUATION_STREAM, self._evaluations) if seed is None else seed,
+            )
+        quotas = Quotas(amount, envs.num_envs)
+        while (wanted := quotas.wanted(inner._loop.living)).any():
+            inner._loop.rest(~wanted)
+            inner.collect(env_steps=_EVALUATION_ROUNDS * int(wanted.sum()))
+        played = {name for record in quotas.records for name in record.policies}
+        versions = {name: policy.version for name, policy in inner.policies.items() if name in played}
+        lost = inner.metrics.episodes_faulty + inner.metrics.episodes_restarted
+        return Evaluation(quotas.records, envs.agents, versions, lost)
+
+    def _warm_up(self, steps: Any) -> WarmUp:
+        number = (
+            0 if isinstance(steps, (int, np.integer)) and not steps else amount_of(steps, f"random_steps={steps!r}")
         )
-        return batch
+        return WarmUp(number, self.envs.num_envs, self.envs.agents, self._seed_of(_WARM_UP_STREAM, 0))
 
     def _policy_seed(self, number: int) -> int:
-        stream = np.random.SeedSequence(self._entropy, spawn_key=(_POLICY_STREAM, number))
+        return self._seed_of(_POLICY_STREAM, number)
+
+    def _seed_of(self, purpose: int, number: int) -> int:
+        stream = np.random.SeedSequence(self._entropy, spawn_key=(purpose, number))
         return int(stream.generate_state(1, np.uint64)[0])
 
 

@@ -99,7 +99,8 @@ class Episodes:
         self._present_NA = np.zeros((n, a), np.bool_)
         self._owed_NA, self._turn_NA = self.owed_L.reshape(n, a), self.turn_L.reshape(n, a)
         self.seen_NA = self.seen_L.reshape(n, a)
-        self._next_id = 0
+        self._count_N = np.zeros(n, np.int64)  # episodes begun since the collector was made or reset
+        self._first_id = 0
         self._function = mapping if callable(mapping) else None
         self._seats_A: list[int] = []  # who plays whom where that is fixed
         self._moved = False  # whether running episodes may be played by others
@@ -142,8 +143,9 @@ class Episodes:
         Raises:
             KeyError: The function gave an unknown policy id; lists the known ones.
         """
-        self.eps_id_N[env_ids] = self._next_id + np.arange(len(env_ids))
-        self._next_id += len(env_ids)
+        # A function of env and number, and so the same in whatever order envs come back.
+        self.eps_id_N[env_ids] = self._first_id + self._count_N[env_ids] * len(self._count_N) + env_ids
+        self._count_N[env_ids] += 1
         self.length_N[env_ids] = self._handed_N[env_ids] = 0
         for array in (self._turn_NA, self._owed_NA, self.seen_NA, self._returns_NA, self._present_NA):
             array[env_ids] = 0
@@ -202,6 +204,11 @@ class Episodes:
         """Note who is in the episode."""
         self._present_NA[envs] |= alive_nA
 
+    @property
+    def steps_running(self) -> int:
+        """Env steps made in all running episodes."""
+        return int(self.length_N.sum())
+
     def hand_over(self) -> None:
         """All env steps made so far are counted in a batch."""
         self._handed_N[:] = self.length_N
@@ -243,6 +250,8 @@ class Episodes:
             numbers: Whether to count each env's episodes from 0 again.
         """
         self.steps_N[:] = 0
+        self._first_id += int(self._count_N.max()) * len(self._count_N)
+        self._count_N[:] = 0
         if numbers:
             self._number_N[:] = 0
         else:

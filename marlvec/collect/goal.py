@@ -1,15 +1,17 @@
-"""How much `Collector.collect` is asked for."""
+"""How much is asked for: in one batch, and in many."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.metrics import EpisodeRecord
 from marlvec.errors import ArgumentError
 
-__all__ = ["MEASURES", "Unit", "goal_of"]
+__all__ = ["MEASURES", "Course", "Goal", "Unit", "amount_of", "goal_of"]
 
 Unit: TypeAlias = Literal["env_steps", "agent_steps", "episodes"]
 
@@ -21,13 +23,27 @@ MEASURES: dict[Unit, Callable[[EpisodeRecord], int]] = {
 """How much of each an episode is."""
 
 
-def goal_of(amounts: Mapping[Unit, int | None], steps: int | None, count_by: Unit) -> tuple[Unit, int]:
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What one batch is to hold.
+
+    Attributes:
+        unit: What is counted.
+        amount: How much of it, 1 at least.
+    """
+
+    unit: Unit
+    amount: int
+
+
+def goal_of(amounts: Mapping[Unit, int | None], steps: int | None, count_by: Unit, call: str = "collect") -> Goal:
     """Which of the amounts was given, and how much.
 
     Args:
         amounts: What was given of each.
         steps: What was given of ``count_by``.
         count_by: What is counted where nothing else is said.
+        call: Who was given them, for messages.
 
     Raises:
         ArgumentError: Not exactly one positive amount.
@@ -36,12 +52,51 @@ def goal_of(amounts: Mapping[Unit, int | None], steps: int | None, count_by: Uni
     if steps is not None:
         given.append((count_by, steps))
     if len(given) != 1:
-        raise ArgumentError("collect() wants exactly one of steps, env_steps, agent_steps, episodes")
+        raise ArgumentError(f"{call}() wants exactly one of steps, env_steps, agent_steps, episodes")
     unit, amount = given[0]
+    return Goal(unit, amount_of(amount, f"{call}({unit}={amount!r})"))
+
+
+def amount_of(value: object, what: str) -> int:
+    """An integer of at least 1.
+
+    Raises:
+        ArgumentError: It is none.
+    """
     try:
-        number = operator.index(amount)
+        number = 0 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = 0
-    if number < 1 or isinstance(amount, bool):
-        raise ArgumentError(f"collect({unit}={amount!r}): expected an integer of at least 1")
-    return unit, number
+    if number < 1:
+        raise ArgumentError(f"{what}: expected an integer of at least 1")
+    return number
+
+
+class Course:
+    """Batches one after the other, until there is enough of them.
+
+    Args:
+        goal: What each is to hold.
+        total: How much of that unit they are to hold together; the last one then holds what is left. None: no end.
+
+    Attributes:
+        total: As given.
+        done: How much was delivered.
+    """
+
+    def __init__(self, goal: Goal, total: int | None) -> None:
+        self._goal, self.total, self.done = goal, total, 0
+
+    @property
+    def next_goal(self) -> Goal | None:
+        """What the next batch is to hold; None where there is enough."""
+        if self.total is None:
+            return self._goal
+        left = min(self._goal.amount, self.total - self.done)
+        return Goal(self._goal.unit, left) if left > 0 else None
+
+    def note(self, goal: Goal, batch: MultiAgentBatch) -> None:
+        """Count a batch that was collected for a goal."""
+        self.done += {"env_steps": batch.env_steps, "agent_steps": batch.agent_steps, "episodes": goal.amount}[
+            goal.unit
+        ]

@@ -5,7 +5,7 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 
 from __future__ import annotations
 
-from contextlib import suppress
+from bisect import insort
 from time import perf_counter
 from typing import Literal
 
@@ -22,7 +22,8 @@ from marlvec.collect.idlers import Part
 from marlvec.collect.intake import Intake
 from marlvec.collect.metrics import EpisodeRecord, Metrics
 from marlvec.collect.roles import Answer, Ready, Role
-from marlvec.collect.traffic import Traffic
+from marlvec.collect.traffic import EnvsNeeded, Traffic
+from marlvec.collect.warm_up import WarmUp
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError, EnvFault, StateError
 from marlvec.vector.vector_env import VectorEnv
@@ -49,13 +50,16 @@ class Loop:
         metrics: Where finished episodes and times go.
         keep_finished: Whether to keep the records of episodes that ended.
         explore: Whether policies explore.
+        overlap: Whether policies answer for some envs while others step.
         hooks: Who is told what happens.
+        warm_up: In which steps agents act at random.
 
     Attributes:
-        state: ``"new"``: nothing runs yet. ``"ready"``: between two steps. ``"waiting"``: a step was sent and its
-            result not received, because a call was interrupted there. ``"lost"``: a call failed half-way through one.
+        state: ``"new"``: nothing runs yet. ``"ready"``: between two steps; envs may be on the way. ``"lost"``: a call
+            failed half-way through a step.
         gain: What has come in since someone last looked.
-        finished: Records of episodes that ended, likewise; only while ``keep_finished``.
+        finished: Episodes that ended, likewise, as (round, env, record) and in this order; only while
+            ``keep_finished``.
         slot_L: (L,) each lane's stored row that is ready or open, or -1.
         explore: Whether policies explore.
     """
@@ -69,7 +73,9 @@ class Loop:
         *,
         keep_finished: bool,
         explore: bool,
+        overlap: bool,
         hooks: Hooks,
+        warm_up: WarmUp,
     ) -> None:
         n, a = envs.num_envs, envs.agent_num
         self._envs, self._cast, self._episodes, self._metrics = envs, cast, episodes, metrics
@@ -77,14 +83,13 @@ class Loop:
         self._intake = Intake(cast, episodes, metrics)
         self._keep_finished = keep_finished
         self._departures = Departures(n, envs.agents)
-        self._traffic = Traffic(envs, hooks)
-        self._hooks = hooks
+        self._traffic = Traffic(envs, overlap=overlap)
+        self._hooks, self._warm_up = hooks, warm_up
         self.explore = explore
-        self.state: Literal["new", "ready", "waiting", "lost"] = "new"
+        self.state: Literal["new", "ready", "lost"] = "new"
         self.gain = Gain()
-        self.finished: list[EpisodeRecord] = []
+        self.finished: list[tuple[int, int, EpisodeRecord]] = []
         self.slot_L = np.full(n * a, -1, np.int64)
-        self._tick = 0
         self._entropy = 0
         self._transformed: list[Answer] = []  # what action connectors have seen in a call that failed there
 
@@ -105,9 +110,7 @@ class Loop:
             BaseException: What a callback raised, once all is done.
         """
         self._hooks.lose_all()
-        if self._traffic.is_pending:  # an interrupted call left a reply on its way
-            with suppress(EnvFault):
-                self._traffic.receive()
+        self._traffic.abandon()
         self.state = "lost"
         self._transformed = []
         self._entropy = entropy
@@ -124,15 +127,37 @@ class Loop:
         self.finished.clear()
         self._episodes.restart(numbers=seed is not None)
         self._traffic.reset(seed=seed)
-        arrival = self._traffic.receive()
-        self._traffic.leave_out_masked(arrival)
-        self._begin(self._traffic.all_ids)
-        self._observe(arrival)
+        for arrival in self._traffic.receive_all(self._traffic.all_ids):
+            self._traffic.leave_out_masked(arrival)
+            self._begin(arrival.env_ids)
+            self._observe(arrival)
         self.state = "ready"
         self._hooks.raise_held()
 
-    def step(self, k: int) -> None:
-        """Step k envs, or all that live, or take in what an interrupted call left on its way.
+    @property
+    def is_in_a_round(self) -> bool:
+        """Whether some envs have come further than others, and those are to follow."""
+        return self._traffic.is_in_a_round
+
+    def begin_call(self) -> None:
+        """What `step` is for is something new from now on."""
+        self._traffic.begin_call()
+
+    def rest(self, resting_N: NDArray[np.bool_]) -> None:
+        """Step these envs no more, until others are said to rest."""
+        self._traffic.rest(resting_N)
+
+    def settle(self) -> None:
+        """Take in what is on the way, and send nothing."""
+        self._traffic.begin_call()
+        while self._traffic.is_on_the_way:
+            self.step(lambda pending: 0)
+
+    def step(self, needed: EnvsNeeded) -> None:
+        """Send to the envs that are due, and take in those that come back next.
+
+        Args:
+            needed: How many envs' steps are needed, one or more.
 
         Raises:
             StateError: All envs are masked.
@@ -142,8 +167,9 @@ class Loop:
         """
         if not len(self.living):
             raise StateError("all envs are masked after faults, so there is nobody left to step; make() new ones")
-        if self.state != "waiting":
-            self._act(self._traffic.longest_waiting(k, self._episodes.steps_N))
+        env_ids = self._traffic.due(needed, self._episodes.steps_N)
+        if env_ids is None or len(env_ids):
+            self._act(env_ids)
         began = perf_counter()
         try:
             arrival = self._traffic.receive()
@@ -181,6 +207,8 @@ class Loop:
                 mine = chosen[ready.lanes // self._envs.agent_num]
                 ready, rest = ready.take(mine), ready.take(~mine)
             if len(ready.lanes):
+                if not self._warm_up.is_over:
+                    self._warm_up.note(role, ready)
                 answers.append(self._seen_before(role, ready) or role.act(ready, explore=self.explore))
             waiting.append(rest)
         decided = perf_counter()
@@ -197,6 +225,8 @@ class Loop:
         sending = perf_counter()
         self._transformed = []
         self._traffic.send(actions, env_ids)
+        if not self._warm_up.is_over:
+            self._warm_up.count(acting_envs)
         self.state = "lost"  # until it is on record what was sent
         for answer in answers:
             role, lanes = answer.role, answer.ready.lanes
@@ -212,7 +242,7 @@ class Loop:
         for role, lanes in idle:
             role.idlers.lanes = np.setdiff1d(role.idlers.lanes, lanes)
             self._metrics.noop_steps += len(lanes)
-        self.state = "waiting"
+        self.state = "ready"
         self._metrics.timers["inference"].add(decided - began)
         self._metrics.timers["action_connectors"].add(sending - decided)
 
@@ -232,7 +262,6 @@ class Loop:
     def _take_in(self, arrival: Arrival) -> None:
         """Take in one step of some envs."""
         envs = arrival.where
-        self._tick += 1
         self._metrics.env_steps += len(arrival.env_ids)
         self.gain.env_steps += len(arrival.env_ids)
         self._episodes.pay(envs, arrival.rewards)
@@ -302,7 +331,8 @@ class Loop:
         for record in records:
             self._metrics.add(record)
         if self._keep_finished:
-            self.finished.extend(records)
+            for record in records:
+                insort(self.finished, (int(self._traffic.round_N[record.env_id]), record.env_id, record))
         self._traffic.leave_out_masked(arrival)
         env_ids = arrival.env_ids[arrival.done]
         if self._envs.autoreset_mode != "same_step":
@@ -314,13 +344,15 @@ class Loop:
         """Have these envs begin the next episode, again where that fails, and put its first rows into the arrival."""
         while len(env_ids := self._traffic.of_living(env_ids)):
             if self._envs.autoreset_mode == "next_step":
-                self._traffic.send(self._cast.actions((), env_ids, grouped=self._envs.grouped), env_ids)
+                self._traffic.renew(self._cast.actions((), env_ids, grouped=self._envs.grouped), env_ids)
             else:
                 self._traffic.reset(env_ids=env_ids)
-            fresh = self._traffic.receive()
-            arrival.renew(fresh)
-            self._traffic.leave_out_masked(fresh)
-            env_ids = fresh.env_ids[fresh.done]
+            again = []
+            for fresh in self._traffic.receive_all(env_ids):
+                arrival.renew(fresh)
+                self._traffic.leave_out_masked(fresh)
+                again.append(fresh.env_ids[fresh.done])
+            env_ids = np.sort(np.concatenate(again))
 
     def _begin(self, env_ids: IntArray) -> None:
         """Forget these envs' episodes, and begin the next ones of those that live; who plays whom is settled here."""
@@ -367,7 +399,8 @@ class Loop:
     def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None) -> int:
         """Store rows and close the transitions that led to them; returns the first row's slot."""
         env_t = self._episodes.length_N[lanes // self._envs.agent_num]
-        start = role.trajectories.append(rows.columns, lanes, self._tick, env_t, missing)
+        rounds = self._traffic.round_N[rows["env_id"]]
+        start = role.trajectories.append(rows.columns, lanes, rounds, env_t, missing)
         slots = np.arange(start, start + len(lanes))
         acted = before >= 0
         if not acted.all():

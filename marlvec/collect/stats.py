@@ -13,12 +13,13 @@ __all__ = ["Stats", "stats_of_agents", "stats_of_episodes", "stats_of_policy"]
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Least, mean and greatest of some numbers; NaN where there are none."""
+    """Least, mean, greatest and standard deviation (of these alone) of some numbers; NaN where there are none."""
 
     count: int = 0
     min: float = math.nan
     mean: float = math.nan
     max: float = math.nan
+    std: float = math.nan
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Stats:
@@ -26,11 +27,13 @@ class Stats:
         numbers = list(values)
         if not numbers:
             return cls()
-        return cls(len(numbers), float(min(numbers)), math.fsum(numbers) / len(numbers), float(max(numbers)))
+        mean = math.fsum(numbers) / len(numbers)
+        std = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / len(numbers))
+        return cls(len(numbers), float(min(numbers)), mean, float(max(numbers)), std)
 
     def as_dict(self) -> dict[str, float]:
-        """The four numbers by name."""
-        return {"count": self.count, "min": self.min, "mean": self.mean, "max": self.max}
+        """The numbers by name."""
+        return {"count": self.count, "min": self.min, "mean": self.mean, "max": self.max, "std": self.std}
 
 
 def stats_of_episodes(records: Iterable[EpisodeRecord]) -> dict[str, Stats]:

@@ -1,79 +1,198 @@
-"""What goes to the envs and comes back, and which of them still answer."""
+"""What goes to the envs and comes back, who is on the way, and who may go next.
+
+Axis letters: N envs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.arrivals import Arrival
-from marlvec.collect.callbacks.hooks import Hooks
 from marlvec.errors import EnvFault
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["Traffic"]
+__all__ = ["EnvsNeeded", "Traffic"]
 
 IntArray = NDArray[np.int64]
+
+EnvsNeeded = Callable[[int], int]
+"""Of how many envs one more step is needed, when so many steps that were not counted yet have brought all they can."""
+
+_NOBODY: IntArray = np.zeros(0, np.int64)
 
 
 class Traffic:
     """Sends to the envs and receives from them.
 
+    Envs go in *rounds*: in each, all that live make a step, or as many as are still needed. Without overlap a round
+    begins when all of the one before are back. With overlap an env goes on alone as soon as it is certain that the next
+    round is one in which all take part, whatever those bring that are still on the way. So every env makes the steps
+    it would have made without, and neither more nor fewer.
+
     Args:
         envs: The envs.
-        hooks: Who is told what happens, and wants to see what comes.
+        overlap: Whether envs are received as they become ready.
 
     Attributes:
         all_ids: Ids of all envs.
         living: Of those that are not masked; the others are never sent to.
-        is_pending: Whether something was sent that was not received.
+        round_N: (N,) int64, the round that each env is in, or was in last.
     """
 
-    def __init__(self, envs: VectorEnv, hooks: Hooks) -> None:
-        self._envs, self._hooks = envs, hooks
+    def __init__(self, envs: VectorEnv, *, overlap: bool) -> None:
+        self._envs, self._overlap = envs, overlap
         self.all_ids: IntArray = np.arange(envs.num_envs)
         self.living = self.all_ids
-        self.is_pending = False
+        self._resting_N = np.zeros(envs.num_envs, np.bool_)
+        self._going = self.all_ids  # of those that live, who does not rest
+        self.round_N = np.zeros(envs.num_envs, np.int64)
+        self._open = 0  # the last round that may begin
+        self._all_begin = True  # whether it is a new round for all that are due
+        self._away_N = np.zeros(envs.num_envs, np.bool_)
+        self._num_away = 0
+        self._inbox: list[Arrival] = []  # came while others were waited for
+
+    @property
+    def is_on_the_way(self) -> bool:
+        """Whether something was sent that was not received."""
+        return self._num_away > 0
+
+    @property
+    def is_in_a_round(self) -> bool:
+        """Whether some envs have come further than others, and those are to follow."""
+        return self._overlap and (self._num_away > 0 or self._some_are_behind())
+
+    def _some_are_behind(self) -> bool:
+        return bool((self.round_N[self._going] < self._open).any())
+
+    # --- who may go
+
+    def begin_call(self) -> None:
+        """Something new is asked for: what was certain is so no more."""
+        self._open = int(self.round_N.max())
+        self.round_N[:] = self._open
+
+    def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
+        """The envs that make their next step now; None for all.
+
+        Args:
+            needed: How many are needed.
+            steps_N: (N,) how many steps each has made: of some, those go that have made the fewest, so that all go
+                round in turn.
+        """
+        going = self._going
+        self._all_begin = not self._num_away and not (self._overlap and self._some_are_behind())
+        if self._all_begin:
+            k = needed(0)
+            chosen = going if k >= len(going) else np.sort(going[np.argsort(steps_N[going], kind="stable")[:k]])
+            return None if len(chosen) == len(self.all_ids) else chosen
+        if not self._overlap:
+            return _NOBODY
+        idle = going[~self._away_N[going]]
+        rounds = self.round_N[idle]
+        if (rounds == self._open).any():
+            behind = int((self._open - self.round_N[going]).sum())
+            if needed(self._num_away + behind) >= len(going):
+                self._open += 1
+        return idle[rounds < self._open]
+
+    def rest(self, resting_N: NDArray[np.bool_]) -> None:
+        """These envs are not `due`, until others are said to rest."""
+        self._resting_N = resting_N
+        self._going = self.living[~resting_N[self.living]]
+
+    # --- on the way
 
     def send(self, actions: Any, env_ids: IntArray | None) -> None:
-        """Have some envs step, or all."""
+        """Have envs step that were `due`."""
         self._envs.send(actions, env_ids)
-        self.is_pending = True
+        if not self._all_begin:
+            self.round_N[env_ids] += 1
+        else:  # whoever does not take part sits out this round
+            self._open = int(self.round_N.max()) + 1
+            self.round_N[:] = self._open
+        self._note_sent(env_ids)
+
+    def renew(self, actions: Any, env_ids: IntArray) -> None:
+        """Have some envs make the step that begins an episode, which belongs to no round."""
+        self._envs.send(actions, env_ids)
+        self._note_sent(env_ids)
 
     def reset(self, *, env_ids: IntArray | None = None, seed: int | None = None) -> None:
         """Have some envs begin an episode, or all."""
-        self._envs.reset_send(seed=seed, env_ids=env_ids)
-        self.is_pending = True
+        ask = self._envs.async_reset if self._num_away else self._envs.reset_send
+        ask(seed=seed, env_ids=env_ids)
+        self._note_sent(env_ids)
+
+    def _note_sent(self, env_ids: IntArray | None) -> None:
+        if env_ids is None:
+            self._away_N[:] = True
+            self._num_away = len(self.all_ids)
+        else:
+            self._away_N[env_ids] = True
+            self._num_away += len(env_ids)
+
+    # --- back
 
     def receive(self) -> Arrival:
-        """What has come back.
+        """What has come back: all, or with overlap at least so many that half of the envs are at work meanwhile.
 
         Raises:
-            EnvFault: An env raised or a worker died; nothing more will come.
+            EnvFault: An env raised or a worker died.
         """
-        try:
-            step = self._envs.recv()
-        except EnvFault:
-            self.is_pending = False
-            raise
-        self.is_pending = False
-        self._hooks.receive(step)
-        return Arrival(step, len(self.all_ids), writable=self._envs.copy)
+        if self._inbox:
+            return self._hand_out(self._inbox.pop(0))
+        at_least = (len(self._going) + 1) // 2
+        return self._hand_out(self._take(at_least if self._overlap and at_least < self._num_away else None))
+
+    def receive_all(self, env_ids: IntArray) -> Iterator[Arrival]:
+        """What comes of these envs, until it has come of all; what else comes is received later.
+
+        Raises:
+            EnvFault: As `receive`.
+        """
+        missing = len(env_ids)
+        while missing:
+            arrival = self._take(None if missing == self._num_away else 1)
+            mine = np.isin(arrival.env_ids, env_ids)
+            if not mine.all():
+                self._inbox.append(arrival.part(~mine))
+                arrival = arrival.part(mine)
+            missing -= len(arrival.env_ids)
+            if len(arrival.env_ids):
+                yield self._hand_out(arrival)
+
+    def _take(self, at_least: int | None) -> Arrival:
+        return Arrival(self._envs.recv(at_least), len(self.all_ids), writable=self._envs.copy)
+
+    def _hand_out(self, arrival: Arrival) -> Arrival:
+        self._away_N[arrival.where] = False
+        self._num_away -= len(arrival.env_ids)
+        return arrival
+
+    def abandon(self) -> None:
+        """Let what is on the way go by."""
+        self._inbox.clear()
+        if self._num_away:
+            with suppress(EnvFault):
+                self._envs.drain()
+        self._away_N[:] = False
+        self._num_away = 0
+
+    # --- who is out for good
 
     def leave_out_masked(self, arrival: Arrival) -> None:
         """Have nothing to do any more with envs that are out for good, from when their own rows say so."""
         if masked := self._envs.masked_env_ids:
             silent = arrival.env_ids[~arrival.alive.any(axis=1)]
             self.living = self.living[~np.isin(self.living, np.intersect1d(silent, masked))]
+            self.rest(self._resting_N)
 
     def of_living(self, env_ids: IntArray) -> IntArray:
         """Those of some envs that are not masked."""
         return env_ids if len(self.living) == len(self.all_ids) else env_ids[np.isin(env_ids, self.living)]
-
-    def longest_waiting(self, k: int, steps_N: IntArray) -> IntArray | None:
-        """The k envs that have stepped least: as all go round in turn, those that have waited longest. None for all."""
-        chosen = self.living
-        if k < len(chosen):
-            chosen = np.sort(chosen[np.argsort(steps_N[chosen], kind="stable")[:k]])
-        return None if len(chosen) == len(self.all_ids) else chosen

@@ -73,7 +73,7 @@ class Trajectories:
         self,
         columns: Mapping[str, Tree],
         lanes: IntArray,
-        tick: int,
+        tick: IntArray | int,
         env_t: IntArray,
         missing: NDArray[np.bool_] | None = None,
     ) -> int:
@@ -82,7 +82,7 @@ class Trajectories:
         Args:
             columns: Columns of n rows behind the agent connectors.
             lanes: (n,) whose rows they are; ascending.
-            tick: When they came.
+            tick: (n,) the rounds they came in, or that of all.
             env_t: (n,) env steps that their episodes had made by then.
             missing: None where somebody is to act on them. Else they are last rows, which may lack what connectors add;
                 (n,) which of them have no observation of their own, so that the one there does not count.

@@ -173,6 +173,7 @@ class World:
     policies: tuple[str, ...] = ()
     steps: int = 0
     stepped: int = 0
+    begun: int = 0  # episodes, since the last reset of all
     counted: int = 0  # env steps of the running episode that batches have counted
 
 
@@ -216,7 +217,8 @@ class Reference:
         self.learns = learns
         self.made = self.decided = self.lost_steps = self.lost_rows = 0
         self.handed_steps = self.handed_rows = self.faulty = self.restarted = 0
-        self.eps_count = self.unroll_count = self.ticks = 0
+        self.num_envs, self.first_id, self.most_begun = num_envs, 0, 0
+        self.unroll_count = self.ticks = 0
         self.records: list[Record] = []
         self.closed: list[tuple[int, Row]] = []  # tick and row, not handed out
         self.finished: list[Record] = []  # not handed out
@@ -228,8 +230,10 @@ class Reference:
 
     def _begin(self, world: World, seed: int | None) -> None:
         news = world.driver.reset(seed)
-        world.eps_id, world.number, world.length, world.counted = self.eps_count, world.number + 1, 0, 0
-        self.eps_count += 1
+        world.number, world.length, world.counted = world.number + 1, 0, 0
+        world.eps_id = self.first_id + world.begun * self.num_envs + world.env
+        world.begun += 1
+        self.most_begun = max(self.most_begun, world.begun)
         world.open, world.owed, world.returns, world.decisions = {}, {}, {}, {}
         world.acting, world.present = news.acting, set(news.present)
         world.policies = tuple(self.mapping(name, world.env, world.number) for name in world.names)
@@ -240,9 +244,10 @@ class Reference:
             self.begun, seed = True, self.seed if seed is None else seed
         self.lost_steps, self.lost_rows = self.made - self.handed_steps, self.decided - self.handed_rows
         self.closed, self.finished = [], []
+        self.first_id, self.most_begun = self.first_id + self.most_begun * self.num_envs, 0
         seeds: Sequence[int | None] = [None] * len(self.worlds) if seed is None else env_seeds(seed, len(self.worlds))
         for world, env_seed in zip(list(self.worlds), seeds, strict=True):
-            world.steps = world.stepped = 0
+            world.steps = world.stepped = world.begun = 0
             if seed is not None:
                 world.number = -1
             self._begin(world, env_seed)

@@ -12,7 +12,6 @@ from marlvec.collect.callbacks.running_episode import RunningEpisode
 from marlvec.collect.metrics import Metrics
 from marlvec.envs.spec import Info
 from marlvec.vector.infos import infos_to_list
-from marlvec.vector.result import VectorStep
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["EpisodeStep"]
@@ -25,7 +24,6 @@ class EpisodeStep:
 
     Args:
         arrival: What came back from the envs.
-        result: The same, as it came.
         rows: (n,) which rows of the arrival these are.
         running_N: (N,) the episode that each env is in.
         envs, metrics: The collector's.
@@ -41,7 +39,6 @@ class EpisodeStep:
     def __init__(
         self,
         arrival: Arrival,
-        result: VectorStep,
         rows: NDArray[np.int64],
         running_N: NDArray[np.object_],
         envs: VectorEnv,
@@ -53,7 +50,7 @@ class EpisodeStep:
         self.done = arrival.done[rows]
         self.metrics = metrics
         self._running_n = running_N[self.env_ids]
-        self._result, self._envs = result, envs
+        self._result, self._envs = arrival.result, envs
 
     def __len__(self) -> int:
         return len(self.env_ids)

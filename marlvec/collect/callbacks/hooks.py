@@ -19,7 +19,6 @@ from marlvec.collect.episode_record import EpisodeRecord
 from marlvec.collect.episodes import Episodes
 from marlvec.collect.metrics import Metrics, as_number
 from marlvec.errors import ArgumentError, StateError
-from marlvec.vector.result import VectorStep
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["CallbackLike", "Hooks"]
@@ -50,22 +49,14 @@ class Hooks:
         self._envs, self._metrics = envs, metrics
         self._running_N = np.full(envs.num_envs, None, np.object_)
         self._created: list[RunningEpisode] = []  # not started yet
-        self._result: VectorStep | None = None
         self._held: list[BaseException] = []
         self._telling = ""
 
-    def receive(self, result: VectorStep) -> None:
-        """Keep what the envs returned until `step` tells of it."""
-        if self._listeners["on_episode_step"]:
-            self._result = result
-
     def step(self, arrival: Arrival) -> None:
         """Some envs have made a step; what was lost in it is none."""
-        result, self._result = self._result, None
         if self._listeners["on_episode_step"] and not arrival.fault.all():
-            assert result is not None  # it is what the arrival was made of
             rows = np.flatnonzero(~arrival.fault)
-            step = EpisodeStep(arrival, result, rows, self._running_N, self._envs, self._metrics)
+            step = EpisodeStep(arrival, rows, self._running_N, self._envs, self._metrics)
             self._tell("on_episode_step", step)
 
     def lose(self, env_ids: NDArray[np.int64], reasons: Sequence[Loss]) -> None:

@@ -1,0 +1,140 @@
+"""Batches that a thread collects while another one uses those before."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.goal import Course, Goal
+from marlvec.errors import StateError
+
+__all__ = ["Background"]
+
+Fill = Callable[[Goal, Callable[[], bool]], MultiAgentBatch | None]
+"""Collects a batch; None where it was told to stop before there was enough, and what there is stays."""
+
+
+class Background:
+    """Iterates over batches that a thread collects. Made by `Collector.background`; used in a ``with`` block.
+
+    The thread begins a batch when fewer than ``ahead`` wait to be taken: a slow consumer makes it wait, and memory is
+    bounded. What it raises comes out of the next ``next()``, before the batches that wait; none of them is lost, and
+    asking again goes on from there, as calling `Collector.collect` again does.
+
+    Leaving the block, or `close`, stops the thread between two steps of the envs and waits for it. Batches that are
+    whole by then stay here, to be taken by iterating on; rows of one that is not are the beginning of the collector's
+    next batch.
+
+    Args:
+        fill: Collects.
+        settle: Called once the thread has ended: takes in what is still on the way.
+        leave: Called once it is closed.
+        course: What to collect.
+        ahead: How many batches may wait or be in the making.
+    """
+
+    def __init__(
+        self, fill: Fill, settle: Callable[[], None], leave: Callable[[], None], course: Course, ahead: int
+    ) -> None:
+        self._fill, self._settle, self._leave, self._course, self._ahead = fill, settle, leave, course, ahead
+        self._changed = threading.Condition()
+        self._batches: deque[MultiAgentBatch] = deque()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many whole batches wait to be taken."""
+        return len(self._batches)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "collecting" if self._thread is not None else "waiting to be asked"
+        return f"<Background, {state}: {len(self)} batches wait, {self._ahead} ahead at most>"
+
+    def __enter__(self) -> Self:
+        with self._changed:
+            self._start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+        unseen, self._error = self._error, None
+        if unseen is not None and error is None:
+            raise unseen
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> MultiAgentBatch:
+        """Wait for the next batch and take it.
+
+        Raises:
+            StopIteration: The total is there; or it was closed, and all whole batches were taken.
+            BaseException: What collecting has raised, see `Collector.collect`.
+        """
+        with self._changed:
+            while True:
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
+                if self._batches:
+                    batch = self._batches.popleft()
+                    if not self._closed:
+                        self._start()  # there is room again
+                    self._changed.notify_all()
+                    return batch
+                if self._closed or (self._thread is None and self._course.next_goal is None):
+                    raise StopIteration
+                self._start()
+                self._changed.wait()
+
+    def close(self) -> None:
+        """Stop collecting, and wait until it has stopped. May be called again."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = self._stopping = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is threading.current_thread():
+            self._closed = False
+            raise StateError("a callback cannot close the background collection it is called from")
+        if thread is not None:
+            thread.join()
+        self._leave()
+
+    def _start(self) -> None:
+        if self._thread is None and self._error is None and self._course.next_goal is not None:
+            self._thread = threading.Thread(target=self._run, name="marlvec-collector", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            while (goal := self._wait_for_room()) is not None:
+                batch = self._fill(goal, lambda: self._stopping)
+                if batch is None:
+                    break
+                with self._changed:
+                    self._course.note(goal, batch)
+                    self._batches.append(batch)
+                    self._changed.notify_all()
+            if self._stopping:
+                self._settle()
+        except BaseException as raised:  # whatever it is, it is the consumer's
+            error = raised
+        with self._changed:
+            self._error, self._thread = error, None
+            self._changed.notify_all()
+
+    def _wait_for_room(self) -> Goal | None:
+        """What to collect next, once there is room for it; None where there is nothing more to do."""
+        with self._changed:
+            while len(self._batches) >= self._ahead and not self._stopping:
+                self._changed.wait()
+            return None if self._stopping else self._course.next_goal

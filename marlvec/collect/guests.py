@@ -1,0 +1,87 @@
+"""Policies and connectors as others may use them, without a trace in those they were copied from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from gymnasium.spaces import Space
+
+from marlvec.connectors import Pipeline, Rows
+from marlvec.policies import Policy, PolicyMap, PolicyOutput
+
+__all__ = ["Guest", "guests_of", "quiet_copies"]
+
+P = TypeVar("P", bound=Pipeline[Any])
+
+
+class Guest(Policy):
+    """A copy of a policy: its weights, with a random stream and a memory of its own.
+
+    Args:
+        policies: Where the policy is found.
+        policy_id: Under which id.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy], policy_id: str) -> None:
+        self._policies, self._policy_id = policies, policy_id
+        self._policy: Policy | None = None
+        self._setup: tuple[Space[Any], Space[Any], int] | None = None
+
+    def copy(self) -> Policy:
+        """Copy it, if that was not done yet."""
+        if self._policy is None:
+            policy = self._policies[self._policy_id]
+            try:
+                self._policy = copy.deepcopy(policy)
+            except Exception as error:
+                error.add_note(f"while policy {self._policy_id!r} was copied, so that evaluate() leaves no trace in it")
+                raise
+            self.version = self._policy.version
+            self._tell()
+        return self._policy
+
+    def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+        self._setup = observation_space, action_space, seed
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._policy is not None and self._setup is not None:
+            observation_space, action_space, seed = self._setup
+            if self._policy.observation_space is None:
+                self._policy.setup(observation_space, action_space, seed=seed)
+            else:  # it knows its spaces, and might forget its weights
+                self._policy.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        if self._policy is not None:
+            self._policy.reseed(seed)
+
+    def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        return self.copy().act(rows, explore=explore)
+
+
+def guests_of(policies: Mapping[str, Policy]) -> dict[str, Policy]:
+    """Guests for all policies. Those of a `PolicyMap` are copied when they are first asked, others now."""
+    guests = {policy_id: Guest(policies, policy_id) for policy_id in policies}
+    if not isinstance(policies, PolicyMap):
+        for guest in guests.values():
+            guest.copy()
+    return dict(guests)
+
+
+def quiet_copies(pipelines: Mapping[str, P], num_envs: int) -> dict[str, P]:
+    """Copies of connectors with all they have learned, in eval mode, and without what they remember of episodes.
+
+    Args:
+        pipelines: By policy id.
+        num_envs: Of how many envs they may remember something.
+    """
+    copies = {policy_id: copy.deepcopy(pipeline) for policy_id, pipeline in pipelines.items()}
+    for pipeline in copies.values():
+        pipeline.reset(np.arange(num_envs))
+        pipeline.eval()
+    return copies

@@ -1,0 +1,55 @@
+"""How far long work has come, on the terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from marlvec.collect.goal import Course, Unit
+from marlvec.collect.metrics import Metrics
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["ProgressBar"]
+
+
+class ProgressBar:
+    """A bar, with the speed, the time that is left, and the mean return.
+
+    Where there is no total it only counts. Where there is no terminal nothing is drawn but its end.
+
+    Args:
+        unit: What is counted.
+        course: How far it has come.
+        metrics: The collector's.
+        console: A rich console to draw on; None for one on stderr.
+    """
+
+    def __init__(self, unit: Unit, course: Course, metrics: Metrics, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._course, self._metrics = course, metrics
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}/s, mean return {task.fields[mean]:.4g}"),
+            TimeRemainingColumn(),
+            console=console or Console(stderr=True),
+        )
+        self._task = self._progress.add_task(unit.replace("_", " "), total=course.total, speed="–", mean=float("nan"))
+
+    def show(self) -> None:
+        """Draw how it stands."""
+        task = self._progress.tasks[0]
+        speed = "–" if task.speed is None else f"{task.speed:,.0f}"
+        self._progress.update(self._task, completed=self._course.done, speed=speed, mean=self._metrics.returns.mean)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._progress.stop()

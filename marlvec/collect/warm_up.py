@@ -1,0 +1,71 @@
+"""The first steps of a run, in which agents act at random."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.ready import Ready
+from marlvec.collect.roles import Role
+from marlvec.connectors import Rows
+from marlvec.connectors.trees import map_tree
+from marlvec.policies.row_draws import RowDraws
+from marlvec.sampling import SpaceSampler
+from marlvec.spaces import SpaceTree
+
+__all__ = ["WarmUp"]
+
+IntArray = NDArray[np.int64]
+
+
+class WarmUp:
+    """Gives agents random actions in place of their policies', in the first steps of every env.
+
+    These are actions that no policy was asked for, like those that an env gives: see `OffPolicy`.
+
+    Args:
+        steps: Env steps, shared over the envs.
+        num_envs: N.
+        agents: Agent names, in order.
+        seed: Of the draws, which belong to rows, in whatever batch they stand.
+
+    Attributes:
+        is_over: Whether no env has such a step to come.
+    """
+
+    def __init__(self, steps: int, num_envs: int, agents: tuple[str, ...], seed: int) -> None:
+        self._left_N = np.full(num_envs, steps // num_envs)
+        self._left_N[: steps % num_envs] += 1
+        self._agents, self._seed = agents, seed
+        self.is_over = not steps
+
+    def note(self, role: Role, ready: Ready) -> None:
+        """Draw for those of a role's ready rows that have such a step to make, and for which nothing is noted yet.
+
+        Raises:
+            ContractError: A mask allows nothing; names the env and the agent.
+        """
+        num_agents = len(self._agents)
+        mine = (self._left_N[ready.lanes // num_agents] > 0) & ~role.off_policy.among(ready.lanes)
+        if not mine.any():
+            return
+        ready = ready.take(mine)
+        rows = Rows(role.trajectories.rows(ready.where))
+        sampler = SpaceSampler(SpaceTree(role.action_connectors.policy_space_))
+
+        def where(i: int) -> str:
+            env, agent = divmod(int(ready.lanes[i]), num_agents)
+            return f"env {env}: agent {self._agents[agent]!r}"
+
+        draws = cast(np.random.Generator, RowDraws(self._seed, "warm-up", rows))
+        actions = sampler.sample(draws, len(rows), rows.columns.get("action_mask"), where)
+        for i, lane in enumerate(ready.lanes.tolist()):
+            role.off_policy.note(lane, map_tree(itemgetter(i), actions), where(i))
+
+    def count(self, env_ids: IntArray) -> None:
+        """These envs have made a step."""
+        self._left_N[env_ids] -= 1
+        self.is_over = not (self._left_N > 0).any()
