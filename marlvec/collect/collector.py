@@ -396,7 +396,9 @@ class Collector(Gathering):
             raise ArgumentError("evaluate() cannot play in the envs that are collected from; make() others")
         if envs.agents != self.envs.agents:
             raise ArgumentError(f"evaluate(): envs have the agents {envs.agents}, the collector's {self.envs.agents}")
-        self._evaluations += 1
+        if seed is None:
+            self._evaluations += 1
+            seed = self._seed_of(_EVALUATION_STREAM, self._evaluations)
         with self.updating():
             chains = [quiet_copies(pipelines, self.envs.num_envs) for pipelines in self._company.pipelines]
             inner = Collector(
@@ -408,7 +410,7 @@ class Collector(Gathering):
                 policies_to_train=(),
                 callbacks=[{"on_episode_end": lambda _, record: quotas.note(record)}],
                 explore=explore,
-                seed=self._seed_of(_EVALUATION_STREAM, self._evaluations) if seed is None else seed,
+                seed=seed,
             )
         quotas = Quotas(amount, envs.num_envs)
         while (wanted := quotas.wanted(inner._loop.living)).any():

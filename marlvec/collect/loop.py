@@ -36,6 +36,10 @@ Missing = NDArray[np.bool_] | None  # see Trajectories.append
 _NONE = Ready.none()
 
 
+def _nobody(pending: int) -> int:
+    return 0
+
+
 class Loop:
     """Steps envs with policies and keeps the books.
 
@@ -139,9 +143,9 @@ class Loop:
         """Whether some envs have come further than others, and those are to follow."""
         return self._traffic.is_in_a_round
 
-    def begin_call(self) -> None:
+    def begin_call(self, needed: EnvsNeeded) -> None:
         """What `step` is for is something new from now on."""
-        self._traffic.begin_call()
+        self._traffic.begin_call(needed)
 
     def rest(self, resting_N: NDArray[np.bool_]) -> None:
         """Step these envs no more, until others are said to rest."""
@@ -149,9 +153,9 @@ class Loop:
 
     def settle(self) -> None:
         """Take in what is on the way, and send nothing."""
-        self._traffic.begin_call()
+        self._traffic.begin_call(_nobody)
         while self._traffic.is_on_the_way:
-            self.step(lambda pending: 0)
+            self.step(_nobody)
 
     def step(self, needed: EnvsNeeded) -> None:
         """Send to the envs that are due, and take in those that come back next.

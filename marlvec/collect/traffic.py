@@ -72,10 +72,12 @@ class Traffic:
 
     # --- who may go
 
-    def begin_call(self) -> None:
-        """Something new is asked for: what was certain is so no more."""
-        self._open = int(self.round_N.max())
-        self.round_N[:] = self._open
+    def begin_call(self, needed: EnvsNeeded) -> None:
+        """Something new is asked for: where a call has failed, what was certain then may be so no more."""
+        to_come = self._num_away + int((self._open - self.round_N[self._going]).sum())
+        if to_come and not needed(to_come - 1):
+            self._open = int(self.round_N.max())
+            self.round_N[:] = self._open
 
     def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
         """The envs that make their next step now; None for all.

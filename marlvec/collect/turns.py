@@ -12,7 +12,7 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """Steps and updates take turns: never two at a time, and who wants to update waits for one step at most.
+    """Steps and updates never at a time; where both are wanted they take turns, and neither waits for more than one.
 
     Used as ``with turns:`` around each step, by the one thread that collects, and as ``with turns.updating():``.
     """
@@ -23,15 +23,21 @@ class Turns:
         self._updating: int | None = None  # the thread that changes something
         self._depth = 0
         self._waiting = 0  # how many want to
+        self._step_waits = False
+        self._was_step = False  # whose turn it was last
 
     def __enter__(self) -> None:
         me = threading.get_ident()
         with self._changed:
             if self._updating == me:
                 raise StateError("collecting inside `with collector.updating()`: it waits for itself; leave it first")
-            while self._updating is not None or self._waiting:  # else the next step would always be there first
-                self._changed.wait()
-            self._stepping = me
+            self._step_waits = True
+            try:
+                while self._updating is not None or (self._waiting and self._was_step):
+                    self._changed.wait()
+            finally:
+                self._step_waits = False
+            self._stepping, self._was_step = me, True
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
@@ -53,9 +59,13 @@ class Turns:
             if self._updating != me:
                 self._waiting += 1
                 try:
-                    while self._stepping is not None or self._updating is not None:
+                    while (
+                        self._stepping is not None
+                        or self._updating is not None
+                        or (self._step_waits and not self._was_step)
+                    ):
                         self._changed.wait()
-                    self._updating = me
+                    self._updating, self._was_step = me, False
                 finally:
                     self._waiting -= 1
                     self._changed.notify_all()

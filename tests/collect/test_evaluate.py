@@ -79,9 +79,6 @@ def test_training_goes_on_as_if_nothing_had_happened(mode: str, overlap: bool) -
     mode=st.sampled_from(MODES),
 )
 def test_every_env_plays_its_first_episodes(lengths: list[int], episodes: int, mode: str) -> None:
-    with sync("parallel", 1, 2) as envs, of_lengths(lengths, autoreset_mode=mode) as others:
-        found = Collector(others, noop).evaluate  # of the same agents
-        del envs
     with of_lengths([3]) as envs, of_lengths(lengths, autoreset_mode=mode) as others:
         found = Collector(envs, noop, seed=0).evaluate(episodes, others)
         n = len(lengths)
@@ -103,18 +100,19 @@ def test_connectors_are_in_eval_mode_and_know_what_they_have_learned() -> None:
         seen.clear()
         first = collector.evaluate(7, others, seed=1)
         then = [rows["obs"].copy() for rows in seen]
-        assert [len(rows) for rows in seen[:1]] == [7 * 2] or seen
+        assert len(then) > 3
         seen.clear()
         again = collector.evaluate(7, others, seed=1)
         for obs, rows in zip(then, seen, strict=True):  # had they learned, these would differ
-            np.testing.assert_array_equal(obs, rows["obs"])
+            own, other = (np.delete(each, [2, 9], axis=1) for each in (obs, rows["obs"]))  # envs count their resets
+            np.testing.assert_array_equal(own, other)
         assert [e.length for e in first.episodes] == [e.length for e in again.episodes]
         assert collector.agent_connectors["main"].training
 
 
 def test_policies_do_not_explore_unless_told_so() -> None:
     class Explorer(Policy):
-        told: list[bool] = []  # noqa: RUF012
+        told: list[bool] = []
 
         def act(self, rows: Rows, *, explore: bool = True) -> Any:
             self.told.append(explore)
@@ -177,10 +175,9 @@ def test_a_policy_maps_policies_are_copied_when_they_play() -> None:
 
 
 def test_lost_episodes_are_played_again_and_counted() -> None:
-    makes = [lambda i=i: RaisingEnv(4, at=2, only_env=1, env_index=i) for i in range(2)]
-    with sync("parallel", 1, 1) as envs, SyncVectorEnv(makes, on_fault="mask") as others:
-        found = Collector(SyncVectorEnv([lambda: CounterEnv(4)]), noop).evaluate(6, others)
-        del envs
+    makes = [lambda i=i: RaisingEnv(4, at=2, only_env=1, env_index=i, agent_num=2) for i in range(2)]
+    with of_lengths([4]) as envs, SyncVectorEnv(makes, on_fault="mask") as others:
+        found = Collector(envs, noop).evaluate(6, others)
         assert len(found) == 6
         assert found.lost == 1
         assert {record.env_id for record in found.episodes} == {0}  # env 1 is out for good
