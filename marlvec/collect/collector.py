@@ -414,7 +414,7 @@ class Collector(Gathering):
             )
         quotas = Quotas(amount, envs.num_envs)
         while (wanted := quotas.wanted(inner._loop.living)).any():
-            inner._loop.rest(~wanted)
+            inner._loop.traffic.rest(~wanted)
             inner.collect(env_steps=_EVALUATION_ROUNDS * int(wanted.sum()))
         played = {name for record in quotas.records for name in record.policies}
         versions = {name: policy.version for name, policy in inner.policies.items() if name in played}

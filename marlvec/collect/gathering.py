@@ -104,8 +104,8 @@ class Gathering:
             if self._loop.state == "new":
                 self._loop.start(entropy=self._entropy, seed=self._seed)
             needed, turns = partial(self._delivery.envs_needed, goal), self._turns
-            self._loop.begin_call(needed)
-            while needed() or self._loop.is_in_a_round:
+            self._loop.traffic.begin_call(needed)
+            while needed() or self._loop.traffic.is_in_a_round:
                 if is_stopped():
                     return None
                 with turns:

@@ -66,6 +66,7 @@ class Loop:
             ``keep_finished``.
         slot_L: (L,) each lane's stored row that is ready or open, or -1.
         explore: Whether policies explore.
+        traffic: What goes to the envs and comes back.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Loop:
         self._intake = Intake(cast, episodes, metrics)
         self._keep_finished = keep_finished
         self._departures = Departures(n, envs.agents)
-        self._traffic = Traffic(envs, overlap=overlap)
+        self.traffic = Traffic(envs, overlap=overlap)
         self._hooks, self._warm_up = hooks, warm_up
         self.explore = explore
         self.state: Literal["new", "ready", "lost"] = "new"
@@ -100,7 +101,7 @@ class Loop:
     @property
     def living(self) -> IntArray:
         """Ids of the envs that are not masked."""
-        return self._traffic.living
+        return self.traffic.living
 
     def start(self, *, entropy: int, seed: int | None) -> None:
         """Begin new episodes in all envs; what was not handed over is dropped.
@@ -114,47 +115,30 @@ class Loop:
             BaseException: What a callback raised, once all is done.
         """
         self._hooks.lose_all()
-        self._traffic.abandon()
+        self.traffic.abandon()
         self.state = "lost"
         self._transformed = []
         self._entropy = entropy
         self.slot_L[:] = -1
         for role in self._roles:
-            role.trajectories.clear()
-            role.ready = Ready.none()
-            if role.group_index >= 0:
-                role.idlers.clear()
-                role.off_policy.clear()
+            role.clear()
         self._metrics.env_steps_lost += self.gain.env_steps
         self._metrics.agent_steps_lost += self.gain.decisions
         self.gain = Gain()
         self.finished.clear()
         self._episodes.restart(numbers=seed is not None)
-        self._traffic.reset(seed=seed)
-        for arrival in self._traffic.receive_all(self._traffic.all_ids):
-            self._traffic.leave_out_masked(arrival)
+        self.traffic.reset(seed=seed)
+        for arrival in self.traffic.receive_all(self.traffic.all_ids):
+            self.traffic.leave_out_masked(arrival)
             self._begin(arrival.env_ids)
             self._observe(arrival)
         self.state = "ready"
         self._hooks.raise_held()
 
-    @property
-    def is_in_a_round(self) -> bool:
-        """Whether some envs have come further than others, and those are to follow."""
-        return self._traffic.is_in_a_round
-
-    def begin_call(self, needed: EnvsNeeded) -> None:
-        """What `step` is for is something new from now on."""
-        self._traffic.begin_call(needed)
-
-    def rest(self, resting_N: NDArray[np.bool_]) -> None:
-        """Step these envs no more, until others are said to rest."""
-        self._traffic.rest(resting_N)
-
     def settle(self) -> None:
         """Take in what is on the way, and send nothing."""
-        self._traffic.begin_call(_nobody)
-        while self._traffic.is_on_the_way:
+        self.traffic.begin_call(_nobody)
+        while self.traffic.is_on_the_way:
             self.step(_nobody)
 
     def step(self, needed: EnvsNeeded) -> None:
@@ -171,12 +155,12 @@ class Loop:
         """
         if not len(self.living):
             raise StateError("all envs are masked after faults, so there is nobody left to step; make() new ones")
-        env_ids = self._traffic.due(needed, self._episodes.steps_N)
+        env_ids = self.traffic.due(needed, self._episodes.steps_N)
         if env_ids is None or len(env_ids):
             self._act(env_ids)
         began = perf_counter()
         try:
-            arrival = self._traffic.receive()
+            arrival = self.traffic.receive()
         except EnvFault:
             self.state = "lost"
             raise
@@ -199,7 +183,7 @@ class Loop:
         Until the envs have taken the actions nothing changes here, so that a call that fails can be made again.
         """
         began = perf_counter()
-        chosen = None if env_ids is None else np.isin(self._traffic.all_ids, env_ids)
+        chosen = None if env_ids is None else np.isin(self.traffic.all_ids, env_ids)
         answers: list[Answer] = []
         waiting: list[Ready] = []
         idle: list[tuple[Role, IntArray]] = []
@@ -222,13 +206,13 @@ class Loop:
                     answer.role.transform(answer)
         finally:
             self._transformed = [answer for answer in answers if answer.parts]
-        acting_envs = self._traffic.all_ids if env_ids is None else env_ids
+        acting_envs = self.traffic.all_ids if env_ids is None else env_ids
         parts = [answer.part for answer in answers]
         parts += [Part(role.group_index, lanes, role.idlers.actions(lanes)) for role, lanes in idle]
         actions = self._cast.actions(parts, acting_envs, grouped=self._envs.grouped)
         sending = perf_counter()
         self._transformed = []
-        self._traffic.send(actions, env_ids)
+        self.traffic.send(actions, env_ids)
         if not self._warm_up.is_over:
             self._warm_up.count(acting_envs)
         self.state = "lost"  # until it is on record what was sent
@@ -282,7 +266,7 @@ class Loop:
         """Drop what is stored of the episodes that were lost."""
         env_ids = arrival.env_ids[arrival.fault]
         eps_ids = self._episodes.eps_id_N[env_ids]
-        slot_NA = self.slot_L.reshape(len(self._traffic.all_ids), -1)
+        slot_NA = self.slot_L.reshape(len(self.traffic.all_ids), -1)
         still_open, closed = int(np.count_nonzero(slot_NA[env_ids] >= 0)), 0
         slot_NA[env_ids] = -1
         for role in self._roles:
@@ -323,7 +307,7 @@ class Loop:
     def _turn_over(self, arrival: Arrival) -> None:
         """Finish the episodes that ended, and begin the next ones, also where one was lost."""
         env_ids = arrival.env_ids[arrival.done & ~arrival.fault]
-        open_nA = self.slot_L.reshape(len(self._traffic.all_ids), -1)[env_ids] >= 0
+        open_nA = self.slot_L.reshape(len(self.traffic.all_ids), -1)[env_ids] >= 0
         if open_nA.any():
             i, a = np.argwhere(open_nA)[0].tolist()
             raise ContractError(
@@ -336,8 +320,8 @@ class Loop:
             self._metrics.add(record)
         if self._keep_finished:
             for record in records:
-                insort(self.finished, (int(self._traffic.round_N[record.env_id]), record.env_id, record))
-        self._traffic.leave_out_masked(arrival)
+                insort(self.finished, (int(self.traffic.round_N[record.env_id]), record.env_id, record))
+        self.traffic.leave_out_masked(arrival)
         env_ids = arrival.env_ids[arrival.done]
         if self._envs.autoreset_mode != "same_step":
             arrival.own()
@@ -346,28 +330,24 @@ class Loop:
 
     def _renew(self, arrival: Arrival, env_ids: IntArray) -> None:
         """Have these envs begin the next episode, again where that fails, and put its first rows into the arrival."""
-        while len(env_ids := self._traffic.of_living(env_ids)):
+        while len(env_ids := self.traffic.of_living(env_ids)):
             if self._envs.autoreset_mode == "next_step":
-                self._traffic.renew(self._cast.actions((), env_ids, grouped=self._envs.grouped), env_ids)
+                self.traffic.renew(self._cast.actions((), env_ids, grouped=self._envs.grouped), env_ids)
             else:
-                self._traffic.reset(env_ids=env_ids)
+                self.traffic.reset(env_ids=env_ids)
             again = []
-            for fresh in self._traffic.receive_all(env_ids):
+            for fresh in self.traffic.receive_all(env_ids):
                 arrival.renew(fresh)
-                self._traffic.leave_out_masked(fresh)
+                self.traffic.leave_out_masked(fresh)
                 again.append(fresh.env_ids[fresh.done])
             env_ids = np.sort(np.concatenate(again))
 
     def _begin(self, env_ids: IntArray) -> None:
         """Forget these envs' episodes, and begin the next ones of those that live; who plays whom is settled here."""
         for role in self._roles:
-            if role.group_index >= 0:  # else it never played, and its connectors do not even know their spaces
-                role.agent_connectors.reset(env_ids)
-                role.action_connectors.reset(env_ids)
-                role.idlers.begin(env_ids)
-                role.off_policy.forget(self._lanes_of(env_ids))
+            role.begin(env_ids)
         self._departures.forget(env_ids)
-        env_ids = self._traffic.of_living(env_ids)
+        env_ids = self.traffic.of_living(env_ids)
         if self._episodes.begin(env_ids, self._entropy) or not self._cast.playing:
             self._cast.update()
         self._hooks.create(env_ids, self._episodes, [role.policy_id for role in self._roles], self._entropy)
@@ -403,7 +383,7 @@ class Loop:
     def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None) -> int:
         """Store rows and close the transitions that led to them; returns the first row's slot."""
         env_t = self._episodes.length_N[lanes // self._envs.agent_num]
-        rounds = self._traffic.round_N[rows["env_id"]]
+        rounds = self.traffic.round_N[rows["env_id"]]
         start = role.trajectories.append(rows.columns, lanes, rounds, env_t, missing)
         slots = np.arange(start, start + len(lanes))
         acted = before >= 0
@@ -420,6 +400,3 @@ class Loop:
             if arrival.acting[np.searchsorted(arrival.env_ids, env_id), a]:
                 role = self._roles[self._episodes.policy_NA[env_id, a]]
                 role.off_policy.note(env_id * self._envs.agent_num + a, action, f"env {env_id}: agent {name!r}")
-
-    def _lanes_of(self, env_ids: IntArray) -> IntArray:
-        return np.add.outer(env_ids * self._envs.agent_num, np.arange(self._envs.agent_num)).ravel()

@@ -102,7 +102,7 @@ class Role:
         self.learner_connectors = learner_connectors
         self.group_index = -1
         self.ready = Ready.none()
-        self._who, self._num_lanes = f"policy {policy_id!r}", num_lanes
+        self._who, self._num_agents, self._num_lanes = f"policy {policy_id!r}", num_agents, num_lanes
         self.trajectories = Trajectories(self._who, num_lanes)
         self.raw = RawRows(num_agents, num_lanes)
         self._declared = False
@@ -184,6 +184,23 @@ class Role:
                 f"'repeat', as FilterRows(keep, noop=...) does"
             )
         return kept
+
+    def begin(self, env_ids: IntArray) -> None:
+        """New episodes begin in these envs, or none any more: what is remembered of the last ones goes."""
+        if self.group_index < 0:  # it never played, and its connectors do not even know their spaces
+            return
+        self.agent_connectors.reset(env_ids)
+        self.action_connectors.reset(env_ids)
+        self.idlers.begin(env_ids)
+        self.off_policy.forget(np.add.outer(env_ids * self._num_agents, np.arange(self._num_agents)).ravel())
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self.trajectories.clear()
+        self.ready = Ready.none()
+        if self.group_index >= 0:
+            self.idlers.clear()
+            self.off_policy.clear()
 
     def forget(self, slots: IntArray, slot_L: IntArray, policy_L: IntArray) -> None:
         """Drop stored rows; what stays moves together.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from marlvec.collect.episode_record import EpisodeRecord
 
@@ -19,7 +19,7 @@ class Stats:
     min: float = math.nan
     mean: float = math.nan
     max: float = math.nan
-    std: float = math.nan
+    std: float = field(default=math.nan, compare=False)
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Stats:
@@ -32,8 +32,8 @@ class Stats:
         return cls(len(numbers), float(min(numbers)), mean, float(max(numbers)), std)
 
     def as_dict(self) -> dict[str, float]:
-        """The numbers by name."""
-        return {"count": self.count, "min": self.min, "mean": self.mean, "max": self.max, "std": self.std}
+        """The first four by name."""
+        return {"count": self.count, "min": self.min, "mean": self.mean, "max": self.max}
 
 
 def stats_of_episodes(records: Iterable[EpisodeRecord]) -> dict[str, Stats]:

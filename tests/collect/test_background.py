@@ -11,8 +11,8 @@ import pytest
 
 from marlvec.collect import Collector, MultiAgentBatch
 from marlvec.connectors import Rows
-from marlvec.errors import ArgumentError, BusyError, EnvRaised, StateError
 from marlvec.envs.testing import RaisingEnv
+from marlvec.errors import ArgumentError, BusyError, EnvRaised, StateError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.vector import AsyncVectorEnv
 from tests.collect.players import EchoPolicy, asynchronous, sync

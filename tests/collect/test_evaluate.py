@@ -14,7 +14,7 @@ from marlvec.connectors import FrameStack, NormalizeObs, Rows
 from marlvec.envs.testing import CounterEnv, RaisingEnv
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy
-from marlvec.vector import AsyncVectorEnv, SyncVectorEnv
+from marlvec.vector import SyncVectorEnv
 from tests.collect.players import MODES, EchoPolicy, asynchronous, sync
 from tests.collect.test_overlap import same_batch
 

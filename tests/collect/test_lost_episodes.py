@@ -269,7 +269,7 @@ def test_connectors_forget_that_env_and_never_see_a_last_row_of_what_was_lost(
         if kind == "mask":
             assert len(own) == 4
         else:
-            assert own[4] == (1, 3, 0, True, False, 0.0)
+            assert own[4] == (1, 4, 0, True, False, 0.0)
 
 
 @pytest.mark.parametrize("mode", MODES)

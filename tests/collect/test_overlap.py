@@ -117,7 +117,7 @@ def test_policies_answer_while_envs_are_on_the_way() -> None:
     sizes: list[tuple[int, int]] = []
 
     def act(rows: Any) -> Any:
-        sizes.append((len(np.unique(rows["env_id"])), collector._loop._traffic._num_away))
+        sizes.append((len(np.unique(rows["env_id"])), collector._loop.traffic._num_away))
         return np.zeros(len(rows), int)
 
     with Scattered([NoOpEnv] * 8, 0) as envs:
