@@ -141,7 +141,7 @@ class Collector(Gathering):
                 raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")
             policy_mapping = ids[0]
         self._trained = Trained(policies_to_train, ids)
-        self._mapping, self._evaluation_envs, self._evaluations = policy_mapping, evaluation_envs, 0
+        self._evaluation_envs, self._evaluations = evaluation_envs, 0
         self._episodes = Episodes(envs.num_envs, envs.agents, ids, policy_mapping)
         connectors = agent_connectors, action_connectors, learner_connectors
         self._company = Company(envs, self.policies, connectors, self._episodes, self._policy_seed)
@@ -404,7 +404,7 @@ class Collector(Gathering):
             inner = Collector(
                 envs,
                 guests_of(self.policies),
-                self._mapping if policy_mapping is None else policy_mapping,
+                self._episodes.mapping if policy_mapping is None else policy_mapping,
                 agent_connectors=chains[0],
                 action_connectors=chains[1],
                 policies_to_train=(),

@@ -113,6 +113,13 @@ class Episodes:
         """Whether every episode is played by the same policies."""
         return self._function is None
 
+    @property
+    def mapping(self) -> PolicyMapping:
+        """Who plays whom in episodes that begin."""
+        return self._function or {
+            name: self._policy_ids[i] for name, i in zip(self._agents, self._seats_A, strict=True)
+        }
+
     def _static(self, mapping: str | Mapping[str, str]) -> list[int]:
         if isinstance(mapping, str):
             return [self._known(mapping, "policy_mapping")] * len(self._agents)
