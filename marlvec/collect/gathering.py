@@ -210,7 +210,8 @@ class Gathering:
                         ...                            # change weights, and the policy's version
 
         Policies, connectors and callbacks are called in that thread. Weights of policies that it uses are changed
-        inside `updating`, and metrics are read there. Until the block is left, the collector can neither `collect` nor `reset`.
+        inside `updating`, and metrics are read there. Until the block is left, the collector can neither `collect` nor
+        `reset`.
 
         Args:
             steps: How much a batch is; ``batch_size`` where no amount is given.
