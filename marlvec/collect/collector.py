@@ -276,62 +276,6 @@ class Collector(Gathering):
         known += [name for record in self.metrics.episodes for name in record.policies]
         self.metrics.policies = tuple(dict.fromkeys(known))
 
-        ..                 ``batch_mode="truncate"``                        ``batch_mode="complete"``
-        =================  ===============================================  ========================================
-        ``env_steps=k``    exactly k env steps, shared over the envs        episodes, until their env steps sum to k
-        ``agent_steps=k``  exactly k rows; those too many come next time    episodes, until their rows sum to k
-        ``episodes=k``     until k episodes have ended; parts of others     exactly k episodes
-        =================  ===============================================  ========================================
-
-        Nothing is lost between calls: a decision whose outcome is not known yet comes in a later batch, as do episodes
-        that end and are not needed. Where k is not a multiple of N, those envs step that have waited longest.
-
-        Args:
-            steps: An amount of what ``count_by`` names.
-            env_steps: An amount of env steps.
-            agent_steps: An amount of decisions with a known outcome.
-            episodes: A number of episodes.
-
-        Raises:
-            ArgumentError: Not exactly one positive amount.
-            ContractError: A policy or connector answered in a wrong form; names the policy. Where a learner connector
-                failed, nothing is lost: calling again tries it again.
-            EnvFault: An env raised or a worker died, and ``on_fault`` of the envs does not let them go on. The running
-                episodes are lost: call `reset` to go on.
-            Exception: What a policy raises, with a note that names it. Nothing was sent; calling again goes on from
-                there, and that call's batch holds what this one had collected.
-            StateError: An earlier call failed half-way through a step, or all envs are masked.
-            BaseException: What a callback raises, with a note that names it, once the step of the envs is finished:
-                calling again goes on. See `Callback`.
-        """
-        amounts: dict[Unit, int | None] = {"env_steps": env_steps, "agent_steps": agent_steps, "episodes": episodes}
-        unit, amount = goal_of(amounts, steps, self._count_by)
-        if self._loop.state == "lost":
-            raise StateError("an earlier call failed half-way through a step; call reset() to begin new episodes")
-        if self._loop.state == "new":
-            self._loop.start(entropy=self._entropy, seed=self._seed)
-        while envs := self._envs_needed(unit, amount):
-            self._company.hand_over(self._loop)
-            self._loop.step(envs)
-        batch = self._deliver(unit, amount)
-        self._hooks.sample_end(batch)
-        return batch
-
-    def reset(self, seed: int | None = None) -> None:
-        """Begin new episodes in all envs. Running ones are lost, with all rows that were not handed over.
-
-        Args:
-            seed: Seeds envs, policies and episodes anew, as the constructor's; None: all go on with their streams,
-                or begin with those of the constructor's seed.
-        """
-        if seed is not None:
-            self._seed = self._entropy = check_seed(seed)
-            self._company.reseed()
-        elif self._loop.state == "new":
-            seed = self._seed
-        self._loop.start(entropy=self._entropy, seed=seed)
-
-=======
     @property
     def explore(self) -> bool:
         """Whether policies explore; may be set between calls."""

@@ -190,7 +190,8 @@ class Loop:
         for role in self._roles:
             ready, rest = role.ready, _NONE
             if role.group_index >= 0 and len(role.idlers.lanes):
-                idle.append((role, role.idlers.lanes if chosen is None else self._of_chosen(role.idlers.lanes, chosen)))
+                lanes = role.idlers.lanes
+                idle.append((role, lanes if chosen is None else lanes[chosen[lanes // self._envs.agent_num]]))
             if chosen is not None:
                 mine = chosen[ready.lanes // self._envs.agent_num]
                 ready, rest = ready.take(mine), ready.take(~mine)
@@ -241,9 +242,6 @@ class Loop:
                 answer.ready = ready
                 return answer
         return None
-
-    def _of_chosen(self, lanes: IntArray, chosen: NDArray[np.bool_]) -> IntArray:
-        return lanes[chosen[lanes // self._envs.agent_num]]
 
     # --- from the envs to ready rows
 
