@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from marlvec.collect import MultiAgentBatch, SampleBatch
+from marlvec.collect.batch.outlines import ArrayNames
 from marlvec.connectors.trees import Tree, tree_leaves
 from marlvec.errors import ArgumentError, CheckpointError, MissingExtraError, SerialisationError
 
@@ -398,3 +399,19 @@ def test_a_bad_parquet_file_is_told(tmp_path: Path) -> None:
         path.write_bytes(content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :])
         with pytest.raises(CheckpointError):
             SampleBatch.load(path)
+
+
+def test_names_in_files_are_free_and_plain() -> None:
+    """No slash at either end, nothing unprintable, none twice."""
+    names = ArrayNames(["taken"])
+    wanted = ["obs/image", "/obs/", "//", "", "a\nb", "a\tb", "taken", "obs/image"]
+    assert [names(name) for name in wanted] == [
+        "obs/image",
+        "obs",
+        "_",
+        "_~2",
+        "a_b",
+        "a_b~2",
+        "taken~2",
+        "obs/image~2",
+    ]
