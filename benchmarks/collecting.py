@@ -11,11 +11,12 @@ import argparse
 import os
 import platform
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts import Run, _stepping, measure, report
+from parts import Run, Sleeper, _stepping, measure, report
 from rich.console import Console
 from yardsticks import usable_cores
 
@@ -23,8 +24,16 @@ import marlvec
 from marlvec.testing import NoOpEnv
 
 
-def _collecting(envs: marlvec.VectorEnv, **options: Any) -> Run:
-    collector = marlvec.Collector(envs, marlvec.RandomPolicy(), seed=0, **options)
+class Ponderer(marlvec.RandomPolicy):
+    """Waits 0.1 ms a row, as for an accelerator, before it acts at random."""
+
+    def act(self, rows: Any, *, explore: bool = True) -> Any:
+        time.sleep(1e-4 * len(rows))
+        return super().act(rows, explore=explore)
+
+
+def _collecting(envs: marlvec.VectorEnv, policy: marlvec.Policy, **options: Any) -> Run:
+    collector = marlvec.Collector(envs, policy, seed=0, **options)
 
     def run(vector_steps: int) -> float:
         start = time.perf_counter()
@@ -34,13 +43,21 @@ def _collecting(envs: marlvec.VectorEnv, **options: Any) -> Run:
     return run
 
 
-def compare(console: Console, title: str, env: Any, rounds: int, seconds: float, **options: Any) -> None:
+def compare(
+    console: Console,
+    title: str,
+    env: Any,
+    rounds: int,
+    seconds: float,
+    policy: type[marlvec.Policy] = marlvec.RandomPolicy,
+    **options: Any,
+) -> None:
     """`step()`, `collect()`, and `collect()` with overlap, on envs of their own."""
     names = "step()", "collect()", "collect(), overlap=True"
     made = {name: marlvec.make(env, **options) for name in names}
     try:
         runs = {names[0]: _stepping(made[names[0]])}
-        runs |= {name: _collecting(made[name], overlap=name != names[1]) for name in names[1:]}
+        runs |= {name: _collecting(made[name], policy(), overlap=name != names[1]) for name in names[1:]}
         report(console, title, measure(runs, rounds, seconds, title), names[0])
     finally:
         for each in made.values():
@@ -107,6 +124,9 @@ def main() -> None:
     for backend in ("sync", "async"):
         title = f"envs that do nothing x 64, {backend}"
         compare(console, title, NoOpEnv, args.rounds, args.seconds, num_envs=64, backend=backend)
+    title = "envs that wait 4 ms x 16, a policy that waits 0.1 ms a row"
+    waiting = partial(Sleeper, 0.004)
+    compare(console, title, waiting, args.rounds, args.seconds, Ponderer, num_envs=16, num_workers=16)
     per_row(console, 64, args.rounds)
     memory(console, args.million_rows)
 

@@ -20,7 +20,8 @@ from marlvec.policies import FunctionPolicy
 from marlvec.testing import NoOpEnv
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.sync import SyncVectorEnv
-from tests.collect.players import KINDS, MODES, EchoPolicy, asynchronous, factories, sync
+from marlvec.vector.thread import ThreadVectorEnv
+from tests.collect.players import KINDS, MODES, EchoPolicy, factories, sync
 from tests.collect.reference import Reference, check_batch
 from tests.collect.test_lost_episodes import Doomed
 from tests.collect.test_reference import CALLS, SALTS, by_agent, by_episode, given_mapping, one
@@ -102,10 +103,16 @@ def test_rows_are_the_references_in_whatever_order_envs_come_back(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["parallel", "masked turns", "keyed"])
-def test_worker_processes_give_the_same_batches(kind: str, mode: str) -> None:
+@pytest.mark.parametrize("backend", [AsyncVectorEnv, ThreadVectorEnv])
+def test_workers_give_the_same_batches(backend: Any, kind: str, mode: str) -> None:
+    made = factories(kind, 6, 3)
     calls: list[dict[str, int]] = [{"env_steps": 61}, {"agent_steps": 23}, {"episodes": 4}, {"env_steps": 5}]
     for batch_mode in ("truncate", "complete"):
-        with sync(kind, 6, 3, mode) as plain, asynchronous(kind, 6, 3, mode, num_workers=2) as workers:
+        copy = batch_mode == "truncate"
+        with (
+            sync(kind, 6, 3, mode) as plain,
+            backend(made, num_workers=2, autoreset_mode=mode, copy=copy) as workers,
+        ):
             options: dict[str, Any] = {"batch_mode": batch_mode, "seed": 3}
             want = Collector(plain, EchoPolicy(), agent_connectors=[FrameStack(3)], **options)
             got = Collector(workers, EchoPolicy(), agent_connectors=[FrameStack(3)], overlap=True, **options)
