@@ -25,10 +25,10 @@ from marlvec.testing import NoOpEnv
 
 
 class Ponderer(marlvec.RandomPolicy):
-    """Waits 0.1 ms a row, as for an accelerator, before it acts at random."""
+    """Waits 1 ms a row, as for an accelerator, before it acts at random."""
 
     def act(self, rows: Any, *, explore: bool = True) -> Any:
-        time.sleep(1e-4 * len(rows))
+        time.sleep(1e-3 * len(rows))
         return super().act(rows, explore=explore)
 
 
@@ -124,9 +124,9 @@ def main() -> None:
     for backend in ("sync", "async"):
         title = f"envs that do nothing x 64, {backend}"
         compare(console, title, NoOpEnv, args.rounds, args.seconds, num_envs=64, backend=backend)
-    title = "envs that wait 4 ms x 16, a policy that waits 0.1 ms a row"
-    waiting = partial(Sleeper, 0.004)
-    compare(console, title, waiting, args.rounds, args.seconds, Ponderer, num_envs=16, num_workers=16)
+    title = "envs that wait 10 ms x 16, 4 workers, a policy that waits 1 ms a row"
+    waiting = partial(Sleeper, 0.01)
+    compare(console, title, waiting, args.rounds, args.seconds, Ponderer, num_envs=16, num_workers=4)
     per_row(console, 64, args.rounds)
     memory(console, args.million_rows)
 

@@ -73,8 +73,8 @@ class Collector(Gathering):
             whole episodes only.
         count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
         batch_size: How much a batch of ``for batch in collector`` and of `background` is, as ``count_by`` counts.
-        overlap: Whether policies answer for envs that are back while the workers step the others, so that neither waits
-            for the other; at least half of the envs are waited for. Batches are the same, to the bit, as long as
+        overlap: Whether policies answer for envs that are back while the workers step the others, half of them at a
+            time, so that neither waits for the other. Batches are the same, to the bit, as long as
             policies and connectors answer each row for itself: one that draws from one random stream for all rows, or
             keeps running statistics, meets rows in another order. Callbacks hear of fewer envs at a time.
         random_steps: So many env steps, the first of this collector, are made with uniformly random legal actions, as

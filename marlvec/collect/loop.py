@@ -155,8 +155,7 @@ class Loop:
         """
         if not len(self.living):
             raise StateError("all envs are masked after faults, so there is nobody left to step; make() new ones")
-        env_ids = self.traffic.due(needed, self._episodes.steps_N)
-        if env_ids is None or len(env_ids):
+        while (env_ids := self.traffic.due(needed, self._episodes.steps_N)) is None or len(env_ids):
             self._act(env_ids)
         began = perf_counter()
         try:

@@ -52,7 +52,7 @@ class Traffic:
         self._going = self.all_ids  # of those that live, who does not rest
         self.round_N = np.zeros(envs.num_envs, np.int64)
         self._open = 0  # the last round that may begin
-        self._all_begin = True  # whether it is a new round for all that are due
+        self._all_begin = self._all_take_part = True  # whether those that are due begin a round, in which all are
         self._away_N = np.zeros(envs.num_envs, np.bool_)
         self._num_away = 0
         self._inbox: list[Arrival] = []  # came while others were waited for
@@ -82,6 +82,9 @@ class Traffic:
     def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
         """The envs that make their next step now; None for all.
 
+        With overlap these are half of all at most: where more are back, ask again once those are on their way. Else
+        envs that take equally long would all wait for the policies at the same time, for ever.
+
         Args:
             needed: How many are needed.
             steps_N: (N,) how many steps each has made: of some, those go that have made the fewest, so that all go
@@ -91,7 +94,11 @@ class Traffic:
         self._all_begin = not self._num_away and not (self._overlap and self._some_are_behind())
         if self._all_begin:
             k = needed(0)
-            chosen = going if k >= len(going) else np.sort(going[np.argsort(steps_N[going], kind="stable")[:k]])
+            self._all_take_part = k >= len(going)
+            if not self._all_take_part:
+                chosen = np.sort(going[np.argsort(steps_N[going], kind="stable")[:k]])
+            else:
+                chosen = self._half(going) if self._overlap else going
             return None if len(chosen) == len(self.all_ids) else chosen
         if not self._overlap:
             return _NOBODY
@@ -101,7 +108,11 @@ class Traffic:
             behind = int((self._open - self.round_N[going]).sum())
             if needed(self._num_away + behind) >= len(going):
                 self._open += 1
-        return idle[rounds < self._open]
+        return self._half(idle[rounds < self._open])
+
+    def _half(self, env_ids: IntArray) -> IntArray:
+        """Every other one of these where they are more than half of all: so every worker has some of both halves."""
+        return env_ids[::2] if len(env_ids) > (len(self._going) + 1) // 2 else env_ids
 
     def rest(self, resting_N: NDArray[np.bool_]) -> None:
         """These envs are not `due`, until others are said to rest."""
@@ -113,11 +124,12 @@ class Traffic:
     def send(self, actions: Any, env_ids: IntArray | None) -> None:
         """Have envs step that were `due`."""
         self._envs.send(actions, env_ids)
-        if not self._all_begin:
-            self.round_N[env_ids] += 1
-        else:  # whoever does not take part sits out this round
+        if self._all_begin:
             self._open = int(self.round_N.max()) + 1
-            self.round_N[:] = self._open
+        if self._all_begin and (env_ids is None or not self._all_take_part):
+            self.round_N[:] = self._open  # whoever does not take part sits out this round
+        else:
+            self.round_N[env_ids] += 1
         self._note_sent(env_ids)
 
     def renew(self, actions: Any, env_ids: IntArray) -> None:
