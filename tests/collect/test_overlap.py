@@ -23,7 +23,6 @@ from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, factories, sync
 from tests.collect.reference import Reference, check_batch
-from tests.collect.test_lost_episodes import Doomed
 from tests.collect.test_reference import CALLS, SALTS, by_agent, by_episode, given_mapping, one
 
 
@@ -137,23 +136,28 @@ def test_policies_answer_while_envs_are_on_the_way() -> None:
     assert {count for count, _ in inside} == {4}
 
 
-@pytest.mark.checklist(118)
-@settings(max_examples=60)
-@given(data=st.data(), order=st.integers(0, 2**32), mode=st.sampled_from(MODES), num_envs=st.integers(2, 4))
-def test_lost_episodes_are_counted_to_the_step(data: Any, order: int, mode: str, num_envs: int) -> None:
-    kinds = st.sampled_from(["fault", "quiet", "mask"])
-    doom = data.draw(
-        st.dictionaries(st.tuples(st.integers(0, num_envs - 2), st.integers(1, 30)), kinds, max_size=4), label="doom"
-    )
-    amounts = data.draw(st.lists(st.integers(1, 25), min_size=1, max_size=4), label="amounts")
-    # The order of `Doomed` is that of its envs; only how many are waited for is drawn by the collector.
-    with Doomed(factories("parallel", num_envs, 2), doom, autoreset_mode=mode) as envs:
-        collector = Collector(envs, EchoPolicy(), overlap=True, seed=order)
+@pytest.mark.fault("E13")
+@settings(max_examples=20)
+@given(
+    strikes=st.lists(st.integers(3, 30), min_size=1, max_size=3),
+    amounts=st.lists(st.integers(1, 25), min_size=1, max_size=4),
+    order=st.integers(0, 2**32),
+    mode=st.sampled_from(MODES),
+)
+def test_lost_episodes_are_counted_to_the_step(strikes: list[int], amounts: list[int], order: int, mode: str) -> None:
+    n = len(strikes) + 1  # the last one stays well
+    makes = [
+        lambda i=i, at=at: RaisingEnv(at=at, only_env=i if i < n - 1 else n, env_index=i, agent_num=2)
+        for i, at in enumerate([*strikes, 0])
+    ]
+    with Scattered(makes, order, autoreset_mode=mode, on_fault="mask") as envs:
+        collector = Collector(envs, FunctionPolicy(lambda rows: np.zeros(len(rows), int)), overlap=True, seed=0)
         metrics, handed = collector.metrics, 0
         for amount in amounts:
             assert collector.collect(env_steps=amount).env_steps == amount
             handed += amount
             assert metrics.env_steps == handed + metrics.env_steps_lost
+        assert metrics.episodes_faulty == len(envs.masked_env_ids)
 
 
 def test_a_worker_that_dies_costs_its_episodes_alone() -> None:
