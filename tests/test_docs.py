@@ -113,7 +113,7 @@ def test_the_quickstart_shows_shapes_and_batches(tmp_path: Path) -> None:
     printed = run(QUICKSTART, tmp_path)
     assert "obs (16, 3, 18) float32, rewards (16, 3), terminated (16, 3)" in printed
     assert re.search(r"  learner  4000 +[\d.]+ MB  obs, actions, actions_for_env", printed)
-    assert "  obs              float32  (4000, 75)" in printed
+    assert "  obs               float32  (4000, 75)" in printed
     # 2000 env steps in 16 envs are 125 steps each: five episodes of 25, of two agents.
     assert "160 of its rows are ends; the first: env 0, t 24" in printed
 

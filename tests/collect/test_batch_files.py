@@ -357,6 +357,13 @@ def test_parquet_gives_back_what_was_saved(tmp_path: Path, batch: SampleBatch) -
     assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
 
 
+def test_texts_with_a_nul_in_them_come_back(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    batch = SampleBatch({"text": np.array(["\x00b", "a\x00b", ""])})
+    batch.save(tmp_path / "x.parquet")
+    same(SampleBatch.load(tmp_path / "x.parquet"), batch)
+
+
 def test_arrow_alone_opens_it_by_the_columns_names(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     from pyarrow import parquet

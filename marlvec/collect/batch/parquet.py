@@ -52,7 +52,8 @@ def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
         forms[name] = [array.dtype.str, array.shape[1:]]
         if size := math.prod(array.shape[1:]):
             flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
-            values = arrow.array(flat, arrow.string() if flat.dtype.kind == "U" else None)
+            # Of an array of texts, arrow would cut each at its first NUL.
+            values = arrow.array(flat.tolist(), arrow.string()) if flat.dtype.kind == "U" else arrow.array(flat)
             tables[name] = values if array.ndim == 1 else arrow.FixedSizeListArray.from_arrays(values, size)
         return name
 
