@@ -1,12 +1,14 @@
 # Needs Python >= 3.11, make and a package index; everything else goes into $(VENV).
 #   make test PYTHON=python3.12 VENV=/tmp/venv      another Python, another place
-#   make test ARGS="-k collector -x"                arguments for pytest
+#   make test ARGS="-k collector -x" JOBS=0         arguments for pytest, which then runs in one process
 
 VENV ?= .venv
 # The first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
+# Processes that share the tests among them: they wait more than they work.
+JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -25,7 +27,7 @@ demo: $(VENV)/.stamp-run ## Set up, then the main job: simple_spread in 16 envs,
 		--connectors "evolve=FlattenObs, NormalizeObs(clip=5), AgentIndicator" --plot demo.png
 
 test: $(VENV)/.stamp-test ## Set up, then all tests but the soak
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.stamp-lint ## ruff, mypy --strict and the floors of the house
 	$(BIN)/ruff check .

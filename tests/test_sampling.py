@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from marlvec.errors import ContractError
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
+from tests.checklist import stable_id
 
 
 class Simplex(Box):
@@ -99,7 +100,7 @@ def test_members_of_any_space(space: Space[Any], n: int, seed: int) -> None:
         assert repr(member(space, batch, i)) == repr(member(space, again, i))
 
 
-@pytest.mark.parametrize("space", LEAVES, ids=repr)
+@pytest.mark.parametrize("space", LEAVES, ids=lambda space: stable_id(repr(space)))
 def test_the_callers_space_is_never_drawn_from(space: Space[Any]) -> None:
     space.seed(3)
     untouched = deepcopy(space)

@@ -24,6 +24,7 @@ from marlvec.spaces import (
     own_objects,
     snapshot,
 )
+from tests.checklist import stable_id
 from tests.vector.reference import assert_trees_equal
 
 # Gymnasium draws numpy scalars from 0-d Boxes of ints and bools, and then warns of them.
@@ -179,7 +180,7 @@ def test_a_space_differs_from_its_copy_in_nothing(space: Space[Any]) -> None:
         (Coins(2), Coins(3)),
         (Text(3), Discrete(3)),
     ],
-    ids=str,
+    ids=lambda space: stable_id(str(space)),
 )
 def test_where_spaces_differ(a: Space[Any], b: Space[Any]) -> None:
     for wrap, where in ((lambda s: s, "/"), (lambda s: Dict({"x": Tuple([Discrete(2), s])}), "/x/1")):

@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from marlvec.envs import GymnasiumEnv, RLlibEnv, adapt
 from marlvec.envs.testing import CounterEnv, KeyedEnv, SampledEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from marlvec.errors import ContractError
+from tests.checklist import stable_id
 from tests.envs.rig import Rig
 
 Spoil = Callable[[Any], Any]
@@ -245,7 +246,7 @@ def test_an_observation_of_another_shape(row: Any) -> None:
 
 
 @pytest.mark.fault("C7")
-@pytest.mark.parametrize("value", [None, {}, [], [1, [2]], "text", object()], ids=repr)
+@pytest.mark.parametrize("value", [None, {}, [], [1, [2]], "text", object()], ids=lambda value: stable_id(repr(value)))
 def test_no_observation_at_all(value: Any) -> None:
     refuses(spoiled(replace(0, "agent_1", value)), "agent_1", "expected")
 
