@@ -16,10 +16,19 @@ import numpy as np
 from marlvec.envs.catalog import catalog, gymnasium_entry
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.factory import EnvEntry, EnvFactory
-from marlvec.envs.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
-from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
+from marlvec.envs.recipe import EnvKwargs, Recipe, RenderModes, Wrapper, write_recipes
+from marlvec.errors import (
+    AlreadyRegisteredError,
+    ArgumentError,
+    MissingExtraError,
+    RegistryError,
+    UnknownEnvError,
+)
+from marlvec.native.plan import plan
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.engine import SettingsArguments
+from marlvec.vector.faults import capture, raise_failures
+from marlvec.vector.native import NativeVectorEnv
 from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv
@@ -83,7 +92,9 @@ def make(
             a list with one of these per env. A factory that declares an argument ``env_index`` or ``num_envs`` is told.
         num_envs: N; default 1, or the length of the list.
         backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
-            that release the interpreter lock; ``"sync"``: all envs in this process.
+            that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled worlds in
+            this process, for envs that have them (docs/native.md); ``"auto"``: native where that has the same numbers
+            bit for bit, is installed and supports all that is asked for, else async.
         num_workers: Worker processes or threads; default: one per usable core, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
             returns its first observation, and ``infos["final_observation"]`` the last one; ``"next_step"``: the next
@@ -162,6 +173,16 @@ def make(
         "on_fault": on_fault,
         "max_restarts": max_restarts,
     }
+    processes = (
+        ("context", context, None),
+        ("shared_memory", shared_memory, True),
+        ("daemon", daemon, True),
+        ("worker", worker, None),
+        ("step_timeout", step_timeout, None),
+    )
+    if backend == "auto":
+        asks_for_processes = any(value != default for _, value, default in processes)
+        backend = "async" if asks_for_processes or not _is_exact(recipes) else "native"
     if backend == "async":
         return AsyncVectorEnv(
             recipes,
@@ -173,22 +194,46 @@ def make(
             step_timeout=step_timeout,
             **settings,
         )
-    if backend not in ("sync", "thread"):
-        raise ArgumentError(f"backend must be 'async', 'thread' or 'sync', got {backend!r}")
-    for name, value, default in (
-        ("context", context, None),
-        ("shared_memory", shared_memory, True),
-        ("daemon", daemon, True),
-        ("worker", worker, None),
-        ("step_timeout", step_timeout, None),
-    ):
+    if backend not in ("sync", "thread", "native"):
+        raise ArgumentError(f"backend must be 'async', 'thread', 'sync', 'native' or 'auto', got {backend!r}")
+    for name, value, default in processes:
         if value != default:
             raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
+    if backend == "native":
+        return _make_native(recipes, num_workers, settings)
     if backend == "thread":
         return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
     if num_workers is not None:
         raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend='sync' has none")
     return SyncVectorEnv(recipes, **settings)
+
+
+def _make_native(recipes: list[Recipe], num_workers: int | None, settings: SettingsArguments) -> NativeVectorEnv:
+    """Build compiled worlds, or say why that cannot be."""
+    found = plan(recipes)
+    try:
+        env = found.build()
+    except TypeError as error:  # no such argument
+        raise_failures([capture(0, "__init__", error)], "this process")
+        raise
+    return NativeVectorEnv(
+        env,
+        num_workers=num_workers,
+        max_episode_steps=found.max_episode_steps,
+        render_modes=found.render_modes,
+        **settings,
+    )
+
+
+def _is_exact(recipes: list[Recipe]) -> bool:
+    """Whether compiled worlds can be had for these recipes, with the same numbers."""
+    try:
+        found = plan(recipes)
+        if found.entry.exact:
+            found.build()
+    except (ArgumentError, MissingExtraError, TypeError):
+        return False  # the reference says what is wrong, if anything is
+    return found.entry.exact
 
 
 def register(

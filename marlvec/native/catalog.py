@@ -47,7 +47,10 @@ class NativeEntry:
         return found
 
 
-_MPE: dict[str, str] = {}
+_MPE = {
+    "mpe/simple_v3": "mpe.simple:Simple",
+    "mpe/simple_spread_v3": "mpe.spread:SimpleSpread",
+}
 
 _GAMES: dict[str, str] = {}
 """Boards and cards: id → ``"module:Class"`` under ``marlvec.native``."""
