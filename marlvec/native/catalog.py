@@ -52,7 +52,13 @@ _MPE = {
     "mpe/simple_spread_v3": "mpe.spread:SimpleSpread",
 }
 
-_GAMES: dict[str, str] = {}
+_GAMES = {
+    "cards/kuhn_poker": "cards.kuhn:KuhnPoker",
+    "cards/leduc_poker": "cards.leduc:LeducPoker",
+    "pettingzoo/classic/connect_four_v3": "boards.connect_four:ConnectFour",
+    "pettingzoo/classic/rps_v2": "boards.rps:RockPaperScissors",
+    "pettingzoo/classic/tictactoe_v3": "boards.tictactoe:TicTacToe",
+}
 """Boards and cards: id → ``"module:Class"`` under ``marlvec.native``."""
 
 _entries: dict[str, NativeEntry] = {

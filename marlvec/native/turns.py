@@ -52,12 +52,12 @@ class TurnGame(NativeEnv):
 
     Attributes:
         turn_rows: The rows; there from `attach` on.
-        mover: (N,) int8, whose turn it is.
+        mover: (N,) int64, whose turn it is.
     """
 
     def __init__(self, num_worlds: int) -> None:
         super().__init__(num_worlds)
-        self.mover = np.zeros(num_worlds, np.int8)
+        self.mover = np.zeros(num_worlds, np.int64)
 
     def attach(self, rows: Rows) -> None:
         super().attach(rows)
