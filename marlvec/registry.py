@@ -28,7 +28,7 @@ from marlvec.native.plan import plan
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.engine import SettingsArguments
 from marlvec.vector.faults import capture, raise_failures
-from marlvec.vector.native import NativeVectorEnv
+from marlvec.vector.native import NativeVectorEnv, warm_up
 from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv
@@ -213,6 +213,9 @@ def _make_native(recipes: list[Recipe], num_workers: int | None, settings: Setti
     found = plan(recipes)
     try:
         env = found.build()
+        warm_up(
+            found.build(min(len(recipes), 2))
+        )  # of one world arrays have another layout, and functions another form
     except TypeError as error:  # no such argument
         raise_failures([capture(0, "__init__", error)], "this process")
         raise
@@ -230,7 +233,7 @@ def _is_exact(recipes: list[Recipe]) -> bool:
     try:
         found = plan(recipes)
         if found.entry.exact:
-            found.build()
+            found.build(1)
     except (ArgumentError, MissingExtraError, TypeError):
         return False  # the reference says what is wrong, if anything is
     return found.entry.exact

@@ -49,7 +49,14 @@ class NativeEntry:
 
 _MPE = {
     "mpe/simple_v3": "mpe.simple:Simple",
+    "mpe/simple_adversary_v3": "mpe.adversary:SimpleAdversary",
+    "mpe/simple_crypto_v3": "mpe.crypto:SimpleCrypto",
+    "mpe/simple_push_v3": "mpe.push:SimplePush",
+    "mpe/simple_reference_v3": "mpe.reference:SimpleReference",
+    "mpe/simple_speaker_listener_v4": "mpe.speaker_listener:SimpleSpeakerListener",
     "mpe/simple_spread_v3": "mpe.spread:SimpleSpread",
+    "mpe/simple_tag_v3": "mpe.tag:SimpleTag",
+    "mpe/simple_world_comm_v3": "mpe.world_comm:SimpleWorldComm",
 }
 
 _GAMES = {

@@ -30,15 +30,18 @@ class NativePlan:
     render_modes: tuple[str | None, ...]
     max_episode_steps: int | None
 
-    def build(self) -> NativeEnv:
+    def build(self, num_worlds: int | None = None) -> NativeEnv:
         """Build the worlds.
+
+        Args:
+            num_worlds: How many; None: all.
 
         Raises:
             MissingExtraError: numba is not installed.
             ArgumentError: An argument is wrong, or not supported.
             TypeError: There is no such argument.
         """
-        env = self.entry.load()(len(self.render_modes), **self.kwargs)
+        env = self.entry.load()(num_worlds or len(self.render_modes), **self.kwargs)
         known = env.metadata.get("render_modes", ())
         for mode in self.render_modes:
             if mode is not None and mode not in known:

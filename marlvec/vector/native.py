@@ -18,7 +18,7 @@ from marlvec.vector.native_shard import NativeShard
 from marlvec.vector.shares import Shares, usable_cores
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["NativeVectorEnv"]
+__all__ = ["NativeVectorEnv", "warm_up"]
 
 _WORTH_A_THREAD = 512  # worlds; with fewer, waking a thread takes longer than what it saves
 
@@ -111,3 +111,14 @@ class NativeVectorEnv(VectorEnv):
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()
         self._shard.close()
+
+
+def warm_up(env: NativeEnv) -> None:
+    """Have every function of a native env compiled, or fetched from disk, before somebody waits for a step.
+
+    Args:
+        env: Some worlds, of no other use after this.
+    """
+    with NativeVectorEnv(env, state=env.state_space is not None) as envs:
+        envs.reset(seed=0)
+        envs.step(envs.random_action())

@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
-from marlvec.native.contract import NativeEnv
+from marlvec.native.contract import Ids, NativeEnv, rows_of
 from marlvec.native.world import NativeWorld, WorldHandle
 from marlvec.vector.buffers import Buffers, Selection
 from marlvec.vector.control import Command, describe
@@ -21,8 +20,6 @@ from marlvec.vector.faults import capture
 from marlvec.vector.reports import Report
 
 __all__ = ["NativeShard"]
-
-Ids = NDArray[np.int64]
 
 
 class NativeShard:
@@ -74,16 +71,15 @@ class NativeShard:
 
     def run(self, operation: str, ids: Ids, arguments: tuple[Sequence[Any], ...] = ()) -> Report:
         """Do one of the operations that a request can name; ``arguments`` have one entry per world each."""
-        ids = np.ascontiguousarray(ids, np.int64)
         match operation:
             case "step" | "send":
-                return self._shared(self._step, ids)
+                return self._shared(self._step, np.sort(ids))
             case "reset":
                 return self._reset(ids, *arguments)
             case "control":
                 return self._control(ids, *arguments)
             case "state":
-                self._env.write_state(ids)
+                self._env.write_state(np.sort(ids))
                 return Report()
         raise ValueError(f"no such operation: {operation!r}")
 
@@ -112,21 +108,20 @@ class NativeShard:
 
     # --- resets ---
 
-    def _reset(
-        self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
-    ) -> Report:
+    def _reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> Report:
         """Begin new episodes. Cancels any autoreset that was due. The references of native envs look at no options."""
         given = [k for k, seed in enumerate(seeds) if seed is not None]
         if given:
             from marlvec.native.random import seed_worlds  # imports numba, which is there by now
 
             seed_worlds(self._env.rng, ids[given], [seeds[k] or 0 for k in given])
-        self._clear_step(_rows(ids))
+        ids = np.sort(ids)
+        self._clear_step(rows_of(ids))
         return self._shared(self._begin, ids)
 
     def _begin(self, ids: Ids, report: Report) -> None:
         """Begin an episode in each of these worlds."""
-        rows, buffers = _rows(ids), self._buffers
+        rows, buffers = rows_of(ids), self._buffers
         buffers.alive[rows] = False
         buffers.acting[rows] = False
         if self._declares_masks:
@@ -142,14 +137,14 @@ class NativeShard:
     # --- steps ---
 
     def _step(self, ids: Ids, report: Report) -> None:
-        self._clear_step(_rows(ids))
-        if self._mode == "next_step" and np.count_nonzero(over := self._over[_rows(ids)]):
+        self._clear_step(rows_of(ids))
+        if self._mode == "next_step" and np.count_nonzero(over := self._over[rows_of(ids)]):
             begin, ids = ids[over], ids[~over]
             self._begin(begin, report)
             self._buffers.reset_mask[begin] = True
             if not len(ids):
                 return
-        rows = _rows(ids)
+        rows = rows_of(ids)
         if np.count_nonzero(told := self._told[rows]):
             self._clear_finals(ids[told])
         self._env.step(ids)
@@ -165,7 +160,7 @@ class NativeShard:
 
     def _cut_short(self, ids: Ids, limit: int) -> None:
         """End the episodes whose time is up."""
-        buffers, rows = self._buffers, _rows(ids)
+        buffers, rows = self._buffers, rows_of(ids)
         self._elapsed[rows] += 1
         late = ids[(self._elapsed[rows] >= limit) & ~buffers.done[rows]]
         if not len(late):
@@ -180,7 +175,7 @@ class NativeShard:
 
     def _finish(self, ids: Ids, report: Report) -> None:
         """Episodes are over: keep their final observations, then begin the next ones if the mode says so."""
-        buffers, rows = self._buffers, _rows(ids)
+        buffers, rows = self._buffers, rows_of(ids)
         for obs, final in zip(buffers.obs, buffers.final_obs, strict=True):
             for source, target in zip(obs, final, strict=True):
                 target[rows] = source[rows]
@@ -225,10 +220,3 @@ class NativeShard:
         if i not in self._worlds:
             self._worlds[i] = WorldHandle(NativeWorld(self._env, i, self._render_modes[i]), self._env.name)
         return self._worlds[i]
-
-
-def _rows(ids: Ids) -> Selection:
-    """These worlds' rows: a slice, so that nothing is copied, where they follow on one another."""
-    if len(ids) and ids[-1] - ids[0] == len(ids) - 1 and (len(ids) < 3 or bool((np.diff(ids) == 1).all())):
-        return slice(int(ids[0]), int(ids[-1]) + 1)
-    return ids

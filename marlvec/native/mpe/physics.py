@@ -21,6 +21,7 @@ __all__ = [
     "move",
     "nearer",
     "put",
+    "put_colour",
     "put_comm",
     "put_offset",
     "put_own",
@@ -253,6 +254,14 @@ def put_comm(view: Any, i: Any, k: Any, comm: Any, a: Any) -> Any:
     for c in range(comm.shape[2]):
         view[i, k + c] = comm[i, a, c]
     return k + comm.shape[2]
+
+
+@kernel
+def put_colour(view: Any, i: Any, k: Any, which: Any, size: Any, low: Any, high: Any) -> Any:
+    """Write ``size`` numbers, all of them ``low`` but number ``which``."""
+    for c in range(size):
+        view[i, k + c] = high if c == which else low
+    return k + size
 
 
 @kernel
