@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from marlvec.native.cards.deck import deal
 from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
+from marlvec.native.single import SingleWorld
 from marlvec.native.turns import TurnGame, finish, pass_turn, start
 
-__all__ = ["KuhnPoker"]
+__all__ = ["KuhnPoker", "single"]
 
 CARDS = 3
 MOVES = 3  # the longest game: pass, bet, and the answer
@@ -59,6 +60,11 @@ class KuhnPoker(TurnGame):
 
     def cut_short(self, ids: Ids) -> None:
         _observe_all(ids, self.turn_rows.obs, self.hands, self.moves)
+
+
+def single() -> SingleWorld:
+    """Build one world as an env."""
+    return SingleWorld(KuhnPoker(1))
 
 
 @kernel

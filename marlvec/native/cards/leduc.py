@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from marlvec.native.cards.deck import deal
 from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
+from marlvec.native.single import SingleWorld
 from marlvec.native.turns import DRAWN, GOES_ON, ILLEGAL, LOST, WON, TurnGame, finish, pass_turn, start
 
-__all__ = ["LeducPoker"]
+__all__ = ["LeducPoker", "single"]
 
 CARDS = 6  # card k has rank k // 2
 OPEN = 2  # index of the open card in a deal
@@ -88,6 +89,11 @@ class LeducPoker(TurnGame):
 
     def cut_short(self, ids: Ids) -> None:
         _observe_all(ids, self.turn_rows, self.game)
+
+
+def single() -> SingleWorld:
+    """Build one world as an env."""
+    return SingleWorld(LeducPoker(1))
 
 
 @kernel
