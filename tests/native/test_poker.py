@@ -107,24 +107,25 @@ def test_leduc_is_openspiels_over_random_deals() -> None:
     assert returns >= {0.0, 1.0, -1.0, 3.0, -3.0, 13.0, -13.0}
 
 
-@pytest.mark.parametrize(("moves", "pot"), [((0,), [1.0, -1.0]), ((2, 2, 2), [3.0, -3.0]), ((2, 1, 0), [3.0, 3.0])])
-def test_an_illegal_move_at_leduc_is_a_fold_and_a_truncation(moves: tuple[int, ...], pot: list[float]) -> None:
+@pytest.mark.parametrize(("moves", "chips"), [((0,), 1.0), ((2, 2, 2), 3.0), ((2, 1, 0), 3.0)])
+def test_an_illegal_move_at_leduc_is_a_fold_and_a_truncation(moves: tuple[int, ...], chips: float) -> None:
     """A fold with nothing to answer, a third raise, and a fold in the second round before anybody has raised."""
-    table = Table(LeducPoker(1))
-    table.reset(np.arange(1), [0])
+    table = Table(LeducPoker(2))
+    first = np.array([0])
+    table.reset(np.arange(2), [0, 0])
     for move in moves:
         assert not table.rows.done[0]
         (mover,) = np.flatnonzero(table.rows.acting[0])
         allowed = table.rows.action_masks[0][0, mover].copy()
-        table.step(np.arange(1), np.array([move]))
+        table.step(first, np.array([move, -1]))
     assert not allowed[moves[-1]]
-    lost = abs(pot[0])
-    assert table.rows.reward[0].tolist() == [-lost if a == mover else lost for a in range(2)]
-    assert table.rows.terminated.all()
-    assert table.rows.truncated.all()
-    assert not table.rows.alive.any()
-    assert not table.rows.acting.any()
-    assert table.rows.action_masks[0].all()
+    lost = [-chips if a == mover else chips for a in range(2)]
+    assert table.rows.reward[0].tolist() == lost
+    assert table.rows.terminated[0].all()
+    assert table.rows.truncated[0].all()
+    assert not table.rows.alive[0].any()
+    assert not table.rows.acting[0].any()
+    assert table.rows.action_masks[0][0].all()
 
 
 @pytest.mark.parametrize(("native", "deck"), [(KuhnPoker, 3), (LeducPoker, 6)])
