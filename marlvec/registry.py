@@ -16,19 +16,11 @@ import numpy as np
 from marlvec.envs.catalog import catalog, gymnasium_entry
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.factory import EnvEntry, EnvFactory
-from marlvec.envs.recipe import EnvKwargs, Recipe, RenderModes, Wrapper, write_recipes
-from marlvec.errors import (
-    AlreadyRegisteredError,
-    ArgumentError,
-    MissingExtraError,
-    RegistryError,
-    UnknownEnvError,
-)
-from marlvec.native.plan import plan
+from marlvec.envs.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
+from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.engine import SettingsArguments
-from marlvec.vector.faults import capture, raise_failures
-from marlvec.vector.native import NativeVectorEnv, warm_up
+from marlvec.vector.native import is_exact, make_native
 from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv
@@ -182,7 +174,7 @@ def make(
     )
     if backend == "auto":
         asks_for_processes = any(value != default for _, value, default in processes)
-        backend = "async" if asks_for_processes or not _is_exact(recipes) else "native"
+        backend = "async" if asks_for_processes or not is_exact(recipes) else "native"
     if backend == "async":
         return AsyncVectorEnv(
             recipes,
@@ -200,43 +192,12 @@ def make(
         if value != default:
             raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
     if backend == "native":
-        return _make_native(recipes, num_workers, settings)
+        return make_native(recipes, num_workers, settings)
     if backend == "thread":
         return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
     if num_workers is not None:
         raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend='sync' has none")
     return SyncVectorEnv(recipes, **settings)
-
-
-def _make_native(recipes: list[Recipe], num_workers: int | None, settings: SettingsArguments) -> NativeVectorEnv:
-    """Build compiled worlds, or say why that cannot be."""
-    found = plan(recipes)
-    try:
-        env = found.build()
-        warm_up(
-            found.build(min(len(recipes), 2))
-        )  # of one world arrays have another layout, and functions another form
-    except TypeError as error:  # no such argument
-        raise_failures([capture(0, "__init__", error)], "this process")
-        raise
-    return NativeVectorEnv(
-        env,
-        num_workers=num_workers,
-        max_episode_steps=found.max_episode_steps,
-        render_modes=found.render_modes,
-        **settings,
-    )
-
-
-def _is_exact(recipes: list[Recipe]) -> bool:
-    """Whether compiled worlds can be had for these recipes, with the same numbers."""
-    try:
-        found = plan(recipes)
-        if found.entry.exact:
-            found.build(1)
-    except (ArgumentError, MissingExtraError, TypeError):
-        return False  # the reference says what is wrong, if anything is
-    return found.entry.exact
 
 
 def register(

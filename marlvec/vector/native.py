@@ -9,16 +9,19 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError, BrokenError
+from marlvec.envs.recipe import Recipe
+from marlvec.errors import ArgumentError, BrokenError, MissingExtraError
 from marlvec.native.contract import NativeEnv
+from marlvec.native.plan import plan
 from marlvec.vector.actions import ActionWriter
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.engine import Settings, SettingsArguments
+from marlvec.vector.faults import capture, raise_failures
 from marlvec.vector.native_shard import NativeShard
 from marlvec.vector.shares import Shares, usable_cores
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["NativeVectorEnv", "warm_up"]
+__all__ = ["NativeVectorEnv", "is_exact", "make_native"]
 
 _WORTH_A_THREAD = 512  # worlds; with fewer, waking a thread takes longer than what it saves
 
@@ -113,12 +116,49 @@ class NativeVectorEnv(VectorEnv):
         self._shard.close()
 
 
-def warm_up(env: NativeEnv) -> None:
-    """Have every function of a native env compiled, or fetched from disk, before somebody waits for a step.
+def make_native(recipes: Sequence[Recipe], num_workers: int | None, settings: SettingsArguments) -> NativeVectorEnv:
+    """Build compiled worlds, and have all their functions compiled.
 
     Args:
-        env: Some worlds, of no other use after this.
+        recipes: One per env.
+        num_workers: Threads, as above.
+        settings: As above.
+
+    Raises:
+        ArgumentError: There are none that do what is asked for; says why.
+        EnvArgumentError: They know no such argument.
+        MissingExtraError: numba is not installed.
     """
+    found = plan(recipes)
+    try:
+        env = found.build()
+        # Before somebody waits for a step. Of one world arrays have another layout, and functions another form.
+        _warm_up(found.build(min(len(recipes), 2)))
+    except TypeError as error:
+        raise_failures([capture(0, "__init__", error)], NativeVectorEnv._place)
+        raise
+    return NativeVectorEnv(
+        env,
+        num_workers=num_workers,
+        max_episode_steps=found.max_episode_steps,
+        render_modes=found.render_modes,
+        **settings,
+    )
+
+
+def is_exact(recipes: Sequence[Recipe]) -> bool:
+    """Whether compiled worlds can be had for these recipes, with the same numbers; compiles nothing."""
+    try:
+        found = plan(recipes)
+        if found.entry.exact:
+            found.build(1)
+    except (ArgumentError, MissingExtraError, TypeError):
+        return False  # if the arguments are wrong, the reference will say so
+    return found.entry.exact
+
+
+def _warm_up(env: NativeEnv) -> None:
+    """Have every function of a native env compiled, or fetched from disk; the worlds are of no other use."""
     with NativeVectorEnv(env, state=env.state_space is not None) as envs:
         envs.reset(seed=0)
         envs.step(envs.random_action())

@@ -184,7 +184,7 @@ class Scenario(NativeEnv):
         """Write ``view``."""
 
     def reached(self, ids: Ids) -> NDArray[np.bool_] | None:
-        """Which worlds have reached what they are for, (N,) bool, those of ``ids`` fresh; None: episodes have no goal."""
+        """Which worlds have reached their goal, (N,) bool, of which those of ``ids`` count; None: there is no goal."""
         return None
 
     def attach(self, rows: Rows) -> None:
