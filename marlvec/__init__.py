@@ -13,6 +13,7 @@ from marlvec.registry import make, register
 from marlvec.vector import (
     AsyncVectorEnv,
     Fault,
+    NativeVectorEnv,
     PerEnv,
     RestartLimit,
     SyncVectorEnv,
@@ -34,6 +35,7 @@ __all__ = [
     "SyncVectorEnv",
     "ThreadVectorEnv",
     "AsyncVectorEnv",
+    "NativeVectorEnv",
     "PerEnv",
     "Fault",
     "RestartLimit",
