@@ -179,6 +179,13 @@ class NativeEnv(ABC):
         it, to whomever.
         """
 
+    def check_actions(self, ids: Ids) -> None:
+        """Look at the actions in these worlds' rows, which lie in their spaces, before any world moves.
+
+        Raises:
+            ActionError: An agent that is acting cannot do that; names world and agent.
+        """
+
     def cut_short(self, ids: Ids) -> None:
         """Time is up in these worlds, after a step: write the observations in which the agents leave.
 

@@ -10,6 +10,7 @@ from marlvec.envs.recipe import Recipe
 from marlvec.errors import ArgumentError
 from marlvec.native.catalog import NativeEntry, native_entry
 from marlvec.native.contract import NativeEnv, refuse
+from marlvec.native.padded import PaddedNative
 
 __all__ = ["NativePlan", "plan"]
 
@@ -23,12 +24,14 @@ class NativePlan:
         kwargs: For its constructor.
         render_modes: One mode or None per world.
         max_episode_steps: After how many steps episodes are truncated, or None.
+        pad: Whether agents of different spaces are padded to one group.
     """
 
     entry: NativeEntry
     kwargs: dict[str, Any]
     render_modes: tuple[str | None, ...]
     max_episode_steps: int | None
+    pad: bool
 
     def build(self, num_worlds: int | None = None) -> NativeEnv:
         """Build the worlds.
@@ -39,6 +42,7 @@ class NativePlan:
         Raises:
             MissingExtraError: numba is not installed.
             ArgumentError: An argument is wrong, or not supported.
+            ContractError: The agents' spaces cannot be padded.
             TypeError: There is no such argument.
         """
         env = self.entry.load()(num_worlds or len(self.render_modes), **self.kwargs)
@@ -49,7 +53,7 @@ class NativePlan:
                 raise ArgumentError(f"render_mode={mode!r}: {self.entry.id} supports {supported}")
             if mode == "human":  # the reference draws in every step
                 raise refuse(self.entry.id, "render_mode='human'")
-        return env
+        return PaddedNative(env) if self.pad and len(env.spec().groups) > 1 else env
 
 
 def plan(recipes: Sequence[Recipe]) -> NativePlan:
@@ -74,11 +78,9 @@ def plan(recipes: Sequence[Recipe]) -> NativePlan:
             raise refuse(name, f"envs of different arguments (env 0 has {kwargs}, env {recipe.env_index} others)")
     if first.wrappers:
         raise refuse(name, "wrappers")
-    if first.pad:
-        raise refuse(name, "pad=True")
     modes = tuple(recipe.render_mode or kwargs.get("render_mode") for recipe in recipes)
     kwargs.pop("render_mode", None)
-    return NativePlan(entry, kwargs, modes, first.max_episode_steps)
+    return NativePlan(entry, kwargs, modes, first.max_episode_steps, first.pad)
 
 
 def _arguments(recipe: Recipe) -> dict[str, Any]:

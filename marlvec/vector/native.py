@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.recipe import Recipe
-from marlvec.errors import ArgumentError, BrokenError, MissingExtraError
+from marlvec.errors import ArgumentError, BrokenError, ContractError, MissingExtraError
 from marlvec.native.contract import NativeEnv
 from marlvec.native.plan import plan
 from marlvec.vector.actions import ActionWriter
@@ -62,6 +62,7 @@ class NativeVectorEnv(VectorEnv):
         if num_workers is None:
             num_workers = max(1, min(usable_cores(), n // _WORTH_A_THREAD))
         self.num_workers = Shares(n, num_workers).num_workers
+        self._env = env
         self._shard = NativeShard(
             env,
             num_threads=self.num_workers,
@@ -76,6 +77,12 @@ class NativeVectorEnv(VectorEnv):
         self._requests: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
         self._bind(spec, buffers)
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate="strict")
+
+    def _send_actions(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
+        self._calls.check_episodes(ids, call)
+        self._action_writer.write(self._buffers, actions, ids, self._rows(ids))
+        self._env.check_actions(ids)
+        self._begin(call, call, ids)
 
     def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         self._sending = True
@@ -152,7 +159,7 @@ def is_exact(recipes: Sequence[Recipe]) -> bool:
         found = plan(recipes)
         if found.entry.exact:
             found.build(1)
-    except (ArgumentError, MissingExtraError, TypeError):
+    except (ArgumentError, ContractError, MissingExtraError, TypeError):
         return False  # if the arguments are wrong, the reference will say so
     return found.entry.exact
 

@@ -16,7 +16,15 @@ pytest.importorskip("numba", reason="the extra `native` is not installed")
 
 import marlvec
 from marlvec import Collector, NativeVectorEnv, VectorEnv, make
-from marlvec.errors import ActionError, ArgumentError, BrokenError, ClosedError, EnvRaised, MissingExtraError, NotResetError
+from marlvec.errors import (
+    ActionError,
+    ArgumentError,
+    BrokenError,
+    ClosedError,
+    EnvRaised,
+    MissingExtraError,
+    NotResetError,
+)
 from marlvec.native import NativeEnv
 from marlvec.policies import RandomPolicy
 from marlvec.testing import check_vector_env
@@ -206,7 +214,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("num_agent_neighbors", {"num_agent_neighbors": 1}),
     ("benchmark_data", {"benchmark_data": True}),
     ("wrappers", {"wrappers": [lambda env: env]}),
-    ("pad=True", {"pad": True}),
     ("different arguments", {"env_kwargs": [{"N": 2}, {"N": 3}]}),
     ("render_mode='human'", {"render_mode": "human"}),
 ]
@@ -216,6 +223,31 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 def test_what_is_not_supported_says_which_backend_is(words: str, options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"{re.escape(words)}.*backend='async'"):
         native("simple_spread", 2, **options)
+
+
+@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("name", ["simple_speaker_listener", "simple_crypto", "simple_world_comm", "simple_spread"])
+def test_padded_worlds_are_padded_envs(name: str, continuous: bool) -> None:
+    a, b = pair(name, 3, pad=True, continuous_actions=continuous, max_cycles=4, state=True, max_episode_steps=3)
+    with a, b:
+        assert a.spec.difference(b.spec) is None
+        assert a.groups == b.groups
+        same(a.reset(seed=2), b.reset(seed=2))
+        for t in range(10):
+            ids = [[0, 1, 2], [2, 0]][t % 2]
+            for envs in (a, b):
+                envs.send(envs.random_action(env_ids=ids), ids)
+            first, second = a.recv(), b.recv()
+            same((first.obs, first.rewards, first.infos), (second.obs, second.rewards, second.infos))
+        same(a.reset(env_ids=[1]), b.reset(env_ids=[1]))
+
+
+def test_a_padded_action_that_an_agent_has_not_got_is_refused() -> None:
+    with native("simple_speaker_listener", 2, pad=True) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ActionError, match=r"env 1, agent 'speaker_0': 3 is not in its own Discrete\(3\)"):
+            envs.step(np.array([[2, 4], [3, 4]]))
+        envs.step(np.array([[2, 4], [2, 4]]))
 
 
 def test_other_envs_have_no_native_form() -> None:
@@ -348,5 +380,5 @@ def test_the_collector_brings_what_it_brings_of_sync(name: str, batch_mode: str)
 
     for first, second in zip(collect("native"), collect("sync"), strict=True):
         assert first.keys() == second.keys()
-        for column in first.keys():
+        for column, _ in first.items():
             assert np.asarray(first[column]).tobytes() == np.asarray(second[column]).tobytes(), column
