@@ -92,7 +92,8 @@ def start(rows: Any, i: int, mover: int) -> None:
 def pass_turn(rows: Any, i: int, before: int, after: int) -> None:
     """It is another's turn, or the same one's again; the kernel that calls this writes ``after``'s mask."""
     rows.acting[i, before] = False
-    rows.masks[i, before] = True
+    for k in range(rows.masks.shape[2]):
+        rows.masks[i, before, k] = True
     rows.acting[i, after] = True
 
 

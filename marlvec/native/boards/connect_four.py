@@ -104,11 +104,11 @@ def _step(
     for i in ids:
         me = int(mover[i])
         other = 1 - me
-        outcome = _play(stones[i], heights[i], last[i], me, rows.actions[i, me])
+        outcome = _play(stones, heights, last, i, me, rows.actions[i, me])
         if outcome == GOES_ON:
             mover[i] = other
             pass_turn(rows, i, me, other)
-            _observe(rows.obs[i, other], last[i], other)
+            _observe(rows.obs, last, i, other)
             for column in range(WIDTH):
                 rows.masks[i, other, column] = heights[i, column] < HEIGHT
         else:
@@ -117,23 +117,30 @@ def _step(
             if legal:
                 mover[i] = other
                 rows.reward[i, other] = -outcome
-            _observe(rows.obs[i, 0], last[i], 0)
-            _observe(rows.obs[i, 1], last[i], 1)
+            _observe(rows.obs, last, i, 0)
+            _observe(rows.obs, last, i, 1)
 
 
 @kernel
-def _play(stones: NDArray[np.uint64], heights: NDArray[np.int8], last: NDArray[np.int8], me: int, column: int) -> int:
-    """Drop a stone on one board, and say what it came to."""
-    height = heights[column]
+def _play(
+    stones: NDArray[np.uint64],
+    heights: NDArray[np.int8],
+    last: NDArray[np.int8],
+    i: int,
+    me: int,
+    column: int,
+) -> int:
+    """Drop a stone in world ``i``, and say what it came to."""
+    height = heights[i, column]
     if height == HEIGHT:
         return ILLEGAL
-    stones[me] |= _ONE << np.uint64(WIDTH * column + height)
-    heights[column] = height + 1
-    last[me] = WIDTH * (HEIGHT - 1 - height) + column
-    if _four_in_line(stones[me]):
+    stones[i, me] |= _ONE << np.uint64(WIDTH * column + height)
+    heights[i, column] = height + 1
+    last[i, me] = WIDTH * (HEIGHT - 1 - height) + column
+    if _four_in_line(stones[i, me]):
         return WON
     for k in range(WIDTH):
-        if heights[k] < HEIGHT:
+        if heights[i, k] < HEIGHT:
             return GOES_ON
     return DRAWN
 
@@ -148,16 +155,16 @@ def _four_in_line(stones: np.uint64) -> bool:
 
 
 @kernel
-def _observe(obs: NDArray[np.int8], last: NDArray[np.int8], player: int) -> None:
+def _observe(obs: NDArray[np.int8], last: NDArray[np.int8], i: int, player: int) -> None:
     """Bring one player's view up to date: a plane of its own stones, then one of the other's."""
     for plane in range(2):
-        place = last[player if plane == 0 else 1 - player]
+        place = last[i, player if plane == 0 else 1 - player]
         if place >= 0:
-            obs[place // WIDTH, place % WIDTH, plane] = 1
+            obs[i, player, place // WIDTH, place % WIDTH, plane] = 1
 
 
 @kernel
 def _observe_all(ids: Ids, obs: NDArray[np.int8], last: NDArray[np.int8]) -> None:
     for i in ids:
         for a in range(2):
-            _observe(obs[i, a], last[i], a)
+            _observe(obs, last, i, a)
