@@ -48,9 +48,12 @@ class NativeEntry:
 
 
 _MPE = {
+    "mpe/collect_treasure_v1": "mpe.treasure:CollectTreasure",
     "mpe/simple_v3": "mpe.simple:Simple",
     "mpe/simple_adversary_v3": "mpe.adversary:SimpleAdversary",
     "mpe/simple_crypto_v3": "mpe.crypto:SimpleCrypto",
+    "mpe/simple_formation_v1": "mpe.formation:SimpleFormation",
+    "mpe/simple_line_v1": "mpe.line:SimpleLine",
     "mpe/simple_push_v3": "mpe.push:SimplePush",
     "mpe/simple_reference_v3": "mpe.reference:SimpleReference",
     "mpe/simple_speaker_listener_v4": "mpe.speaker_listener:SimpleSpeakerListener",

@@ -33,6 +33,13 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
         {"num_good": 1, "num_adversaries": 2, "num_obstacles": 3, "num_food": 1, "num_forests": 0},
         {"num_good": 3, "num_adversaries": 1, "num_forests": 5},
     ],
+    "simple_line": [{}, {"N": 1}, {"N": 9, "terminate_on_success": True}],
+    "simple_formation": [{}, {"N": 1, "terminate_on_success": True}, {"N": 10}],
+    "collect_treasure": [
+        {},
+        {"num_collectors": 12, "num_deposits": 1, "num_treasures": 20},
+        {"num_collectors": 2, "num_deposits": 4, "num_treasures": 3},
+    ],
 }
 """Per scenario: the default, and others that reach other branches."""
 

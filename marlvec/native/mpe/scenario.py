@@ -266,7 +266,11 @@ class Scenario(NativeEnv):
         for a, agent in enumerate(world.agents):
             agent.state.p_vel = self.vel[i, a].copy()
             agent.state.c = self.comm[i, a].copy()
+        self.dress(world, i)
         return env
+
+    def dress(self, world: Any, i: int) -> None:
+        """Give the reference's ``world`` what world ``i`` has besides, where that changes during an episode."""
 
 
 def check_count(name: str, value: Any, least: int) -> int:
