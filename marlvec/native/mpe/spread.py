@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from marlvec.native.contract import Ids, refuse
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.physics import distance, nearer, put_comm, put_offset, put_own, scatter, touching
+from marlvec.native.mpe.physics import distance, nearer, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count, check_ratio
 
 __all__ = ["SimpleSpread"]
@@ -75,7 +75,7 @@ class SimpleSpread(Scenario):
         return self._reached
 
     def observe(self, ids: Ids) -> None:
-        _observe(ids, self.pos, self.vel, self.comm, self.view)
+        _observe(ids, self.pos, self.vel, self.view)
 
 
 @kernel
@@ -101,12 +101,15 @@ def _score(ids: Any, pos: Any, size: Any, reward: Any, local: Any, collisions_co
         for landmark in range(agent_num, len(size)):
             everyone -= _least(pos, i, landmark, agent_num)
         for a in range(agent_num):
-            own = 0.0
-            if collisions_cost:
-                for b in range(agent_num):
-                    if b != a and touching(pos, size, i, b, a):
-                        own -= 1.0
-            reward[i, a] = everyone * (1 - local) + own * local + 0.0
+            reward[i, a] = 0.0
+        if collisions_cost:
+            for a in range(agent_num):
+                for b in range(a + 1, agent_num):
+                    if touching(pos, size, i, a, b):
+                        reward[i, a] -= 1.0
+                        reward[i, b] -= 1.0
+        for a in range(agent_num):
+            reward[i, a] = everyone * (1 - local) + reward[i, a] * local + 0.0
 
 
 @kernel
@@ -120,7 +123,7 @@ def _find_covered(ids: Any, pos: Any, reached: Any) -> None:
 
 
 @kernel
-def _observe(ids: Any, pos: Any, vel: Any, comm: Any, view: Any) -> None:
+def _observe(ids: Any, pos: Any, vel: Any, view: Any) -> None:
     agent_num = vel.shape[1]
     for i in ids:
         k = 0
@@ -132,6 +135,4 @@ def _observe(ids: Any, pos: Any, vel: Any, comm: Any, view: Any) -> None:
             for b in range(agent_num):
                 if b != a:
                     k = put_offset(view, i, k, pos, b, a)
-            for b in range(agent_num):
-                if b != a:
-                    k = put_comm(view, i, k, comm, b)
+            k += 2 * (agent_num - 1)  # what the others say, who are all silent: zeros from the start
