@@ -43,12 +43,21 @@ def test_twenty_seeds_of_full_length_are_the_reference(case: tuple[str, dict[str
 
 
 COUNTS = st.integers(1, 4)
+SOME = st.one_of(st.none(), st.integers(1, 5))
+NEAR = {"num_agent_neighbors": SOME, "num_landmark_neighbors": SOME}
 HYPOTHETICAL = {
     "simple_spread": st.fixed_dictionaries(
-        {"N": COUNTS, "local_ratio": st.floats(0, 1), "terminate_on_success": st.booleans()}
+        {"N": COUNTS, "local_ratio": st.floats(0, 1), "terminate_on_success": st.booleans(), **NEAR}
     ),
-    "simple_tag": st.fixed_dictionaries({"num_good": COUNTS, "num_adversaries": COUNTS, "num_obstacles": COUNTS}),
-    "simple_adversary": st.fixed_dictionaries({"N": COUNTS}),
+    "simple_tag": st.fixed_dictionaries(
+        {"num_good": COUNTS, "num_adversaries": COUNTS, "num_obstacles": COUNTS, **NEAR}
+    ),
+    "simple_adversary": st.fixed_dictionaries({"N": COUNTS, **NEAR}),
+    "simple_line": st.fixed_dictionaries({"N": COUNTS, "terminate_on_success": st.booleans()}),
+    "simple_formation": st.fixed_dictionaries({"N": COUNTS, "terminate_on_success": st.booleans()}),
+    "collect_treasure": st.fixed_dictionaries(
+        {"num_collectors": COUNTS, "num_deposits": COUNTS, "num_treasures": COUNTS}
+    ),
     "simple_reference": st.fixed_dictionaries({"local_ratio": st.floats(0, 1)}),
     "simple_world_comm": st.fixed_dictionaries(
         {
@@ -134,14 +143,14 @@ def test_episodes_that_reach_their_goal_are_terminated() -> None:
 def test_a_reference_built_from_a_world_goes_on_as_the_world_does(case: tuple[str, dict[str, Any]]) -> None:
     """Over the end of the episode, too: goals, random stream and time come along."""
     name, kwargs = case
-    with native(name, 2, max_cycles=SHORT, autoreset_mode="disabled", state=True, **kwargs) as envs:
+    with native(name, 2, max_cycles=SHORT, state=True, **kwargs) as envs:
         envs.reset(seed=11)
         for t in range(4):
             envs.step(envs.random_action(seed=t))
         (env,) = envs.exec_func(lambda world: world.reference(), [1])
         assert env.state().tobytes() == envs.state()[1].tobytes()
-        for t in range(4, SHORT):
-            actions = envs.random_action(seed=t)
+        while env.agents:
+            actions = envs.random_action()
             parts = actions if envs.grouped else {next(iter(envs.groups)): actions}
             own = {
                 envs.agents[a]: parts[group][1, j]
@@ -149,11 +158,7 @@ def test_a_reference_built_from_a_world_goes_on_as_the_world_does(case: tuple[st
                 for j, a in enumerate(members)
             }
             *_, infos = envs.step(actions)
-            env.step(own if kwargs["continuous_actions"] else {agent: int(a) for agent, a in own.items()})
-            assert env.state().tobytes() == infos["state"][1].tobytes()
-            if infos["_final_state"][1] if "_final_state" in infos else False:
-                break
-        _, infos = envs.reset()
+            env.step(own if kwargs["continuous_actions"] else {agent: int(action) for agent, action in own.items()})
+            assert env.state().tobytes() == infos["state" if env.agents else "final_state"][1].tobytes()
         env.reset()
         assert env.state().tobytes() == infos["state"][1].tobytes()
-        assert not env.unwrapped.steps

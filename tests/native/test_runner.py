@@ -211,7 +211,6 @@ def test_bad_boxes_are_refused(value: float) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("num_agent_neighbors", {"num_agent_neighbors": 1}),
     ("benchmark_data", {"benchmark_data": True}),
     ("wrappers", {"wrappers": [lambda env: env]}),
     ("different arguments", {"env_kwargs": [{"N": 2}, {"N": 3}]}),
@@ -276,7 +275,7 @@ def test_wrong_arguments_are_told(error: type[Exception], words: str, options: d
 
 AUTO: list[tuple[str, dict[str, Any], str]] = [
     ("simple_spread", {}, "native"),
-    ("simple_spread", {"num_agent_neighbors": 1}, "async"),
+    ("simple_spread", {"benchmark_data": True}, "async"),
     ("simple_spread", {"wrappers": [lambda env: env]}, "async"),
     ("simple_spread", {"step_timeout": 9.0}, "async"),
     ("CartPole-v1", {}, "async"),

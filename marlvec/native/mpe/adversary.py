@@ -6,8 +6,9 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from marlvec.native.contract import Ids, refuse
+from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
+from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import distance, nearer, put_offset, scatter
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
 from marlvec.native.random import bounded
@@ -21,7 +22,7 @@ class SimpleAdversary(Scenario):
     Args:
         num_worlds: How many.
         N: Good agents, and landmarks.
-        num_agent_neighbors, num_landmark_neighbors: Not supported.
+        num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
         options: See `Options`.
 
     Attributes:
@@ -38,10 +39,10 @@ class SimpleAdversary(Scenario):
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        if num_agent_neighbors is not None or num_landmark_neighbors is not None:
-            raise refuse(self.name, "partial observability (num_agent_neighbors, num_landmark_neighbors)")
         good = check_count("N", N, 1)
         self.goal = np.zeros(num_worlds, np.int64)
+        self._seen = Neighbours(num_worlds, good + 1, good, num_agent_neighbors, num_landmark_neighbors)
+        seen = 2 * (self._seen.agents.shape[2] + self._seen.landmarks.shape[2])
         super().__init__(
             num_worlds,
             agents=[
@@ -49,9 +50,13 @@ class SimpleAdversary(Scenario):
                 *(Body(f"agent_{a}", 0.15, collide=False) for a in range(good)),
             ],
             landmarks=[Body(f"landmark {j}", 0.08, collide=False) for j in range(good)],
-            obs_sizes=[4 * good, *[4 * good + 2] * good],
+            obs_sizes=[seen, *[seen + 2] * good],
             options=options,
-            own={"N": good},
+            own={
+                "N": good,
+                "num_agent_neighbors": num_agent_neighbors,
+                "num_landmark_neighbors": num_landmark_neighbors,
+            },
         )
 
     def place(self, ids: Ids) -> None:
@@ -61,6 +66,10 @@ class SimpleAdversary(Scenario):
         _score(ids, self.pos, self.goal, self.rows.reward)
 
     def observe(self, ids: Ids) -> None:
+        if self._seen.limited:
+            self._seen.look(ids, self.pos)
+            _observe_near(ids, self.pos, self.goal, self._seen.agents, self._seen.landmarks, self.view)
+            return
         _observe(ids, self.pos, self.goal, len(self.agents), self.view)
 
 
@@ -97,3 +106,15 @@ def _observe(ids: Any, pos: Any, goal: Any, agent_num: Any, view: Any) -> None:
             for b in range(agent_num):
                 if b != a:
                     k = put_offset(view, i, k, pos, b, a)
+
+
+@kernel
+def _observe_near(ids: Any, pos: Any, goal: Any, others: Any, landmarks: Any, view: Any) -> None:
+    agent_num = others.shape[1]
+    for i in ids:
+        k = 0
+        for a in range(agent_num):
+            if a > 0:
+                k = put_offset(view, i, k, pos, agent_num + goal[i], a)
+            k = put_seen(view, i, k, pos, landmarks, a)
+            k = put_seen(view, i, k, pos, others, a)

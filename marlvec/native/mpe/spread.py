@@ -7,8 +7,9 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.native.contract import Ids, refuse
+from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
+from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import distance, nearer, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count, check_ratio
 
@@ -26,7 +27,7 @@ class SimpleSpread(Scenario):
         local_ratio: Weight of an agent's own reward against that of all.
         curriculum: Only its first stage: collisions cost nothing.
         terminate_on_success: End episodes once every landmark is covered.
-        num_agent_neighbors, num_landmark_neighbors: Not supported.
+        num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
         options: See `Options`.
     """
 
@@ -43,9 +44,9 @@ class SimpleSpread(Scenario):
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        if num_agent_neighbors is not None or num_landmark_neighbors is not None:
-            raise refuse(self.name, "partial observability (num_agent_neighbors, num_landmark_neighbors)")
         size = check_count("N", N, 1)
+        self._seen = Neighbours(num_worlds, size, size, num_agent_neighbors, num_landmark_neighbors)
+        others, landmarks = self._seen.agents.shape[2], self._seen.landmarks.shape[2]
         self._local = check_ratio(local_ratio)
         self._collisions_cost = not curriculum
         self._reached = np.zeros(num_worlds, np.bool_) if terminate_on_success else None
@@ -53,13 +54,15 @@ class SimpleSpread(Scenario):
             num_worlds,
             agents=[Body(f"agent_{a}", 0.15) for a in range(size)],
             landmarks=[Body(f"landmark {j}", collide=False) for j in range(size)],
-            obs_sizes=[6 * size] * size,
+            obs_sizes=[4 + 2 * landmarks + 4 * others] * size,
             options=options,
             own={
                 "N": size,
                 "local_ratio": local_ratio,
                 "curriculum": curriculum,
                 "terminate_on_success": terminate_on_success,
+                "num_agent_neighbors": num_agent_neighbors,
+                "num_landmark_neighbors": num_landmark_neighbors,
             },
         )
 
@@ -75,6 +78,10 @@ class SimpleSpread(Scenario):
         return self._reached
 
     def observe(self, ids: Ids) -> None:
+        if self._seen.limited:
+            self._seen.look(ids, self.pos)
+            _observe_near(ids, self.pos, self.vel, self._seen.agents, self._seen.landmarks, self.view)
+            return
         _observe(ids, self.pos, self.vel, self.view)
 
 
@@ -136,3 +143,15 @@ def _observe(ids: Any, pos: Any, vel: Any, view: Any) -> None:
                 if b != a:
                     k = put_offset(view, i, k, pos, b, a)
             k += 2 * (agent_num - 1)  # what the others say, who are all silent: zeros from the start
+
+
+@kernel
+def _observe_near(ids: Any, pos: Any, vel: Any, others: Any, landmarks: Any, view: Any) -> None:
+    for i in ids:
+        k = 0
+        for a in range(vel.shape[1]):
+            k = put_own(view, i, k, vel, a)
+            k = put_own(view, i, k, pos, a)
+            k = put_seen(view, i, k, pos, landmarks, a)
+            k = put_seen(view, i, k, pos, others, a)
+            k += 2 * others.shape[2]  # what they say

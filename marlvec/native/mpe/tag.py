@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
-from marlvec.native.contract import Ids, refuse
+from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.boundary import boundary, exponentials
-from marlvec.native.mpe.physics import put_offset, put_own, scatter, touching
+from marlvec.native.mpe.neighbours import Neighbours, put_seen
+from marlvec.native.mpe.physics import put, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
 
 __all__ = ["SimpleTag"]
@@ -25,7 +26,7 @@ class SimpleTag(Scenario):
         num_good, num_adversaries, num_obstacles: How many of each.
         curriculum: Only its first stage: the prey has half its speed.
         terminate_on_success: End episodes once every good agent is caught.
-        num_agent_neighbors, num_landmark_neighbors: Not supported.
+        num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
         options: See `Options`.
     """
 
@@ -43,8 +44,6 @@ class SimpleTag(Scenario):
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        if num_agent_neighbors is not None or num_landmark_neighbors is not None:
-            raise refuse(self.name, "partial observability (num_agent_neighbors, num_landmark_neighbors)")
         good = check_count("num_good", num_good, 0)
         self._hunters = hunters = check_count("num_adversaries", num_adversaries, 0)
         obstacles = check_count("num_obstacles", num_obstacles, 0)
@@ -53,7 +52,11 @@ class SimpleTag(Scenario):
         pace = 0.5 if curriculum else 1.0
         self._reached = np.zeros(num_worlds, np.bool_) if terminate_on_success else None
         self._exp = np.zeros((num_worlds, good, 2))
-        common = 4 + 2 * obstacles + 2 * (good + hunters - 1)
+        self._seen = Neighbours(num_worlds, good + hunters, obstacles, num_agent_neighbors, num_landmark_neighbors)
+        self._all_seen = num_agent_neighbors is None
+        others, landmarks = self._seen.agents.shape[2], self._seen.landmarks.shape[2]
+        common = 4 + 2 * landmarks + 2 * others
+        moving = (good, good - 1) if self._all_seen else (others, others)  # whose velocity is seen
         super().__init__(
             num_worlds,
             agents=[
@@ -61,7 +64,7 @@ class SimpleTag(Scenario):
                 *(Body(f"agent_{a}", 0.05, accel=4.0 * pace, max_speed=1.3 * pace) for a in range(good)),
             ],
             landmarks=[Body(f"landmark {j}", 0.2) for j in range(obstacles)],
-            obs_sizes=[common + 2 * good] * hunters + [common + 2 * (good - 1)] * good,
+            obs_sizes=[common + 2 * moving[0]] * hunters + [common + 2 * moving[1]] * good,
             options=options,
             own={
                 "num_good": good,
@@ -69,6 +72,8 @@ class SimpleTag(Scenario):
                 "num_obstacles": obstacles,
                 "curriculum": curriculum,
                 "terminate_on_success": terminate_on_success,
+                "num_agent_neighbors": num_agent_neighbors,
+                "num_landmark_neighbors": num_landmark_neighbors,
             },
         )
 
@@ -85,6 +90,11 @@ class SimpleTag(Scenario):
         return self._reached
 
     def observe(self, ids: Ids) -> None:
+        if self._seen.limited:
+            self._seen.look(ids, self.pos)
+            seen = (self._seen.agents, self._seen.landmarks, self._all_seen)
+            _observe_near(ids, self.pos, self.vel, self._hunters, *seen, self.view)
+            return
         _observe(ids, self.pos, self.vel, self._hunters, self.view)
 
 
@@ -141,3 +151,22 @@ def _observe(ids: Any, pos: Any, vel: Any, hunters: Any, view: Any) -> None:
             for b in range(hunters, agent_num):
                 if b != a:
                     k = put_own(view, i, k, vel, b)
+
+
+@kernel
+def _observe_near(
+    ids: Any, pos: Any, vel: Any, hunters: Any, others: Any, landmarks: Any, all_seen: Any, view: Any
+) -> None:
+    for i in ids:
+        k = 0
+        for a in range(vel.shape[1]):
+            k = put_own(view, i, k, vel, a)
+            k = put_own(view, i, k, pos, a)
+            k = put_seen(view, i, k, pos, landmarks, a)
+            k = put_seen(view, i, k, pos, others, a)
+            for m in range(others.shape[2]):
+                b = others[i, a, m]
+                if b >= hunters:
+                    k = put_own(view, i, k, vel, b)
+                elif not all_seen:
+                    k = put(view, i, k, 0.0, 0.0)
