@@ -97,7 +97,7 @@ def test_whatever_is_asked_for(data: st.DataObject) -> None:
         "autoreset_mode": data.draw(st.sampled_from(MODES)),
         "done_on": data.draw(st.sampled_from(["all", "any"])),
         "max_episode_steps": data.draw(st.none() | st.integers(1, 9)),
-        "grouped": False,
+        "pad": data.draw(st.booleans(), "pad"),
     }
     if name == "rps_v2":
         arguments |= {"num_actions": data.draw(st.sampled_from([3, 5, 9])), "max_cycles": data.draw(st.integers(1, 6))}

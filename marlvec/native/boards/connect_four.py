@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from marlvec.native.boards.classic import classic_env
-from marlvec.native.contract import Ids
+from marlvec.native.contract import Ids, Rows
 from marlvec.native.jit import kernel
 from marlvec.native.turns import DRAWN, GOES_ON, ILLEGAL, WON, TurnGame, finish, pass_turn, start
 
@@ -54,14 +54,20 @@ class ConnectFour(TurnGame):
         self.last = np.full((num_worlds, 2), -1, np.int8)
         self._screen_scaling = screen_scaling
 
+    def attach(self, rows: Rows) -> None:
+        super().attach(rows)
+        # By place, which saves two divisions a move; a view, as rows are contiguous.
+        self._cells = self.turn_rows.obs.reshape(self.num_worlds, 2, HEIGHT * WIDTH, 2)
+        assert np.shares_memory(self._cells, self.turn_rows.obs)
+
     def reset(self, ids: Ids) -> None:
         _reset(ids, self.turn_rows, self.stones, self.heights, self.last, self.mover)
 
     def step(self, ids: Ids) -> None:
-        _step(ids, self.turn_rows, self.stones, self.heights, self.last, self.mover)
+        _step(ids, self.turn_rows, self._cells, self.stones, self.heights, self.last, self.mover)
 
     def cut_short(self, ids: Ids) -> None:
-        _observe_all(ids, self.turn_rows.obs, self.last)
+        _observe_all(ids, self._cells, self.last)
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
         env = classic_env(self.name, "aec", render_mode, screen_scaling=self._screen_scaling)
@@ -96,6 +102,7 @@ def _reset(
 def _step(
     ids: Ids,
     rows: Any,
+    cells: NDArray[np.int8],
     stones: NDArray[np.uint64],
     heights: NDArray[np.int8],
     last: NDArray[np.int8],
@@ -108,7 +115,7 @@ def _step(
         if outcome == GOES_ON:
             mover[i] = other
             pass_turn(rows, i, me, other)
-            _observe(rows.obs, last, i, other)
+            _observe(cells, last, i, other)
             for column in range(WIDTH):
                 rows.masks[i, other, column] = heights[i, column] < HEIGHT
         else:
@@ -117,8 +124,8 @@ def _step(
             if legal:
                 mover[i] = other
                 rows.reward[i, other] = -outcome
-            _observe(rows.obs, last, i, 0)
-            _observe(rows.obs, last, i, 1)
+            _observe(cells, last, i, 0)
+            _observe(cells, last, i, 1)
 
 
 @kernel
@@ -155,16 +162,16 @@ def _four_in_line(stones: np.uint64) -> bool:
 
 
 @kernel
-def _observe(obs: NDArray[np.int8], last: NDArray[np.int8], i: int, player: int) -> None:
+def _observe(cells: NDArray[np.int8], last: NDArray[np.int8], i: int, player: int) -> None:
     """Bring one player's view up to date: a plane of its own stones, then one of the other's."""
     for plane in range(2):
         place = last[i, player if plane == 0 else 1 - player]
         if place >= 0:
-            obs[i, player, place // WIDTH, place % WIDTH, plane] = 1
+            cells[i, player, place, plane] = 1
 
 
 @kernel
-def _observe_all(ids: Ids, obs: NDArray[np.int8], last: NDArray[np.int8]) -> None:
+def _observe_all(ids: Ids, cells: NDArray[np.int8], last: NDArray[np.int8]) -> None:
     for i in ids:
         for a in range(2):
-            _observe(obs, last, i, a)
+            _observe(cells, last, i, a)
