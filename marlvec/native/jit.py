@@ -21,11 +21,17 @@ def kernel(function: _F) -> _F:
     It runs without the interpreter lock. No fast math: operations stay in their order, and none are fused. Division by
     zero gives infinity or NaN, as numpy's does. What was compiled is kept on disk for the next process.
     """
-    compiled: Any = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    # numba looks at the function's own file only to see whether what is on disk is still good. What a kernel calls is
-    # compiled into it, from other files, so these are part of the stamp.
-    file = compiled._cache._cache_file
-    file._source_stamp = (*file._source_stamp, _sources(Path(function.__code__.co_filename).parent))
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        compiled: Any = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # typed in at a prompt, or nowhere to write to: there is no file to keep it beside
+        return cast("_F", numba.njit(**options)(function))
+    kept = getattr(compiled, "_cache", None)  # NUMBA_DISABLE_JIT leaves the function as it is
+    if kept is not None:
+        # numba looks at the function's own file only to see whether what is on disk is still good. What a kernel
+        # calls is compiled into it, from other files, so these are part of the stamp.
+        file = kept._cache_file
+        file._source_stamp = (*file._source_stamp, _sources(Path(function.__code__.co_filename).parent))
     return cast("_F", compiled)
 
 

@@ -41,7 +41,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "simple_formation": [{}, {"N": 1, "terminate_on_success": True}, {"N": 10}],
     "collect_treasure": [
         {},
-        {"num_collectors": 12, "num_deposits": 1, "num_treasures": 20},
+        {"num_collectors": 9, "num_deposits": 1, "num_treasures": 9},
         {"num_collectors": 2, "num_deposits": 4, "num_treasures": 3},
     ],
 }
