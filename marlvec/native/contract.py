@@ -80,35 +80,51 @@ Ids = NDArray[np.int64]
 class Rows(Protocol):
     """The rows of all worlds, as `marlvec.vector.buffers.Buffers` lays them out; N worlds, A agents, A_g of a group.
 
-    Attributes:
-        obs, actions: Per group of the spec, per leaf: (N, A_g, *leaf.shape), C-contiguous, of the leaf's dtype.
-        action_masks: Per group (N, A_g, n) bool, or None where its actions are no choices.
-        reward: (N, A) float64.
-        terminated, truncated, alive, acting: (N, A) bool, strided (they are columns of one block).
-        done: (N,) bool, strided.
-        state: (N, *state_space.shape), or None.
+    ``obs`` and ``actions``: per group of the spec, per leaf, (N, A_g, *leaf.shape), C-contiguous, of the leaf's dtype.
+    ``action_masks``: per group (N, A_g, n) bool, or None where its actions are no choices. ``reward``: (N, A) float64.
+    ``terminated``, ``truncated``, ``alive``, ``acting``: (N, A) bool, and ``done``: (N,) bool; strided, being columns
+    of one block. ``state``: (N, *state_space.shape), or None.
     """
 
     @property
-    def obs(self) -> list[list[AnyArray]]: ...
+    def obs(self) -> list[list[AnyArray]]:
+        """Observations."""
+
     @property
-    def actions(self) -> list[list[AnyArray]]: ...
+    def actions(self) -> list[list[AnyArray]]:
+        """Actions."""
+
     @property
-    def action_masks(self) -> list[BoolArray | None]: ...
+    def action_masks(self) -> list[BoolArray | None]:
+        """What each agent may choose."""
+
     @property
-    def reward(self) -> NDArray[np.float64]: ...
+    def reward(self) -> NDArray[np.float64]:
+        """What each agent is paid in this step."""
+
     @property
-    def terminated(self) -> BoolArray: ...
+    def terminated(self) -> BoolArray:
+        """Who ended in this step, by the rules."""
+
     @property
-    def truncated(self) -> BoolArray: ...
+    def truncated(self) -> BoolArray:
+        """Who ended in this step, cut short."""
+
     @property
-    def alive(self) -> BoolArray: ...
+    def alive(self) -> BoolArray:
+        """Who is in the episode."""
+
     @property
-    def acting(self) -> BoolArray: ...
+    def acting(self) -> BoolArray:
+        """Who must act now."""
+
     @property
-    def done(self) -> BoolArray: ...
+    def done(self) -> BoolArray:
+        """Whose episode ended in this step."""
+
     @property
-    def state(self) -> AnyArray | None: ...
+    def state(self) -> AnyArray | None:
+        """Global states."""
 
 
 class NativeEnv(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,11 +21,11 @@ def kernel(function: _F) -> _F:
     It runs without the interpreter lock. No fast math: operations stay in their order, and none are fused. Division by
     zero gives infinity or NaN, as numpy's does. What was compiled is kept on disk for the next process.
     """
-    options = {"nogil": True, "error_model": "numpy"}
+    jit: Any = partial(numba.njit, nogil=True, error_model="numpy")
     try:
-        compiled: Any = numba.njit(cache=True, **options)(function)
+        compiled: Any = jit(cache=True)(function)
     except RuntimeError:  # typed in at a prompt, or nowhere to write to: there is no file to keep it beside
-        return cast("_F", numba.njit(**options)(function))
+        return cast("_F", jit()(function))
     kept = getattr(compiled, "_cache", None)  # NUMBA_DISABLE_JIT leaves the function as it is
     if kept is not None:
         # numba looks at the function's own file only to see whether what is on disk is still good. What a kernel
