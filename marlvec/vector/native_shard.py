@@ -6,7 +6,7 @@ The rows it leaves behind are those that `Shard` leaves behind, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from marlvec.native.world import NativeWorld, WorldHandle
 from marlvec.vector.buffers import Buffers, Selection
 from marlvec.vector.control import Command, describe
 from marlvec.vector.faults import capture
+from marlvec.vector.helpers import Helpers
 from marlvec.vector.reports import Report
 
 __all__ = ["NativeShard"]
@@ -61,8 +62,7 @@ class NativeShard:
         self._render_modes = render_modes
         self._worlds: dict[int, WorldHandle] = {}
         self._num_threads = num_threads
-        helpers = num_threads - 1
-        self._pool = ThreadPoolExecutor(helpers, thread_name_prefix="marlvec-native") if helpers else None
+        self._helpers = Helpers(num_threads - 1)
 
     def attach(self, buffers: Buffers) -> None:
         """Give the worlds their rows. Must come before `run`."""
@@ -85,24 +85,17 @@ class NativeShard:
 
     def close(self) -> None:
         """Let the threads end."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._helpers.close()
 
     def _shared(self, work: Callable[[Ids, Report], None], ids: Ids) -> Report:
         """Do it for these worlds, each thread for its share of them."""
-        report = Report()
-        if self._pool is None or len(ids) < self._num_threads:
-            work(ids, report)
+        if self._num_threads == 1 or len(ids) < self._num_threads:
+            work(ids, report := Report())
             return report
-        own, *others = np.array_split(ids, self._num_threads)
-        reports = [Report() for _ in others]
-        futures = [self._pool.submit(work, part, told) for part, told in zip(others, reports, strict=True)]
-        try:
-            work(own, report)
-        finally:
-            wait(futures)  # they write into rows that the caller is about to read, whatever happened here
-        for future, told in zip(futures, reports, strict=True):
-            future.result()
+        parts = np.array_split(ids, self._num_threads)
+        report, *others = reports = [Report() for _ in parts]
+        self._helpers.share([partial(work, part, told) for part, told in zip(parts, reports, strict=True)])
+        for told in others:
             report.update(told)
         return report
 
