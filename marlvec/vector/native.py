@@ -71,6 +71,7 @@ class NativeVectorEnv(VectorEnv):
             max_episode_steps=max_episode_steps,
             render_modes=[None] * n if render_modes is None else render_modes,
         )
+        self._copier = self._shard.copy
         spec = self._shard.spec
         buffers = Buffers(spec, n)
         self._shard.attach(buffers)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
 from marlvec.native.contract import Ids, NativeEnv, rows_of
@@ -21,6 +23,8 @@ from marlvec.vector.helpers import Helpers
 from marlvec.vector.reports import Report
 
 __all__ = ["NativeShard"]
+
+_LARGE = 1 << 18  # bytes
 
 
 class NativeShard:
@@ -82,6 +86,15 @@ class NativeShard:
                 self._env.write_state(_ascending(ids))
                 return Report()
         raise ValueError(f"no such operation: {operation!r}")
+
+    def copy(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Copy an array of all worlds' rows; a large one with all threads, since fresh memory is slow to touch."""
+        if self._num_threads == 1 or array.nbytes < _LARGE:
+            return array.copy()
+        out = np.empty(array.shape, array.dtype)
+        bounds = np.linspace(0, len(array), self._num_threads + 1, dtype=np.int64).tolist()
+        self._helpers.share([partial(np.copyto, out[lo:hi], array[lo:hi]) for lo, hi in pairwise(bounds)])
+        return out
 
     def close(self) -> None:
         """Let the threads end."""

@@ -81,6 +81,17 @@ def test_numbers_do_not_depend_on_threads(mode: str) -> None:
         same(tuple(first), tuple(play(workers)))
 
 
+def test_large_results_are_copied_by_all_threads_and_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlvec.vector.native_shard._LARGE", 1)
+    with native("simple_tag", 7, num_workers=3) as a, native("simple_tag", 7, num_workers=1) as b:
+        same(a.reset(seed=0), b.reset(seed=0))
+        kept = a.step(a.random_action())
+        wanted = b.step(b.random_action())
+        same(a.step(a.random_action()), b.step(b.random_action()))
+        same(kept, wanted)
+        kept[0]["agent"][:] = 0
+
+
 @pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])
 @pytest.mark.parametrize("mode", MODES)
 def test_it_is_the_plain_loop(mode: str, copy: bool) -> None:
