@@ -14,6 +14,7 @@ from marlvec.registry import make, register
 from marlvec.vector import (
     AsyncVectorEnv,
     Fault,
+    NativeVectorEnv,
     PerEnv,
     RestartLimit,
     SyncVectorEnv,
@@ -35,6 +36,7 @@ __all__ = [
     "SyncVectorEnv",
     "ThreadVectorEnv",
     "AsyncVectorEnv",
+    "NativeVectorEnv",
     "PerEnv",
     "Fault",
     "RestartLimit",

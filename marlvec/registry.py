@@ -20,6 +20,7 @@ from marlvec.envs.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.engine import SettingsArguments
+from marlvec.vector.native import is_exact, make_native
 from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv
@@ -83,7 +84,9 @@ def make(
             a list with one of these per env. A factory that declares an argument ``env_index`` or ``num_envs`` is told.
         num_envs: N; default 1, or the length of the list.
         backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
-            that release the interpreter lock; ``"sync"``: all envs in this process.
+            that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled worlds in
+            this process, for envs that have them (docs/native.md); ``"auto"``: native where that has the same numbers
+            bit for bit, is installed and supports all that is asked for, else async.
         num_workers: Worker processes or threads; default: one per usable core, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
             returns its first observation, and ``infos["final_observation"]`` the last one; ``"next_step"``: the next
@@ -162,6 +165,16 @@ def make(
         "on_fault": on_fault,
         "max_restarts": max_restarts,
     }
+    processes = (
+        ("context", context, None),
+        ("shared_memory", shared_memory, True),
+        ("daemon", daemon, True),
+        ("worker", worker, None),
+        ("step_timeout", step_timeout, None),
+    )
+    if backend == "auto":
+        asks_for_processes = any(value != default for _, value, default in processes)
+        backend = "async" if asks_for_processes or not is_exact(recipes) else "native"
     if backend == "async":
         return AsyncVectorEnv(
             recipes,
@@ -173,17 +186,13 @@ def make(
             step_timeout=step_timeout,
             **settings,
         )
-    if backend not in ("sync", "thread"):
-        raise ArgumentError(f"backend must be 'async', 'thread' or 'sync', got {backend!r}")
-    for name, value, default in (
-        ("context", context, None),
-        ("shared_memory", shared_memory, True),
-        ("daemon", daemon, True),
-        ("worker", worker, None),
-        ("step_timeout", step_timeout, None),
-    ):
+    if backend not in ("sync", "thread", "native"):
+        raise ArgumentError(f"backend must be 'async', 'thread', 'sync', 'native' or 'auto', got {backend!r}")
+    for name, value, default in processes:
         if value != default:
             raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
+    if backend == "native":
+        return make_native(recipes, num_workers, settings)
     if backend == "thread":
         return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
     if num_workers is not None:

@@ -13,7 +13,7 @@ import pytest
 SURFACE = {
     "marlvec": """
         make register
-        VectorEnv SyncVectorEnv ThreadVectorEnv AsyncVectorEnv VectorStep PerEnv
+        VectorEnv SyncVectorEnv ThreadVectorEnv AsyncVectorEnv NativeVectorEnv VectorStep PerEnv
         Fault RestartLimit RestartQuietly
         RecordVideo tile_frames
         env_seeds infos_to_list infos_from_list
@@ -63,6 +63,7 @@ SURFACE = {
         RestartQuietly ResourceError CheckpointError MissingExtraError
         ContractWarning
     """,
+    "marlvec.native": "NativeEntry NativeEnv Rows register_native",
     "marlvec.interop.gymnasium": "GymnasiumVectorEnv",
     "marlvec.interop.pettingzoo": "ParallelView",
 }

@@ -81,7 +81,9 @@ def rollout(
     mapping: Mapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
-    backend: Annotated[Backend, typer.Option(help="Worker processes, threads, or neither.")] = Backend.ASYNC,
+    backend: Annotated[
+        Backend, typer.Option(help="Worker processes, threads, neither, or compiled worlds.")
+    ] = Backend.ASYNC,
     num_workers: NumWorkers = None,
     seed: Seed = None,
     autoreset_mode: Annotated[

@@ -16,6 +16,8 @@ class Backend(StrEnum):
     ASYNC = "async"
     THREAD = "thread"
     SYNC = "sync"
+    NATIVE = "native"
+    AUTO = "auto"
 
 
 class Side(StrEnum):

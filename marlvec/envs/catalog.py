@@ -76,6 +76,9 @@ _ATARI = (
     "wizard_of_wor_v3",
 )
 
+# Card games of our own: compiled worlds, and one of them as an env for other backends than the native one.
+_CARDS = {"kuhn_poker": "kuhn", "leduc_poker": "leduc"}
+
 # What Gymnasium's own envs need, by the module they are in, and the extra of marlvec that brings it.
 _GYMNASIUM_NEEDS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "gymnasium.envs.box2d": ("box2d", ("Box2D", "pygame")),
@@ -92,6 +95,9 @@ def catalog() -> Iterator[EnvEntry]:
     for family, needs in (("classic", _CLASSIC), ("butterfly", _BUTTERFLY), ("sisl", _SISL)):
         for name, (kind, *packages) in needs.items():
             yield _pettingzoo(family, name, kind, ("pettingzoo", "pygame", *packages))
+    for name, module in _CARDS.items():
+        entry_point = f"marlvec.native.cards.{module}:single"
+        yield EnvEntry(f"cards/{name}", entry_point, family="cards", extra="native", packages=("numba",))
     for name in _ATARI:
         yield _pettingzoo("atari", name, "parallel", ("pettingzoo", "pygame", "multi_agent_ale_py", "ale_py"))
 

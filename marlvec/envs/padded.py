@@ -16,7 +16,7 @@ from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ContractError
 
-__all__ = ["Padded"]
+__all__ = ["Padded", "padded_spec"]
 
 BoolArray = NDArray[np.bool_]
 
@@ -40,14 +40,13 @@ class Padded(EnvWrapper):
         super().__init__(env)
         spec = env.spec()
         agents = spec.agents
-        observation_space = pad_observations(spec.observation_spaces, agents)
-        action_space = pad_actions(spec.action_spaces, agents)
-        self._own = spec
-        self.observation_spaces = (observation_space,) * len(agents)
-        self.action_spaces = (action_space,) * len(agents)
-        self.mask_sizes = (_mask_size(spec),) * len(agents)
-        self._obs_crops = [crops_of(own, observation_space) for own in spec.observation_spaces]
-        self._action_crops = [crops_of(own, action_space) for own in spec.action_spaces]
+        padded = padded_spec(spec)
+        self._own, self._padded = spec, padded
+        self.observation_spaces = padded.observation_spaces
+        self.action_spaces = padded.action_spaces
+        self.mask_sizes = padded.mask_sizes
+        self._obs_crops = [crops_of(own, self.observation_spaces[0]) for own in spec.observation_spaces]
+        self._action_crops = [crops_of(own, self.action_spaces[0]) for own in spec.action_spaces]
         # What the env is shown: the padded structure, so that leaves have one order, and its own masks.
         self._shown = EnvSpec(self.name, agents, self.observation_spaces, self.action_spaces, spec.mask_sizes)
         self._outer: Slot | None = None
@@ -56,14 +55,7 @@ class Padded(EnvWrapper):
 
     def spec(self) -> EnvSpec:
         """Describe this env, and what its agents' spaces were."""
-        return replace(
-            self._own,
-            observation_spaces=self.observation_spaces,
-            action_spaces=self.action_spaces,
-            mask_sizes=self.mask_sizes,
-            original_observation_spaces=self._own.observation_spaces,
-            original_action_spaces=self._own.action_spaces,
-        )
+        return self._padded
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode."""
@@ -125,6 +117,26 @@ class Padded(EnvWrapper):
                 masks.append(mask)
                 self._scattered.append((row, places, mask))
         return slot.narrowed(self._shown, obs=self._obs_crops, actions=self._action_crops, action_mask=masks)
+
+
+def padded_spec(spec: EnvSpec) -> EnvSpec:
+    """Describe an env whose agents have all been padded to one group.
+
+    Args:
+        spec: As the env describes itself.
+
+    Raises:
+        ContractError: The agents' spaces have no common one; names the leaf that differs.
+    """
+    agents = spec.agents
+    return replace(
+        spec,
+        observation_spaces=(pad_observations(spec.observation_spaces, agents),) * len(agents),
+        action_spaces=(pad_actions(spec.action_spaces, agents),) * len(agents),
+        mask_sizes=(_mask_size(spec),) * len(agents),
+        original_observation_spaces=spec.observation_spaces,
+        original_action_spaces=spec.action_spaces,
+    )
 
 
 def _mask_size(spec: EnvSpec) -> int | None:

@@ -4,6 +4,7 @@ from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.control import PerEnv
 from marlvec.vector.fault_log import Fault
 from marlvec.vector.infos import infos_from_list, infos_to_list
+from marlvec.vector.native import NativeVectorEnv
 from marlvec.vector.rendering import tile_frames
 from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.result import VectorStep
@@ -17,6 +18,7 @@ __all__ = [
     "SyncVectorEnv",
     "ThreadVectorEnv",
     "AsyncVectorEnv",
+    "NativeVectorEnv",
     "PerEnv",
     "Fault",
     "RestartLimit",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypedDict
 
@@ -103,6 +103,7 @@ class Engine(Described, ABC):
 
     backend: str = "?"
     _place: str = "?"  # where envs run, for messages
+    _copier: Callable[[NDArray[Any]], NDArray[Any]] = staticmethod(np.ndarray.copy)  # of arrays of all envs' rows
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
         if num_envs < 1:
@@ -347,6 +348,7 @@ class Engine(Described, ABC):
             grouped=self.grouped,
             copy=self.copy,
             state=self._settings.state,
+            copier=self._copier,
         )
 
     def _rows(self, ids: NDArray[np.int64]) -> Selection:

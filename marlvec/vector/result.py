@@ -75,9 +75,10 @@ class VectorStep:
         grouped: bool,
         copy: bool,
         state: bool = False,
+        copier: Callable[[AnyArray], AnyArray] = np.ndarray.copy,
     ) -> None:
         # The common case has a function in C of its own.
-        cut = np.ndarray.copy if copy and rows.__class__ is slice and rows == slice(None) else _cutter(rows, copy=copy)
+        cut = copier if copy and rows.__class__ is slice and rows == slice(None) else _cutter(rows, copy=copy)
         self._spec: EnvSpec = buffers.spec
         self._grouped = grouped
         self._infos, self._final_infos, self._faults = report.infos, report.final_infos, report.faults

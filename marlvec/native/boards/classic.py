@@ -1,0 +1,26 @@
+"""PettingZoo's own envs, for a look at one world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marlvec.envs.catalog import pettingzoo_env
+
+__all__ = ["classic_env"]
+
+
+def classic_env(name: str, kind: str, render_mode: str | None, **kwargs: Any) -> Any:
+    """Build one of PettingZoo's classic envs, reset, so that a position can be put into it.
+
+    Args:
+        name: E.g. ``"tictactoe_v3"``.
+        kind: ``"parallel"`` or ``"aec"``.
+        render_mode: For its constructor.
+        kwargs: Likewise.
+
+    Raises:
+        MissingExtraError: PettingZoo's classic games are not installed.
+    """
+    env = pettingzoo_env(f"classic/{name}", kind, render_mode=render_mode, **kwargs)
+    env.reset()
+    return env

@@ -1,0 +1,39 @@
+"""Dealing cards."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.native.jit import kernel
+from marlvec.native.random import bounded
+from marlvec.native.streams import Streams
+
+__all__ = ["deal"]
+
+
+@kernel
+def deal(rng: Streams, i: int, size: int, hand: NDArray[np.int8]) -> None:
+    """Deal the first cards of a shuffled deck, each with one draw from world ``i``'s stream.
+
+    The draw ``Generator.integers(cards left)`` says which of the cards that are left, in ascending order.
+
+    Args:
+        rng: (N, 6) uint64.
+        i: The world.
+        size: Cards in the deck, 0 to size - 1.
+        hand: (n,) int8, where they go.
+    """
+    for k in range(len(hand)):
+        card = bounded(rng, i, size - k)
+        # One place up for each card dealt before that is not above it, the lowest of them first.
+        lowest = -1
+        for _ in range(k):
+            following = size
+            for j in range(k):
+                if lowest < hand[j] < following:
+                    following = hand[j]
+            if following <= card:
+                card += 1
+            lowest = following
+        hand[k] = card

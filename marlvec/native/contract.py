@@ -1,0 +1,263 @@
+"""The batched contract: one object that is many worlds of one env, stepped by compiled functions.
+
+A native env keeps the state of all its worlds as plain arrays, world first, and reads and writes their rows of the
+buffers. Its functions get the worlds to work on as an int64 array of indices, ascending, and are called for disjoint
+sets of worlds from several threads at once: they touch no world but those, and let go of the interpreter lock
+(`marlvec.native.jit.kernel`).
+
+What a native env does **not** do, because the runner does it once for all of them: check actions against their
+spaces, clear rewards and flags, count steps for a time limit, keep final observations, begin the next episode, split
+work over threads, spread seeds.
+
+How to write one
+----------------
+Subclass `NativeEnv`, set the attributes that describe one world, and write two methods, each a line that calls a
+compiled function::
+
+    class Counter(NativeEnv):
+        "Counts to ten, and pays whoever adds the most."
+
+        name, agents = "counter_v0", ("agent_0", "agent_1")
+        observation_spaces = (Box(0, 10, (1,), np.float32),) * 2
+        action_spaces = (Discrete(3),) * 2
+
+        def __init__(self, num_worlds):
+            super().__init__(num_worlds)
+            self.count = np.zeros(num_worlds, np.int64)
+
+        def reset(self, ids):
+            _reset(ids, self.rng, self.count, self.rows.obs[0][0])
+            self.set_alive(ids)                       # all alive, all acting: or write alive and acting yourself
+
+        def step(self, ids):
+            r = self.rows
+            _step(ids, self.count, r.actions[0][0], r.obs[0][0], r.reward, r.terminated, r.alive, r.acting, r.done)
+
+    @kernel
+    def _step(ids, count, actions, obs, reward, terminated, alive, acting, done):
+        for i in ids:
+            count[i] += actions[i].sum()
+            for a in range(2):
+                obs[i, a, 0] = count[i]
+                reward[i, a] = actions[i, a]
+            if count[i] >= 10:
+                terminated[i] = True
+                alive[i] = False
+                acting[i] = False
+                done[i] = True
+
+and enter it in `marlvec.native.catalog`. A thirteenth scenario of mpe's kind derives from
+`marlvec.native.mpe.scenario.Scenario` instead and writes less: see there.
+
+To be exact, keep to the reference's order of operations and of random draws, in its precision (float64 where it is
+Python floats or numpy's default), and never let a compiler reorder floats: `kernel` sees to that. ``np.exp`` is the
+trap: numpy's differs from the C library's by one unit in the last place in a twentieth of all values, so call numpy on
+the whole batch between two compiled functions. A test holds every native env against its reference, whole episodes,
+bit for bit: `tests/native/`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import EnvSpec, Info
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.native.streams import fresh_streams
+
+__all__ = ["Ids", "NativeEnv", "Rows", "refuse", "rows_of"]
+
+AnyArray = NDArray[Any]
+BoolArray = NDArray[np.bool_]
+Ids = NDArray[np.int64]
+
+
+class Rows(Protocol):
+    """The rows of all worlds, as `marlvec.vector.buffers.Buffers` lays them out; N worlds, A agents, A_g of a group.
+
+    ``obs`` and ``actions``: per group of the spec, per leaf, (N, A_g, *leaf.shape), C-contiguous, of the leaf's dtype.
+    ``action_masks``: per group (N, A_g, n) bool, or None where its actions are no choices. ``reward``: (N, A) float64.
+    ``terminated``, ``truncated``, ``alive``, ``acting``: (N, A) bool, and ``done``: (N,) bool; strided, being columns
+    of one block. ``state``: (N, *state_space.shape), or None.
+    """
+
+    @property
+    def obs(self) -> list[list[AnyArray]]:
+        """Observations."""
+
+    @property
+    def actions(self) -> list[list[AnyArray]]:
+        """Actions."""
+
+    @property
+    def action_masks(self) -> list[BoolArray | None]:
+        """What each agent may choose."""
+
+    @property
+    def reward(self) -> NDArray[np.float64]:
+        """What each agent is paid in this step."""
+
+    @property
+    def terminated(self) -> BoolArray:
+        """Who ended in this step, by the rules."""
+
+    @property
+    def truncated(self) -> BoolArray:
+        """Who ended in this step, cut short."""
+
+    @property
+    def alive(self) -> BoolArray:
+        """Who is in the episode."""
+
+    @property
+    def acting(self) -> BoolArray:
+        """Who must act now."""
+
+    @property
+    def done(self) -> BoolArray:
+        """Whose episode ended in this step."""
+
+    @property
+    def state(self) -> AnyArray | None:
+        """Global states."""
+
+
+class NativeEnv(ABC):
+    """Many worlds of one env.
+
+    Subclasses set the attributes that describe one world (as `MultiAgentEnv` has them), in the class or in
+    ``__init__``, whose arguments are ``num_worlds`` and those of the reference's constructor, with its defaults.
+    ``__init__`` raises what `refuse` makes for an argument that the reference takes and this does not.
+
+    Args:
+        num_worlds: N.
+
+    Attributes:
+        name: As the reference names itself.
+        agents: Agent names; their order is the agent axis.
+        observation_spaces: One per agent, without the action mask; equal to the reference's.
+        action_spaces: One per agent.
+        mask_sizes: Length of each agent's action mask where the reference's spaces declare one, else None; empty: none.
+        state_space: Of the global state, or None.
+        metadata: The reference's.
+        has_infos: Whether `infos` is to be asked after resets and steps.
+        num_worlds: N.
+        rng: (N, 6) uint64, one numpy random stream (PCG64) per world, seeded by the runner; see
+            `marlvec.native.random`. It goes on from one episode to the next.
+        rows: Where to read and write; there from `attach` on.
+    """
+
+    name: str
+    agents: tuple[str, ...]
+    observation_spaces: tuple[Space[Any], ...]
+    action_spaces: tuple[Space[Any], ...]
+    mask_sizes: tuple[int | None, ...] = ()
+    state_space: Space[Any] | None = None
+    metadata: Mapping[str, Any] = {}
+    has_infos: bool = False
+
+    def __init__(self, num_worlds: int) -> None:
+        self.num_worlds = num_worlds
+        self.rng = fresh_streams(num_worlds)
+
+    def attach(self, rows: Rows) -> None:
+        """Take the rows; called once, before the first reset."""
+        self.rows = rows
+
+    @abstractmethod
+    def reset(self, ids: Ids) -> None:
+        """Begin an episode in each of these worlds.
+
+        Writes obs, ``alive``, ``acting``, and the masks where spaces declare them. Leaves reward and flags alone: in
+        a same-step autoreset they still tell of the episode that just ended. On entry nobody is alive or acting, and
+        masks allow everything; observations are those of before. Options of a reset do not get here: native envs are
+        for references that look at none.
+        """
+
+    @abstractmethod
+    def step(self, ids: Ids) -> None:
+        """Take one step in each of these worlds, all of which have a running episode, with the actions in their rows.
+
+        On entry rewards and flags are zero and actions lie in their spaces (those of agents that are not acting may
+        be anything: never read them). Writes obs, reward and, where something changes, flags, ``alive``, ``acting``
+        and masks. All agents of a world end in the same step: it sets ``terminated`` or ``truncated`` (or both, where
+        the reference does), clears ``alive`` and ``acting``, allows everything in the masks, writes each agent's last
+        observation, and sets ``done``.
+
+        Turn-based envs keep to what the AEC adapter (`marlvec.envs.turns`) makes of their reference: one step is one
+        move; after it the agent that acts next observes, and at the end all do; others keep the observation they
+        have. The mask of an agent that is not acting allows everything. The reward of a step is all that was paid in
+        it, to whomever.
+        """
+
+    def check_actions(self, ids: Ids) -> None:
+        """Look at the actions in these worlds' rows, which lie in their spaces, before any world moves.
+
+        Raises:
+            ActionError: An agent that is acting cannot do that; names world and agent.
+        """
+
+    def cut_short(self, ids: Ids) -> None:
+        """Time is up in these worlds, after a step: write the observations in which the agents leave.
+
+        The runner writes flags, ``alive`` and ``acting`` after it. Nothing to do where all agents observe every step.
+        """
+
+    def write_state(self, ids: Ids) -> None:
+        """Write these worlds' global states into ``rows.state``. Called only if ``state_space`` is given."""
+        raise ContractError(f"{self.name} declares a state_space and has no write_state()")
+
+    def infos(self, ids: Ids) -> dict[int, Info]:
+        """Infos of these worlds' last reset or step, by world; only asked for if ``has_infos``."""
+        return {}
+
+    def reference(self, i: int, render_mode: str | None = None) -> Any:
+        """Build the reference env in the state that world ``i`` is in, for rendering it and reading its attributes.
+
+        Args:
+            i: Which world.
+            render_mode: For its constructor.
+
+        Raises:
+            ArgumentError: There is no such thing.
+        """
+        raise refuse(self.name, "an env object per world (render, get_attr)")
+
+    def set_alive(self, ids: Ids) -> None:
+        """All agents of these worlds are alive and act: for `reset`, where that is so."""
+        self.rows.alive[ids] = True
+        self.rows.acting[ids] = True
+
+    def spec(self) -> EnvSpec:
+        """Describe one world; equal to what the reference's adapter says."""
+        return EnvSpec(
+            name=self.name,
+            agents=tuple(self.agents),
+            observation_spaces=tuple(self.observation_spaces),
+            action_spaces=tuple(self.action_spaces),
+            mask_sizes=tuple(self.mask_sizes) or (None,) * len(self.agents),
+            state_space=self.state_space,
+            metadata=dict(self.metadata),
+        )
+
+
+def refuse(name: str, what: str) -> ArgumentError:
+    """The error for what the reference can do and the native env cannot.
+
+    Args:
+        name: The env's.
+        what: What was asked for, e.g. ``"benchmark_data=True"``.
+    """
+    return ArgumentError(f"{name}: the native backend does not support {what}; backend='async' does")
+
+
+def rows_of(ids: Ids) -> slice | Ids:
+    """These worlds' rows, ascending: a slice, so that nothing is copied, where they follow on one another."""
+    if len(ids) and ids[-1] - ids[0] == len(ids) - 1:
+        return slice(int(ids[0]), int(ids[-1]) + 1)
+    return ids

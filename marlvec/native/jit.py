@@ -1,0 +1,46 @@
+"""How kernels are compiled: without the interpreter lock, kept on disk, and with every float operation as written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+__all__ = ["kernel"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def kernel(function: _F) -> _F:
+    """Compile a function on its first call, for numba's nopython mode.
+
+    It runs without the interpreter lock. No fast math: operations stay in their order, and none are fused. Division by
+    zero gives infinity or NaN, as numpy's does. What was compiled is kept on disk for the next process.
+    """
+    jit: Any = partial(numba.njit, nogil=True, error_model="numpy")
+    try:
+        compiled: Any = jit(cache=True)(function)
+    except RuntimeError:  # typed in at a prompt, or nowhere to write to: there is no file to keep it beside
+        return cast("_F", jit()(function))
+    kept = getattr(compiled, "_cache", None)  # NUMBA_DISABLE_JIT leaves the function as it is
+    if kept is not None:
+        # numba looks at the function's own file only to see whether what is on disk is still good. What a kernel
+        # calls is compiled into it, from other files, so these are part of the stamp.
+        file = kept._cache_file
+        file._source_stamp = (*file._source_stamp, _sources(Path(function.__code__.co_filename).parent))
+    return cast("_F", compiled)
+
+
+@cache
+def _sources(folder: Path) -> str:
+    """A digest of all that a kernel in this folder may call, as far as it is marlvec's."""
+    here = Path(__file__).parent
+    folders = {here, here / "mpe", *({folder} if here in folder.parents else ())}
+    digest = hashlib.sha256()
+    for path in sorted(path for found in folders for path in found.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,48 @@
+"""What good agents pay for leaving the screen, in simple_tag and simple_world_comm.
+
+``np.exp`` is not the C library's ``exp``: a twentieth of its values differ in the last place, by processor. So numpy
+itself computes them, for the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.native.contract import Ids, rows_of
+from marlvec.native.jit import kernel
+from marlvec.native.mpe.physics import nearer
+
+__all__ = ["boundary", "exponentials"]
+
+
+def exponentials(ids: Ids, pos: NDArray[np.float64], first: int, out: NDArray[np.float64]) -> None:
+    """Compute ``np.exp(2 * x - 2)`` of how far agents are from the middle, on each axis.
+
+    Args:
+        ids: Which worlds.
+        pos: (N, E, 2) float64.
+        first: The first of these agents.
+        out: (N, n, 2) float64, of n agents from the first one on.
+    """
+    rows = rows_of(ids)
+    x = np.abs(pos[rows, first : first + out.shape[1]])
+    with np.errstate(over="ignore"):  # no more than 10 is ever paid
+        out[rows] = np.exp(2 * x - 2)
+
+
+@kernel
+def boundary(x: Any, exp: Any) -> Any:
+    """What one axis costs.
+
+    Args:
+        x: How far the agent is from the middle.
+        exp: ``np.exp(2 * x - 2)``.
+    """
+    if x < 0.9:
+        return 0.0
+    if x < 1.0:
+        return (x - 0.9) * 10
+    return nearer(10.0, exp)

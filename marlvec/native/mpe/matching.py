@@ -1,0 +1,123 @@
+"""Who goes to which place, for simple_line and simple_formation: distances, and the cheapest assignment.
+
+Distances are ``np.linalg.norm``, which is a dot product of the BLAS, and may use a fused multiply-add. So numpy itself
+computes them, for the whole batch: `norms`. The assignment is scipy's ``linear_sum_assignment``, step by step, so that
+equal costs are settled alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.native.jit import kernel
+
+__all__ = ["match", "norms"]
+
+
+def norms(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Length of each vector, as ``np.linalg.norm`` of that one alone has it.
+
+    Args:
+        vectors: (…, 2) float64.
+
+    Returns:
+        (…,) float64.
+    """
+    # The product of a row and a column is the very dot product that norm() calls.
+    squares = np.matmul(vectors[..., None, :], vectors[..., :, None])[..., 0, 0]
+    return np.asarray(np.sqrt(squares))
+
+
+def match(costs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Costs of the cheapest assignment in each world.
+
+    Args:
+        costs: (n, A, A) float64, of agents in places.
+
+    Returns:
+        (n, A) float64, per agent.
+    """
+    paid = np.empty(costs.shape[:2])
+    if costs.shape[1]:
+        _match(np.ascontiguousarray(costs), paid)
+    return paid
+
+
+@kernel
+def _match(costs: Any, paid: Any) -> None:
+    size = costs.shape[1]
+    u, v, shortest = np.empty(size), np.empty(size), np.empty(size)
+    path, row_of, column_of = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    remaining = np.empty(size, np.int64)
+    rows, columns = np.empty(size, np.bool_), np.empty(size, np.bool_)
+    for i in range(len(costs)):
+        u[:], v[:] = 0.0, 0.0
+        row_of[:], column_of[:] = -1, -1
+        for row in range(size):
+            sink, least = _find_path(row, costs[i], u, v, path, row_of, shortest, rows, columns, remaining)
+            u[row] += least
+            for r in range(size):
+                if rows[r] and r != row:
+                    u[r] += least - shortest[column_of[r]]
+            for c in range(size):
+                if columns[c]:
+                    v[c] -= least - shortest[c]
+            c = sink
+            while True:
+                r = path[c]
+                row_of[c] = r
+                column_of[r], c = c, column_of[r]
+                if r == row:
+                    break
+        for row in range(size):
+            paid[i, row] = costs[i, row, column_of[row]]
+
+
+@kernel
+def _find_path(
+    row: Any,
+    costs: Any,
+    u: Any,
+    v: Any,
+    path: Any,
+    row_of: Any,
+    shortest: Any,
+    rows: Any,
+    columns: Any,
+    remaining: Any,
+) -> Any:
+    """The shortest augmenting path from a row that has no column yet: its last column, and its length."""
+    size = len(u)
+    left, least, sink = size, 0.0, -1
+    for k in range(size):
+        remaining[k] = size - k - 1
+    rows[:], columns[:] = False, False
+    shortest[:] = math.inf
+    while sink == -1:
+        index, lowest = -1, math.inf
+        rows[row] = True
+        for k in range(left):
+            c = remaining[k]
+            reach = least + costs[row, c] - u[row] - v[c]
+            if reach < shortest[c]:
+                path[c] = row
+                shortest[c] = reach
+            if shortest[c] < lowest or (shortest[c] == lowest and row_of[c] == -1):
+                lowest = shortest[c]
+                index = k
+        if index < 0:  # NaNs, which the reference refuses
+            raise ValueError("matrix contains invalid numeric entries")
+        least = lowest
+        c = remaining[index]
+        if row_of[c] == -1:
+            sink = c
+        else:
+            row = row_of[c]
+        columns[c] = True
+        left -= 1
+        remaining[index] = remaining[left]
+    return sink, least

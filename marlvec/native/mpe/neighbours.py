@@ -1,0 +1,75 @@
+"""Partial observability: each agent sees the nearest few of the others, and of the landmarks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.native.contract import Ids, rows_of
+from marlvec.native.jit import kernel
+from marlvec.native.mpe.matching import norms
+from marlvec.native.mpe.physics import put, put_offset
+from marlvec.native.mpe.scenario import check_count
+
+__all__ = ["Neighbours", "put_seen"]
+
+_NOBODY = -1
+
+
+class Neighbours:
+    """Whom each agent sees, by index of the entity, the nearest first; -1 where there are too few.
+
+    Args:
+        num_worlds: N.
+        agent_num: A.
+        landmark_num: How many landmarks follow on the agents.
+        num_agents: How many others each agent sees; None: all, in their order.
+        num_landmarks: How many landmarks, likewise.
+
+    Raises:
+        ArgumentError: A number is no int of at least 1.
+
+    Attributes:
+        limited: Whether anybody may be out of sight.
+        agents: (N, A, n) int64.
+        landmarks: (N, A, m) int64.
+    """
+
+    def __init__(
+        self, num_worlds: int, agent_num: int, landmark_num: int, num_agents: int | None, num_landmarks: int | None
+    ) -> None:
+        for name, number in (("num_agent_neighbors", num_agents), ("num_landmark_neighbors", num_landmarks)):
+            if number is not None:
+                check_count(name, number, 1)
+        self.limited = num_agents is not None or num_landmarks is not None
+        self._limits = num_agents, num_landmarks
+        each = range(agent_num)
+        others = np.array([[b for b in each if b != a] for a in each], np.int64).reshape(agent_num, agent_num - 1)
+        places = np.tile(np.arange(agent_num, agent_num + landmark_num), (agent_num, 1))
+        self._all = others, places
+        self.agents, self.landmarks = (
+            np.tile(found if limit is None else np.full((agent_num, limit), _NOBODY), (num_worlds, 1, 1))
+            for found, limit in zip(self._all, self._limits, strict=True)
+        )
+
+    def look(self, ids: Ids, pos: NDArray[np.float64]) -> None:
+        """Find out who is near whom in these worlds, ``pos`` (N, E, 2)."""
+        rows = rows_of(ids)
+        for entities, limit, seen in zip(self._all, self._limits, (self.agents, self.landmarks), strict=True):
+            if limit is not None and entities.shape[1]:
+                here = pos[rows]
+                far = norms(here[:, entities] - here[:, : len(entities), None])
+                order = np.argsort(far, axis=-1)[..., :limit]  # ties as the reference settles them
+                found = np.take_along_axis(np.broadcast_to(entities, far.shape), order, -1)
+                seen[rows, :, : found.shape[-1]] = found
+
+
+@kernel
+def put_seen(view: Any, i: Any, k: Any, pos: Any, seen: Any, a: Any) -> Any:
+    """Write where each of those is whom agent ``a`` sees, ``seen`` (N, A, n); zeros for nobody."""
+    for m in range(seen.shape[2]):
+        e = seen[i, a, m]
+        k = put(view, i, k, 0.0, 0.0) if e < 0 else put_offset(view, i, k, pos, e, a)
+    return k

@@ -1,0 +1,81 @@
+"""What simple_line and simple_formation share: N agents, N places to be, and one reward for all."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.native.contract import Ids, rows_of
+from marlvec.native.jit import kernel
+from marlvec.native.mpe.matching import match, norms
+from marlvec.native.mpe.physics import put_offset, put_own
+from marlvec.native.mpe.scenario import Body, Options, Scenario
+
+__all__ = ["Places"]
+
+_NEAR = 0.05
+
+
+class Places(Scenario):
+    """Agents that are paid for how near they are to the places that suit them best.
+
+    Args:
+        num_worlds: How many.
+        agents, landmarks: The bodies.
+        terminate_on_success: End episodes once every place is taken.
+        options: See `Options`.
+    """
+
+    def __init__(
+        self,
+        num_worlds: int,
+        agents: Sequence[Body],
+        landmarks: Sequence[Body],
+        terminate_on_success: bool,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(
+            num_worlds,
+            agents=agents,
+            landmarks=landmarks,
+            obs_sizes=[4 + 2 * len(landmarks)] * len(agents),
+            dim_c=0,
+            options=options,
+            own={"N": len(agents), "terminate_on_success": terminate_on_success},
+        )
+        self._reached = np.zeros(num_worlds, np.bool_) if terminate_on_success else None
+
+    @abstractmethod
+    def places(self, rows: slice | Ids) -> NDArray[np.float64]:
+        """Where agents are to be, (n, A, 2)."""
+
+    def score(self, ids: Ids) -> None:
+        rows, agent_num = rows_of(ids), len(self.agents)
+        offsets = self.pos[rows, :agent_num, None] - self.places(rows)[:, None]
+        distances = match(norms(offsets))
+        joint = -np.mean(np.clip(distances, 0, 2), axis=-1)
+        self.rows.reward[rows] = (joint + 0.0)[:, None]
+        if self._reached is not None:
+            self._reached[rows] = (distances < _NEAR).all(axis=-1)
+
+    def reached(self, ids: Ids) -> NDArray[np.bool_] | None:
+        return self._reached
+
+    def observe(self, ids: Ids) -> None:
+        _observe(ids, self.pos, self.vel, self.view)
+
+
+@kernel
+def _observe(ids: Any, pos: Any, vel: Any, view: Any) -> None:
+    agent_num = vel.shape[1]
+    for i in ids:
+        k = 0
+        for a in range(agent_num):
+            k = put_own(view, i, k, vel, a)
+            k = put_own(view, i, k, pos, a)
+            for landmark in range(agent_num, pos.shape[1]):
+                k = put_offset(view, i, k, pos, landmark, a)

@@ -1,0 +1,317 @@
+"""What all scenarios of mpe2 share: bodies, spaces, the order of a step, and the way back to the reference.
+
+A thirteenth scenario is a subclass that says who is there, and three compiled functions::
+
+    class Simple(Scenario):
+        name = "simple_v3"
+
+        def __init__(self, num_worlds, **options: Unpack[Options]):
+            super().__init__(
+                num_worlds,
+                agents=[Body("agent_0", collide=False)],
+                landmarks=[Body("landmark 0", collide=False)],
+                obs_sizes=[4],
+                options=options,
+            )
+
+        def place(self, ids):
+            _place(ids, self.rng, self.pos)
+
+        def score(self, ids):
+            _score(ids, self.pos, self.rows.reward)
+
+        def observe(self, ids):
+            _observe(ids, self.pos, self.vel, self.view)
+
+    @kernel
+    def _place(ids, rng, pos):
+        for i in ids:
+            scatter(i, rng, pos, 0, 2, 1.0)  # in the order of the reference's draws
+
+    @kernel
+    def _score(ids, pos, reward):
+        for i in ids:
+            x, y = pos[i, 0, 0] - pos[i, 1, 0], pos[i, 0, 1] - pos[i, 1, 1]
+            reward[i, 0] = -(x * x + y * y) + 0.0
+
+    @kernel
+    def _observe(ids, pos, vel, view):
+        for i in ids:
+            k = put_own(view, i, 0, vel, 0)
+            put_offset(view, i, k, pos, 1, 0)
+
+Rewards end in ``+ 0.0`` where they may be -0.0: the reference's wrapper adds them up from 0, which makes that 0.0.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, Space
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError
+from marlvec.native.contract import Ids, NativeEnv, Rows, refuse
+from marlvec.native.mpe.physics import act_continuously, act_discretely, end_where, move, share_out, still
+from marlvec.native.streams import as_generator
+
+__all__ = ["Body", "Options", "Scenario", "check_count", "check_ratio"]
+
+_SENSITIVITY = 5.0
+
+
+class Options(TypedDict, total=False):
+    """Arguments that every scenario takes, with mpe2's defaults.
+
+    Attributes:
+        max_cycles: Steps after which all agents are truncated; 25.
+        continuous_actions: Boxes in place of Discrete actions; False.
+        dynamic_rescaling: Of the renderer alone; True.
+        benchmark_data: Not supported.
+    """
+
+    max_cycles: int
+    continuous_actions: bool
+    dynamic_rescaling: bool
+    benchmark_data: bool
+
+
+@dataclass(frozen=True)
+class Body:
+    """One entity, with mpe2's defaults.
+
+    Attributes:
+        name: Its name.
+        size: Its radius.
+        collide: Whether it pushes and is pushed by others that do.
+        movable: Of an agent, whether it can move; landmarks never do.
+        silent: Whether it says nothing.
+        accel: What its actions are multiplied by; None: 5.
+        max_speed: None: no limit.
+        mass: Its mass.
+    """
+
+    name: str
+    size: float = 0.05
+    collide: bool = True
+    movable: bool = True
+    silent: bool = True
+    accel: float | None = None
+    max_speed: float | None = None
+    mass: float = 1.0
+
+
+class Scenario(NativeEnv):
+    """Many worlds of one scenario; see the head of this file for how to write one.
+
+    Args:
+        num_worlds: N.
+        agents: A bodies.
+        landmarks: More bodies; E in all.
+        obs_sizes: Length of each agent's observation.
+        dim_c: Length of an utterance, C.
+        options: Arguments that every scenario takes.
+        own: Arguments that only this one takes, for the reference.
+
+    Raises:
+        ArgumentError: An argument is wrong, or not supported.
+
+    Attributes:
+        pos: (N, E, 2) float64, agents first.
+        vel, force: (N, A, 2) float64.
+        comm: (N, A, C) float64.
+        size: (E,) float64.
+        steps: (N,) int64, since the episode began.
+        view: (N, S) float32, the observations of all agents, one after another: the state, too.
+        starts: (A,) int64, where each agent's observation begins in it.
+    """
+
+    metadata: Mapping[str, Any] = {"render_modes": ["human", "rgb_array"], "is_parallelizable": True, "render_fps": 10}
+
+    def __init__(
+        self,
+        num_worlds: int,
+        *,
+        agents: Sequence[Body],
+        landmarks: Sequence[Body],
+        obs_sizes: Sequence[int],
+        dim_c: int = 2,
+        options: Options,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(num_worlds)
+        _check_options(self.name, options)
+        self.agents = tuple(body.name for body in agents)
+        self.metadata = {**type(self).metadata, "name": self.name}
+        self._kwargs = {**options, **(own or {})}
+        self._max_cycles = options.get("max_cycles", 25)
+        self._continuous = bool(options.get("continuous_actions", False))
+        self._act = act_continuously if self._continuous else act_discretely
+        self.action_spaces = tuple(_action_space(body, dim_c, self._continuous) for body in agents)
+        self.observation_spaces = tuple(map(_endless, obs_sizes))
+        self.state_space = _endless(sum(obs_sizes))
+        bodies = [*agents, *landmarks]
+        self.size = np.array([body.size for body in bodies])
+        self.pos = np.zeros((num_worlds, len(bodies), 2))
+        self.vel = np.zeros((num_worlds, len(agents), 2))
+        self.force = np.zeros_like(self.vel)
+        self.comm = np.zeros((num_worlds, len(agents), dim_c))
+        self.steps = np.zeros(num_worlds, np.int64)
+        self.starts = np.cumsum([0, *obs_sizes[:-1]], dtype=np.int64)
+        self._before = self.rng.copy()  # each world's stream as it was when its episode began
+        self._collide = np.array([body.collide for body in bodies])
+        self._mass = np.array([body.mass for body in agents])
+        self._movable = np.array([body.movable for body in agents])
+        self._speaks = np.array([not body.silent for body in agents])
+        self._gain = np.array([_SENSITIVITY if body.accel is None else body.accel for body in agents])
+        self._limit = np.array([np.inf if body.max_speed is None else body.max_speed for body in agents])
+
+    @abstractmethod
+    def place(self, ids: Ids) -> None:
+        """Draw ``pos``, and whatever else these worlds begin with, in the reference's order."""
+
+    @abstractmethod
+    def score(self, ids: Ids) -> None:
+        """Write ``rows.reward``, and what else follows on a move."""
+
+    @abstractmethod
+    def observe(self, ids: Ids) -> None:
+        """Write ``view``."""
+
+    def reached(self, ids: Ids) -> NDArray[np.bool_] | None:
+        """Which worlds have reached their goal, (N,) bool, of which those of ``ids`` count; None: there is no goal."""
+        return None
+
+    def attach(self, rows: Rows) -> None:
+        """Take the rows."""
+        super().attach(rows)
+        groups = self.spec().groups
+        self._groups = [np.array(group.agents, np.int64) for group in groups]
+        self._inputs = [leaves[0] for leaves in rows.actions]
+        if len(groups) == 1:
+            self.view = rows.obs[0][0].reshape(self.num_worlds, -1)  # in place: one agent follows on another
+            self._shares = []
+        else:
+            assert self.state_space is not None
+            assert self.state_space.shape is not None
+            self.view = np.zeros((self.num_worlds, *self.state_space.shape), np.float32)
+            self._shares = [(leaves[0], self.starts[who]) for leaves, who in zip(rows.obs, self._groups, strict=True)]
+
+    def reset(self, ids: Ids) -> None:
+        """Begin episodes."""
+        still(ids, self.vel, self.comm, self.steps, self.rng, self._before)
+        self.place(ids)
+        self._observe(ids)
+        self.set_alive(ids)
+
+    def step(self, ids: Ids) -> None:
+        """Act, move, score, observe."""
+        rows = self.rows
+        for actions, agents in zip(self._inputs, self._groups, strict=True):
+            self._act(ids, actions, agents, self._movable, self._speaks, self._gain, self.force, self.comm)
+        move(
+            ids,
+            self.pos,
+            self.vel,
+            self.force,
+            self.size,
+            self._collide,
+            self._mass,
+            self._limit,
+            self._movable,
+            self.steps,
+            self._max_cycles,
+            rows.truncated,
+            rows.alive,
+            rows.acting,
+            rows.done,
+        )
+        self.score(ids)
+        reached = self.reached(ids)
+        if reached is not None:
+            end_where(ids, reached, rows.terminated, rows.alive, rows.acting, rows.done)
+        self._observe(ids)
+
+    def _observe(self, ids: Ids) -> None:
+        self.observe(ids)
+        for obs, starts in self._shares:
+            share_out(ids, self.view, obs, starts)
+
+    def write_state(self, ids: Ids) -> None:
+        """The observations of all agents, one after another."""
+        assert self.rows.state is not None
+        self.rows.state[ids] = self.view[ids]
+
+    def reference(self, i: int, render_mode: str | None = None) -> Any:
+        """mpe2's own env in the state that world ``i`` is in.
+
+        It begins the same episode from the same random stream, which brings goals and colours along; then everything
+        that moves is put where it is now.
+        """
+        module = importlib.import_module(f"mpe2.{self.name}")
+        env = module.parallel_env(**self._kwargs, render_mode=render_mode)
+        inner = env.unwrapped
+        inner.np_random = as_generator(self._before[i])
+        env.reset()
+        inner.np_random.bit_generator.state = as_generator(self.rng[i]).bit_generator.state
+        inner.steps = int(self.steps[i])
+        world = inner.world
+        for e, entity in enumerate([*world.agents, *world.landmarks]):
+            entity.state.p_pos = self.pos[i, e].copy()
+        for a, agent in enumerate(world.agents):
+            agent.state.p_vel = self.vel[i, a].copy()
+            agent.state.c = self.comm[i, a].copy()
+        self.dress(world, i)
+        return env
+
+    def dress(self, world: Any, i: int) -> None:
+        """Give the reference's ``world`` what world ``i`` has besides, where that changes during an episode."""
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """Make sure that an argument is a number of things.
+
+    Raises:
+        ArgumentError: It is no int, or less than ``least``.
+    """
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+        raise ArgumentError(f"{name}: expected an int of at least {least}, got {value!r}")
+    return int(value)
+
+
+def check_ratio(value: Any) -> float:
+    """Make sure that ``local_ratio`` is one.
+
+    Raises:
+        ArgumentError: It is no number from 0 to 1.
+    """
+    if not isinstance(value, (int, float, np.number)) or not 0.0 <= value <= 1.0:
+        raise ArgumentError(f"local_ratio: expected a number from 0 to 1, got {value!r}")
+    return float(value)
+
+
+def _check_options(name: str, options: Options) -> None:
+    unknown = set(options) - set(Options.__annotations__)
+    if unknown:
+        raise TypeError(f"{name} got an unexpected keyword argument {min(unknown)!r}")
+    if options.get("benchmark_data", False):
+        raise refuse(name, "benchmark_data=True")
+    if "max_cycles" in options:
+        check_count("max_cycles", options["max_cycles"], 1)
+
+
+def _action_space(body: Body, dim_c: int, continuous: bool) -> Space[Any]:
+    moves = 5 if body.movable else 0
+    says = 0 if body.silent else dim_c
+    if continuous:
+        return Box(0, 1, (moves + says,))
+    return Discrete(max(moves, 1) * max(says, 1))
+
+
+def _endless(size: int) -> Space[Any]:
+    return Box(-np.float32(np.inf), np.float32(np.inf), (size,), np.float32)

@@ -1,0 +1,255 @@
+"""collect_treasure: collectors pick up treasures and bring each to the deposit of its kind."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import numpy as np
+
+from marlvec.errors import ArgumentError
+from marlvec.native.contract import Ids, rows_of
+from marlvec.native.jit import kernel
+from marlvec.native.mpe.matching import norms
+from marlvec.native.mpe.physics import distance, nearer, put, put_colour, put_offset, put_own, scatter, touching
+from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
+from marlvec.native.random import bounded, double, uniform
+from marlvec.native.streams import as_generator
+
+__all__ = ["CollectTreasure"]
+
+_MOST_KINDS = 6
+_AWAY = -999.0
+_NOTHING = -1
+
+
+class CollectTreasure(Scenario):
+    """mpe2's ``collect_treasure_v1``.
+
+    Args:
+        num_worlds: How many.
+        num_collectors, num_deposits, num_treasures: How many of each; there are as many kinds of treasure as deposits.
+        options: See `Options`.
+
+    Attributes:
+        holding: (N, C) int64, the kind of treasure that each collector holds, or -1.
+        kind: (N, T) int64, of each treasure.
+        lies: (N, T) bool, whether it lies somewhere.
+    """
+
+    name = "collect_treasure_v1"
+
+    def __init__(
+        self,
+        num_worlds: int,
+        num_collectors: int = 6,
+        num_deposits: int = 2,
+        num_treasures: int = 6,
+        **options: Unpack[Options],
+    ) -> None:
+        collectors = check_count("num_collectors", num_collectors, 1)
+        kinds = check_count("num_deposits", num_deposits, 1)
+        treasures = check_count("num_treasures", num_treasures, 1)
+        if kinds > _MOST_KINDS:
+            raise ArgumentError(f"num_deposits: expected at most {_MOST_KINDS}, got {kinds}")
+        agent_num = collectors + kinds
+        common = 4 + (agent_num - 1) * (4 + 2 * kinds) + treasures * (2 + kinds)
+        super().__init__(
+            num_worlds,
+            agents=[
+                *(_agent(f"collector_{a}", 0.05, 1.0) for a in range(collectors)),
+                *(_agent(f"deposit_{a}", 0.075, 2.25) for a in range(kinds)),
+            ],
+            landmarks=[Body(f"treasure_{j}", 0.025, collide=False) for j in range(treasures)],
+            obs_sizes=[common + kinds] * collectors + [common] * kinds,
+            options=options,
+            own={"num_collectors": collectors, "num_deposits": kinds, "num_treasures": treasures},
+        )
+        self._collectors, self._kinds = collectors, kinds
+        self.holding = np.full((num_worlds, collectors), _NOTHING)
+        self.kind = np.zeros((num_worlds, treasures), np.int64)
+        self.lies = np.ones((num_worlds, treasures), np.bool_)
+        self._respawns = self.rng.copy()  # the reference draws these from a copy of the stream, taken at the reset
+        self._paid = np.zeros(num_worlds)  # to everyone, for what was picked up and delivered in this step
+        self._stray = np.zeros((num_worlds, kinds))  # from each deposit to the middle of all collectors
+        self._order = np.zeros((num_worlds, max(agent_num, treasures)), np.int64)
+        self._key = np.zeros(self._order.shape)
+
+    def place(self, ids: Ids) -> None:
+        self._respawns[ids] = self.rng[ids]
+        _place(ids, self.rng, self.pos, len(self.agents), self._kinds, self.holding, self.kind, self.lies)
+
+    def score(self, ids: Ids) -> None:
+        things = (self.holding, self.kind, self.lies)
+        _trade(ids, self._respawns, self.pos, self.size, len(self.agents), self._collectors, *things, self._paid)
+        rows, first, agent_num = rows_of(ids), self._collectors, len(self.agents)
+        middle = np.mean(self.pos[rows, :first], axis=1)
+        self._stray[rows] = norms(middle[:, None] - self.pos[rows, first:agent_num])
+        reward = self.rows.reward
+        _score(ids, self.pos, self.size, first, *things, self._paid, self._stray, reward)
+
+    def observe(self, ids: Ids) -> None:
+        things = (self.holding, self.kind, self.lies)
+        _observe(ids, self.pos, self.vel, self._collectors, *things, self._order, self._key, self.view)
+
+    def dress(self, world: Any, i: int) -> None:
+        """Give the reference's bodies what they hold and what they are."""
+        for agent, held in zip(world.agents, self.holding[i].tolist(), strict=False):
+            agent.holding = None if held == _NOTHING else held
+            agent.color = np.array([0.85] * 3) if held == _NOTHING else 0.85 * world.treasure_colors[held]
+        for j, treasure in enumerate(world.landmarks):
+            treasure.type, treasure.alive = int(self.kind[i, j]), bool(self.lies[i, j])
+            treasure.color = world.treasure_colors[treasure.type].copy()
+        world.np_random = as_generator(self._respawns[i])
+
+
+def _agent(name: str, size: float, mass: float) -> Body:
+    return Body(name, size, collide=False, accel=1.5, max_speed=1.0, mass=mass)
+
+
+@kernel
+def _place(ids: Any, rng: Any, pos: Any, agent_num: Any, kinds: Any, holding: Any, kind: Any, lies: Any) -> None:
+    for i in ids:
+        scatter(i, rng, pos, 0, agent_num, 1.0)
+        holding[i] = _NOTHING
+        for j in range(kind.shape[1]):
+            kind[i, j] = bounded(rng, i, kinds)
+            scatter(i, rng, pos, agent_num + j, agent_num + j + 1, 0.95)
+            lies[i, j] = True
+
+
+@kernel
+def _trade(
+    ids: Any,
+    rng: Any,
+    pos: Any,
+    size: Any,
+    agent_num: Any,
+    collectors: Any,
+    holding: Any,
+    kind: Any,
+    lies: Any,
+    paid: Any,
+) -> None:
+    """Treasures are picked up and delivered; those that were picked up before come back somewhere else."""
+    for i in ids:
+        found = delivered = 0.0
+        for j in range(kind.shape[1]):
+            e = agent_num + j
+            if lies[i, j]:
+                for a in range(collectors):
+                    if holding[i, a] == _NOTHING and touching(pos, size, i, e, a):
+                        found += 5.0
+                        lies[i, j] = False
+                        holding[i, a] = kind[i, j]
+                        pos[i, e, 0] = pos[i, e, 1] = _AWAY
+                        break
+            else:
+                double(rng, i)  # the reference asks chance, which never says no
+                pos[i, e, 0] = uniform(rng, i, -0.95, 0.95)
+                pos[i, e, 1] = uniform(rng, i, -0.95, 0.95)
+                kind[i, j] = bounded(rng, i, agent_num - collectors)
+                lies[i, j] = True
+        for a in range(collectors):
+            held = holding[i, a]
+            if held != _NOTHING and touching(pos, size, i, a, collectors + held):
+                delivered += 5.0
+                holding[i, a] = _NOTHING
+        paid[i] = found + delivered
+
+
+@kernel
+def _score(
+    ids: Any,
+    pos: Any,
+    size: Any,
+    collectors: Any,
+    holding: Any,
+    kind: Any,
+    lies: Any,
+    paid: Any,
+    stray: Any,
+    reward: Any,
+) -> None:
+    agent_num = reward.shape[1]
+    for i in ids:
+        for a in range(collectors):
+            own = 0.0
+            for b in range(collectors):
+                if b != a and touching(pos, size, i, a, b):
+                    own -= 5.0
+            if holding[i, a] == _NOTHING:
+                least = np.inf
+                for j in range(kind.shape[1]):
+                    if lies[i, j]:
+                        least = nearer(distance(pos, i, agent_num + j, a), least)
+            else:
+                least = distance(pos, i, collectors + holding[i, a], a)
+            if least < np.inf:
+                own -= 0.1 * least
+            reward[i, a] = own + paid[i] + 0.0
+        for b in range(collectors, agent_num):
+            least = np.inf
+            for a in range(collectors):
+                if holding[i, a] == b - collectors:
+                    least = nearer(distance(pos, i, a, b), least)
+            if least == np.inf:
+                least = stray[i, b - collectors]
+            reward[i, b] = 0.0 - 0.1 * least + paid[i] + 0.0
+
+
+@kernel
+def _sort(order: Any, key: Any, i: Any, size: Any) -> None:
+    """Put the first ``size`` entries in order of their keys; equal ones stay as they are."""
+    for k in range(1, size):
+        who, far, m = order[i, k], key[i, k], k
+        while m > 0 and far < key[i, m - 1]:
+            order[i, m], key[i, m] = order[i, m - 1], key[i, m - 1]
+            m -= 1
+        order[i, m], key[i, m] = who, far
+
+
+@kernel
+def _observe(
+    ids: Any,
+    pos: Any,
+    vel: Any,
+    collectors: Any,
+    holding: Any,
+    kind: Any,
+    lies: Any,
+    order: Any,
+    key: Any,
+    view: Any,
+) -> None:
+    agent_num = vel.shape[1]
+    kinds = agent_num - collectors
+    for i in ids:
+        k = 0
+        for a in range(agent_num):
+            k = put_own(view, i, k, pos, a)
+            k = put_own(view, i, k, vel, a)
+            if a < collectors:
+                k = put_colour(view, i, k, holding[i, a], kinds, 0.0, 1.0)
+            size = 0
+            for b in range(agent_num):
+                if b != a:
+                    order[i, size], key[i, size] = b, distance(pos, i, b, a)
+                    size += 1
+            _sort(order, key, i, size)
+            for m in range(size):
+                b = order[i, m]
+                k = put_offset(view, i, k, pos, b, a)
+                k = put_own(view, i, k, vel, b)
+                k = put_colour(view, i, k, b - collectors, kinds, 0.0, 1.0)
+                k = put_colour(view, i, k, holding[i, b] if b < collectors else _NOTHING, kinds, 0.0, 1.0)
+            for j in range(kind.shape[1]):
+                order[i, j], key[i, j] = j, distance(pos, i, agent_num + j, a) if lies[i, j] else 1e6
+            _sort(order, key, i, kind.shape[1])
+            for m in range(kind.shape[1]):
+                j = order[i, m]
+                if lies[i, j]:
+                    k = put_offset(view, i, k, pos, agent_num + j, a)
+                    k = put_colour(view, i, k, kind[i, j], kinds, 0.0, 1.0)
+                else:
+                    k = put(view, i, k, 0.0, 0.0)
+                    k = put_colour(view, i, k, _NOTHING, kinds, 0.0, 1.0)

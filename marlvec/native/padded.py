@@ -1,0 +1,129 @@
+"""Native worlds whose agents differ in their spaces, as one group: `marlvec.envs.padded` for all worlds at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from numpy.typing import NDArray
+
+from marlvec.envs.padded import padded_spec
+from marlvec.envs.spec import EnvSpec, Info
+from marlvec.errors import ActionError
+from marlvec.native.contract import Ids, NativeEnv, Rows, refuse, rows_of
+
+__all__ = ["PaddedNative"]
+
+AnyArray = NDArray[Any]
+
+
+@dataclass
+class _OwnRows:
+    """What the worlds see: their own observations and actions, and everything else as it is."""
+
+    outer: Rows
+    obs: list[list[AnyArray]]
+    actions: list[list[AnyArray]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.outer, name)
+
+
+class PaddedNative(NativeEnv):
+    """A native env whose agents have one observation space and one action space, each large enough for all of them.
+
+    Args:
+        env: The worlds.
+
+    Raises:
+        ContractError: The agents' spaces have no common one; names the leaf that differs.
+        ArgumentError: They are not Boxes and Discretes without masks of their own.
+    """
+
+    def __init__(self, env: NativeEnv) -> None:
+        self._env = env
+        self._own = env.spec()
+        self._padded = padded_spec(self._own)
+        spaces = [*self._own.observation_spaces, *self._own.action_spaces]
+        if any(self._own.mask_sizes) or not all(isinstance(space, (Box, Discrete)) for space in spaces):
+            raise refuse(env.name, "pad=True")
+        self.num_worlds, self.rng = env.num_worlds, env.rng
+        self.name, self.agents, self.metadata = env.name, env.agents, env.metadata
+        self.state_space, self.has_infos = env.state_space, env.has_infos
+        self._sizes = np.array([_choices(space) for space in self._own.action_spaces])
+
+    def spec(self) -> EnvSpec:
+        """Describe one world, and what its agents' spaces were."""
+        return self._padded
+
+    def attach(self, rows: Rows) -> None:
+        """Take the padded rows, and give the worlds rows of their own."""
+        super().attach(rows)
+        n, groups = self.num_worlds, self._own.groups
+        self._members = [list(group.agents) for group in groups]
+        obs, actions = (
+            [
+                [np.zeros((n, len(group.agents), *leaf.shape), leaf.dtype) for leaf in tree.leaves]
+                for group, tree in ((group, getattr(group, kind)) for group in groups)
+            ]
+            for kind in ("observation_tree", "action_tree")
+        )
+        self._inner = _OwnRows(rows, obs, actions)
+        self._env.attach(self._inner)
+
+    def check_actions(self, ids: Ids) -> None:
+        """Refuse choices that an agent has not got."""
+        (given,) = self.rows.actions[0]
+        if given.ndim != 2:
+            return
+        bad = np.argwhere((given[ids] >= self._sizes) & self.rows.acting[ids])
+        if len(bad):
+            k, a = bad[0].tolist()
+            action, space = given[ids[k], a], self._own.action_spaces[a]
+            raise ActionError(f"actions: env {ids[k]}, agent {self.agents[a]!r}: {action} is not in its own {space}")
+
+    def reset(self, ids: Ids) -> None:
+        """Begin episodes."""
+        self._env.reset(ids)
+        self._show(ids)
+
+    def step(self, ids: Ids) -> None:
+        """Take a step."""
+        rows = rows_of(ids)
+        (given,) = self.rows.actions[0]
+        for members, (actions,) in zip(self._members, self._inner.actions, strict=True):
+            own: Any = (slice(None), members, *map(slice, actions.shape[2:]))
+            actions[rows] = given[rows][own]
+        self._env.step(ids)
+        self._show(ids)
+
+    def cut_short(self, ids: Ids) -> None:
+        """Time is up."""
+        self._env.cut_short(ids)
+        self._show(ids)
+
+    def write_state(self, ids: Ids) -> None:
+        """Write global states."""
+        self._env.write_state(ids)
+
+    def infos(self, ids: Ids) -> dict[int, Info]:
+        """Infos of the last reset or step."""
+        return self._env.infos(ids)
+
+    def reference(self, i: int, render_mode: str | None = None) -> Any:
+        """Build the reference env, which is not padded."""
+        return self._env.reference(i, render_mode)
+
+    def _show(self, ids: Ids) -> None:
+        """Copy the worlds' own observations into the first corner of the padded ones; the rest stays zero."""
+        rows = rows_of(ids)
+        (shown,) = self.rows.obs[0]
+        for members, (obs,) in zip(self._members, self._inner.obs, strict=True):
+            for j, a in enumerate(members):
+                shown[rows, a, *map(slice, obs.shape[2:])] = obs[rows, j]
+
+
+def _choices(space: Any) -> int:
+    return int(space.n) if isinstance(space, Discrete) else np.iinfo(np.int64).max

@@ -1,0 +1,182 @@
+"""numpy's random numbers in compiled code: the same draws as ``Generator(PCG64(SeedSequence(seed)))``, bit for bit.
+
+All functions take ``rng`` (N, 6) uint64, see `marlvec.native.streams`, and the index of a world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.native.jit import kernel
+from marlvec.native.streams import Streams
+
+__all__ = ["bounded", "double", "next_uint32", "next_uint64", "seed_worlds", "uniform"]
+
+_HIGH = np.uint64(2549297995355413924)  # PCG64's multiplier
+_LOW = np.uint64(4865540595714422341)
+_HALF = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+_1 = np.uint64(1)
+_63 = np.uint64(63)
+_64 = np.uint64(64)
+
+
+def seed_worlds(rng: Streams, ids: NDArray[np.int64], seeds: Sequence[int]) -> None:
+    """Begin the streams of these worlds anew, as ``numpy.random.default_rng(seed)`` does.
+
+    Args:
+        rng: (N, 6) uint64.
+        ids: (n,) int64, which worlds.
+        seeds: One per world, 0 to 2**64 - 1.
+    """
+    _seed(rng, ids, np.array(seeds, np.uint64))
+
+
+@kernel
+def _seed(rng: Streams, ids: NDArray[np.int64], seeds: NDArray[np.uint64]) -> None:
+    pool = np.empty(4, np.uint32)
+    words = np.empty(8, np.uint32)
+    for k in range(len(ids)):
+        _seed_sequence(seeds[k], pool, words)
+        i = ids[k]
+        state_low = np.uint64(words[0]) | (np.uint64(words[1]) << _32)
+        state_high = np.uint64(words[2]) | (np.uint64(words[3]) << _32)
+        inc_low = np.uint64(words[4]) | (np.uint64(words[5]) << _32)
+        inc_high = np.uint64(words[6]) | (np.uint64(words[7]) << _32)
+        # generate_state(4, uint64): the first of each pair is the high half.
+        state_low, state_high = state_high, state_low
+        inc_low, inc_high = inc_high, inc_low
+        inc_high = (inc_high << _1) | (inc_low >> _63)
+        inc_low = (inc_low << _1) | _1
+        rng[i, 0] = 0
+        rng[i, 1] = 0
+        rng[i, 2] = inc_high
+        rng[i, 3] = inc_low
+        rng[i, 4] = 0
+        rng[i, 5] = 0
+        _advance(rng, i)
+        low = rng[i, 1] + state_low
+        rng[i, 0] = rng[i, 0] + state_high + (_1 if low < state_low else np.uint64(0))
+        rng[i, 1] = low
+        _advance(rng, i)
+
+
+@kernel
+def _hash(value: np.uint32, multiplier: np.uint32) -> tuple[np.uint32, np.uint32]:
+    """One word through SeedSequence's hash, and the next multiplier."""
+    value = np.uint32(value ^ multiplier)
+    multiplier = np.uint32(multiplier * np.uint32(0x931E8875))
+    value = np.uint32(value * multiplier)
+    value = np.uint32(value ^ (value >> np.uint32(16)))
+    return value, multiplier
+
+
+@kernel
+def _mix(x: np.uint32, y: np.uint32) -> np.uint32:
+    result = np.uint32(np.uint32(x * np.uint32(0xCA01F9DD)) - np.uint32(y * np.uint32(0x4973F715)))
+    return np.uint32(result ^ (result >> np.uint32(16)))
+
+
+@kernel
+def _seed_sequence(seed: np.uint64, pool: NDArray[np.uint32], words: NDArray[np.uint32]) -> None:
+    """``SeedSequence(seed).generate_state(8)`` into ``words``."""
+    entropy = (np.uint32(seed & _HALF), np.uint32(seed >> _32))  # a missing word counts as zero
+    multiplier = np.uint32(0x43B0D7E5)
+    for j in range(4):
+        word = entropy[j] if j < 2 else np.uint32(0)
+        pool[j], multiplier = _hash(word, multiplier)
+    for source in range(4):
+        for target in range(4):
+            if source != target:
+                word, multiplier = _hash(pool[source], multiplier)
+                pool[target] = _mix(pool[target], word)
+    multiplier = np.uint32(0x8B51F9DD)
+    for j in range(8):
+        word = np.uint32(pool[j % 4] ^ multiplier)
+        multiplier = np.uint32(multiplier * np.uint32(0x58F38DED))
+        word = np.uint32(word * multiplier)
+        words[j] = np.uint32(word ^ (word >> np.uint32(16)))
+
+
+@kernel
+def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """High and low half of a 64 × 64 bit product."""
+    a_low, a_high = a & _HALF, a >> _32
+    b_low, b_high = b & _HALF, b >> _32
+    low = a_low * b_low
+    middle = a_high * b_low + (low >> _32)
+    other = a_low * b_high + (middle & _HALF)
+    return a_high * b_high + (middle >> _32) + (other >> _32), a * b
+
+
+@kernel
+def _advance(rng: Streams, i: int) -> None:
+    """One step of the 128-bit linear congruential generator."""
+    high, low = rng[i, 0], rng[i, 1]
+    product_high, product_low = _product(low, _LOW)
+    product_high += high * _LOW + low * _HIGH
+    new_low = product_low + rng[i, 3]
+    rng[i, 0] = product_high + rng[i, 2] + (_1 if new_low < product_low else np.uint64(0))
+    rng[i, 1] = new_low
+
+
+@kernel
+def next_uint64(rng: Streams, i: int) -> Any:
+    """The next 64 bits of world ``i``'s stream."""
+    _advance(rng, i)
+    turn = rng[i, 0] >> np.uint64(58)
+    value = rng[i, 0] ^ rng[i, 1]
+    return (value >> turn) | (value << ((_64 - turn) & _63))
+
+
+@kernel
+def next_uint32(rng: Streams, i: int) -> Any:
+    """The next 32 bits, in a uint64: the half that was left over, if there is one."""
+    if rng[i, 4] != 0:
+        rng[i, 4] = 0
+        return rng[i, 5]
+    value = next_uint64(rng, i)
+    rng[i, 4] = 1
+    rng[i, 5] = value >> _32
+    return value & _HALF
+
+
+@kernel
+def double(rng: Streams, i: int) -> Any:
+    """``Generator.random()``: a float64 in [0, 1)."""
+    return np.float64(next_uint64(rng, i) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@kernel
+def uniform(rng: Streams, i: int, low: float, high: float) -> Any:
+    """``Generator.uniform(low, high)``."""
+    return low + (high - low) * double(rng, i)
+
+
+@kernel
+def bounded(rng: Streams, i: int, n: int) -> Any:
+    """``Generator.integers(n)``, for n from 1 to 2**32 - 1: Lemire's method on 32 bits. Of one choice nothing is drawn.
+
+    Args:
+        rng: (N, 6) uint64.
+        i: The world.
+        n: How many choices.
+
+    Returns:
+        0 to n - 1.
+    """
+    if n == 1:
+        return 0
+    size = np.uint64(n)
+    product = next_uint32(rng, i) * size
+    left = product & _HALF
+    if left < size:
+        threshold = (np.uint64(0xFFFFFFFF) - (size - _1)) % size
+        while left < threshold:
+            product = next_uint32(rng, i) * size
+            left = product & _HALF
+    return np.int64(product >> _32)

@@ -1,0 +1,60 @@
+"""Random streams of worlds as plain numbers: what numpy's PCG64 keeps, one row per world.
+
+A row is six uint64: state (high, low), increment (high, low), whether a 32-bit half is left over, and that half.
+numpy's ``Generator`` draws 32 bits at a time for small integers and keeps the other half for the next such draw, so it
+is a part of the state, and goes on from one episode to the next as everything else in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Streams", "as_generator", "fresh_streams", "row_of"]
+
+Streams = NDArray[np.uint64]
+"""(N, 6) uint64."""
+
+_LOW = (1 << 64) - 1
+
+
+def fresh_streams(num_worlds: int) -> Streams:
+    """Streams from fresh entropy, as a ``Generator`` without a seed has it.
+
+    Args:
+        num_worlds: N.
+
+    Returns:
+        (N, 6) uint64.
+    """
+    words = np.random.default_rng().integers(0, 2**64, (num_worlds, 6), np.uint64, endpoint=False)
+    words[:, 3] |= np.uint64(1)  # the increment is odd
+    words[:, 4:] = 0
+    return words
+
+
+def row_of(generator: np.random.Generator) -> NDArray[np.uint64]:
+    """Return the state of numpy's own generator as a row, (6,) uint64."""
+    found: Any = generator.bit_generator.state
+    state, inc = found["state"]["state"], found["state"]["inc"]
+    words = [state >> 64, state & _LOW, inc >> 64, inc & _LOW, found["has_uint32"], found["uinteger"]]
+    return np.array(words, np.uint64)
+
+
+def as_generator(row: NDArray[np.uint64]) -> np.random.Generator:
+    """Make numpy's own generator in the state that a row tells of.
+
+    Args:
+        row: (6,) uint64.
+    """
+    high, low, inc_high, inc_low, has_half, half = (int(word) for word in row)
+    generator = np.random.Generator(np.random.PCG64(0))
+    generator.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": (high << 64) | low, "inc": (inc_high << 64) | inc_low},
+        "has_uint32": has_half,
+        "uinteger": half,
+    }
+    return generator

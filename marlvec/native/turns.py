@@ -1,0 +1,118 @@
+"""Turn-based games for two: what every move does to the rows, whatever the game.
+
+The semantics are those of `marlvec.envs.turns`: one step is one move; after it the player who moves next observes, and
+gets the mask of what it may do; at the end both observe. An illegal move ends the game as PettingZoo's
+``TerminateIllegalWrapper`` has it: both players are terminated *and* truncated.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.native.contract import Ids, NativeEnv, Rows
+from marlvec.native.jit import kernel
+
+__all__ = ["DRAWN", "GOES_ON", "ILLEGAL", "LOST", "WON", "TurnGame", "TurnRows", "finish", "pass_turn", "start"]
+
+ILLEGAL, LOST, DRAWN, WON, GOES_ON = -2, -1, 0, 1, 2
+"""What a move comes to, for the one who made it."""
+
+
+class TurnRows(NamedTuple):
+    """The rows of N worlds of a game for two with one kind of observation, in a form that kernels take.
+
+    Attributes:
+        obs: (N, 2, *shape), what each player saw last.
+        actions: (N, 2) int64; only the mover's is read.
+        masks: (N, 2, n) bool.
+        reward: (N, 2) float64.
+        terminated, truncated, alive, acting: (N, 2) bool.
+        done: (N,) bool.
+    """
+
+    obs: NDArray[Any]
+    actions: NDArray[np.int64]
+    masks: NDArray[np.bool_]
+    reward: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    alive: NDArray[np.bool_]
+    acting: NDArray[np.bool_]
+    done: NDArray[np.bool_]
+
+
+class TurnGame(NativeEnv):
+    """A turn-based game for two players with equal spaces.
+
+    Subclasses keep ``mover``, (N,) int8, up to date in their kernels.
+
+    Attributes:
+        turn_rows: The rows; there from `attach` on.
+        mover: (N,) int64, whose turn it is.
+    """
+
+    def __init__(self, num_worlds: int) -> None:
+        super().__init__(num_worlds)
+        self.mover = np.zeros(num_worlds, np.int64)
+
+    def attach(self, rows: Rows) -> None:
+        super().attach(rows)
+        masks = rows.action_masks[0]
+        assert masks is not None
+        self.turn_rows = TurnRows(
+            rows.obs[0][0],
+            rows.actions[0][0],
+            masks,
+            rows.reward,
+            rows.terminated,
+            rows.truncated,
+            rows.alive,
+            rows.acting,
+            rows.done,
+        )
+
+    @abstractmethod
+    def cut_short(self, ids: Ids) -> None:
+        """Both players observe the game as it is left."""
+
+
+@kernel
+def start(rows: Any, i: int, mover: int) -> None:
+    """Both players sit down at world ``i``."""
+    for a in range(2):
+        rows.alive[i, a] = True
+        rows.acting[i, a] = a == mover
+
+
+@kernel
+def pass_turn(rows: Any, i: int, before: int, after: int) -> None:
+    """It is another's turn, or the same one's again; the kernel that calls this writes ``after``'s mask."""
+    rows.acting[i, before] = False
+    for k in range(rows.masks.shape[2]):
+        rows.masks[i, before, k] = True
+    rows.acting[i, after] = True
+
+
+@kernel
+def finish(rows: Any, i: int, mover: int, gain: float, legal: bool) -> None:
+    """The game in world ``i`` is over: pay, and let nobody act.
+
+    Args:
+        rows: The rows.
+        i: Which world.
+        mover: Who made the last move.
+        gain: What it is paid.
+        legal: Whether that move was.
+    """
+    rows.reward[i, mover] = gain
+    for a in range(2):
+        rows.terminated[i, a] = True
+        rows.truncated[i, a] = not legal
+        rows.alive[i, a] = False
+        rows.acting[i, a] = False
+        rows.masks[i, a] = True
+    rows.done[i] = True

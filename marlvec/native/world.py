@@ -1,0 +1,72 @@
+"""One world of a native env as an object: what control calls (`exec_func`, `get_attr`, `render`, …) are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import Info
+from marlvec.native.contract import NativeEnv
+
+__all__ = ["NativeWorld", "WorldHandle"]
+
+
+class NativeWorld:
+    """World ``i`` of a native env.
+
+    An array that the env keeps for all its worlds shows as this world's row, which may be written to; what is the same
+    in all worlds shows as it is. Whatever else is set stays with this object.
+
+    Args:
+        env: The env.
+        i: Which world.
+        render_mode: ``"rgb_array"``, or None.
+    """
+
+    def __init__(self, env: NativeEnv, i: int, render_mode: str | None) -> None:
+        self.render_mode = render_mode
+        self._of = env
+        self._i = i
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or callable(getattr(type(self._of), name, None)):
+            raise AttributeError(name)  # methods of all worlds are none of one
+        value = getattr(self._of, name)
+        if isinstance(value, np.ndarray) and value.ndim and len(value) == self._of.num_worlds:
+            return value[self._i, ...]
+        return value
+
+    def __repr__(self) -> str:
+        return f"<world {self._i} of {self._of.name}>"
+
+    def render(self) -> Any:
+        """Let the reference draw this world."""
+        return self.reference().render()
+
+    def reference(self) -> Any:
+        """Build the reference env in the state that this world is in: a copy, which goes its own way."""
+        return self._of.reference(self._i, self.render_mode)
+
+
+class WorldHandle(MultiAgentEnv):
+    """A world where control commands expect an env; it can be asked, not stepped."""
+
+    def __init__(self, world: NativeWorld, name: str) -> None:
+        self.name = name
+        self._world = world
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Not here: the runner resets."""
+        raise NotImplementedError
+
+    def step(self, slot: Slot) -> Info | None:
+        """Not here: the runner steps."""
+        raise NotImplementedError
+
+    @property
+    def unwrapped(self) -> Any:
+        """The world."""
+        return self._world

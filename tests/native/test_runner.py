@@ -1,0 +1,394 @@
+"""The native backend as a vectorizer: threads, modes, partial resets, streams, control calls, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba", reason="the extra `native` is not installed")
+
+import marlvec
+from marlvec import Collector, NativeVectorEnv, VectorEnv, make
+from marlvec.errors import (
+    ActionError,
+    ArgumentError,
+    BrokenError,
+    ClosedError,
+    EnvRaised,
+    MissingExtraError,
+    NotResetError,
+)
+from marlvec.native import NativeEnv
+from marlvec.policies import RandomPolicy
+from marlvec.testing import check_vector_env
+from tests.native.scenarios import ARGUMENTS, factories, maker, native
+from tests.vector.reference import MODES, replay
+from tests.vector.reference import record as played
+
+
+def same(first: Any, second: Any) -> None:
+    """Hold all of two steps or resets against each other, byte for byte."""
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key in first:
+            same(first[key], second[key])
+    elif isinstance(first, tuple):
+        for a, b in zip(first, second, strict=True):
+            same(a, b)
+    else:
+        assert (first.dtype, first.shape) == (second.dtype, second.shape)
+        assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("name", ["simple_spread", "simple_tag"])
+@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
+def test_it_keeps_the_contract(name: str, continuous: bool) -> None:
+    """One group and several."""
+    assert len(check_vector_env(maker(name, 3, continuous_actions=continuous))) == 12
+
+
+def test_threads_keep_the_contract() -> None:
+    assert len(check_vector_env(maker("simple_spread", 5, num_workers=3), seed=1)) == 12
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_numbers_do_not_depend_on_threads(mode: str) -> None:
+    def play(workers: int) -> list[Any]:
+        with native("simple_tag", 37, num_workers=workers, autoreset_mode=mode, max_cycles=6, state=True) as envs:
+            assert envs.num_workers == workers
+            trace = [envs.reset(seed=4)]
+            for t in range(15):
+                if mode == "disabled" and t in (6, 12):
+                    trace.append(envs.reset(env_ids=range(37)))
+                if t == 8:
+                    trace.append(envs.reset(seed=[None, 7, 2**40], env_ids=[30, 2, 11]))
+                    if mode == "disabled":
+                        continue
+                trace.append(envs.step(envs.random_action()))
+                if mode == "disabled" and trace[-1][3].any():
+                    trace.append(envs.reset(env_ids=trace[-1][3].any(axis=1)))
+            return trace
+
+    first = play(1)
+    for workers in (2, 5):
+        same(tuple(first), tuple(play(workers)))
+
+
+def test_large_results_are_copied_by_all_threads_and_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlvec.vector.native_shard._LARGE", 1)
+    with native("simple_tag", 7, num_workers=3) as a, native("simple_tag", 7, num_workers=1) as b:
+        same(a.reset(seed=0), b.reset(seed=0))
+        kept = a.step(a.random_action())
+        wanted = b.step(b.random_action())
+        same(a.step(a.random_action()), b.step(b.random_action()))
+        same(kept, wanted)
+        kept[0]["agent"][:] = 0
+
+
+@pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])
+@pytest.mark.parametrize("mode", MODES)
+def test_it_is_the_plain_loop(mode: str, copy: bool) -> None:
+    calls = played(factories("simple_tag", 3, max_cycles=5), mode, interrupt=0.2)
+    with native("simple_tag", 3, max_cycles=5, autoreset_mode=mode, copy=copy) as envs:
+        replay(envs, calls)
+
+
+def pair(name: str, num_envs: int, **options: Any) -> tuple[VectorEnv, VectorEnv]:
+    return make(name, num_envs, backend="native", **options), make(name, num_envs, backend="sync", **options)
+
+
+@settings(max_examples=25)
+@given(
+    st.data(),
+    st.sampled_from(MODES),
+    st.sampled_from([None, 1, 4]),
+    st.booleans(),
+    st.sampled_from(["simple_spread", "simple_push"]),
+)
+def test_any_calls_bring_what_sync_brings(data: Any, mode: str, limit: int | None, grouped: bool, name: str) -> None:
+    """Halves, partial resets, streams: whatever is called, with a time limit or without."""
+    a, b = pair(name, 3, max_cycles=5, autoreset_mode=mode, max_episode_steps=limit, grouped=grouped, state=True)
+    ids = st.lists(st.sampled_from(range(3)), min_size=1, unique=True)
+    with a, b:
+        same(a.reset(seed=9), b.reset(seed=9))
+        for _ in range(data.draw(st.integers(1, 12))):
+            kind = data.draw(st.sampled_from(["step", "step", "reset", "send"]))
+            over = b._calls._no_episode.copy()
+            if kind == "reset" or (over.any() and mode == "disabled"):
+                chosen = sorted({*data.draw(ids), *np.flatnonzero(over).tolist()})
+                seeds = [data.draw(st.one_of(st.none(), st.integers(0, 2**64 - 1))) for _ in chosen]
+                same(a.reset(seed=seeds, env_ids=chosen), b.reset(seed=seeds, env_ids=chosen))
+            elif kind == "step":
+                same(a.step(a.random_action()), b.step(b.random_action()))
+            else:
+                chosen = data.draw(ids)
+                for envs in (a, b):
+                    envs.send(envs.random_action(env_ids=chosen), chosen)
+                first, second = a.recv(), b.recv()
+                assert first.env_ids.tolist() == second.env_ids.tolist()
+                same((first.obs, first.rewards, first.infos), (second.obs, second.rewards, second.infos))
+        if not b._calls._no_episode.any():
+            same(a.state(), b.state())
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_specs_are_those_of_the_reference(name: str) -> None:
+    a, b = pair(name, 1)
+    with a, b:
+        assert a.spec.difference(b.spec) is None
+        assert (a.spec.name, a.metadata, a.groups) == (b.spec.name, b.metadata, b.groups)
+        assert a.observation_space == b.observation_space
+        assert a.action_space == b.action_space
+
+
+@pytest.mark.parametrize("name", ["simple_world_comm", "simple_crypto"])
+def test_a_frame_is_the_one_that_the_reference_draws(name: str) -> None:
+    a, b = pair(name, 2, render_mode="rgb_array")
+    with a, b:
+        a.reset(seed=5)
+        b.reset(seed=5)
+        for _ in range(27):  # and again after an autoreset
+            a.step(a.random_action())
+            b.step(b.random_action())
+        for first, second in zip(a.render(), b.render(), strict=True):
+            assert first.tobytes() == second.tobytes()
+        assert len(a.render([1])) == 1
+
+
+def test_one_renderer_alone() -> None:
+    with native("simple", 2, render_mode="single_rgb_array") as envs:
+        envs.reset(seed=0)
+        assert envs.render([0])[0].shape == (700, 700, 3)
+        with pytest.raises(EnvRaised, match="made without a render mode"):
+            envs.render([1])
+
+
+def test_worlds_can_be_asked_and_changed() -> None:
+    with native("simple_spread", 3, N=2) as envs:
+        envs.reset(seed=0)
+        assert envs.get_attr("name") == ("simple_spread_v3",) * 3
+        assert [pos.shape for pos in envs.get_attr("pos")] == [(4, 2)] * 3
+        envs.step(envs.random_action())
+        assert [int(steps) for steps in envs.get_attr("steps", [2, 0])] == [1, 1]
+        assert envs.env_is_wrapped(object) == (False,) * 3
+        for name in ("advance_curriculum", "step_worlds"):
+            with pytest.raises(EnvRaised, match="backend='async'"):
+                envs.call(name)
+        with pytest.raises(EnvRaised, match="backend='async'"):
+            envs.set_attr("max_cycles", 3)
+
+
+BAD: list[tuple[str, Callable[[np.ndarray], None]]] = [
+    ("too large", lambda actions: actions.__setitem__((2, 1), 5)),
+    ("negative", lambda actions: actions.__setitem__((2, 1), -1)),
+]
+
+
+@pytest.mark.parametrize(("what", "spoil"), BAD, ids=[what for what, _ in BAD])
+@pytest.mark.parametrize("validate", ["sample", "off"])
+def test_bad_actions_are_refused_before_any_world_moves(
+    what: str, spoil: Callable[[np.ndarray], None], validate: str
+) -> None:
+    """In every call, also where values are otherwise looked at now and then or never."""
+    with native("simple_spread", 3, validate=validate, max_cycles=100) as envs:
+        envs.reset(seed=0)
+        for _ in range(20):
+            envs.step(envs.random_action())
+        actions = envs.random_action()
+        before = envs.state()
+        spoiled = actions.copy()
+        spoil(spoiled)
+        with pytest.raises(ActionError, match=r"env 2, agent 'agent_1'"):
+            envs.step(spoiled)
+        assert envs.state().tobytes() == before.tobytes()
+        envs.step(actions)
+
+
+@pytest.mark.parametrize("value", [np.nan, 1.5, -0.1, np.inf])
+def test_bad_boxes_are_refused(value: float) -> None:
+    with native("simple_tag", 2, continuous_actions=True) as envs:
+        envs.reset(seed=0)
+        actions = envs.random_action()
+        actions["agent"][1, 0, 3] = value
+        with pytest.raises(ActionError, match=r"group 'agent'.*env 1, agent 'agent_0'"):
+            envs.step(actions)
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("benchmark_data", {"benchmark_data": True}),
+    ("wrappers", {"wrappers": [lambda env: env]}),
+    ("different arguments", {"env_kwargs": [{"N": 2}, {"N": 3}]}),
+    ("render_mode='human'", {"render_mode": "human"}),
+]
+
+
+@pytest.mark.parametrize(("words", "options"), REFUSED, ids=[words for words, _ in REFUSED])
+def test_what_is_not_supported_says_which_backend_is(words: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"{re.escape(words)}.*backend='async'"):
+        native("simple_spread", 2, **options)
+
+
+@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("name", ["simple_speaker_listener", "simple_crypto", "simple_world_comm", "simple_spread"])
+def test_padded_worlds_are_padded_envs(name: str, continuous: bool) -> None:
+    a, b = pair(name, 3, pad=True, continuous_actions=continuous, max_cycles=4, state=True, max_episode_steps=3)
+    with a, b:
+        assert a.spec.difference(b.spec) is None
+        assert a.groups == b.groups
+        same(a.reset(seed=2), b.reset(seed=2))
+        for t in range(10):
+            ids = [[0, 1, 2], [2, 0]][t % 2]
+            for envs in (a, b):
+                envs.send(envs.random_action(env_ids=ids), ids)
+            first, second = a.recv(), b.recv()
+            same((first.obs, first.rewards, first.infos), (second.obs, second.rewards, second.infos))
+        same(a.reset(env_ids=[1]), b.reset(env_ids=[1]))
+
+
+def test_a_padded_action_that_an_agent_has_not_got_is_refused() -> None:
+    with native("simple_speaker_listener", 2, pad=True) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ActionError, match=r"env 1, agent 'speaker_0': 3 is not in its own Discrete\(3\)"):
+            envs.step(np.array([[2, 4], [3, 4]]))
+        envs.step(np.array([[2, 4], [2, 4]]))
+
+
+def test_other_envs_have_no_native_form() -> None:
+    with pytest.raises(ArgumentError, match="no native form; backend='async'"):
+        make("CartPole-v1", 2, backend="native")
+    with pytest.raises(ArgumentError, match="another env beside it"):
+        make(["simple", "simple_push"], backend="native")
+
+
+WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
+    (ArgumentError, "N: expected an int of at least 1, got 0", {"N": 0}),
+    (ArgumentError, "local_ratio: expected a number from 0 to 1, got 2", {"local_ratio": 2}),
+    (ArgumentError, "max_cycles: expected", {"max_cycles": 1.5}),
+    (ArgumentError, "num_workers must be", {"num_workers": 3}),
+    (ArgumentError, "is for worker processes", {"step_timeout": 1.0}),
+    (ArgumentError, "supports 'human', 'rgb_array'", {"render_mode": "ansi"}),
+    (TypeError, "colour", {"colour": "red"}),
+]
+
+
+@pytest.mark.parametrize(("error", "words", "options"), WRONG, ids=[words for _, words, _ in WRONG])
+def test_wrong_arguments_are_told(error: type[Exception], words: str, options: dict[str, Any]) -> None:
+    with pytest.raises(error, match=words):
+        native("simple_spread", 2, **options)
+
+
+AUTO: list[tuple[str, dict[str, Any], str]] = [
+    ("simple_spread", {}, "native"),
+    ("simple_spread", {"benchmark_data": True}, "async"),
+    ("simple_spread", {"wrappers": [lambda env: env]}, "async"),
+    ("simple_spread", {"step_timeout": 9.0}, "async"),
+    ("CartPole-v1", {}, "async"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "backend"), AUTO)
+def test_auto_is_native_where_it_can_be(name: str, options: dict[str, Any], backend: str) -> None:
+    with make(name, 2, backend="auto", **options) as envs:
+        assert envs.backend == backend
+        assert repr(envs).startswith(f"<{backend.capitalize()}VectorEnv of ")
+        envs.reset(seed=0)
+
+
+def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: Any) -> Any:
+        return original(marlvec.native.NativeEntry(self.id, "marlvec.no_such_module:Env"))
+
+    original = marlvec.native.NativeEntry.load
+    monkeypatch.setattr(marlvec.native.NativeEntry, "load", load)
+    with pytest.raises(MissingExtraError, match=r"marlvec\[native\]"):
+        native("simple", 2)
+    with make("simple", 2, backend="auto", num_workers=1) as envs:
+        assert envs.backend == "async"
+
+
+def test_calls_at_the_wrong_time() -> None:
+    with native("simple", 2, autoreset_mode="disabled", max_cycles=1) as envs:
+        with pytest.raises(NotResetError):
+            envs.step(np.zeros((2, 1), int))
+        envs.reset(seed=0)
+        envs.step(envs.random_action())
+        with pytest.raises(NotResetError, match=r"\[0, 1\]"):
+            envs.step(np.zeros((2, 1), int))
+    with pytest.raises(ClosedError):
+        envs.reset()
+
+
+def test_close_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    envs = native("simple", 8, num_workers=4)
+    envs.reset(seed=0)
+    envs.step_send(envs.random_action())
+    envs.close()
+    envs.close()
+    assert threading.active_count() == before
+
+
+class Fails(NativeEnv):
+    """Raises in the middle of a step, as no compiled function would."""
+
+    name, agents = "fails", ("agent_0",)
+    error: BaseException = RuntimeError("no more")
+
+    def __init__(self, num_worlds: int) -> None:
+        super().__init__(num_worlds)
+        simple = marlvec.native.catalog.native_entry("mpe/simple_v3")
+        assert simple is not None
+        whole = simple.load()(1).spec()
+        self.observation_spaces, self.action_spaces = whole.observation_spaces, whole.action_spaces
+
+    def reset(self, ids: Any) -> None:
+        self.set_alive(ids)
+
+    def step(self, ids: Any) -> None:
+        if ids[0] == 0:
+            raise self.error
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_kernel_that_raises_breaks_the_vectorizer(workers: int) -> None:
+    with NativeVectorEnv(Fails(4), num_workers=workers) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(RuntimeError, match="no more"):
+            envs.step(np.zeros((4, 1), int))
+        with pytest.raises(BrokenError, match="in the middle of a step: no more"):
+            envs.reset()
+
+
+def test_an_interrupt_costs_the_episodes_and_no_more() -> None:
+    env = Fails(4)
+    env.error = KeyboardInterrupt()
+    with NativeVectorEnv(env) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.zeros((4, 1), int))
+        with pytest.raises(NotResetError):
+            envs.step(np.zeros((4, 1), int))
+        envs.reset()
+
+
+@pytest.mark.parametrize("name", ["simple_spread", "simple_tag"])
+@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
+def test_the_collector_brings_what_it_brings_of_sync(name: str, batch_mode: str) -> None:
+    def collect(backend: str) -> list[Any]:
+        with make(name, 3, backend=backend, max_cycles=6, state=True) as envs:
+            mapping = {envs.agents[a]: group for group, members in envs.groups.items() for a in members}
+            policies = {group: RandomPolicy() for group in envs.groups}
+            collector = Collector(envs, policies, mapping, batch_mode=batch_mode, seed=3)
+            return [collector.collect(env_steps=40)[group] for _ in range(2) for group in envs.groups]
+
+    for first, second in zip(collect("native"), collect("sync"), strict=True):
+        assert first.keys() == second.keys()
+        for column, _ in first.items():
+            assert np.asarray(first[column]).tobytes() == np.asarray(second[column]).tobytes(), column
