@@ -178,8 +178,10 @@ class Collector(Gathering):
         )
 
     def train(self) -> Self:
-        """Let all connectors learn their statistics."""
+        """Let all connectors learn their statistics, but for those of frozen policies."""
         for role in self._roles:
+            if role.is_frozen:
+                continue
             for chain in role.chains:
                 chain.train()
         return self
@@ -202,6 +204,7 @@ class Collector(Gathering):
         agent_connectors: Chain | None = None,
         action_connectors: Chain | None = None,
         learner_connectors: Chain | None = None,
+        frozen: bool = False,
     ) -> None:
         """Add a policy, between two calls of `collect`; it plays whoever the mapping function gives it from now on.
 
@@ -215,6 +218,8 @@ class Collector(Gathering):
             agent_connectors: Its own chain, instead.
             action_connectors: Likewise.
             learner_connectors: Likewise.
+            frozen: Whether it is never trained: it is in no batch, whatever `policies_to_train` says, and its
+                connectors stay in eval mode, also after `train`.
 
         Raises:
             ArgumentError: The id is taken; the policy is none, or has an id already; or its connectors are not clear,
@@ -222,7 +227,8 @@ class Collector(Gathering):
             KeyError: There is no policy ``like``.
             StateError: A policy of that id was removed, and some of its rows are still to come.
         """
-        self._company.add(policy_id, policy, like, (agent_connectors, action_connectors, learner_connectors))
+        own = agent_connectors, action_connectors, learner_connectors
+        self._company.add(policy_id, policy, like, own, is_frozen=frozen)
         self._count_policies()
 
     def replace_policy(self, policy_id: str, policy: NewPolicy) -> None:

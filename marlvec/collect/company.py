@@ -105,7 +105,15 @@ class Company:
 
     # --- coming
 
-    def add(self, policy_id: str, policy: NewPolicy, like: str | None, own: Sequence[Chain | None]) -> None:
+    def add(
+        self,
+        policy_id: str,
+        policy: NewPolicy,
+        like: str | None,
+        own: Sequence[Chain | None],
+        *,
+        is_frozen: bool = False,
+    ) -> None:
         """See `Collector.add_policy`."""
         if not isinstance(policy_id, str):
             raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
@@ -123,6 +131,8 @@ class Company:
         for pipelines, chain in zip(self.pipelines, made, strict=True):
             pipelines[policy_id] = chain
         self.roles.append(self._role(policy_id))
+        if is_frozen:
+            self.roles[-1].freeze()
         try:
             self.cast.prepare(self.roles[-1])
         except BaseException:

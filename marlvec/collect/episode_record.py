@@ -23,6 +23,7 @@ class EpisodeRecord:
         returns_A: (A,) float64, sum of each agent's rewards.
         lengths_A: (A,) int64, decisions each agent made.
         present_A: (A,) bool, whether the agent was in this episode at all.
+        truncated_A: (A,) bool, whether its end was a truncation, and no termination.
         policies: Each agent's policy id.
         duration: Seconds from its first observation to its end, by the clock on the wall.
         custom: Numbers that callbacks have put into `RunningEpisode.custom`, by name.
@@ -35,6 +36,7 @@ class EpisodeRecord:
     returns_A: NDArray[np.float64]
     lengths_A: NDArray[np.int64]
     present_A: NDArray[np.bool_]
+    truncated_A: NDArray[np.bool_]
     policies: tuple[str, ...]
     duration: float
     custom: Mapping[str, float] = field(default_factory=dict)

@@ -17,6 +17,7 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 _EPISODE_STREAM = 0x657069736F6465  # "episode"
+_SHARED_STREAM = 0x736861726564  # "shared"
 
 
 class Episode:
@@ -46,6 +47,16 @@ class Episode:
             key = (_EPISODE_STREAM, self.env_id, self.number)
             self._rng = np.random.default_rng(np.random.SeedSequence(self._entropy, spawn_key=key))
         return self._rng
+
+    def stream(self, *key: int) -> np.random.Generator:
+        """A random stream that all episodes of the collector may share: a function of its seed and of a key.
+
+        So what is drawn once for several episodes, say the order of the seats in each pair of games, needs no memory.
+
+        Args:
+            key: Integers from 0.
+        """
+        return np.random.default_rng(np.random.SeedSequence(self._entropy, spawn_key=(_SHARED_STREAM, *key)))
 
     def __repr__(self) -> str:
         return f"Episode(eps_id={self.eps_id}, env_id={self.env_id}, number={self.number})"
@@ -97,6 +108,7 @@ class Episodes:
         self._began_N = np.zeros(n, np.float64)
         self._returns_NA = np.zeros((n, a), np.float64)
         self._present_NA = np.zeros((n, a), np.bool_)
+        self._truncated_NA = np.zeros((n, a), np.bool_)
         self._owed_NA, self._turn_NA = self.owed_L.reshape(n, a), self.turn_L.reshape(n, a)
         self.seen_NA = self.seen_L.reshape(n, a)
         self._count_N = np.zeros(n, np.int64)  # episodes begun since the collector was made or reset
@@ -156,6 +168,7 @@ class Episodes:
         self.length_N[env_ids] = self._handed_N[env_ids] = 0
         for array in (self._turn_NA, self._owed_NA, self.seen_NA, self._returns_NA, self._present_NA):
             array[env_ids] = 0
+        self._truncated_NA[env_ids] = False
         self._began_N[env_ids] = perf_counter()
         function = self._function
         if function is None and not self._moved:
@@ -216,6 +229,10 @@ class Episodes:
         """Env steps made in all running episodes."""
         return int(self.length_N.sum())
 
+    def truncate(self, envs: IntArray | slice, truncated_nA: BoolArray) -> None:
+        """Note whose end was a truncation."""
+        self._truncated_NA[envs] |= truncated_nA
+
     def hand_over(self) -> None:
         """All env steps made so far are counted in a batch."""
         self._handed_N[:] = self.length_N
@@ -242,6 +259,7 @@ class Episodes:
                 returns_A=self._returns_NA[i].copy(),
                 lengths_A=self._turn_NA[i].copy(),
                 present_A=self._present_NA[i].copy(),
+                truncated_A=self._truncated_NA[i].copy(),
                 policies=tuple(ids[k] for k in self.policy_NA[i].tolist()),
                 duration=now - float(self._began_N[i]),
             )

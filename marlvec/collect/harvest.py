@@ -66,7 +66,9 @@ class Harvest:
         found: dict[str, Rows] = {}
         unroll = self._next_unroll
         trained = [
-            role for role, own in zip(self._roles, slots, strict=True) if len(own) and is_trained(role.policy_id)
+            role
+            for role, own in zip(self._roles, slots, strict=True)
+            if len(own) and not role.is_frozen and is_trained(role.policy_id)
         ]
         all_are_shown = any(len(role.learner_connectors) for role in trained)
         for role, own in zip(self._roles, slots, strict=True):

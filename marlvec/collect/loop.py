@@ -285,6 +285,7 @@ class Loop:
     def _close(self, arrival: Arrival) -> None:
         """Take in the final observations of agents that ended."""
         self._episodes.see(arrival.where, arrival.ended)
+        self._episodes.truncate(arrival.where, arrival.ended & ~arrival.terminated)
         self._departures.note(arrival)
         ended_nA = arrival.with_last_row(self._episodes.seen_NA)
         for role in self._cast.playing:

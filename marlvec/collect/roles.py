@@ -80,6 +80,7 @@ class Role:
         off_policy: What its agents do without asking it; likewise.
         trajectories: What it saw and did.
         raw: What the envs last told its agents.
+        is_frozen: Whether it is never trained.
     """
 
     idlers: Idlers
@@ -105,6 +106,7 @@ class Role:
         self._who, self._num_agents, self._num_lanes = f"policy {policy_id!r}", num_agents, num_lanes
         self.trajectories = Trajectories(self._who, num_lanes)
         self.raw = RawRows(num_agents, num_lanes)
+        self.is_frozen = False
         self._declared = False
         self._env_tree: SpaceTree | None = None
         self._policy_tree: SpaceTree | None = None
@@ -124,6 +126,12 @@ class Role:
         self._env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
         self.set_up(self.policy, seed)
         self.group_index = group_index
+
+    def freeze(self) -> None:
+        """Have it never trained, nor its connectors."""
+        self.is_frozen = True
+        for chain in self.chains:
+            chain.eval()
 
     @property
     def policy(self) -> Policy:

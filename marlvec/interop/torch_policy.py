@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors.rows import Rows
@@ -164,6 +164,20 @@ class TorchPolicy(Policy):
         if "values" not in columns:
             raise ContractError(f"the module of {self!r} gives no 'values', only {['inputs', *columns]}")
         return _to_numpy(columns["values"])
+
+    def probabilities(self, rows: Rows) -> NDArray[Any]:
+        """How likely each action is, for n rows: (n, k) floats; what is masked has 0.
+
+        Raises:
+            ArgumentError: The action space is not Discrete.
+        """
+        if not isinstance(self.action_space, Discrete):
+            raise ArgumentError(f"probabilities of single actions need a Discrete space, got {self.action_space}")
+        first, k = int(self.action_space.start), int(self.action_space.n)
+        with torch.no_grad(), _eval_mode(self.module):
+            distribution, _ = self._forward(rows, "row {}".format)
+            every = [torch.full((len(rows),), first + i, device=self.device) for i in range(k)]
+            return _to_numpy(torch.stack([distribution.logp(action).exp() for action in every], dim=1))
 
     def _forward(self, rows: Rows, where: Callable[[int], str]) -> tuple[Distribution, dict[str, Tree]]:
         if self._make is None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Discrete, Space
+from numpy.typing import NDArray
 
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.trees import Tree
@@ -55,6 +56,22 @@ class RandomPolicy(Policy):
 
         drawn: Tree = self._sampler.sample(self._rng, len(rows), rows.columns.get("action_mask"), where)
         return drawn
+
+    def probabilities(self, rows: Rows) -> NDArray[np.float64]:
+        """How likely each action is, for n rows: (n, k).
+
+        Raises:
+            StateError: `setup` was not called.
+            ArgumentError: The action space is not Discrete.
+        """
+        space = self.action_space
+        if space is None:
+            raise StateError("this RandomPolicy does not know its action space: call setup() first, or use a Collector")
+        if not isinstance(space, Discrete):
+            raise ArgumentError(f"probabilities of single actions need a Discrete action space, got {space}")
+        allowed = np.asarray(rows.columns.get("action_mask", np.ones((len(rows), int(space.n)))), np.float64)
+        shares: NDArray[np.float64] = allowed / allowed.sum(axis=1, keepdims=True)
+        return shares
 
     def state_dict(self) -> PolicyState:
         return {"rng": self._rng.bit_generator.state}

@@ -1,0 +1,59 @@
+"""Self-play: opponents that are kept, who plays whom, and how good they all are."""
+
+from marlvec.selfplay.alpha_rank import alpha_rank
+from marlvec.selfplay.evaluate import evaluate_match
+from marlvec.selfplay.exploitability import exploitability
+from marlvec.selfplay.game import Game
+from marlvec.selfplay.interval import WinRate
+from marlvec.selfplay.leaving import LeavingRule, oldest, thinned, weakest
+from marlvec.selfplay.mapping import SelfPlayMapping
+from marlvec.selfplay.match_result import MatchResult
+from marlvec.selfplay.match_table import MatchTable, Tally
+from marlvec.selfplay.matchmaking import (
+    ByRating,
+    Latest,
+    MainExploiter,
+    Matchmaker,
+    Mirror,
+    Mixture,
+    Prioritised,
+    Uniform,
+)
+from marlvec.selfplay.opponent import Opponent
+from marlvec.selfplay.opponent_pool import OpponentPool
+from marlvec.selfplay.ratings import Elo, Ratings, Skill
+from marlvec.selfplay.scoreboard import Scoreboard
+from marlvec.selfplay.snapshot_rules import Every, OnWinRate, SnapshotRule
+
+__all__ = [
+    "OpponentPool",
+    "Opponent",
+    "LeavingRule",
+    "oldest",
+    "thinned",
+    "weakest",
+    "SnapshotRule",
+    "Every",
+    "OnWinRate",
+    "SelfPlayMapping",
+    "Matchmaker",
+    "Mirror",
+    "Latest",
+    "Uniform",
+    "ByRating",
+    "Prioritised",
+    "MainExploiter",
+    "Mixture",
+    "Scoreboard",
+    "Game",
+    "MatchTable",
+    "Tally",
+    "Ratings",
+    "Elo",
+    "Skill",
+    "evaluate_match",
+    "MatchResult",
+    "WinRate",
+    "alpha_rank",
+    "exploitability",
+]

@@ -1,0 +1,234 @@
+"""Policies against each other, to see who is better."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect import Collector, Episode
+from marlvec.collect.callbacks import Callback, RunningEpisode
+from marlvec.collect.chains import chains
+from marlvec.collect.metrics import EpisodeRecord
+from marlvec.connectors import ActionPipeline, AgentPipeline
+from marlvec.errors import ArgumentError, StateError
+from marlvec.policies import Policy
+from marlvec.registry import EnvLike, make
+from marlvec.selfplay.game import Game, ScoreFunction, game_of
+from marlvec.selfplay.guest import Guest
+from marlvec.selfplay.match_result import MatchResult
+from marlvec.selfplay.opponent import Opponent
+from marlvec.selfplay.schedule import Schedule, line_ups
+from marlvec.selfplay.sides import Sides, sides_of
+from marlvec.vector.seeding import check_seed
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["evaluate_match"]
+
+
+def evaluate_match(
+    policies: Mapping[str, Policy | Opponent],
+    env: EnvLike | Sequence[EnvLike] | VectorEnv,
+    games: int,
+    *,
+    num_envs: int = 16,
+    seed: int = 0,
+    sides: Sides | None = None,
+    plays: Mapping[str, Collection[str]] | None = None,
+    agent_connectors: Any = None,
+    action_connectors: Any = None,
+    score: ScoreFunction | None = None,
+    explore: bool = True,
+    confidence: float = 0.95,
+    progress: bool | None = None,
+    **options: Any,
+) -> MatchResult:
+    """Have policies play each other, in many envs at once.
+
+    Who plays whom on which side is settled beforehand, see `marlvec.selfplay.schedule.line_ups`: with two policies and
+    two sides they change sides; with more policies all meet all. Each env has its own list of games and plays it to
+    the end, so that short games are not counted more often than long ones. ``games`` should be a multiple of the number
+    of line-ups; else some come once more than others.
+
+    Equal arguments give equal results, to the bit, in one process or in many: ``backend``, ``num_workers`` and
+    ``autoreset_mode`` make no difference. (``num_envs`` does: with another number of envs, others are seeded.)
+
+    Policies and connectors are left as they were: connectors are copied and in eval mode, and policies get back the
+    state that they came with.
+
+    Args:
+        policies: Policy id to a policy, or to an opponent of a pool, which has its own connectors. A whole
+            `OpponentPool` will do.
+        env: What to build, as for `marlvec.make`; or a `VectorEnv`, which is reset, and left open.
+        games: How many games.
+        num_envs: In how many envs at once; fewer where there are fewer games.
+        seed: Seeds envs, policies, and who plays when.
+        sides: Which agents play together; None: each is a side of its own.
+        plays: Policy id to the sides it can play; who is not named can play all.
+        agent_connectors: Of policies, as for `Collector`: one chain, or policy id to chain, or None.
+        action_connectors: Likewise.
+        score: One number per side of a finished episode, more is better; None: the sum of its agents' returns.
+        explore: Whether policies explore. Where neither they nor the env draw, all games of a line-up are the same.
+        confidence: Of the win rates' intervals.
+        progress: Whether to show a progress bar on stderr; None: where that is a terminal.
+        options: For `marlvec.make`: ``backend``, ``num_workers``, ``max_episode_steps``, ``env_kwargs``, …
+
+    Raises:
+        ArgumentError: An argument is wrong; nothing was played.
+        EnvFault: An env failed, and ``on_fault`` does not let the others go on.
+        Exception: What policies raise.
+    """
+    total = _positive(games, "games")
+    seed = check_seed(seed)
+    players = tuple(policies)
+    if isinstance(env, VectorEnv):
+        if options:
+            raise ArgumentError(f"{list(options)} are for building envs; this env is a VectorEnv already")
+        opened: Any = nullcontext(env)
+    else:
+        opened = make(env, min(_positive(num_envs, "num_envs"), total), **options)
+    with opened as envs:
+        match = _Match(envs, total, sides_of(envs.agents, sides), players, plays, score, seed)
+        own, before, behind = _company(policies, agent_connectors, action_connectors)
+        with _restored([policy.host for policy in own.values() if isinstance(policy, Guest)]):
+            collector = Collector(
+                envs,
+                own,
+                match.player,
+                agent_connectors=before,
+                action_connectors=behind,
+                policies_to_train=(),
+                callbacks=[match],
+                explore=explore,
+                seed=seed,
+                window=1,
+            ).eval()
+            with _bar(total, progress) as advance:
+                while match.is_on:
+                    done = match.played
+                    try:
+                        collector.collect(episodes=1)
+                    except StateError:
+                        if match.is_on:
+                            raise  # else the last envs that had games to play were masked
+                    advance(match.played - done)
+    return MatchResult(
+        players, tuple(match.sides), match.games, match.lost, total - match.played, confidence=confidence
+    )
+
+
+class _Match(Callback):
+    """Says who plays, and notes how it went.
+
+    Env i plays games i, i + N, i + 2 N, …; when it has played all of its own, what it goes on playing does not count.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv,
+        total: int,
+        sides: Mapping[str, Sequence[str]],
+        players: Sequence[str],
+        plays: Mapping[str, Collection[str]] | None,
+        score: ScoreFunction | None,
+        seed: int,
+    ) -> None:
+        self.sides = sides
+        self._schedule = Schedule(line_ups(players, tuple(sides), plays), seed)
+        self._side_of = {agent: i for i, own in enumerate(sides.values()) for agent in own}
+        self._envs, self._total, self._score = envs, total, score
+        self._next_N: NDArray[np.int64] = np.arange(envs.num_envs)  # each env's present game
+        self._found: dict[int, Game] = {}
+        self.lost = 0
+
+    def player(self, agent: str, episode: Episode) -> str:
+        """The mapping: who plays an agent."""
+        line_up = self._schedule[int(self._next_N[episode.env_id])]
+        return line_up[self._side_of[agent]]
+
+    def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
+        game = int(self._next_N[record.env_id])
+        if game < self._total:
+            self._found[game] = game_of(record, self._envs.agents, self.sides, self._score)
+            self._next_N[record.env_id] += len(self._next_N)
+
+    def on_episode_lost(self, episode: RunningEpisode, why: str) -> None:
+        self.lost += int(self._next_N[episode.env_id]) < self._total
+
+    @property
+    def games(self) -> tuple[Game, ...]:
+        """Those that were played, in the order of the schedule."""
+        return tuple(game for _, game in sorted(self._found.items(), key=operator.itemgetter(0)))
+
+    @property
+    def played(self) -> int:
+        """How many."""
+        return len(self._found)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether an env that is not masked has games to play."""
+        waiting = self._next_N < self._total
+        waiting[list(self._envs.masked_env_ids)] = False
+        return bool(waiting.any())
+
+
+def _company(
+    policies: Mapping[str, Policy | Opponent], agent_connectors: Any, action_connectors: Any
+) -> tuple[dict[str, Policy], dict[str, AgentPipeline], dict[str, ActionPipeline]]:
+    """All policies, with copies of their connectors."""
+    own: dict[str, Policy] = {}
+    for name, policy in policies.items():
+        if not isinstance(policy, (Policy, Opponent)):
+            raise ArgumentError(f"policy {name!r} must be a marlvec Policy or an Opponent, got {policy!r}")
+        own[name] = policy.policy() if isinstance(policy, Opponent) else Guest(name, policy)
+    plain = [name for name, policy in policies.items() if isinstance(policy, Policy)]
+    before = chains(AgentPipeline, copy.deepcopy(agent_connectors), plain, AgentPipeline.default)
+    behind = chains(ActionPipeline, copy.deepcopy(action_connectors), plain, ActionPipeline.default)
+    for name, policy in policies.items():
+        if isinstance(policy, Opponent):
+            before[name], behind[name] = policy.agent_connectors(), policy.action_connectors()
+    return own, before, behind
+
+
+@contextmanager
+def _restored(policies: Sequence[Policy]) -> Iterator[None]:
+    """Give policies back the state that they came with, in which a random stream stands where it stood."""
+    kept = [(policy, policy.state_dict(), policy.version) for policy in policies]
+    try:
+        yield
+    finally:
+        for policy, state, version in kept:
+            policy.load_state_dict(state)
+            policy.version = version
+
+
+@contextmanager
+def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar over games; yields what moves it on."""
+    if progress is False or (progress is None and not sys.stderr.isatty()):
+        yield lambda games: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("games"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("games", total=total)
+        yield lambda games: bar.advance(task, games)
+
+
+def _positive(number: int, what: str) -> int:
+    try:
+        found = operator.index(number)
+    except TypeError:
+        found = 0
+    if found < 1 or isinstance(number, bool):
+        raise ArgumentError(f"{what} must be an integer of at least 1, got {number!r}")
+    return found

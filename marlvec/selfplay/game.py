@@ -1,0 +1,108 @@
+"""How one game went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from marlvec.collect.metrics import EpisodeRecord
+from marlvec.errors import ContractError
+
+__all__ = ["Game", "ScoreFunction", "game_of"]
+
+ScoreFunction = Callable[[EpisodeRecord], Sequence[float]]
+"""From a finished episode to one number per side; more is better, equal numbers are a draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """How one game went, side by side.
+
+    Attributes:
+        sides: Names of the sides.
+        players: Per side, the ids of the policies that played it, each once.
+        scores: Per side, its score; who has more was better.
+        length: Env steps.
+        truncated: Whether an agent's end was a truncation: the game was cut short, and not played to its end.
+        unmoved: Sides that never made a decision: the game was over before their first move.
+        env_id, number: It was the env's n-th episode, from 0.
+    """
+
+    sides: tuple[str, ...]
+    players: tuple[tuple[str, ...], ...]
+    scores: tuple[float, ...]
+    length: int
+    truncated: bool
+    unmoved: tuple[str, ...]
+    env_id: int
+    number: int
+
+    @property
+    def is_draw(self) -> bool:
+        """Whether all sides have the same score."""
+        return len(set(self.scores)) == 1
+
+    @property
+    def winners(self) -> tuple[str, ...]:
+        """Sides with the highest score, but none where all have it."""
+        if self.is_draw:
+            return ()
+        return tuple(side for side, score in zip(self.sides, self.scores, strict=True) if score == max(self.scores))
+
+    def score_of(self, player: str, against: str | None = None) -> float | None:
+        """How a policy did: 1 a win, 0.5 a draw, 0 a loss; with more than two sides, the mean over pairs of sides.
+
+        Args:
+            player: Its id.
+            against: Whose sides count; None: those of everybody else.
+
+        Returns:
+            None where the two did not meet.
+        """
+        results = [
+            1.0 if mine > other else 0.5 if mine == other else 0.0
+            for us, mine in zip(self.players, self.scores, strict=True)
+            for them, other in zip(self.players, self.scores, strict=True)
+            if player in us and player not in them and (against is None or against in them)
+        ]
+        return sum(results) / len(results) if results else None
+
+
+def game_of(
+    record: EpisodeRecord,
+    agents: Sequence[str],
+    sides: Mapping[str, Sequence[str]],
+    score: ScoreFunction | None = None,
+) -> Game:
+    """Read the game that an episode was.
+
+    Args:
+        record: The episode.
+        agents: Agent names, in order.
+        sides: Side to its agents.
+        score: One number per side; None: the sum of its agents' returns.
+
+    Raises:
+        ContractError: The scores are not one number per side, or one is NaN.
+    """
+    places = [[agents.index(name) for name in own] for own in sides.values()]
+    if score is None:
+        scores = [float(record.returns_A[own].sum()) for own in places]
+    else:
+        scores = [float(number) for number in score(record)]
+    if len(scores) != len(places) or any(map(math.isnan, scores)):
+        raise ContractError(
+            f"env {record.env_id}, its episode {record.number}: expected one score for each of the sides "
+            f"{list(sides)}, got {scores}"
+        )
+    return Game(
+        sides=tuple(sides),
+        players=tuple(tuple(dict.fromkeys(record.policies[a] for a in own)) for own in places),
+        scores=tuple(scores),
+        length=record.length,
+        truncated=bool(record.truncated_A.any()),
+        unmoved=tuple(side for side, own in zip(sides, places, strict=True) if not record.lengths_A[own].any()),
+        env_id=record.env_id,
+        number=record.number,
+    )

@@ -1,0 +1,42 @@
+"""Rules for who leaves a pool that is full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from marlvec.selfplay.opponent import Opponent
+from marlvec.selfplay.ratings import Ratings
+
+__all__ = ["LeavingRule", "oldest", "thinned", "weakest"]
+
+LeavingRule = Callable[[Sequence[Opponent]], Opponent]
+"""From the opponents that may leave, oldest first, to the one that does. The newest is among them."""
+
+
+def oldest(opponents: Sequence[Opponent]) -> Opponent:
+    """Who came first leaves first."""
+    return opponents[0]
+
+
+def thinned(opponents: Sequence[Opponent]) -> Opponent:
+    """Who leaves the smallest gap, so that those who stay are spread over the whole training; first and last stay."""
+    if len(opponents) < 3:
+        return opponents[0]
+    steps = [opponent.step for opponent in opponents]
+    gaps = [after - before for before, after in pairwise(steps)]
+    around = [before + after for before, after in pairwise(gaps)]
+    return opponents[1 + around.index(min(around))]
+
+
+def weakest(ratings: Ratings) -> LeavingRule:
+    """Who has the lowest rating, but the newest, which has hardly played; of equals who came first.
+
+    Args:
+        ratings: Whose ratings; asked anew each time.
+    """
+
+    def rule(opponents: Sequence[Opponent]) -> Opponent:
+        return min(opponents[:-1] or opponents, key=lambda opponent: ratings.rating(opponent.opponent_id))
+
+    return rule

@@ -1,0 +1,128 @@
+"""What came of a match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from marlvec.selfplay.game import Game
+from marlvec.selfplay.interval import WinRate
+from marlvec.selfplay.match_table import MatchTable
+from marlvec.selfplay.ratings import Ratings
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["MatchResult"]
+
+
+@dataclass(frozen=True)
+class MatchResult:
+    """What came of a match: every game, and what they say together.
+
+    Attributes:
+        players: Ids of the policies.
+        sides: Names of the sides.
+        games: All games, in the order of the schedule.
+        lost: How often a game was lost to a fault of its env, and played anew.
+        unplayed: Games that could not be played, because their env was masked after faults.
+        confidence: Of the intervals.
+    """
+
+    players: tuple[str, ...]
+    sides: tuple[str, ...]
+    games: tuple[Game, ...]
+    lost: int = 0
+    unplayed: int = 0
+    confidence: float = 0.95
+
+    @property
+    def draws(self) -> int:
+        """Games in which all sides had the same score."""
+        return sum(game.is_draw for game in self.games)
+
+    @property
+    def truncations(self) -> int:
+        """Games that were cut short."""
+        return sum(game.truncated for game in self.games)
+
+    def unmoved(self, player: str | None = None) -> int:
+        """Games that were over before a policy's first move on some side; None: before anybody's."""
+        return sum(
+            any(player is None or player in game.players[game.sides.index(side)] for side in game.unmoved)
+            for game in self.games
+        )
+
+    def win_rate(self, player: str, against: str | None = None, *, side: str | None = None) -> WinRate:
+        """How a policy did.
+
+        Args:
+            player: Its id.
+            against: Whom its games must have been against; None: anybody.
+            side: Which side it must have played; None: any.
+        """
+        self._check(player, against, side)
+        scores = []
+        for game in self.games:
+            if side is not None and player not in game.players[game.sides.index(side)]:
+                continue
+            if (score := game.score_of(player, against)) is not None:
+                scores.append(score)
+        return WinRate.of(scores, self.confidence)
+
+    def _check(self, player: str, against: str | None, side: str | None) -> None:
+        for name in (player, against):
+            if name is not None and name not in self.players:
+                raise KeyError(f"no player {name!r}; there are {list(self.players)}")
+        if side is not None and side not in self.sides:
+            raise KeyError(f"no side {side!r}; there are {list(self.sides)}")
+
+    @property
+    def table(self) -> MatchTable:
+        """All games in one table."""
+        table = MatchTable()
+        for game in self.games:
+            table.add(game)
+        return table
+
+    def rate(self, ratings: Ratings) -> Ratings:
+        """Have ratings take in all games, in the order of the schedule; returns them."""
+        for game in self.games:
+            ratings.add(game)
+        return ratings
+
+    def __repr__(self) -> str:
+        return f"<MatchResult of {self._summary()}>"
+
+    def _summary(self) -> str:
+        parts = [f"{len(self.games)} games", f"{self.draws} drawn", f"{self.truncations} truncated"]
+        parts += [f"{self.unmoved()} over before a side's first move"] * bool(self.unmoved())
+        parts += [f"{self.lost} lost and played anew"] * bool(self.lost)
+        parts += [f"{self.unplayed} not played"] * bool(self.unplayed)
+        return ", ".join(parts)
+
+    def __rich__(self) -> RenderableType:
+        """Win rates with their intervals, in all and by side, and the table of match-ups."""
+        from rich import box
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        rates = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        rates.add_column("policy")
+        for name in ("win rate", f"{self.confidence:.0%} interval", "wins", "draws", "losses"):
+            rates.add_column(name, justify="right", no_wrap=True)
+        for side in self.sides:
+            rates.add_column(Text(f"as {side}"), justify="right", no_wrap=True)
+        for player in sorted(self.players, key=lambda name: -self.win_rate(name).mean):
+            rate = self.win_rate(player)
+            interval = f"{rate.low:.1%} – {rate.high:.1%}"
+            cells = [_share(rate), interval, str(rate.wins), str(rate.draws), str(rate.losses)]
+            rates.add_row(Text(player), *cells, *(_share(self.win_rate(player, side=side)) for side in self.sides))
+        parts: Sequence[RenderableType] = [Text(self._summary()), rates]
+        return Group(*parts, self.table) if len(self.players) > 2 else Group(*parts)
+
+
+def _share(rate: WinRate) -> str:
+    return f"{rate.mean:.1%}" if rate.games else "–"

@@ -1,0 +1,124 @@
+"""One policy as it was at one moment."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gymnasium.spaces import Space
+
+from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
+from marlvec.connectors.config import decode
+from marlvec.connectors.saving import read_file
+from marlvec.errors import ArgumentError, CheckpointError, StateError
+from marlvec.policies import Policy
+from marlvec.policies.policy import PolicyOutput, PolicyState
+
+__all__ = ["FrozenPolicy", "MakePolicy", "Opponent"]
+
+MakePolicy = Callable[[], Policy]
+"""Builds a policy as it was at first: all that differs between two of a kind is in their state."""
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """One policy as it was at one moment; all of it is in files, and does not change.
+
+    Attributes:
+        opponent_id: Its id, in its pool and in collectors.
+        of: Whose snapshot it is: a learner's policy id; or what it was said to be.
+        step: When it was taken, in whatever its pool counts.
+        anchor: Whether it never leaves its pool.
+        make: Builds a policy of its kind.
+        files: Its policy's file; and those of its connectors, where it has some of its own.
+    """
+
+    opponent_id: str
+    of: str
+    step: int
+    anchor: bool
+    make: MakePolicy
+    files: tuple[Path, Path | None, Path | None]
+
+    @property
+    def digest(self) -> str:
+        """Sha256 over its files: equal where all of it is."""
+        whole = hashlib.sha256()
+        for file in self.files:
+            whole.update(b"-" if file is None else hashlib.sha256(file.read_bytes()).digest())
+        return whole.hexdigest()
+
+    def policy(self) -> FrozenPolicy:
+        """A policy that plays as it did; each call builds another one."""
+        return FrozenPolicy(self)
+
+    def agent_connectors(self) -> AgentPipeline:
+        """Its connectors with what they had learned, in eval mode; the default ones where it has none of its own."""
+        return AgentPipeline.default() if self.files[1] is None else AgentPipeline.load(self.files[1]).eval()
+
+    def action_connectors(self) -> ActionPipeline:
+        """Likewise."""
+        return ActionPipeline.default() if self.files[2] is None else ActionPipeline.load(self.files[2]).eval()
+
+
+class FrozenPolicy(Policy):
+    """A policy with the weights that a file holds.
+
+    It is built, and its file read, when it is set up; that needs no more than the file, which is never written to. Its
+    random stream comes from the seed that it is set up with.
+
+    Args:
+        opponent: Whose.
+    """
+
+    def __init__(self, opponent: Opponent) -> None:
+        self._opponent = opponent  # as long as it is held, its files stay
+        self._inner: Policy | None = None
+
+    def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
+        """Build it.
+
+        Raises:
+            CheckpointError: Its file is damaged, or gone.
+            ArgumentError: What was built is no policy, or of another kind than the one that was kept.
+        """
+        name, make, file = self._opponent.opponent_id, self._opponent.make, self._opponent.files[0]
+        found = read_file(file)
+        inner = make()
+        if not isinstance(inner, Policy):
+            raise ArgumentError(f"the function that builds opponent {name!r} built no Policy, but {inner!r}")
+        inner.setup(observation_space, action_space, seed=seed)
+        try:
+            inner.load_state_dict(decode(found["state"]))
+            self.version = inner.version = decode(found["version"])
+        except KeyError as error:
+            raise CheckpointError(file, f"holds no opponent: {error!r}") from error
+        except ArgumentError as error:
+            error.add_note(f"while opponent {name!r} was built by {make!r}; its state is in {file}")
+            raise
+        self._inner = inner
+        super().setup(observation_space, action_space, seed=seed)  # its random stream is not the one it was kept with
+
+    def reseed(self, seed: int) -> None:
+        if self._inner is not None:
+            self._inner.reseed(seed)
+
+    def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        return self._built().act(rows, explore=explore)
+
+    def state_dict(self) -> PolicyState:
+        return self._built().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._built().load_state_dict(state)
+
+    def _built(self) -> Policy:
+        if self._inner is None:
+            raise StateError(f"{self!r} does not know its spaces: call setup() first, or use a Collector")
+        return self._inner
+
+    def __repr__(self) -> str:
+        return f"FrozenPolicy({self._opponent.opponent_id!r})"

@@ -1,0 +1,386 @@
+"""The opponents there are."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import operator
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+from marlvec.collect import Collector
+from marlvec.connectors import ActionPipeline, AgentPipeline
+from marlvec.connectors.config import decode, encode
+from marlvec.connectors.saving import FilePath, read_file, write_file
+from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.policies import Policy
+from marlvec.selfplay.leaving import LeavingRule, oldest
+from marlvec.selfplay.opponent import MakePolicy, Opponent
+from marlvec.selfplay.snapshot_rules import SnapshotRule
+
+if TYPE_CHECKING:
+    from marlvec.selfplay.scoreboard import Scoreboard
+
+__all__ = ["OpponentPool"]
+
+_INDEX = "pool.npz"
+_NAME = 40  # characters of an id that its files' names show
+
+
+class OpponentPool(Mapping[str, Opponent]):
+    """Opponents by id, oldest first: policies as they were at some moments, with their connectors.
+
+    Each one is in files from the moment it comes: what `Policy.state_dict` gives, and pipelines as they save
+    themselves; numbers and texts, never pickles. So it can neither change nor be trained, however its learner goes on,
+    and only those that play are in memory: give the collector a `PolicyMap` to bound them, too.
+
+        pool = OpponentPool(make_net, folder="opponents", capacity=30, when=[Every(50_000)])
+        mapping = SelfPlayMapping(pool, envs.agents, {"main": Uniform()})
+        collector = Collector(envs, {"main": learner}, mapping, policies_to_train=["main"])
+        while True:
+            learn(collector.collect(env_steps=4096)["main"])
+            if pool.offer(collector, "main"):
+                mapping.update(collector)
+
+    Args:
+        make: Builds a policy as it was at first, of which there are snapshots; or who it is of to such a function.
+        folder: Where the files are; made if need be. None: a temporary one, which goes when the pool does.
+        capacity: How many there may be, anchors not counted; None: any number.
+        leaves: Who leaves when there are too many: `oldest`, `thinned`, ``weakest(ratings)``, or a function.
+        when: When `offer` takes a snapshot: as soon as one of these says so.
+        board: A scoreboard, on which a snapshot begins with its learner's rating.
+
+    Raises:
+        ArgumentError: ``capacity`` is not positive, or there is a pool in the folder: `load` it.
+        OSError: The folder cannot be written to.
+
+    Attributes:
+        folder, capacity: As given.
+    """
+
+    def __init__(
+        self,
+        make: MakePolicy | Mapping[str, MakePolicy],
+        *,
+        folder: FilePath | None = None,
+        capacity: int | None = None,
+        leaves: LeavingRule = oldest,
+        when: Iterable[SnapshotRule] = (),
+        board: Scoreboard | None = None,
+    ) -> None:
+        if not callable(make) and not (isinstance(make, Mapping) and all(map(callable, make.values()))):
+            raise ArgumentError(f"make must be a function that builds a policy, or a dict of such, got {make!r}")
+        self.capacity = None if capacity is None else _positive(capacity)
+        self._make, self._leaves, self._when, self._board = make, leaves, tuple(when), board
+        self._opponents: dict[str, Opponent] = {}
+        self._counts: dict[str, int] = {}  # snapshots taken, by whose they are
+        if folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="marlvec-opponents-"))
+            weakref.finalize(self, _remove, shutil.rmtree, os.getpid(), self.folder)
+        else:
+            self.folder = Path(folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if (self.folder / _INDEX).exists():
+                raise ArgumentError(
+                    f"there is a pool in {str(self.folder)!r} already: OpponentPool.load() it, or choose another folder"
+                )
+            self._write_index()
+
+    # --- as a mapping
+
+    def __getitem__(self, opponent_id: str) -> Opponent:
+        try:
+            return self._opponents[opponent_id]
+        except KeyError:
+            raise KeyError(f"no opponent {opponent_id!r}; there are {list(self._opponents)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._opponents)
+
+    def __len__(self) -> int:
+        return len(self._opponents)
+
+    def __repr__(self) -> str:
+        bound = "" if self.capacity is None else f" of at most {self.capacity}"
+        return f"<OpponentPool of {len(self)}{bound} in {str(self.folder)!r}>"
+
+    # --- coming and going
+
+    def add(
+        self,
+        opponent_id: str,
+        policy: Policy,
+        *,
+        of: str | None = None,
+        step: int = 0,
+        anchor: bool = False,
+        agent_connectors: AgentPipeline | None = None,
+        action_connectors: ActionPipeline | None = None,
+    ) -> Opponent:
+        """Keep a policy as it is now. It is left as it was, and may go on learning.
+
+        Args:
+            opponent_id: Its id, a new one.
+            policy: The policy.
+            of: Whose snapshot it is, or what it is; where ``make`` is a dict, a key of it. None: its own id.
+            step: When it is taken; should not decrease.
+            anchor: Whether it never leaves: a scripted player, say, that everybody is measured by.
+            agent_connectors: Its connectors, kept with what they have learned; None: the default ones.
+            action_connectors: Likewise.
+
+        Raises:
+            ArgumentError: The id is taken, or nothing says how to build it.
+            SerialisationError: Its state, or a connector, cannot be written to a file. Nothing has changed.
+            OSError: The files cannot be written. Nothing has changed.
+        """
+        if not isinstance(opponent_id, str) or not isinstance(policy, Policy):
+            raise ArgumentError(f"expected an id and a Policy, got {opponent_id!r} and {policy!r}")
+        if opponent_id in self._opponents:
+            raise ArgumentError(f"there is an opponent {opponent_id!r} already")
+        of = opponent_id if of is None else of
+        make = self._make_of(of)
+        state = encode(dict(policy.state_dict()), f"the state of {opponent_id!r}")
+        version = encode(policy.version, "its version")
+        files = (
+            self._keep(opponent_id, "policy", lambda path: write_file(path, {"version": version, "state": state})),
+            self._keep_pipeline(opponent_id, "agent", agent_connectors),
+            self._keep_pipeline(opponent_id, "action", action_connectors),
+        )
+        opponent = self._opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, make, files)
+        gone = self._too_many()
+        for other in gone:
+            del self._opponents[other.opponent_id]
+        try:
+            self._write_index()
+        except BaseException:
+            self._opponents = {other.opponent_id: other for other in (*gone, *self._opponents.values())}
+            self._opponents.pop(opponent_id)
+            raise
+        for other in gone:
+            self._let_go(other)
+        return opponent
+
+    def snapshot(self, collector: Collector, learner: str, *, opponent_id: str | None = None) -> Opponent:
+        """Keep one of a collector's policies as it is now, with its connectors.
+
+        Args:
+            collector: The collector; its ``metrics.env_steps`` are the opponent's step.
+            learner: The policy's id.
+            opponent_id: The opponent's id; None: the learner's and a number, ``"main_3"``.
+
+        Raises:
+            KeyError: There is no such policy.
+            ArgumentError, SerialisationError, OSError: As `add` does.
+        """
+        count = self._counts.get(learner, 0)
+        while (name := f"{learner}_{count}") in self._opponents or name in collector.policies:
+            count += 1
+        name = name if opponent_id is None else opponent_id
+        step = collector.metrics.env_steps
+        self._counts[learner] = count + 1
+        opponent = self.add(
+            name,
+            collector.policies[learner],
+            of=learner,
+            step=step,
+            agent_connectors=collector.agent_connectors[learner],
+            action_connectors=collector.action_connectors[learner],
+        )
+        for rule in self._when:
+            rule.taken(learner, step)
+        self._write_index()
+        if self._board is not None:
+            self._board.ratings.copy(learner, name)
+        return opponent
+
+    def offer(self, collector: Collector, learner: str) -> Opponent | None:
+        """Take a snapshot if it is time for one; returns it, or None."""
+        step = collector.metrics.env_steps
+        due = any(rule.is_due(learner, step) for rule in self._when)
+        return self.snapshot(collector, learner) if due else None
+
+    def remove(self, opponent_id: str) -> Opponent:
+        """Take an opponent out. Who has it goes on playing with it.
+
+        Raises:
+            KeyError: There is no such opponent.
+            OSError: The folder cannot be written to. Nothing has changed.
+        """
+        gone = self[opponent_id]
+        before = dict(self._opponents)
+        del self._opponents[opponent_id]
+        try:
+            self._write_index()
+        except BaseException:
+            self._opponents = before
+            raise
+        self._let_go(gone)
+        return gone
+
+    def _make_of(self, of: str) -> MakePolicy:
+        if not isinstance(self._make, Mapping):
+            return self._make
+        if of not in self._make:
+            raise ArgumentError(f"nothing says how to build a policy of {of!r}; make has {list(self._make)}")
+        return self._make[of]
+
+    def _too_many(self) -> list[Opponent]:
+        leaving: list[Opponent] = []
+        while self.capacity is not None:
+            rest = [one for one in self._opponents.values() if not one.anchor and one not in leaving]
+            if len(rest) <= self.capacity:
+                break
+            chosen = self._leaves(rest)
+            if chosen not in rest:
+                raise ArgumentError(f"leaves() chose {chosen!r}, which is none of those that it was given")
+            leaving.append(chosen)
+        return leaving
+
+    def _let_go(self, opponent: Opponent) -> None:
+        """Its files go once nobody has it any more, a collector in which it still plays, say."""
+        for file in opponent.files:
+            if file is not None:
+                weakref.finalize(opponent, _remove, os.unlink, os.getpid(), file)
+
+    # --- files
+
+    def _keep_pipeline(self, opponent_id: str, what: str, pipeline: Any) -> Path | None:
+        if pipeline is None:
+            return None
+        frozen = copy.deepcopy(pipeline)
+        frozen.reset()  # what it remembers of running episodes is not what it has learned
+        return self._keep(opponent_id, what, frozen.eval().save)
+
+    def _keep(self, opponent_id: str, what: str, write: Callable[[Path], None]) -> Path:
+        """Write a file whose name says what is in it, so that another opponent's is never written over."""
+        digest = hashlib.sha256(opponent_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        stem = f"{quote(opponent_id, safe='', errors='replace')[:_NAME]}-{digest}.{what}"
+        draft = self.folder / f".{stem}.{os.getpid()}.tmp"
+        try:
+            write(draft)
+            content, count = hashlib.sha256(draft.read_bytes()).hexdigest()[:16], 1
+            while (file := self.folder / f"{stem}-{content}-{count}.npz").exists():
+                count += 1  # of one that was removed, and still plays somewhere
+            return draft.replace(file)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def _write_index(self) -> None:
+        rows = [
+            [o.opponent_id, o.of, o.step, o.anchor, [None if file is None else file.name for file in o.files]]
+            for o in self._opponents.values()
+        ]
+        rules = [encode(rule.state_dict(), "a rule's state") for rule in self._when]
+        write_file(self.folder / _INDEX, {"opponents": rows, "counts": encode(self._counts, "counts"), "rules": rules})
+
+    def save(self, folder: FilePath) -> None:
+        """Write all of it into another folder, from which `load` builds it; its own is always up to date.
+
+        Args:
+            folder: The folder; made if need be. A pool that is in it is there until this one is, and then gone.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        self._write_index()
+        if target.resolve() == self.folder.resolve():
+            return
+        for opponent in self._opponents.values():
+            for file in opponent.files:
+                if file is not None:
+                    draft = target / f".{file.name}.{os.getpid()}.tmp"
+                    shutil.copyfile(file, draft)
+                    draft.replace(target / file.name)
+        write_file(target / _INDEX, read_file(self.folder / _INDEX))
+        _sweep(target)
+
+    @classmethod
+    def load(
+        cls,
+        folder: FilePath,
+        make: MakePolicy | Mapping[str, MakePolicy],
+        *,
+        capacity: int | None = None,
+        leaves: LeavingRule = oldest,
+        when: Iterable[SnapshotRule] = (),
+        board: Scoreboard | None = None,
+    ) -> Self:
+        """Go on with the pool that is in a folder; new opponents come there, too. Nothing in the files is executed.
+
+        Args:
+            folder: The folder.
+            make: As the constructor's.
+            capacity: Likewise.
+            leaves: Likewise.
+            when: Likewise; rules go on where those were that were given when it was written, if they are as many.
+            board: Likewise.
+
+        Raises:
+            CheckpointError: There is no pool, or a file is damaged or missing.
+            ArgumentError: Nothing says how to build some of its policies.
+        """
+        path = Path(folder) / _INDEX
+        found = read_file(path)
+        pool = cls.__new__(cls)
+        pool.folder, pool.capacity = Path(folder), None if capacity is None else _positive(capacity)
+        pool._make, pool._leaves, pool._when, pool._board = make, leaves, tuple(when), board
+        pool._opponents = {}
+        try:
+            pool._counts = decode(found["counts"])
+            rules = [decode(state) for state in found["rules"]]
+            for opponent_id, of, step, anchor, names in found["opponents"]:
+                policy, agent, action = (None if name is None else Path(folder) / name for name in names)
+                if policy is None:
+                    raise ValueError(f"opponent {opponent_id!r} has no policy")
+                files = (policy, agent, action)
+                opponent = Opponent(opponent_id, of, step, anchor, pool._make_of(of), files)
+                pool._opponents[opponent_id] = opponent
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise CheckpointError(path, f"holds no pool of opponents: {error!r}") from error
+        for opponent in pool._opponents.values():
+            for file in opponent.files:
+                if file is not None:
+                    read_file(file)
+        if rules and len(rules) == len(pool._when):
+            for rule, state in zip(pool._when, rules, strict=True):
+                rule.load_state_dict(state)
+        _sweep(pool.folder)
+        return pool
+
+
+def _positive(number: int) -> int:
+    try:
+        found = operator.index(number)
+    except TypeError:
+        found = 0
+    if found < 1 or isinstance(number, bool):
+        raise ArgumentError(f"capacity must be an integer of at least 1, or None, got {number!r}")
+    return found
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a pool left behind that was killed; other files are none of its business."""
+    rows = read_file(folder / _INDEX)["opponents"]
+    known = {name for row in rows for name in row[4]} | {_INDEX}
+    for what in ("policy", "agent", "action"):
+        for file in (*folder.glob(f"*.{what}-*.npz"), *folder.glob(f".*.{what}*.tmp")):
+            if file.name not in known:
+                file.unlink(missing_ok=True)
+
+
+def _remove(how: Callable[[Path], object], pid: int, path: Path) -> None:
+    if os.getpid() == pid:  # a forked child has the pool, too, and not the right to its files
+        with contextlib.suppress(OSError):  # somebody else was faster
+            how(path)

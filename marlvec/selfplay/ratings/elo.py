@@ -1,0 +1,87 @@
+"""Elo's ratings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from marlvec.errors import ArgumentError
+from marlvec.selfplay.ratings.ratings import Ratings
+
+__all__ = ["Elo"]
+
+_SCALE = 400.0
+"""Points that make ten to one."""
+
+
+class Elo(Ratings):
+    """Elo's ratings: who did better than expected gets points from who did worse.
+
+    A game of more than two sides counts as one game of each pair of them, each worth ``k / (sides - 1)``. Policies that
+    play a side together stand for their mean, and each gets the side's points. Points are neither made nor lost, but
+    where ``fixed`` ones play.
+
+    Args:
+        k: Most points that one game of two sides can bring.
+        initial: Where everybody begins.
+        fixed: Policy id to a rating that never moves: a random player at 0, say, so that ratings of several runs can
+            be compared.
+
+    Raises:
+        ArgumentError: ``k`` is not positive.
+
+    Attributes:
+        k, initial, fixed: As given.
+    """
+
+    def __init__(self, k: float = 32.0, initial: float = 1000.0, *, fixed: Mapping[str, float] | None = None) -> None:
+        if not k > 0:
+            raise ArgumentError(f"k must be above 0, got {k!r}")
+        self.k, self.initial, self.fixed = float(k), float(initial), dict(fixed or {})
+        self._ratings: dict[str, float] = {}
+
+    def _rate(self, teams: Sequence[tuple[str, ...]], scores: Sequence[float]) -> None:
+        before = [sum(map(self.rating, team)) / len(team) for team in teams]
+        share = self.k / (len(teams) - 1)
+        points = [0.0] * len(teams)
+        for i, j in combinations(range(len(teams)), 2):
+            result = 0.5 + 0.5 * ((scores[i] > scores[j]) - (scores[i] < scores[j]))
+            won = share * (result - _expected(before[i], before[j]))
+            points[i] += won
+            points[j] -= won
+        for team, won in zip(teams, points, strict=True):
+            for player in team:
+                self._ratings[player] = self._ratings.get(player, self.initial) + won
+
+    def rating(self, player: str) -> float:
+        return self.fixed[player] if player in self.fixed else self._ratings.get(player, self.initial)
+
+    def expected(self, one: str, other: str) -> float:
+        return _expected(self.rating(one), self.rating(other))
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        return tuple(self._ratings)
+
+    def copy(self, old: str, new: str) -> None:
+        self._ratings[new] = self.rating(old)
+
+    def forget(self, player: str) -> None:
+        self._ratings.pop(player, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ratings": dict(self._ratings)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        try:
+            ratings = {str(name): float(rating) for name, rating in state["ratings"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArgumentError(f"expected the state of an Elo: {error!r}") from error
+        self._ratings = ratings
+
+
+def _expected(one: float, other: float) -> float:
+    # Beyond 40 powers of ten a float cannot tell it from certain; without a bound it would overflow.
+    return 1.0 / (1.0 + math.pow(10.0, min(max((other - one) / _SCALE, -40.0), 40.0)))

@@ -1,0 +1,89 @@
+"""What all ratings have in common."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marlvec.errors import ArgumentError
+from marlvec.selfplay.game import Game
+
+__all__ = ["Players", "Ratings"]
+
+Players = Sequence[str | Sequence[str]]
+"""Who played each side: a policy id, or several that played it together."""
+
+
+class Ratings(ABC):
+    """One number per policy, that moves with each game.
+
+    Games of two sides and of more, with draws. Who was never rated stands where everybody begins. Two runs that see
+    the same games in the same order get the same numbers.
+    """
+
+    def add(self, game: Game) -> None:
+        """Take in a game."""
+        self.rate(game.players, game.scores)
+
+    def rate(self, players: Players, scores: Sequence[float]) -> None:
+        """Take in the result of a game; everybody who took part moves.
+
+        Args:
+            players: Per side, who played it.
+            scores: Per side; who has more was better, equal ones drew.
+
+        Raises:
+            ArgumentError: Not one score for each of two or more sides, or a NaN, or a side without players.
+        """
+        teams = [(side,) if isinstance(side, str) else tuple(side) for side in players]
+        if len(teams) != len(scores) or len(teams) < 2 or not all(teams):
+            raise ArgumentError(f"expected one score for each of two or more sides, got {players!r} and {scores!r}")
+        if any(math.isnan(score) for score in scores):
+            raise ArgumentError(f"scores must not be NaN, got {scores!r}")
+        self._rate(teams, [float(score) for score in scores])
+
+    @abstractmethod
+    def _rate(self, teams: Sequence[tuple[str, ...]], scores: Sequence[float]) -> None: ...
+
+    @abstractmethod
+    def rating(self, player: str) -> float:
+        """How well a policy plays; more is better."""
+
+    @abstractmethod
+    def expected(self, one: str, other: str) -> float:
+        """What one policy may expect of a game against another: 1 is a sure win, 0.5 an even game."""
+
+    @property
+    @abstractmethod
+    def players(self) -> tuple[str, ...]:
+        """Everybody who has a rating of their own, in the order they came."""
+
+    def ranking(self) -> list[tuple[str, float]]:
+        """Everybody and their rating, the best first."""
+        return sorted(((name, self.rating(name)) for name in self.players), key=lambda pair: -pair[1])
+
+    @abstractmethod
+    def copy(self, old: str, new: str) -> None:
+        """Have a policy begin where another one stands: a snapshot, where its learner is."""
+
+    @abstractmethod
+    def forget(self, player: str) -> None:
+        """Have a policy stand again where everybody begins."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave.
+
+        Raises:
+            ArgumentError: It is something else; nothing has changed.
+        """
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{name} {rating:.1f}" for name, rating in self.ranking()[:3])
+        return f"{type(self).__name__}({len(self.players)} players{': ' * bool(best)}{best})"

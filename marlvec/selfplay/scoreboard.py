@@ -1,0 +1,136 @@
+"""Keeps the results of the games that are played."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from marlvec.collect.callbacks import Callback, RunningEpisode
+from marlvec.collect.metrics import EpisodeRecord
+from marlvec.connectors.config import decode, encode
+from marlvec.connectors.saving import FilePath, read_file, write_file
+from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.selfplay.game import Game, ScoreFunction, game_of
+from marlvec.selfplay.match_table import MatchTable
+from marlvec.selfplay.ratings import Elo, Ratings
+from marlvec.selfplay.sides import Sides, sides_of
+
+__all__ = ["Scoreboard"]
+
+
+class Scoreboard(Callback):
+    """Takes in each episode that ends as a game: into the table of match-ups, and into the ratings.
+
+    Give it to a collector as a callback. All that took part in a game are told of it, those too who never came to
+    move. Games that were lost with their env, to a fault or a reset, are no games.
+
+    Args:
+        agents: Names of the env's agents, in order.
+        sides: Which of them play together; None: each is a side of its own.
+        table: The table of match-ups; None: a new one.
+        ratings: The ratings; None: a new `Elo`.
+        score: One number per side of a finished episode, more is better; None: the sum of its agents' returns.
+        note: Ids of policies whose score (1 a win, 0.5 a draw, 0 a loss) is put among the episode's own numbers, as
+            ``"score of main"``, for tables and logs. Against itself a policy has none.
+        keep: How many of the last games to keep.
+
+    Raises:
+        ArgumentError: The sides do not fit the agents.
+
+    Attributes:
+        sides: Side to its agents.
+        table, ratings: As given, or made.
+        games: The last games, oldest first.
+        games_total, draws, truncations: How many there were, how many of them were drawn, and cut short.
+        unmoved: Policy id to how many games were over before its first move.
+    """
+
+    def __init__(
+        self,
+        agents: Sequence[str],
+        sides: Sides | None = None,
+        *,
+        table: MatchTable | None = None,
+        ratings: Ratings | None = None,
+        score: ScoreFunction | None = None,
+        note: Collection[str] = (),
+        keep: int = 1000,
+    ) -> None:
+        if isinstance(note, str):
+            raise ArgumentError(f"note must be a list of policy ids, got {note!r}")
+        self._agents = tuple(agents)
+        self.sides = sides_of(agents, sides)
+        self.table = MatchTable() if table is None else table
+        self.ratings: Ratings = Elo() if ratings is None else ratings
+        self._score, self._note = score, tuple(note)
+        self.games: deque[Game] = deque(maxlen=keep)
+        self.games_total = self.draws = self.truncations = 0
+        self.unmoved: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return (
+            f"Scoreboard({self.games_total} games, {self.draws} drawn, {self.truncations} truncated, "
+            f"{self.unmoved.total()} over before a side's first move; {self.ratings!r})"
+        )
+
+    def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
+        game = game_of(record, self._agents, self.sides, self._score)
+        for name in self._note:
+            if (score := game.score_of(name)) is not None:
+                episode.custom[f"score of {name}"] = score
+        self.add(game)
+
+    def add(self, game: Game) -> None:
+        """Take in a game."""
+        self.table.add(game)
+        self.ratings.add(game)
+        self.games.append(game)
+        self.games_total += 1
+        self.draws += game.is_draw
+        self.truncations += game.truncated
+        for side, players in zip(game.sides, game.players, strict=True):
+            if side in game.unmoved:
+                self.unmoved.update(players)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Table, ratings and counts as plain data; of single games none is kept."""
+        return {
+            "table": self.table.state_dict(),
+            "ratings": self.ratings.state_dict(),
+            "counts": [self.games_total, self.draws, self.truncations],
+            "unmoved": dict(self.unmoved),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave, of a scoreboard with the same kind of ratings.
+
+        Raises:
+            ArgumentError: It is something else.
+        """
+        if state.keys() != {"table", "ratings", "counts", "unmoved"}:
+            raise ArgumentError(f"expected the state of a Scoreboard, got {list(state)}")
+        self.ratings.load_state_dict(state["ratings"])
+        self.table.load_state_dict(state["table"])
+        self.games_total, self.draws, self.truncations = state["counts"]
+        self.unmoved = Counter(state["unmoved"])
+
+    def save(self, path: FilePath) -> None:
+        """Write table, ratings and counts to a file, whole or not at all.
+
+        Raises:
+            OSError: It cannot be written; an old one is as it was.
+        """
+        write_file(path, {"scoreboard": encode(self.state_dict(), "the scoreboard")})
+
+    def load(self, path: FilePath) -> None:
+        """Take over what `save` wrote.
+
+        Raises:
+            CheckpointError: The file is damaged, or of something else.
+            ArgumentError: It is of another kind of ratings.
+        """
+        found = read_file(path)
+        if "scoreboard" not in found:
+            raise CheckpointError(path, "holds no scoreboard")
+        self.load_state_dict(decode(found["scoreboard"]))
