@@ -51,6 +51,22 @@ class Opponent:
             whole.update(b"-" if file is None else hashlib.sha256(file.read_bytes()).digest())
         return whole.hexdigest()
 
+    def policy_state(self) -> PolicyState:
+        """What `Policy.state_dict` gave when it was kept; a copy.
+
+        Raises:
+            CheckpointError: Its file is damaged, or gone.
+        """
+        return self.read()[0]
+
+    def read(self) -> tuple[PolicyState, int]:
+        """That, and the policy's version."""
+        found = read_file(self.files[0])
+        try:
+            return decode(found["state"]), decode(found["version"])
+        except KeyError as error:
+            raise CheckpointError(self.files[0], f"holds no opponent: {error!r}") from error
+
     def policy(self) -> FrozenPolicy:
         """A policy that plays as it did; each call builds another one."""
         return FrozenPolicy(self)
@@ -85,20 +101,18 @@ class FrozenPolicy(Policy):
             CheckpointError: Its file is damaged, or gone.
             ArgumentError: What was built is no policy, or of another kind than the one that was kept.
         """
-        name, make, file = self._opponent.opponent_id, self._opponent.make, self._opponent.files[0]
-        found = read_file(file)
+        name, make = self._opponent.opponent_id, self._opponent.make
+        state, version = self._opponent.read()
         inner = make()
         if not isinstance(inner, Policy):
             raise ArgumentError(f"the function that builds opponent {name!r} built no Policy, but {inner!r}")
         inner.setup(observation_space, action_space, seed=seed)
         try:
-            inner.load_state_dict(decode(found["state"]))
-            self.version = inner.version = decode(found["version"])
-        except KeyError as error:
-            raise CheckpointError(file, f"holds no opponent: {error!r}") from error
+            inner.load_state_dict(state)
         except ArgumentError as error:
-            error.add_note(f"while opponent {name!r} was built by {make!r}; its state is in {file}")
+            error.add_note(f"while opponent {name!r} was built by {make!r}; its state is in {self._opponent.files[0]}")
             raise
+        self.version = inner.version = version
         self._inner = inner
         super().setup(observation_space, action_space, seed=seed)  # its random stream is not the one it was kept with
 

@@ -1,0 +1,269 @@
+"""Matches: who plays whom, what is counted, and that it is the same however it is run."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+import marlvec
+from marlvec.connectors import AgentPipeline, FrameStack, NormalizeObs
+from marlvec.errors import ArgumentError
+from marlvec.policies import FunctionPolicy, RandomPolicy
+from marlvec.selfplay import Elo, Game, OpponentPool, WinRate, evaluate_match
+from marlvec.selfplay.schedule import Schedule, line_ups
+from tests.selfplay.nim import Net, Nim, play, player, players
+
+RUNS: list[dict[str, Any]] = [
+    {"backend": "sync"},
+    {"backend": "sync", "autoreset_mode": "disabled"},
+    {"backend": "thread", "num_workers": 3},
+    {"backend": "async", "num_workers": 1},
+    {"backend": "async", "num_workers": 2, "autoreset_mode": "next_step"},
+]
+
+
+def serial(policies: Any, games: int, **options: Any) -> Any:
+    env = partial(Nim, **options.pop("nim", {}))
+    return evaluate_match(policies, env, games, backend="sync", **options)
+
+
+@pytest.mark.checklist(129)
+def test_a_match_is_the_same_in_one_process_and_in_many() -> None:
+    def match(seed: int, run: dict[str, Any]) -> Any:
+        np.random.seed(len(run))  # noqa: NPY002  (nobody may look at it)
+        policies = {**players(0.2, 0.8), "net": Net(), "random": RandomPolicy()}
+        return evaluate_match(policies, Nim, 60, num_envs=5, seed=seed, **run)
+
+    first, *others = [match(3, run) for run in RUNS]
+    assert len(first.games) == 60
+    for run, other in zip(RUNS[1:], others, strict=True):
+        assert other == first, run
+    assert match(4, RUNS[0]).games != first.games
+
+
+@pytest.mark.checklist(129)
+@given(
+    names=st.integers(2, 6),
+    sides=st.integers(2, 4),
+    rounds=st.integers(1, 4),
+    seed=st.integers(0, 2**64),
+    cut=st.data(),
+)
+def test_each_policy_has_each_side_equally_often(names: int, sides: int, rounds: int, seed: int, cut: Any) -> None:
+    who, seats = [f"p{i}" for i in range(names)], [f"s{i}" for i in range(sides)]
+    ups = line_ups(who, seats)
+    schedule = Schedule(ups, seed)
+    total = rounds * len(ups)
+    played = [schedule[game] for game in range(total)]
+    counts = np.array([[sum(up[s] == name for up in played) for s in range(sides)] for name in who])
+    if names >= sides:
+        assert (counts == counts[0, 0]).all()
+    else:
+        assert (counts == counts[:, :1]).all()
+        assert all(set(up) == set(who) for up in played)
+    # A part of a round has no line-up twice.
+    k = cut.draw(st.integers(0, total))
+    parts = [played[i : i + len(ups)] for i in range(0, k, len(ups))]
+    assert all(len(set(part)) == len(part) for part in parts)
+    assert [Schedule(ups, seed)[game] for game in range(total)] == played
+
+
+def test_who_plays_certain_sides_only_plays_those() -> None:
+    plays = {"hunter": ["a"], "prey": ["b"], "prey 2": ["b"]}
+    assert line_ups(list(plays), ["a", "b"], plays) == [("hunter", "prey"), ("hunter", "prey 2")]
+    with pytest.raises(ArgumentError, match="nobody can play"):
+        line_ups(["x", "y"], ["a", "b"], {"x": ["a"], "y": ["a"]})
+    with pytest.raises(ArgumentError, match=r"names \['c'\], who are unknown"):
+        line_ups(["x", "y"], ["a", "b"], {"x": ["c"]})
+    with pytest.raises(ArgumentError, match="two policies"):
+        line_ups(["x"], ["a", "b"])
+
+
+@pytest.mark.checklist(130)
+def test_draws_truncations_and_games_without_a_first_move_are_told() -> None:
+    """Against a count of the same games by hand: pile and moves say how each one went."""
+    found = serial(players(0.0, 1.0), 200, seed=1, nim={"draws": True}, max_episode_steps=4)
+    assert len(found.games) == 200
+    ended = [game for game in found.games if not game.truncated]
+    assert found.truncations == 200 - len(ended) > 5
+    assert all(game.scores == (0, 0) and game.length == 4 and game.is_draw for game in found.games if game.truncated)
+    assert found.draws == sum(game.scores == (0, 0) for game in found.games) > found.truncations
+    for game in found.games:
+        assert game.unmoved == (("player_1",) if game.length == 1 else ())
+        if not game.is_draw:  # who made the last move has won
+            assert game.winners == (f"player_{(game.length - 1) % 2}",)
+    short = sum(game.length == 1 for game in found.games)
+    assert found.unmoved() == short > 10
+    assert sum(found.unmoved(name) for name in found.players) == short
+    # Everybody who took part counts, also who never moved.
+    rates = [found.win_rate(name) for name in found.players]
+    assert [rate.games for rate in rates] == [200, 200]
+    assert rates[0].draws == rates[1].draws == found.draws
+    assert (rates[0].wins, rates[0].losses) == (rates[1].losses, rates[1].wins)
+    assert found.table.total("skill 1.0").wins == rates[1].wins
+    assert len(found.rate(Elo()).players) == 2
+
+
+def test_the_better_one_wins_and_the_interval_says_how_surely() -> None:
+    found = serial(players(0.0, 1.0), 200)
+    strong = found.win_rate("skill 1.0")
+    assert strong.low > 0.6
+    assert found.win_rate("skill 0.0").high < 0.4
+    by_side = [found.win_rate("skill 1.0", side=side) for side in found.sides]
+    assert [rate.games for rate in by_side] == [100, 100]
+    assert by_side[0].mean > by_side[1].mean  # who begins can always win, or nearly
+    for name, against, side in (("x", None, None), ("skill 1.0", "x", None), ("skill 1.0", None, "x")):
+        with pytest.raises(KeyError, match="'x'"):
+            found.win_rate(name, against, side=side)
+
+
+def test_an_interval_is_wilsons() -> None:
+    rate = WinRate.of([1.0] * 7 + [0.0] * 3)
+    assert (rate.mean, rate.wins, rate.draws, rate.losses) == (0.7, 7, 0, 3)
+    assert rate.low == pytest.approx(0.3968, abs=1e-4)
+    assert rate.high == pytest.approx(0.8922, abs=1e-4)
+    assert WinRate.of([1.0, 1.0]).high == 1.0
+    assert math.isnan(WinRate.of([]).mean)
+    assert WinRate.of([0.5], 0.5).draws == 1
+    with pytest.raises(ArgumentError, match="confidence"):
+        WinRate.of([1.0], 1.0)
+
+
+@settings(max_examples=30)
+@given(share=st.floats(0.05, 0.95), seed=st.integers(0, 1000))
+def test_an_interval_holds_the_truth_as_often_as_it_says(share: float, seed: int) -> None:
+    wins = np.random.default_rng(seed).random((400, 60)) < share
+    rates = [WinRate.of(row.astype(float).tolist(), 0.9) for row in wins]
+    assert np.mean([rate.low <= share <= rate.high for rate in rates]) > 0.82
+
+
+def test_long_games_count_as_often_as_short_ones() -> None:
+    """Each env plays its own list of games; the first ones to end would be the short ones."""
+    found = serial(players(0.0, 0.1), 64, num_envs=16, nim={"largest": 40})
+    per_env = [sum(game.env_id == i for game in found.games) for i in range(16)]
+    assert per_env == [4] * 16
+    assert all(sorted(g.number for g in found.games if g.env_id == i) == [0, 1, 2, 3] for i in range(16))
+
+
+def test_more_than_two_sides() -> None:
+    found = serial(players(0.0, 0.5, 1.0), 60, nim={"agent_num": 3})
+    assert {game.players for game in found.games} == {
+        tuple((name,) for name in up) for up in line_ups(found.players, found.sides)
+    }
+    assert found.win_rate("skill 1.0").games == 60
+    game = found.games[0]
+    assert sorted(game.scores) == [-2, 0, 2]
+    assert game.score_of(game.players[game.scores.index(0)][0]) == 0.5  # better than one, worse than the other
+    two = serial(players(0.0, 1.0), 30, nim={"agent_num": 3})
+    assert all(len({name for side in game.players for name in side}) == 2 for game in two.games)
+
+
+def test_policies_and_connectors_are_left_as_they_were() -> None:
+    net, connectors = Net(), AgentPipeline([NormalizeObs()])
+    with marlvec.make(Nim, 2, backend="sync") as envs:
+        collector = marlvec.Collector(envs, net, agent_connectors=connectors, seed=0)
+        collector.collect(env_steps=50)
+        before = net.state_dict(), net.version, repr(connectors.state_dict()), connectors.training
+        policies = {"net": net, "other": player(0.5)}
+        evaluate_match(policies, Nim, 8, backend="sync", agent_connectors={"net": connectors})
+        after = net.state_dict(), net.version, repr(connectors.state_dict()), connectors.training
+        np.testing.assert_equal(after, before)
+        with pytest.raises(ArgumentError, match="give it the connectors"):
+            evaluate_match(policies, Nim, 8, backend="sync", agent_connectors={"net": [FrameStack(2)]})
+        np.testing.assert_equal(net.state_dict(), before[0])
+
+
+def test_a_pool_plays_with_its_own_connectors() -> None:
+    pool = OpponentPool(Net)
+    net = Net()
+    for i in range(3):
+        pool.add(f"net {i}", net)
+        net.learn()
+    found = serial(pool, 30)
+    assert found.players == ("net 0", "net 1", "net 2")
+    assert serial(dict(pool), 30) == found
+
+
+def test_a_game_that_was_lost_is_played_anew(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"nim": {"raises_in": str(tmp_path / "once"), "smallest": 8}, "on_fault": "restart"}
+    found = serial(players(0.0, 1.0), 24, num_envs=4, **options)
+    assert (found.lost, found.unplayed, len(found.games)) == (1, 0, 24)
+    assert "1 lost and played anew" in repr(found)
+    options["nim"]["raises_in"] = str(tmp_path / "again")
+    found = serial(players(0.0, 1.0), 24, num_envs=4, **{**options, "on_fault": "mask"})
+    assert (found.lost, found.unplayed, len(found.games)) == (1, 6, 18)
+    alone = {**options, "nim": {"raises_in": str(tmp_path / "third"), "smallest": 8}, "on_fault": "mask"}
+    with pytest.raises(marlvec.errors.EnvFault, match="No env is left"):
+        serial(players(0.0, 1.0), 5, num_envs=1, **alone)
+
+
+def test_an_open_vectorizer_is_used_and_left_open() -> None:
+    with marlvec.make(Nim, 4, backend="sync") as envs:
+        found = evaluate_match(players(0.0, 1.0), envs, 12, seed=5)
+        assert found == serial(players(0.0, 1.0), 12, num_envs=4, seed=5)
+        assert not envs.closed
+        with pytest.raises(ArgumentError, match="backend"):
+            evaluate_match(players(0.0, 1.0), envs, 12, backend="sync")
+
+
+def test_it_shows_how_far_it_is_and_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    found = serial(players(0.0, 0.5, 1.0), 12, progress=True)
+    assert "12/12" in capsys.readouterr().err
+    serial(players(0.0, 1.0), 4)
+    assert capsys.readouterr().err == ""
+    console = Console(width=160)
+    with console.capture() as shown:
+        console.print(found)
+    assert "12 games, 0 drawn, 0 truncated" in shown.get()
+    assert "as player_1" in shown.get()
+    assert "wins–draws–losses" in shown.get()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"games": 0}, "games must be an integer of at least 1"),
+        ({"games": True}, "games must be"),
+        ({"num_envs": 0}, "num_envs must be"),
+        ({"policies": {"a": player(1)}}, "two policies"),
+        ({"policies": {"a": player(1), "b": play}}, "'b' must be a marlvec Policy"),
+        ({"sides": {"one": ["player_0"]}}, "each of the agents"),
+        ({"sides": {"one": ["player_0", "player_1"]}}, "two sides at least"),
+        ({"score": lambda record: [1.0]}, "one score for each of the sides"),
+        ({"score": lambda record: [1.0, math.nan]}, "one score for each of the sides"),
+    ],
+)
+def test_what_is_wrong_is_said(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"policies": players(0.0, 1.0), "env": Nim, "games": 4, "backend": "sync"}
+    with pytest.raises(marlvec.errors.MarlvecError, match=message):
+        evaluate_match(**(arguments | change))
+
+
+def test_sides_of_several_agents() -> None:
+    """Two pairs in four seats: each pair is one policy, and its score the sum."""
+    sides = {"even": ["player_0", "player_2"], "odd": ["player_1", "player_3"]}
+    found = serial(players(0.0, 1.0), 8, sides=sides, nim={"agent_num": 4})
+    assert found.sides == ("even", "odd")
+    assert all(len(team) == 1 for game in found.games for team in game.players)
+    assert all(sum(game.scores) == 0 for game in found.games)
+
+
+def test_a_game_that_mixes_policies_on_a_side_counts_for_all_of_them() -> None:
+    game = Game(("a", "b"), (("x", "y"), ("z", "y")), (1.0, 0.0), 5, False, (), 0, 0)
+    assert game.score_of("x") == 1.0
+    assert game.score_of("z") == 0.0
+    assert game.score_of("y") is None  # it was on both sides
+    assert game.score_of("x", "q") is None
+
+
+def test_a_function_policy_has_nothing_to_restore() -> None:
+    first = FunctionPolicy(lambda rows: rows["action_mask"].argmax(axis=1))
+    assert len(serial({"first": first, "best": player(1.0)}, 10).games) == 10

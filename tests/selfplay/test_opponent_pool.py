@@ -1,0 +1,340 @@
+"""Pools: what was kept stays what it was, whatever becomes of its learner, and comes back from the disk to the bit."""
+
+from __future__ import annotations
+
+import errno
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import marlvec
+from marlvec.connectors import ActionPipeline, AgentPipeline, EpsilonGreedy, NormalizeObs, Rows
+from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
+from marlvec.policies import Policy, PolicyMap, RandomPolicy
+from marlvec.selfplay import (
+    Every,
+    MatchTable,
+    OnWinRate,
+    Opponent,
+    OpponentPool,
+    Scoreboard,
+    SelfPlayMapping,
+    Uniform,
+    evaluate_match,
+    oldest,
+    opponent_pool,
+    thinned,
+    weakest,
+)
+from tests.selfplay.nim import Net, Nim, player
+
+
+def answers(policy: Policy) -> list[int]:
+    """What a policy does in some rows, by itself."""
+    policy.setup(Box(0, 50, (2,)), Discrete(3), seed=3)
+    obs = np.stack([np.arange(50), np.zeros(50)], axis=1)
+    where = np.arange(50)
+    rows = Rows(
+        {"obs": obs, "env_id": where, "agent_index": where, "eps_id": where, "action_mask": np.ones((50, 3), np.bool_)}
+    )
+    found: list[int] = np.asarray(policy.act(rows)).tolist()
+    return found
+
+
+def statistics(pipeline: AgentPipeline) -> str:
+    return repr(pipeline.state_dict())
+
+
+@pytest.mark.checklist(128)
+@pytest.mark.parametrize("bounded", [False, True], ids=["dict", "PolicyMap"])
+def test_an_opponent_stays_what_it_was_while_its_learner_goes_on(bounded: bool, tmp_path: Path) -> None:
+    """Weights, statistics, files and answers; it plays, swapped in and out, is in no batch, and never learns."""
+    net = Net()
+    with marlvec.make(Nim, 6, backend="sync") as envs:
+        pool = OpponentPool(Net, folder=tmp_path / "pool", capacity=4, when=[Every(100)])
+        mapping = SelfPlayMapping(pool, envs.agents, {"main": Uniform()})
+        policies: Any = PolicyMap({"main": net}, capacity=2) if bounded else {"main": net}
+        collector = marlvec.Collector(envs, policies, mapping, agent_connectors=[NormalizeObs()], seed=0)
+        known: dict[str, tuple[Opponent, str, list[int], str]] = {}
+        for _ in range(14):
+            batch = collector.collect(env_steps=60)
+            assert set(batch) == {"main"}  # though policies_to_train names nobody, so all
+            net.learn(0.1)
+            collector.train()
+            new = pool.offer(collector, "main")
+            if new is not None:
+                mapping.update(collector)
+                assert statistics(new.agent_connectors()) == statistics(collector.agent_connectors["main"])
+                known[new.opponent_id] = new, new.digest, answers(new.policy()), statistics(new.agent_connectors())
+            for opponent, digest, said, statistic in known.values():
+                if opponent.opponent_id in pool:
+                    assert opponent.digest == digest
+                    assert answers(opponent.policy()) == said
+                    assert statistics(opponent.agent_connectors()) == statistic
+        assert [o.step for o, *_ in known.values()] == [120, 240, 360, 480, 600, 720, 840]
+        assert list(pool) == ["main_3", "main_4", "main_5", "main_6"]
+        assert len({tuple(said) for _, _, said, _ in known.values()}) > 3  # they do differ
+        assert len({statistic for *_, statistic in known.values()}) == 7
+        played = {name for record in collector.metrics.episodes for name in record.policies}
+        assert played >= {"main", "main_4", "main_5"}
+        for name in pool:
+            assert not collector.agent_connectors[name].training
+            assert statistics(collector.agent_connectors[name]) == known[name][3]
+            weights = collector.policies[name].state_dict()["weights"]
+            np.testing.assert_array_equal(weights, pool[name].policy_state()["weights"])
+
+
+@pytest.mark.checklist(128)
+def test_a_pool_comes_back_from_the_disk_exactly(tmp_path: Path) -> None:
+    table = MatchTable()
+    rules = [Every(100), OnWinRate(table)]
+    pool = OpponentPool({"main": Net, "rule": lambda: player(1.0)}, folder=tmp_path / "one", when=rules)
+    net = Net()
+    with marlvec.make(Nim, 4, backend="sync") as envs:
+        collector = marlvec.Collector(
+            envs,
+            {"main": net},
+            agent_connectors=[NormalizeObs()],
+            action_connectors=[EpsilonGreedy(0.3, seed=1)],
+            seed=0,
+        )
+        pool.add("anchor", player(1.0), of="rule", anchor=True)
+        for _ in range(3):
+            collector.collect(env_steps=80)
+            net.learn()
+            net.version += 7
+            pool.snapshot(collector, "main")
+    pool.save(tmp_path / "two")
+    again_rules = [Every(100), OnWinRate(table)]
+    make: Any = {"main": Net, "rule": lambda: player(1.0)}
+    for folder in ("one", "two"):
+        again = OpponentPool.load(tmp_path / folder, make, when=again_rules)
+        assert list(again) == list(pool) == ["anchor", "main_0", "main_1", "main_2"]
+        for name, old in pool.items():
+            new = again[name]
+            assert (new.of, new.step, new.anchor, new.digest) == (old.of, old.step, old.anchor, old.digest)
+            np.testing.assert_equal(new.policy_state(), old.policy_state())
+            assert statistics(new.agent_connectors()) == statistics(old.agent_connectors())
+            assert repr(new.action_connectors()) == repr(old.action_connectors())
+        assert answers(again["main_1"].policy()) == answers(pool["main_1"].policy())
+        assert again["main_2"].policy_state()["weights"].any()
+        assert [rule.state_dict() for rule in again_rules] == [rule.state_dict() for rule in rules]
+        assert evaluate_match(again, Nim, 12, backend="sync") == evaluate_match(pool, Nim, 12, backend="sync")
+        with marlvec.make(Nim, 4, backend="sync") as envs:
+            collector = marlvec.Collector(envs, {"main": net}, seed=0)
+            assert again.snapshot(collector, "main").opponent_id == "main_3"  # numbers go on
+    for file in (tmp_path / "two").iterdir():
+        with np.load(file, allow_pickle=False) as arrays:
+            assert all(arrays[name].dtype.kind != "O" for name in arrays)
+
+
+@pytest.mark.checklist(128)
+@settings(max_examples=12)
+@given(
+    steps=st.lists(st.integers(0, 3), min_size=1, max_size=20),
+    capacity=st.integers(1, 5),
+    rule=st.sampled_from(["oldest", "thinned", "weakest"]),
+    data=st.data(),
+)
+def test_a_bounded_pool_holds_as_many_as_it_may_and_the_right_ones(
+    steps: list[int], capacity: int, rule: str, data: Any
+) -> None:
+    """Against a plain list, in any order of coming and going; the folder holds what the pool does and nothing else."""
+    ratings = marlvec.selfplay.Elo()
+    leaves = {"oldest": oldest, "thinned": thinned, "weakest": weakest(ratings)}[rule]
+    pool = OpponentPool(RandomPolicy, capacity=capacity, leaves=leaves)
+    pool.add("anchor", RandomPolicy(), anchor=True)
+    expected: list[tuple[str, int]] = []
+    now = 0
+    for i, step in enumerate(steps):
+        now += step
+        name = f"opponent {i}"
+        ratings.rate([name, "somebody"], [data.draw(st.integers(0, 2)), 1])
+        pool.add(name, RandomPolicy(), step=now)
+        expected.append((name, now))
+        if len(expected) > capacity:
+            if rule == "oldest" or len(expected) < 3:
+                expected.pop(0) if rule != "weakest" else _drop_weakest(expected, ratings)
+            elif rule == "thinned":
+                times = [t for _, t in expected]
+                gaps = [times[k + 1] - times[k - 1] for k in range(1, len(times) - 1)]
+                expected.pop(1 + gaps.index(min(gaps)))
+            else:
+                _drop_weakest(expected, ratings)
+        if len(expected) > 1 and data.draw(st.booleans()):
+            gone, _ = expected.pop(data.draw(st.integers(0, len(expected) - 1)))
+            pool.remove(gone)
+    assert list(pool) == ["anchor", *(name for name, _ in expected)]
+    gc.collect()
+    assert len(list(pool.folder.iterdir())) == len(pool) + 1
+    assert list(OpponentPool.load(pool.folder, RandomPolicy)) == list(pool)
+
+
+def _drop_weakest(expected: list[tuple[str, int]], ratings: Any) -> None:
+    weak = min(expected[:-1] or expected, key=lambda pair: ratings.rating(pair[0]))
+    expected.remove(weak)
+
+
+@pytest.mark.checklist(128)
+def test_a_snapshot_is_due_every_so_many_steps_or_on_a_win_rate() -> None:
+    rule = Every(100)
+    assert [step for step in range(0, 500, 30) if rule.is_due("main", step) and not rule.taken("main", step)] == [
+        120,
+        240,
+        360,
+        480,
+    ]
+    table = MatchTable()
+    won = OnWinRate(table, 0.6, games=10)
+    for _ in range(9):
+        table.add_result("main", "old", 1)
+    assert not won.is_due("main", 0)  # too few
+    table.add_result("main", "old", -1)
+    assert won.is_due("main", 0)
+    won.taken("main", 0)
+    assert not won.is_due("main", 0)
+    for i in range(20):
+        table.add_result("main", "old", 1 if i < 11 else -1)
+    assert not won.is_due("main", 0)  # 11 of 20, though of all 30 it has 20
+    for _ in range(4):
+        table.add_result("main", "old", 1)
+    assert won.is_due("main", 0)
+    assert not won.is_due("other", 0)
+    for wrong in (lambda: Every(0), lambda: OnWinRate(table, 0), lambda: OnWinRate(table, games=0)):
+        with pytest.raises(ArgumentError):
+            wrong()
+
+
+def test_a_snapshot_begins_with_its_learners_rating_and_no_results() -> None:
+    with marlvec.make(Nim, 4, backend="sync") as envs:
+        board = Scoreboard(envs.agents)
+        pool = OpponentPool(Net, board=board)
+        board.ratings.rate(["main", "other"], [1, 0])
+        pool.snapshot(marlvec.Collector(envs, Net(), seed=0), "main")
+        assert board.ratings.rating("main_0") == board.ratings.rating("main") > 1000
+        assert board.table.total("main_0").games == 0
+
+
+@pytest.mark.checklist(128)
+def test_who_leaves_the_pool_plays_on_to_the_end_and_then_its_files_go(tmp_path: Path) -> None:
+    with marlvec.make(Nim, 4, backend="sync", env_kwargs={"smallest": 12, "largest": 14}) as envs:
+        pool = OpponentPool(Net, folder=tmp_path)
+        mapping = SelfPlayMapping(pool, envs.agents, {"main": Uniform()})
+        collector = marlvec.Collector(envs, PolicyMap({"main": Net()}, capacity=1), mapping, seed=0, window=999)
+        pool.snapshot(collector, "main")
+        mapping.update(collector)
+        collector.collect(env_steps=8)
+        file = pool["main_0"].files[0]
+        gone = pool.remove("main_0")
+        mapping.update(collector)
+        assert "main_0" in collector.policies  # it is in the middle of a game
+        pool.snapshot(collector, "main")  # something else wants to be in memory
+        mapping.update(collector)
+        assert file.exists()
+        seen = [record.policies for record in collector.metrics.episodes]
+        for _ in range(40):
+            collector.collect(env_steps=20)
+            mapping.update(collector)
+        records = collector.metrics.episodes
+        assert any("main_0" in record.policies for record in records if record.number == 0)
+        assert not any("main_0" in record.policies for record in records if record.number > 0)
+        assert seen == []
+        assert list(collector.policies) == ["main", "main_1"]
+        assert file.exists()  # we still have it
+        del gone
+        gc.collect()
+        assert not file.exists()
+
+
+class Full:
+    """Writes fail, after so many."""
+
+    def __init__(self, write: Callable[..., None], left: int) -> None:
+        self.write, self.left = write, left
+
+    def __call__(self, *arguments: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.write(*arguments)
+
+
+@pytest.mark.checklist(128)
+@pytest.mark.parametrize("left", [0, 1])
+def test_what_cannot_be_written_changes_nothing(left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = OpponentPool(Net, folder=tmp_path, capacity=2)
+    for name in "ab":
+        pool.add(name, Net())
+    before = {name: opponent.digest for name, opponent in pool.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(opponent_pool, "write_file", Full(opponent_pool.write_file, left))
+        with pytest.raises(OSError, match="No space"):
+            pool.add("c", Net())
+        if not left:
+            with pytest.raises(OSError, match="No space"):
+                pool.remove("a")
+    assert {name: opponent.digest for name, opponent in pool.items()} == before
+    again = OpponentPool.load(tmp_path, Net)
+    assert {name: opponent.digest for name, opponent in again.items()} == before
+    assert len(list(tmp_path.iterdir())) == 3  # what a failed write left is gone
+    pool.add("c", Net())
+    assert list(pool) == ["b", "c"]
+
+
+class Unsaveable(Net):
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": object()}
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    pool = OpponentPool({"main": Net}, folder=tmp_path / "pool")
+    pool.add("a", Net(), of="main")
+    cases: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: OpponentPool(Net(), folder=None), ArgumentError, "make must be a function"),  # type: ignore[arg-type]
+        (lambda: OpponentPool(Net, capacity=0), ArgumentError, "capacity must be"),
+        (lambda: OpponentPool(Net, folder=tmp_path / "pool"), ArgumentError, "there is a pool in"),
+        (lambda: OpponentPool.load(tmp_path / "none", Net), CheckpointError, "cannot be read"),
+        (lambda: OpponentPool.load(tmp_path / "pool", {"other": Net}), ArgumentError, "nothing says how to build"),
+        (lambda: pool.add("a", Net(), of="main"), ArgumentError, "there is an opponent 'a' already"),
+        (lambda: pool.add("b", Net()), ArgumentError, "nothing says how to build a policy of 'b'"),
+        (lambda: pool.add("b", Net, of="main"), ArgumentError, "expected an id and a Policy"),  # type: ignore[arg-type]
+        (lambda: pool.add("b", Unsaveable(), of="main"), SerialisationError, "the state of 'b'"),
+        (lambda: pool["c"], KeyError, "no opponent 'c'; there are"),
+        (lambda: pool.remove("c"), KeyError, "no opponent 'c'"),
+        (lambda: pool["a"].policy().act(Rows({})), MarlvecError, "call setup"),
+    ]
+    for call, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            call()
+    assert list(pool) == ["a"]
+    pool["a"].files[0].write_bytes(b"?" + pool["a"].files[0].read_bytes()[1:])
+    with pytest.raises(CheckpointError, match="damaged"):
+        OpponentPool.load(tmp_path / "pool", {"main": Net})
+    with pytest.raises(CheckpointError, match="damaged"):
+        answers(pool["a"].policy())
+
+
+def test_a_temporary_pool_goes_with_its_object() -> None:
+    pool = OpponentPool(Net)
+    pool.add("a", Net(), agent_connectors=AgentPipeline([]), action_connectors=ActionPipeline([]))
+    folder = pool.folder
+    assert len(list(folder.iterdir())) == 4
+    del pool
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_strange_ids_have_files_of_their_own(tmp_path: Path) -> None:
+    names = ["a/b", "a b", "A B", "..", "ä" * 300, "main:3", "\udcff"]
+    pool = OpponentPool(Net, folder=tmp_path)
+    for name in names:
+        pool.add(name, Net())
+    assert list(OpponentPool.load(tmp_path, Net)) == names
+    assert len(list(tmp_path.iterdir())) == len(names) + 1
