@@ -64,6 +64,13 @@ SURFACE = {
         ContractWarning
     """,
     "marlvec.native": "NativeEntry NativeEnv Rows register_native",
+    "marlvec.selfplay": """
+        OpponentPool Opponent LeavingRule oldest thinned weakest SnapshotRule Every OnWinRate
+        SelfPlayMapping Matchmaker Mirror Latest Uniform ByRating Prioritised MainExploiter Mixture
+        Scoreboard Game MatchTable Tally Ratings Elo Skill
+        evaluate_match MatchResult WinRate
+        alpha_rank exploitability
+    """,
     "marlvec.interop.gymnasium": "GymnasiumVectorEnv",
     "marlvec.interop.pettingzoo": "ParallelView",
 }
