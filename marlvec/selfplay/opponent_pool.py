@@ -167,13 +167,16 @@ class OpponentPool(Mapping[str, Opponent]):
             self._let_go(other)
         return opponent
 
-    def snapshot(self, collector: Collector, learner: str, *, opponent_id: str | None = None) -> Opponent:
+    def snapshot(
+        self, collector: Collector, learner: str, *, opponent_id: str | None = None, step: int | None = None
+    ) -> Opponent:
         """Keep one of a collector's policies as it is now, with its connectors.
 
         Args:
-            collector: The collector; its ``metrics.env_steps`` are the opponent's step.
+            collector: The collector.
             learner: The policy's id.
             opponent_id: The opponent's id; None: the learner's and a number, ``"main_3"``.
+            step: How far training is; None: the collector's ``metrics.env_steps``.
 
         Raises:
             KeyError: There is no such policy.
@@ -183,7 +186,7 @@ class OpponentPool(Mapping[str, Opponent]):
         while (name := f"{learner}_{count}") in self._opponents or name in collector.policies:
             count += 1
         name = name if opponent_id is None else opponent_id
-        step = collector.metrics.env_steps
+        step = collector.metrics.env_steps if step is None else step
         self._counts[learner] = count + 1
         opponent = self.add(
             name,
@@ -200,11 +203,11 @@ class OpponentPool(Mapping[str, Opponent]):
             self._board.ratings.copy(learner, name)
         return opponent
 
-    def offer(self, collector: Collector, learner: str) -> Opponent | None:
-        """Take a snapshot if it is time for one; returns it, or None."""
-        step = collector.metrics.env_steps
+    def offer(self, collector: Collector, learner: str, *, step: int | None = None) -> Opponent | None:
+        """Take a snapshot if it is time for one; returns it, or None. Arguments are those of `snapshot`."""
+        step = collector.metrics.env_steps if step is None else step
         due = any(rule.is_due(learner, step) for rule in self._when)
-        return self.snapshot(collector, learner) if due else None
+        return self.snapshot(collector, learner, step=step) if due else None
 
     def remove(self, opponent_id: str) -> Opponent:
         """Take an opponent out. Who has it goes on playing with it.

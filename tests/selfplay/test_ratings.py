@@ -120,6 +120,18 @@ def test_elo_in_numbers() -> None:
     assert Elo(fixed={"x": 1e9, "y": -1e9}).expected("y", "x") == pytest.approx(0)
 
 
+@pytest.mark.checklist(130)
+@pytest.mark.parametrize("kind", ["Elo", "Skill"])
+def test_several_winners_gain_alike(kind: str) -> None:
+    """In OpenRL's service a game that several have won moves the last of them only."""
+    own = ratings(kind)
+    new = own.rating("a")
+    own.rate(["a", "b", "c", "d"], [1, 1, 0, 0])
+    assert own.rating("a") == pytest.approx(own.rating("b"))
+    assert own.rating("c") == pytest.approx(own.rating("d"))
+    assert own.rating("a") > new > own.rating("c")
+
+
 @pytest.mark.parametrize("kind", ["Elo", "Skill"])
 def test_ratings_keep_their_books(kind: str) -> None:
     own = ratings(kind)
