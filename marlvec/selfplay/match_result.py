@@ -110,7 +110,7 @@ class MatchResult:
         from rich.text import Text
 
         rates = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        rates.add_column("policy")
+        rates.add_column("policy", no_wrap=True, min_width=min(16, max(map(len, self.players))))
         for name in ("win rate", f"{self.confidence:.0%} interval", "wins", "draws", "losses"):
             rates.add_column(name, justify="right", no_wrap=True)
         for side in self.sides:

@@ -142,8 +142,9 @@ class MatchTable:
         from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="wins–draws–losses", title_justify="left")
-        for name in ("", *self.players, "win rate"):
-            table.add_column(Text(name), justify="right" if name else "left", no_wrap=True)
+        table.add_column("", no_wrap=True, min_width=min(16, max(map(len, self.players), default=0)))
+        for name in (*self.players, "win rate"):
+            table.add_column(Text(name), justify="right", no_wrap=True)
         for one in self.players:
             cells = [_cell(self.tally(one, other)) for other in self.players]
             table.add_row(Text(one), *cells, _share(self.total(one).win_rate))

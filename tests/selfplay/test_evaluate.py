@@ -219,6 +219,11 @@ def test_it_shows_how_far_it_is_and_what_came_of_it(capsys: pytest.CaptureFixtur
     assert "12/12" in capsys.readouterr().err
     serial(players(0.0, 1.0), 4)
     assert capsys.readouterr().err == ""
+    for width in (60, 80):  # names stay, whatever has to go
+        console = Console(width=width)
+        with console.capture() as shown:
+            console.print(found)
+        assert shown.get().count("skill 0.5") >= 2
     console = Console(width=160)
     with console.capture() as shown:
         console.print(found)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import marlvec
-from marlvec.connectors import ActionPipeline, AgentPipeline, EpsilonGreedy, NormalizeObs, Rows
+from marlvec.connectors import ActionPipeline, AgentPipeline, EpsilonGreedy, FrameStack, NormalizeObs, Rows
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
 from marlvec.policies import Policy, PolicyMap, RandomPolicy
 from marlvec.selfplay import (
@@ -86,6 +86,7 @@ def test_an_opponent_stays_what_it_was_while_its_learner_goes_on(bounded: bool, 
         assert played >= {"main", "main_4", "main_5"}
         for name in pool:
             assert not collector.agent_connectors[name].training
+            assert not pool[name].agent_connectors().training
             assert statistics(collector.agent_connectors[name]) == known[name][3]
             weights = collector.policies[name].state_dict()["weights"]
             np.testing.assert_array_equal(weights, pool[name].policy_state()["weights"])
@@ -210,6 +211,18 @@ def test_a_snapshot_is_due_every_so_many_steps_or_on_a_win_rate() -> None:
     for wrong in (lambda: Every(0), lambda: OnWinRate(table, 0), lambda: OnWinRate(table, games=0)):
         with pytest.raises(ArgumentError):
             wrong()
+
+
+def test_what_connectors_remember_of_running_episodes_is_not_kept() -> None:
+    with marlvec.make(Nim, 4, backend="sync", env_kwargs={"smallest": 12}) as envs:
+        pool = OpponentPool(Net)
+        collector = marlvec.Collector(envs, Net(), agent_connectors=[FrameStack(3)], seed=0)
+        collector.collect(env_steps=8)
+        running = collector.agent_connectors["main"].state_dict()["FrameStack"]["started"]["values"]
+        assert running.all()
+        kept = pool.snapshot(collector, "main").agent_connectors().state_dict()
+        assert not kept["FrameStack"]["started"]["values"].any()
+        assert running.all()
 
 
 def test_a_snapshot_begins_with_its_learners_rating_and_no_results() -> None:
