@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 import marlvec
 from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.policies import RandomPolicy
 from marlvec.selfplay import (
     Elo,
     Game,
@@ -24,6 +26,7 @@ from marlvec.selfplay import (
     Tally,
     alpha_rank,
     evaluate_match,
+    exploitability,
 )
 from tests.selfplay.nim import Nim, players
 
@@ -171,13 +174,20 @@ def test_skill_gets_surer_and_says_how_sure() -> None:
         Skill("Elo")
 
 
-def test_without_openskill_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "openskill", None)
-    monkeypatch.setitem(sys.modules, "openskill.models", None)
-    with pytest.raises(marlvec.errors.MissingExtraError, match=r"marlvec\[selfplay\]"):
-        Skill()
+@pytest.mark.parametrize(
+    ("missing", "call", "extra"),
+    [
+        ("openskill.models", Skill, "selfplay"),
+        ("pyspiel", lambda: exploitability(RandomPolicy()), "openspiel"),
+        ("open_spiel.python.egt.alpharank", lambda: alpha_rank([[0.5]]), "openspiel"),
+    ],
+)
+def test_without_a_library_it_says_what_to_install(
+    missing: str, call: Any, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(marlvec.errors.MissingExtraError, match=rf"marlvec\[{extra}\]"):
+        call()
 
 
 # --- the table
