@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import NDArray
 
+from marlvec.collect.dtype_kinds import kinds_for
 from marlvec.collect.idlers import Idlers, Part, declared_noop
 from marlvec.collect.off_policy import OffPolicy
 from marlvec.collect.raw_rows import RawRows
@@ -342,7 +342,7 @@ class Role:
         except ContractError as error:
             raise self._bad(f"gave {name!r} of the wrong form: {error}") from None
         n = len(answer.rows)
-        if array.shape != (n, *leaf.shape) or array.dtype.kind not in _kinds(leaf):
+        if array.shape != (n, *leaf.shape) or array.dtype.kind not in kinds_for(leaf):
             raise self._bad(
                 f"gave {name!r} as {array.dtype} of shape {array.shape}; {leaf} of {leaf.space} needs "
                 f"{leaf.dtype} of shape {(n, *leaf.shape)}"
@@ -388,15 +388,3 @@ def _fits(tree: SpaceTree, value: Tree) -> bool:
     except ContractError:
         return False
     return not any(isinstance(leaf, (tuple, Mapping)) for leaf in leaves)
-
-
-def _kinds(leaf: Leaf) -> str:
-    """Dtype kinds that go into a leaf without changing their meaning."""
-    if leaf.is_object:
-        return "OU"
-    if isinstance(leaf.space, (Discrete, MultiDiscrete)):
-        return "iu"
-    if isinstance(leaf.space, MultiBinary) or leaf.dtype.kind == "b":
-        return "iub"
-    assert isinstance(leaf.space, Box)  # there are no other array leaves
-    return "fiu" if leaf.dtype.kind == "f" else "iu"
