@@ -115,9 +115,9 @@ class Camera:
         """Whether every env has played its episodes."""
         return not self._left.any()
 
-    def recv(self) -> VectorStep:
+    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
         """Receive rows, as `VectorEnv.recv`, and take a frame."""
-        step = self._envs.recv()
+        step = self._envs.recv(min_envs, timeout)
         rows = np.flatnonzero(self._left[step.env_ids])
         if len(rows):
             self._look(step.env_ids[rows])

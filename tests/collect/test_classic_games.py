@@ -53,10 +53,11 @@ class Turn:
 
 @dataclass
 class Game:
-    """One game of the plain loop: each player's turns, all it was paid, and the moves of all."""
+    """One game of the plain loop: each player's turns, all it was paid, what of that before its first, and the moves."""
 
     turns: list[list[Turn]]
     paid: list[float]
+    early: list[float]
     moves: int = 0
 
 
@@ -64,7 +65,7 @@ def play(env: Any, seed: int | None, eps_id: int) -> Game:
     """A loop as in PettingZoo's documentation; ``env.rewards`` is what the last move paid, to whomever."""
     env.reset(seed=seed)
     names = env.possible_agents
-    game = Game([[] for _ in names], [0.0] * len(names))
+    game = Game([[] for _ in names], [0.0] * len(names), [0.0] * len(names))
     for name in env.agent_iter():
         seen, owed, terminated, truncated, _ = env.last()
         player = names.index(name)
@@ -84,6 +85,8 @@ def play(env: Any, seed: int | None, eps_id: int) -> Game:
             game.paid[names.index(other)] += reward
             if game.turns[names.index(other)]:
                 game.turns[names.index(other)][-1].paid.append(reward)
+            else:
+                game.early[names.index(other)] += reward
     return game
 
 
@@ -94,11 +97,12 @@ def check_game(game: Game, rows: dict[int, Any]) -> None:
         if own is None:
             assert not turns
             continue
+        earlies = [game.early[player], *[0.0] * (len(turns) - 1)]  # what came before the first turn goes to that
         columns = {
             "obs": [turn.obs for turn in turns],
             "action_mask": [turn.mask for turn in turns],
             "actions": [turn.action for turn in turns],
-            "rewards": [sum(turn.paid) for turn in turns],
+            "rewards": [sum(turn.paid) + early for turn, early in zip(turns, earlies, strict=True)],
             "next_obs": [turn.next_obs for turn in turns],
             "terminated": [turn.ended[0] for turn in turns],
             "truncated": [turn.ended[1] for turn in turns],
