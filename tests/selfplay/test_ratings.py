@@ -40,7 +40,7 @@ def ratings(kind: str) -> Ratings:
     return Elo()
 
 
-SKILLS = (0.0, 0.35, 0.7, 1.0)
+SKILLS = (0.0, 0.45, 0.75, 1.0)
 
 
 def assert_in_order(table: Ratings) -> None:
