@@ -53,7 +53,7 @@ class Turn:
 
 @dataclass
 class Game:
-    """One game of the plain loop: each player's turns, all it was paid, what of that before its first, and the moves."""
+    """One game of the plain loop: each player's turns, all it was paid, what of that before the first, and moves."""
 
     turns: list[list[Turn]]
     paid: list[float]
