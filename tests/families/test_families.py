@@ -33,7 +33,7 @@ def params() -> list[Any]:
 
 
 def test_the_table_has_every_env_of_every_family() -> None:
-    entries = list(catalog())
+    entries = [entry for entry in catalog() if entry.family != "cards"]  # ours alone; see tests/native/test_poker.py
     assert {entry.id for entry in entries} <= {row.env for row in ROWS}
     assert Counter(entry.family for entry in entries) == {
         "mpe": 12,
