@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-import secrets
 import stat
 import sys
 import zipfile
@@ -26,11 +25,10 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from marlvec.connectors.new_file import FilePath, new_file
 from marlvec.errors import CheckpointError
 
 __all__ = ["FilePath", "read_file", "write_file"]
-
-FilePath = str | os.PathLike[str]
 
 FORMAT = 1
 _DIGEST = 64
@@ -52,22 +50,8 @@ def write_file(path: FilePath, data: dict[str, Any]) -> None:
     Raises:
         OSError: The file cannot be written; the old one is as it was.
     """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("x+b") as file:
-            _write(file, data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(target.parent, os.O_RDONLY)  # the new name is on the disk when its folder is
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with new_file(path) as file:
+        _write(file, data)
 
 
 def read_file(path: FilePath) -> dict[str, Any]:

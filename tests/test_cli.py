@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +13,8 @@ from typer.testing import CliRunner
 
 from marlvec import __version__
 from marlvec.cli import app
+from tests.terminal import at_a_terminal
 
-ROOT = Path(__file__).resolve().parent.parent
 PLAYERS = '''
 import numpy as np
 from marlvec import Policy, RandomPolicy
@@ -199,28 +196,12 @@ def test_ctrl_c_ends_early_with_what_there_is() -> None:
 
 def test_the_command_itself_with_a_terminal_for_errors(folder: Path) -> None:
     """The bar is on stderr, where it is a terminal; stdout has the table and nothing else."""
-    here, there = pty.openpty()
     command = [sys.executable, "-m", "marlvec.cli", "rollout", "simple_spread", "--env-steps", "800"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120"}
-    try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=there, text=True, env=environ) as process:
-            os.close(there)
-            seen = b""
-            while True:
-                try:
-                    part = os.read(here, 65536)
-                except OSError:  # how Linux says that the other side of a terminal is gone
-                    break
-                if not part:
-                    break
-                seen += part
-            printed, _ = process.communicate()
-    finally:
-        os.close(here)
-    assert process.returncode == 0
+    code, printed, seen = at_a_terminal(command)
+    assert code == 0
     assert "\x1b" not in printed
     assert cells(printed, "random")[2] == "2,400"
-    bar = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen.decode())
+    bar = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
     assert "800/800 env steps" in bar
     assert re.search(r"\d/s  return -\d", bar)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from marlvec.cli import app
+from tests.terminal import at_a_terminal
 
-ROOT = Path(__file__).resolve().parent.parent
 LIVE = ("rollout", "simple_spread", "--num-envs", "4", "--env-steps", "400", "--backend", "sync", "--live")
 
 
@@ -51,33 +48,15 @@ def test_on_a_terminal_the_table_takes_the_place_of_the_bar(stop: bool, tmp_path
         "import numpy as np\ncalls = 0\n\n\ndef left(rows):\n    global calls\n    calls += 1\n"
         f"    if calls == 60 and {stop}:\n        raise KeyboardInterrupt\n    return np.ones(len(rows), int)\n"
     )
-    here, there = pty.openpty()
     command = [sys.executable, "-m", "marlvec.cli", *LIVE, "--policy", "players.py:left"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120"}
-    try:
-        with subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=there, text=True, env=environ
-        ) as process:
-            os.close(there)
-            seen = b""
-            while True:
-                try:
-                    part = os.read(here, 65536)
-                except OSError:  # how Linux says that the other side of a terminal is gone
-                    break
-                if not part:
-                    break
-                seen += part
-            printed, _ = process.communicate()
-    finally:
-        os.close(here)
-    assert process.returncode == (130 if stop else 0)
-    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen.decode())
+    code, printed, seen = at_a_terminal(command, tmp_path)
+    assert code == (130 if stop else 0)
+    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
     steps = "236" if stop else "400"
     assert f"{steps} of 400 env steps" in shown
     assert "━" not in shown, "no bar"
     assert re.search(r"left +-\d", shown)
     assert "time: " in shown
-    assert seen.rstrip().endswith(b"\x1b[?25h"), "the cursor is back"
+    assert seen.rstrip().endswith("\x1b[?25h"), "the cursor is back"
     assert "\x1b" not in printed
     assert f"{steps} env steps, " in printed or stop

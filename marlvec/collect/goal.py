@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -10,6 +9,7 @@ from typing import Literal, TypeAlias
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.metrics import EpisodeRecord
 from marlvec.errors import ArgumentError
+from marlvec.vector.whole_numbers import whole_number
 
 __all__ = ["MEASURES", "Course", "Goal", "Unit", "amount_of", "goal_of"]
 
@@ -63,11 +63,8 @@ def amount_of(value: object, what: str) -> int:
     Raises:
         ArgumentError: It is none.
     """
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = 0
-    if number < 1:
+    number = whole_number(value)
+    if number is None or number < 1:
         raise ArgumentError(f"{what}: expected an integer of at least 1")
     return number
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import operator
 import os
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from marlvec.connectors.config import decode, encode
 from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, ResourceError
 from marlvec.policies.policy import Policy
+from marlvec.vector.whole_numbers import whole_number
 
 __all__ = ["PolicyMap"]
 
@@ -83,12 +83,10 @@ class PolicyMap(MutableMapping[str, Policy]):
     def __init__(
         self, policies: Mapping[str, Policy | Make] | None = None, *, capacity: int, folder: FilePath | None = None
     ) -> None:
-        try:
-            self.capacity = operator.index(capacity)
-        except TypeError:
-            self.capacity = 0
-        if self.capacity < 1 or isinstance(capacity, bool):
+        number = whole_number(capacity)
+        if number is None or number < 1:
             raise ArgumentError(f"capacity must be an integer of at least 1, got {capacity!r}")
+        self.capacity = number
         self._entries: dict[str, Policy | _Entry] = {}
         self._in_memory: OrderedDict[str, Policy] = OrderedDict()  # least recently asked for first
         self._lock = threading.RLock()

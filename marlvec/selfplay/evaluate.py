@@ -28,6 +28,7 @@ from marlvec.selfplay.schedule import Schedule, line_ups
 from marlvec.selfplay.sides import Sides, sides_of
 from marlvec.vector.seeding import check_seed
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.whole_numbers import whole_number
 
 __all__ = ["evaluate_match"]
 
@@ -225,10 +226,7 @@ def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
 
 
 def _positive(number: int, what: str) -> int:
-    try:
-        found = operator.index(number)
-    except TypeError:
-        found = 0
-    if found < 1 or isinstance(number, bool):
+    found = whole_number(number)
+    if found is None or found < 1:
         raise ArgumentError(f"{what} must be an integer of at least 1, got {number!r}")
     return found

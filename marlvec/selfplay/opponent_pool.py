@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import operator
 import os
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from marlvec.policies import Policy
 from marlvec.selfplay.leaving import LeavingRule, oldest
 from marlvec.selfplay.opponent import MakePolicy, Opponent
 from marlvec.selfplay.snapshot_rules import SnapshotRule
+from marlvec.vector.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from marlvec.selfplay.scoreboard import Scoreboard
@@ -364,11 +364,8 @@ class OpponentPool(Mapping[str, Opponent]):
 
 
 def _positive(number: int) -> int:
-    try:
-        found = operator.index(number)
-    except TypeError:
-        found = 0
-    if found < 1 or isinstance(number, bool):
+    found = whole_number(number)
+    if found is None or found < 1:
         raise ArgumentError(f"capacity must be an integer of at least 1, or None, got {number!r}")
     return found
 

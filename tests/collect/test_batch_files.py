@@ -21,6 +21,7 @@ from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.collect.batch.outlines import ArrayNames
 from marlvec.connectors.trees import Tree, tree_leaves
 from marlvec.errors import ArgumentError, CheckpointError, MissingExtraError, SerialisationError
+from tests.dying import DYING
 
 ROOT = Path(__file__).resolve().parents[2]
 OFTEN = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -250,46 +251,17 @@ def test_a_pickle_in_a_file_is_not_opened(tmp_path: Path) -> None:
 
 # --- crashes
 
-SAVE = """
-import os, signal, sys
+SAVE = f"""{DYING}
 import numpy as np
-from pathlib import Path
 from marlvec.collect import SampleBatch
 
-path, number = sys.argv[1], 0
-
-def deadly(function, at):
-    def call(*args, **kwargs):
-        global number
-        number += 1
-        if number == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-    return call
-
-class Dying:
-    '''A file whose every write and flush is counted; the n-th is the process's last act.'''
-    def __init__(self, file, at):
-        self.file = file
-        self.write = deadly(file.write, at)
-        self.flush = deadly(file.flush, at)
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-    def __enter__(self):
-        return self
-    def __exit__(self, *args):
-        self.file.close()
-
 def child(at):
-    open_, replace = Path.open, Path.replace
-    Path.open = lambda *a, **k: Dying(open_(*a, buffering=0, **k), at)
-    Path.replace = deadly(replace, at)
-    os.fsync = deadly(os.fsync, at)
-    SampleBatch({"new": np.arange(3000), "b": np.arange(3000)}).save(path)
+    spoil(at)
+    SampleBatch({{"new": np.arange(3000), "b": np.arange(3000)}}).save(path)
     os._exit(7)
 
 for at in range(1, 200):
-    SampleBatch({"old": np.arange(100)}).save(path)
+    SampleBatch({{"old": np.arange(100)}}).save(path)
     pid = os.fork()
     if pid == 0:
         child(at)

@@ -21,6 +21,7 @@ from numpy.lib import format as npy
 from marlvec.connectors.saving import read_file, write_file
 from marlvec.errors import CheckpointError, MarlvecError
 from tests.connectors.samples import same_tree
+from tests.dying import DYING
 
 DATA = {
     "numbers": [1, 2.5, None, True, "text"],
@@ -72,46 +73,17 @@ def test_a_file_is_as_readable_for_others_as_any_other_new_one(file: Path, tmp_p
 
 # --- crashes
 
-SAVE = """
-import os, signal, sys
+SAVE = f"""{DYING}
 import numpy as np
-from pathlib import Path
 from marlvec.connectors import saving
 
-path, number = sys.argv[1], 0
-
-def deadly(function, at):
-    def call(*args, **kwargs):
-        global number
-        number += 1
-        if number == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-    return call
-
-class Dying:
-    '''A file whose every write and flush is counted; the n-th is the process's last act.'''
-    def __init__(self, file, at):
-        self.file = file
-        self.write = deadly(file.write, at)
-        self.flush = deadly(file.flush, at)
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-    def __enter__(self):
-        return self
-    def __exit__(self, *args):
-        self.file.close()
-
 def child(at):
-    open_, replace = Path.open, Path.replace
-    Path.open = lambda *a, **k: Dying(open_(*a, buffering=0, **k), at)
-    Path.replace = deadly(replace, at)
-    os.fsync = deadly(os.fsync, at)
-    saving.write_file(path, {"new": [np.arange(3000), np.arange(5)]})
+    spoil(at)
+    saving.write_file(path, {{"new": [np.arange(3000), np.arange(5)]}})
     os._exit(7)
 
 for at in range(1, 200):
-    saving.write_file(path, {"old": np.arange(100)})
+    saving.write_file(path, {{"old": np.arange(100)}})
     pid = os.fork()
     if pid == 0:
         child(at)

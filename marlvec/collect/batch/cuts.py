@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from marlvec.collect.batch.leaves import ids
 from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError
+from marlvec.vector.whole_numbers import whole_number
 
 __all__ = ["check_size", "episodes", "fragments", "moments"]
 
@@ -26,11 +26,8 @@ def check_size(name: str, value: Any) -> int:
     Raises:
         ArgumentError: It is no whole number above 0.
     """
-    try:
-        size = -1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        size = -1
-    if size < 1:
+    size = whole_number(value)
+    if size is None or size < 1:
         raise ArgumentError(f"{name} must be a whole number of at least 1, got {value!r}")
     return size
 

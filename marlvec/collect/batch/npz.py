@@ -19,10 +19,10 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from marlvec.collect.batch.atomic import FilePath, new_file
 from marlvec.collect.batch.leaves import named_leaves
 from marlvec.collect.batch.outlines import ArrayNames, outline_columns, read_columns
 from marlvec.connectors.action.to_numpy import to_array
+from marlvec.connectors.new_file import FilePath, new_file
 from marlvec.connectors.trees import Tree
 from marlvec.errors import CheckpointError, SerialisationError
 

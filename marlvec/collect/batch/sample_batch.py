@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.batch.atomic import FilePath
 from marlvec.collect.batch.cuts import check_size, episodes, fragments
 from marlvec.collect.batch.joining import join_columns
 from marlvec.collect.batch.leaves import checked, ids, named_leaves
@@ -18,6 +17,7 @@ from marlvec.collect.batch.parquet import read_parquet, write_parquet
 from marlvec.collect.batch.rllib import as_sample_batch
 from marlvec.collect.batch.tensors import as_tensordict, as_tensors
 from marlvec.connectors import PadSequences, Rows, UnpadSequences
+from marlvec.connectors.new_file import FilePath
 from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.vector.seeding import check_seed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError
+from marlvec.vector.whole_numbers import whole_number
 
 __all__ = ["check_step", "gather", "same"]
 
@@ -22,10 +22,7 @@ def check_step(name: str, value: Any) -> int:
     Raises:
         ArgumentError: It is no whole number.
     """
-    try:
-        step = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        step = None
+    step = whole_number(value)
     if step is None:
         raise ArgumentError(f"{name} must be a whole number, got {value!r}")
     return step
