@@ -77,7 +77,7 @@ class NativeShard:
         """Do one of the operations that a request can name; ``arguments`` have one entry per world each."""
         match operation:
             case "step" | "send":
-                return self._shared(self._step, _ascending(ids))
+                return self._step(_ascending(ids))
             case "reset":
                 return self._reset(ids, *arguments)
             case "control":
@@ -100,17 +100,15 @@ class NativeShard:
         """Let the threads end."""
         self._helpers.close()
 
-    def _shared(self, work: Callable[[Ids, Report], None], ids: Ids) -> Report:
-        """Do it for these worlds, each thread for its share of them."""
+    def _share(self, work: Callable[[Ids], None], ids: Ids) -> None:
+        """Do it for these worlds, each thread for its share of them.
+
+        Only what compiled functions and large copies do is shared: Python on two threads takes turns, and pays for them.
+        """
         if self._num_threads == 1 or len(ids) < self._num_threads:
-            work(ids, report := Report())
-            return report
-        parts = np.array_split(ids, self._num_threads)
-        report, *others = reports = [Report() for _ in parts]
-        self._helpers.share([partial(work, part, told) for part, told in zip(parts, reports, strict=True)])
-        for told in others:
-            report.update(told)
-        return report
+            work(ids)
+        else:
+            self._helpers.share([partial(work, part) for part in np.array_split(ids, self._num_threads)])
 
     # --- resets ---
 
@@ -123,7 +121,8 @@ class NativeShard:
             seed_worlds(self._env.rng, ids[given], [seeds[k] or 0 for k in given])
         ids = _ascending(ids)
         self._clear_step(rows_of(ids))
-        return self._shared(self._begin, ids)
+        self._begin(ids, report := Report())
+        return report
 
     def _begin(self, ids: Ids, report: Report) -> None:
         """Begin an episode in each of these worlds."""
@@ -132,7 +131,7 @@ class NativeShard:
         buffers.acting[rows] = False
         if self._declares_masks:
             buffers.clear_masks(rows)
-        self._env.reset(ids)
+        self._share(self._env.reset, ids)
         self._over[rows] = False
         self._elapsed[rows] = 0
         if self._env.has_infos:
@@ -142,18 +141,19 @@ class NativeShard:
 
     # --- steps ---
 
-    def _step(self, ids: Ids, report: Report) -> None:
+    def _step(self, ids: Ids) -> Report:
+        report = Report()
         self._clear_step(rows_of(ids))
         if self._mode == "next_step" and np.count_nonzero(over := self._over[rows_of(ids)]):
             begin, ids = ids[over], ids[~over]
             self._begin(begin, report)
             self._buffers.reset_mask[begin] = True
             if not len(ids):
-                return
+                return report
         rows = rows_of(ids)
         if np.count_nonzero(told := self._told[rows]):
             self._clear_finals(ids[told])
-        self._env.step(ids)
+        self._share(self._env.step, ids)
         if self._limit is not None:
             self._cut_short(ids, self._limit)
         if self._env.has_infos:
@@ -163,6 +163,7 @@ class NativeShard:
         done = self._buffers.done[rows]
         if np.count_nonzero(done):
             self._finish(ids[done], report)
+        return report
 
     def _cut_short(self, ids: Ids, limit: int) -> None:
         """End the episodes whose time is up."""
@@ -182,9 +183,7 @@ class NativeShard:
     def _finish(self, ids: Ids, report: Report) -> None:
         """Episodes are over: keep their final observations, then begin the next ones if the mode says so."""
         buffers, rows = self._buffers, rows_of(ids)
-        for obs, final in zip(buffers.obs, buffers.final_obs, strict=True):
-            for source, target in zip(obs, final, strict=True):
-                target[rows] = source[rows]
+        self._share(self._keep_finals, ids)
         self._told[rows] = True
         if self._keep_state:
             assert buffers.state is not None
@@ -197,6 +196,12 @@ class NativeShard:
                 if i in report.infos:
                     report.final_infos[i] = report.infos.pop(i)
             self._begin(ids, report)
+
+    def _keep_finals(self, ids: Ids) -> None:
+        rows = rows_of(ids)
+        for obs, final in zip(self._buffers.obs, self._buffers.final_obs, strict=True):
+            for source, target in zip(obs, final, strict=True):
+                target[rows] = source[rows]
 
     def _clear_step(self, rows: Selection) -> None:
         self._buffers.reward[rows] = 0
