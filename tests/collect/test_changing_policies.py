@@ -19,6 +19,8 @@ from tests.collect.players import KINDS, MODES, EchoPolicy, sync
 from tests.collect.test_mapping import mixed
 from tests.collect.test_off_policy import CLOCK, Machine, envs_of, human, taken
 
+pytestmark = pytest.mark.many_processes
+
 Key = tuple[int, int, int]  # episode, agent, number of its decision
 
 

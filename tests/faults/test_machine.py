@@ -10,6 +10,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.faults.machine import Machine
 
+pytestmark = pytest.mark.many_processes
+
 RUNS, CALLS = 200, 30  # of `make test`; `make soak` makes more
 LONG_RUNS, LONG_CALLS = 5_000, 50
 

@@ -17,6 +17,8 @@ from tests.properties.program import check
 from tests.properties.setups import IN_PROCESS, PROCESSES, Setup, setups
 from tests.properties.worlds import Design, Seat
 
+pytestmark = pytest.mark.many_processes
+
 EXAMPLES, WITH_PROCESSES = 1_000, 300  # of `make test`; `make soak` runs ten times as many
 LINES = (10, 13, 15, 23, 34, 41, 42, 44, 45, 46, 47, 50, 51, 55, 56, 57, 63)
 

@@ -16,6 +16,8 @@ from marlvec.testing import check_vector_env
 from marlvec.vector.check import CHECKS
 from tests.vector.kinds import factories_of, vectorize
 
+pytestmark = pytest.mark.many_processes
+
 N = 3
 NAMES = (
     "spaces",

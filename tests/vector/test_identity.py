@@ -16,6 +16,8 @@ from marlvec.envs.testing import SampledEnv, decode
 from tests.vector.kinds import REAL, SCRIPTED, asynchronous, factories_of, recorded, sync
 from tests.vector.reference import MODES, record, replay
 
+pytestmark = pytest.mark.many_processes
+
 N = 5
 WORKERS = (1, 2, 3, 5)
 ALL_MODES = [("forkserver", workers, mode) for workers in WORKERS for mode in MODES]

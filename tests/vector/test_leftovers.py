@@ -31,6 +31,8 @@ from tests.faults.programs import wait_gone
 from tests.leaks import Snapshot, leaks
 from tests.vector.kinds import vectorize
 
+pytestmark = pytest.mark.many_processes
+
 CONTEXTS = ("forkserver", "spawn", "fork")
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,6 +17,8 @@ from marlvec.errors import ArgumentError, BusyError, FetchTimeout, NotResetError
 from tests.vector.kinds import BACKENDS, SCRIPTED, factories_of, vectorize
 from tests.vector.reference import MODES, Reference, check_row_step, public
 
+pytestmark = pytest.mark.many_processes
+
 N, A = 6, 2
 
 
