@@ -103,7 +103,7 @@ class NativeShard:
     def _share(self, work: Callable[[Ids], None], ids: Ids) -> None:
         """Do it for these worlds, each thread for its share of them.
 
-        Only what compiled functions and large copies do is shared: Python on two threads takes turns, and pays for them.
+        Only compiled functions and large copies are shared: Python on two threads takes turns, and pays for that.
         """
         if self._num_threads == 1 or len(ids) < self._num_threads:
             work(ids)
