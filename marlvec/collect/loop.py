@@ -182,7 +182,10 @@ class Loop:
         Until the envs have taken the actions nothing changes here, so that a call that fails can be made again.
         """
         began = perf_counter()
-        chosen = None if env_ids is None else np.isin(self.traffic.all_ids, env_ids)
+        chosen: NDArray[np.bool_] | None = None  # of all envs; None where no others have rows that wait
+        if not self.traffic.are_all_back(env_ids):
+            chosen = np.zeros(len(self.traffic.all_ids), np.bool_)
+            chosen[env_ids] = True
         answers: list[Answer] = []
         waiting: list[Ready] = []
         idle: list[tuple[Role, IntArray]] = []
@@ -356,10 +359,10 @@ class Loop:
         self._departures.check(arrival, self._episodes.seen_NA)
         if arrival.given:
             self._note_given(arrival)
-        all_act = arrival.everything and bool(arrival.acting.all())
+        all_act = bool(arrival.acting.all())
         for role in self._cast.playing:
             if all_act:
-                chosen = self._cast.everyone(role)
+                chosen = self._cast.everyone(role, arrival.env_ids)
             else:
                 chosen = self._cast.select(role, arrival.env_ids, arrival.acting)
             lanes = chosen.lanes
@@ -373,15 +376,15 @@ class Loop:
                 if not len(lanes):
                     continue
             start = self._store(role, rows, lanes, before)
-            ready = Ready.block(lanes, start, is_group=chosen.flat is None and kept is None)
+            ready = Ready.block(lanes, start)
             self.slot_L[lanes] = ready.slots
             role.ready = role.ready.join(ready)
         self._hooks.start()
 
     def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None) -> int:
         """Store rows and close the transitions that led to them; returns the first row's slot."""
-        env_t = self._episodes.length_N[lanes // self._envs.agent_num]
-        rounds = self.traffic.round_N[rows["env_id"]]
+        env_id = rows["env_id"]
+        env_t, rounds = self._episodes.length_N[env_id], self.traffic.round_N[env_id]
         start = role.trajectories.append(rows.columns, lanes, rounds, env_t, missing)
         slots = np.arange(start, start + len(lanes))
         acted = before >= 0

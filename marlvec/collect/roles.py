@@ -56,7 +56,7 @@ class Answer:
     @property
     def part(self) -> Part:
         """What of it goes to the envs."""
-        return Part(self.role.group_index, self.ready.lanes, self.for_env, self.ready.is_group)
+        return Part(self.role.group_index, self.ready.lanes, self.for_env)
 
 
 class Role:
