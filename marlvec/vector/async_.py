@@ -217,6 +217,8 @@ class AsyncVectorEnv(VectorEnv):
         dog, crew = self._watchdog, self._crew
         if dog is None:
             return crew.ready(timeout, waiting_for)
+        if timeout is None and (ready := crew.ready(dog.pause, waiting_for)) and not dog.is_due():
+            return ready  # nearly always, and then this is all that the watch costs
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             if dog.is_due() and self._calls.pending not in CONTROL_CALLS:  # those take as long as they take
