@@ -182,10 +182,7 @@ class Loop:
         Until the envs have taken the actions nothing changes here, so that a call that fails can be made again.
         """
         began = perf_counter()
-        chosen: NDArray[np.bool_] | None = None  # of all envs; None where no others have rows that wait
-        if not self.traffic.are_all_back(env_ids):
-            chosen = np.zeros(len(self.traffic.all_ids), np.bool_)
-            chosen[env_ids] = True
+        chosen = self.traffic.among_those_back(env_ids)
         answers: list[Answer] = []
         waiting: list[Ready] = []
         idle: list[tuple[Role, IntArray]] = []
@@ -254,11 +251,11 @@ class Loop:
         self.gain.env_steps += len(arrival.env_ids)
         self._episodes.pay(envs, arrival.rewards)
         self._hooks.step(arrival)
-        if arrival.fault.any():
+        if np.count_nonzero(arrival.fault):  # a fifth of the time of any()
             self._lose(arrival)
-        if arrival.ended.any():
+        if np.count_nonzero(arrival.ended):
             self._close(arrival)
-        if arrival.done.any():
+        if np.count_nonzero(arrival.done):
             self._turn_over(arrival)
         self._observe(arrival)
 
@@ -359,7 +356,7 @@ class Loop:
         self._departures.check(arrival, self._episodes.seen_NA)
         if arrival.given:
             self._note_given(arrival)
-        all_act = bool(arrival.acting.all())
+        all_act = np.count_nonzero(arrival.acting) == arrival.acting.size
         for role in self._cast.playing:
             if all_act:
                 chosen = self._cast.everyone(role, arrival.env_ids)
@@ -388,7 +385,7 @@ class Loop:
         start = role.trajectories.append(rows.columns, lanes, rounds, env_t, missing)
         slots = np.arange(start, start + len(lanes))
         acted = before >= 0
-        if not acted.all():
+        if np.count_nonzero(acted) < len(lanes):
             before, slots = before[acted], slots[acted]
         role.trajectories.link(before, slots)
         self.gain.agent_steps += len(before)

@@ -68,9 +68,13 @@ class Traffic:
         """Whether some envs have come further than others, and those are to follow."""
         return self._overlap and (self._num_away > 0 or self._behind > 0)
 
-    def are_all_back(self, env_ids: IntArray | None) -> bool:
-        """Whether nobody else than these is back, of those that live; None for all."""
-        return env_ids is None or len(env_ids) + self._num_away == len(self.living)
+    def among_those_back(self, env_ids: IntArray | None) -> NDArray[np.bool_] | None:
+        """(N,) which envs these are; None where nobody else is back, so that all rows that wait are theirs."""
+        if env_ids is None or len(env_ids) + self._num_away == len(self.living):
+            return None
+        chosen = np.zeros(len(self.all_ids), np.bool_)
+        chosen[env_ids] = True
+        return chosen
 
     # --- who may go
 
@@ -106,7 +110,7 @@ class Traffic:
             return _NOBODY
         idle = going[~self._away_N[going]]
         rounds = self.round_N[idle]
-        if (rounds == self._open).any() and needed(self._num_away + self._behind) >= len(going):
+        if np.count_nonzero(rounds == self._open) and needed(self._num_away + self._behind) >= len(going):
             self._open += 1
             self._behind += len(going)
         return self._half(idle[rounds < self._open])
