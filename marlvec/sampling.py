@@ -99,7 +99,8 @@ def _draw_of(leaf: Leaf) -> _Draw:
     space: Any = leaf.space
     dtype, start = leaf.dtype, getattr(space, "start", 0)
     if _draws_like(space, Discrete):
-        return lambda rng, n: (rng.integers(int(space.n), size=n) + int(start)).astype(dtype, copy=False)
+        low, high = int(start), int(start + space.n)
+        return lambda rng, n: rng.integers(low, high, size=n).astype(dtype, copy=False)
     if _draws_like(space, MultiDiscrete):
         sizes = np.asarray(space.nvec)
         return lambda rng, n: (rng.integers(sizes, size=(n, *sizes.shape)) + start).astype(dtype, copy=False)

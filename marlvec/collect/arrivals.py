@@ -77,11 +77,11 @@ class Arrival:
         self.state, self.final_state = step.state, step.final_state
         self.given = step.off_policy_actions
         self._writable = writable
-        if not self.everything and (step.env_ids[1:] < step.env_ids[:-1]).any():
+        if not self.everything and np.count_nonzero(step.env_ids[1:] < step.env_ids[:-1]):
             self._choose(np.argsort(step.env_ids))  # first come, first in row: no order to build on
         self.where: slice | NDArray[np.int64] = slice(None) if self.everything else self.env_ids
         self.ended = self.terminated | self.truncated
-        if self.fault.any():
+        if np.count_nonzero(self.fault):
             self.ended[self.fault] = False  # there are no final observations of what was lost
 
     def _choose(self, rows: NDArray[np.int64]) -> None:

@@ -20,6 +20,8 @@ AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
+_REMEMBERED = 64  # sets of envs; those that come back together once mostly do so again
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -74,7 +76,7 @@ class Cast:
         self._place_A = place  # position of each agent within its group
         self._players: list[list[Role]] = [[] for _ in groups]
         self.playing: list[Role] = []
-        self._everyone: dict[int, Selection] = {}
+        self._everyone: dict[tuple[int, bytes], Selection] = {}
         for role in self.roles:
             self.prepare(role)
 
@@ -111,15 +113,17 @@ class Cast:
             )
         return role
 
-    def everyone(self, role: Role) -> Selection:
-        """All rows a role plays, in all envs."""
-        if (found := self._everyone.get(role.index)) is None:
-            columns = self._columns[role.group_index]
-            n, a = len(self._policy_NA), len(columns)
-            found = self._select(role, np.arange(n), np.ones((n, a), np.bool_))
-            if len(found.lanes) == n * a:
+    def everyone(self, role: Role, env_ids: IntArray) -> Selection:
+        """All rows a role plays in these envs: the same object where the same envs are asked for again."""
+        key = role.index, env_ids.tobytes()
+        if (found := self._everyone.get(key)) is None:
+            mask = np.ones((len(env_ids), len(self._columns[role.group_index])), np.bool_)
+            found = self._select(role, env_ids, mask)
+            if len(found.lanes) == mask.size:
                 found = Selection(None, found.env_id, found.agent_index, found.lanes)
-            self._everyone[role.index] = found
+            if len(self._everyone) >= _REMEMBERED:
+                self._everyone.clear()
+            self._everyone[key] = found
         return found
 
     def pick(self, role: Role, chosen: Selection, array_nA: AnyArray) -> AnyArray:
@@ -152,7 +156,7 @@ class Cast:
         for g, group in enumerate(self.groups):
             own = [part for part in parts if part.group_index == g]
             lead = (len(env_ids), len(group.agents))
-            if len(own) == 1 and own[0].is_group and len(env_ids) == len(self._policy_NA):
+            if len(own) == 1 and len(own[0].lanes) == lead[0] * lead[1]:  # every one of them, in order
                 leaves = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in own[0].leaves]
             else:
                 leaves = group.action_tree.zeros(*lead)

@@ -70,6 +70,17 @@ class Column:
                 )
         return [leaf for _, leaf in found]
 
+    def write(self, where: Where, value: Tree) -> None:
+        """Write a value of the right form.
+
+        Raises:
+            ContractError: As `fit`.
+        """
+        if value.__class__ is np.ndarray and value.dtype == self._dtype and value.shape[1:] == self._shape:
+            self.leaves[0][where] = value
+        else:
+            self.put(where, self.fit(value))
+
     def put(self, where: Where, parts: list[AnyArray]) -> None:
         """Write what `fit` returned."""
         for leaf, part in zip(self.leaves, parts, strict=True):
@@ -77,11 +88,10 @@ class Column:
 
     def get(self, where: Where) -> Tree:
         """Copy of some entries, as a tree."""
-        if isinstance(where, slice):
-            parts = [leaf[where].copy() for leaf in self.leaves]
-        else:
-            parts = [leaf.take(where, axis=0) for leaf in self.leaves]
-        return parts[0] if self._dtype is not None else map_tree(parts.__getitem__, self._skeleton)
+        if self._dtype is not None:
+            return _copy(self.leaves[0], where)
+        parts = [_copy(leaf, where) for leaf in self.leaves]
+        return map_tree(parts.__getitem__, self._skeleton)
 
     def grow(self, capacity: int, used: int) -> None:
         """Make room; the first ``used`` entries stay."""
@@ -94,6 +104,10 @@ class Column:
         """Move some entries to the front."""
         for leaf in self.leaves:
             leaf[: len(where)] = leaf.take(where, axis=0)
+
+
+def _copy(leaf: AnyArray, where: Where) -> AnyArray:
+    return leaf[where].copy() if isinstance(where, slice) else leaf.take(where, axis=0)
 
 
 def _per_row(shape: tuple[int, ...]) -> str:

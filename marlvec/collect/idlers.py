@@ -32,13 +32,11 @@ class Part:
         group_index: Position of their group.
         lanes: (n,) whose they are: ``env * A + agent``.
         leaves: Per leaf of the action space: (n, …).
-        is_group: Whether these are all agents of the group in all envs, in order.
     """
 
     group_index: int
     lanes: IntArray
     leaves: Sequence[AnyArray]
-    is_group: bool = False
 
 
 class Idlers:

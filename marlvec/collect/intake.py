@@ -46,7 +46,7 @@ class Intake:
         lanes, n = chosen.lanes, len(chosen.lanes)
         first = ~episodes.seen_L[lanes]
         reward = episodes.owed_L[lanes]
-        if first.any():  # what was paid before an agent's first row goes to its first transition
+        if np.count_nonzero(first):  # what was paid before an agent's first row goes to its first transition
             reward[first] = 0.0
             episodes.owed_L[lanes[~first]] = 0.0
             episodes.seen_L[lanes] = True

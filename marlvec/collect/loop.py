@@ -182,7 +182,7 @@ class Loop:
         Until the envs have taken the actions nothing changes here, so that a call that fails can be made again.
         """
         began = perf_counter()
-        chosen = None if env_ids is None else np.isin(self.traffic.all_ids, env_ids)
+        chosen = self.traffic.among_those_back(env_ids)
         answers: list[Answer] = []
         waiting: list[Ready] = []
         idle: list[tuple[Role, IntArray]] = []
@@ -251,11 +251,11 @@ class Loop:
         self.gain.env_steps += len(arrival.env_ids)
         self._episodes.pay(envs, arrival.rewards)
         self._hooks.step(arrival)
-        if arrival.fault.any():
+        if np.count_nonzero(arrival.fault):  # a fifth of the time of any()
             self._lose(arrival)
-        if arrival.ended.any():
+        if np.count_nonzero(arrival.ended):
             self._close(arrival)
-        if arrival.done.any():
+        if np.count_nonzero(arrival.done):
             self._turn_over(arrival)
         self._observe(arrival)
 
@@ -356,10 +356,10 @@ class Loop:
         self._departures.check(arrival, self._episodes.seen_NA)
         if arrival.given:
             self._note_given(arrival)
-        all_act = arrival.everything and bool(arrival.acting.all())
+        all_act = np.count_nonzero(arrival.acting) == arrival.acting.size
         for role in self._cast.playing:
             if all_act:
-                chosen = self._cast.everyone(role)
+                chosen = self._cast.everyone(role, arrival.env_ids)
             else:
                 chosen = self._cast.select(role, arrival.env_ids, arrival.acting)
             lanes = chosen.lanes
@@ -373,19 +373,19 @@ class Loop:
                 if not len(lanes):
                     continue
             start = self._store(role, rows, lanes, before)
-            ready = Ready.block(lanes, start, is_group=chosen.flat is None and kept is None)
+            ready = Ready.block(lanes, start)
             self.slot_L[lanes] = ready.slots
             role.ready = role.ready.join(ready)
         self._hooks.start()
 
     def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None) -> int:
         """Store rows and close the transitions that led to them; returns the first row's slot."""
-        env_t = self._episodes.length_N[lanes // self._envs.agent_num]
-        rounds = self.traffic.round_N[rows["env_id"]]
+        env_id = rows["env_id"]
+        env_t, rounds = self._episodes.length_N[env_id], self.traffic.round_N[env_id]
         start = role.trajectories.append(rows.columns, lanes, rounds, env_t, missing)
         slots = np.arange(start, start + len(lanes))
         acted = before >= 0
-        if not acted.all():
+        if np.count_nonzero(acted) < len(lanes):
             before, slots = before[acted], slots[acted]
         role.trajectories.link(before, slots)
         self.gain.agent_steps += len(before)

@@ -31,11 +31,13 @@ class RawRows:
 
     def note(self, rows: Rows) -> None:
         """Keep rows that are not last ones."""
-        blocks = self._blocks
-        # Where all of a policy's agents act, their ids are the same arrays each time.
-        if blocks and blocks[-1]["env_id"] is rows["env_id"] and blocks[-1]["agent_index"] is rows["agent_index"]:
-            blocks[-1] = rows
-            return
+        blocks, env_id, agent_index = self._blocks, rows["env_id"], rows["agent_index"]
+        # Where all of a policy's agents act in the same envs again, their ids are the same arrays each time.
+        for k in range(len(blocks) - 1, -1, -1):
+            if blocks[k]["env_id"] is env_id and blocks[k]["agent_index"] is agent_index:
+                blocks.append(rows)
+                del blocks[k]
+                return
         blocks.append(rows)
         self._size += len(rows)
         if self._size > 2 * self._lanes:

@@ -22,19 +22,17 @@ class Ready:
         lanes: (n,) whose they are: ``env * A + agent``.
         slots: (n,) where they are stored.
         where: The same as a slice, where they stand in a row.
-        is_group: Whether these are all agents of the group in all envs, in order.
     """
 
     lanes: IntArray
     slots: IntArray
     where: Where
-    is_group: bool = False
 
     @classmethod
-    def block(cls, lanes: IntArray, start: int, *, is_group: bool) -> Ready:
+    def block(cls, lanes: IntArray, start: int) -> Ready:
         """Rows in consecutive slots."""
         stop = start + len(lanes)
-        return cls(lanes, np.arange(start, stop), slice(start, stop), is_group)
+        return cls(lanes, np.arange(start, stop), slice(start, stop))
 
     @classmethod
     def none(cls) -> Ready:

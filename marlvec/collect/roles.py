@@ -56,7 +56,7 @@ class Answer:
     @property
     def part(self) -> Part:
         """What of it goes to the envs."""
-        return Part(self.role.group_index, self.ready.lanes, self.for_env, self.ready.is_group)
+        return Part(self.role.group_index, self.ready.lanes, self.for_env)
 
 
 class Role:
@@ -342,7 +342,8 @@ class Role:
         except ContractError as error:
             raise self._bad(f"gave {name!r} of the wrong form: {error}") from None
         n = len(answer.rows)
-        if array.shape != (n, *leaf.shape) or array.dtype.kind not in kinds_for(leaf):
+        fits = array.dtype == leaf.dtype or array.dtype.kind in kinds_for(leaf)
+        if array.shape != (n, *leaf.shape) or not fits:
             raise self._bad(
                 f"gave {name!r} as {array.dtype} of shape {array.shape}; {leaf} of {leaf.space} needs "
                 f"{leaf.dtype} of shape {(n, *leaf.shape)}"

@@ -52,6 +52,7 @@ class Traffic:
         self._going = self.all_ids  # of those that live, who does not rest
         self.round_N = np.zeros(envs.num_envs, np.int64)
         self._open = 0  # the last round that may begin
+        self._behind = 0  # how many steps those that go are behind it, together
         self._all_begin = self._all_take_part = True  # whether those that are due begin a round, in which all are
         self._away_N = np.zeros(envs.num_envs, np.bool_)
         self._num_away = 0
@@ -65,18 +66,23 @@ class Traffic:
     @property
     def is_in_a_round(self) -> bool:
         """Whether some envs have come further than others, and those are to follow."""
-        return self._overlap and (self._num_away > 0 or self._some_are_behind())
+        return self._overlap and (self._num_away > 0 or self._behind > 0)
 
-    def _some_are_behind(self) -> bool:
-        return bool((self.round_N[self._going] < self._open).any())
+    def among_those_back(self, env_ids: IntArray | None) -> NDArray[np.bool_] | None:
+        """(N,) which envs these are; None where nobody else is back, so that all rows that wait are theirs."""
+        if env_ids is None or len(env_ids) + self._num_away == len(self.living):
+            return None
+        chosen = np.zeros(len(self.all_ids), np.bool_)
+        chosen[env_ids] = True
+        return chosen
 
     # --- who may go
 
     def begin_call(self, needed: EnvsNeeded) -> None:
         """Something new is asked for: where a call has failed, what was certain then may be so no more."""
-        to_come = self._num_away + int((self._open - self.round_N[self._going]).sum())
+        to_come = self._num_away + self._behind
         if to_come and not needed(to_come - 1):
-            self._open = int(self.round_N.max())
+            self._open, self._behind = int(self.round_N.max()), 0
             self.round_N[:] = self._open
 
     def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
@@ -91,7 +97,7 @@ class Traffic:
                 round in turn.
         """
         going = self._going
-        self._all_begin = not self._num_away and not (self._overlap and self._some_are_behind())
+        self._all_begin = not self._num_away and not (self._overlap and self._behind)
         if self._all_begin:
             k = needed(0)
             self._all_take_part = k >= len(going)
@@ -100,14 +106,13 @@ class Traffic:
             else:
                 chosen = self._half(going) if self._overlap else going
             return None if len(chosen) == len(self.all_ids) else chosen
-        if not self._overlap:
+        if not self._overlap or self._num_away == len(self.living):
             return _NOBODY
         idle = going[~self._away_N[going]]
         rounds = self.round_N[idle]
-        if (rounds == self._open).any():
-            behind = int((self._open - self.round_N[going]).sum())
-            if needed(self._num_away + behind) >= len(going):
-                self._open += 1
+        if np.count_nonzero(rounds == self._open) and needed(self._num_away + self._behind) >= len(going):
+            self._open += 1
+            self._behind += len(going)
         return self._half(idle[rounds < self._open])
 
     def _half(self, env_ids: IntArray) -> IntArray:
@@ -118,6 +123,7 @@ class Traffic:
         """These envs are not `due`, until others are said to rest."""
         self._resting_N = resting_N
         self._going = self.living[~resting_N[self.living]]
+        self._behind = int((self._open - self.round_N[self._going]).sum())
 
     # --- on the way
 
@@ -126,10 +132,13 @@ class Traffic:
         self._envs.send(actions, env_ids)
         if self._all_begin:
             self._open = int(self.round_N.max()) + 1
-        if self._all_begin and (env_ids is None or not self._all_take_part):
+            self._behind = len(self._going)
+        if env_ids is None or (self._all_begin and not self._all_take_part):
             self.round_N[:] = self._open  # whoever does not take part sits out this round
+            self._behind = 0
         else:
             self.round_N[env_ids] += 1
+            self._behind -= len(env_ids)
         self._note_sent(env_ids)
 
     def renew(self, actions: Any, env_ids: IntArray) -> None:

@@ -105,7 +105,7 @@ class Trajectories:
                 if name in ROW_COLUMNS:
                     raise ContractError(f"{self._owner}: its agent connectors dropped column {name!r} of last rows")
                 continue
-            column.put(where, column.fit(columns[name]))
+            column.write(where, columns[name])
         self._lane[where] = lanes
         self._tick[where] = tick
         self._env_t[where] = env_t

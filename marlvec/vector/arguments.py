@@ -42,11 +42,13 @@ def check_env_ids(env_ids: EnvIds, num_envs: int) -> NDArray[np.int64]:
             f"env_ids must be a list of indices or a bool mask of shape ({num_envs},), "
             f"got shape {ids.shape}, dtype {ids.dtype}"
         )
+    if ids[0] >= 0 and ids[-1] < num_envs and np.count_nonzero(ids[1:] > ids[:-1]) == len(ids) - 1:
+        return ids.astype(np.int64)  # a copy: the caller may go on using his array
     if ids.min() < 0 or ids.max() >= num_envs:
         raise ArgumentError(f"env_ids must be from 0 to {num_envs - 1}, got {ids.tolist()}")
     if len(set(ids.tolist())) != len(ids):
         raise ArgumentError(f"env_ids names an env twice: {ids.tolist()}")
-    return ids.astype(np.int64)  # a copy: the caller may go on using his array
+    return ids.astype(np.int64)
 
 
 def spread_options(options: Options, n: int) -> list[dict[str, Any] | None]:

@@ -134,10 +134,12 @@ class AsyncVectorEnv(VectorEnv):
     def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         code = ch.OPERATIONS[operation]
         self._number = self._number % 0xFFFFFFFF + 1
-        if env_ids is self._everyone and self._plain_steps and code in (ch.STEP, ch.SEND):
+        if self._plain_steps and code in (ch.STEP, ch.SEND):
+            shares = self._shares
+            parts = shares.whole if env_ids is self._everyone else shares.addressed(env_ids)
             self._sending = True
-            for w, ids in enumerate(self._shares.slices):  # "all of yours" needs no more words
-                self._request(w, code, ids, b"")
+            for w, ids, places in parts:
+                self._request(w, code, ids, places)
             return
         requests = []
         for w, positions in self._shares.split(env_ids):
@@ -171,8 +173,6 @@ class AsyncVectorEnv(VectorEnv):
         """What a request says beyond its code; ``positions`` are these envs' places in ``arguments``."""
         local = ids - self._shares.starts[w]
         if code in (ch.STEP, ch.SEND):
-            if self._plain_steps:
-                return local.astype(np.int32).tobytes()
             buffers = self._buffers
             packed = None if self._shared else buffers.pack_actions(ids)
             if not buffers.has_objects:
@@ -217,6 +217,8 @@ class AsyncVectorEnv(VectorEnv):
         dog, crew = self._watchdog, self._crew
         if dog is None:
             return crew.ready(timeout, waiting_for)
+        if timeout is None and (ready := crew.ready(dog.pause, waiting_for)) and not dog.is_due():
+            return ready  # nearly always, and then this is all that the watch costs
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             if dog.is_due() and self._calls.pending not in CONTROL_CALLS:  # those take as long as they take

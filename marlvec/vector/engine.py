@@ -327,12 +327,14 @@ class Engine(Described, ABC):
         if wrong := self._validator.check(result, arrived):
             report.failures += [out_of_space(env_id, self._last_call, text) for env_id, text in wrong]
             result = self._result(result.env_ids, report)
-        try:
-            raise_failures(report.failures, self._place, result, can_go_on=not self._recovery.masked.all())
-        except EnvFault as error:
-            if self._recovery.masked.all():
-                self._calls.broken = error
-            raise
+        if report.failures:
+            none_left = bool(self._recovery.masked.all())
+            try:
+                raise_failures(report.failures, self._place, result, can_go_on=not none_left)
+            except EnvFault as error:
+                if none_left:
+                    self._calls.broken = error
+                raise
         return result
 
     def _result(self, ids: NDArray[np.int64], report: Report) -> VectorStep:

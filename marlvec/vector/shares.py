@@ -14,6 +14,11 @@ from marlvec.errors import ArgumentError, ContractError
 
 __all__ = ["Shares", "agree", "usable_cores"]
 
+_REMEMBERED = 64  # sets of envs
+
+Part = tuple[int, NDArray[np.int64], bytes]
+"""A worker, some of its envs, and their places in its share as int32s; no places where these are all, in order."""
+
 
 class Shares:
     """Contiguous slices of envs, as even as can be: 16 envs on 5 workers are 4 + 3 + 3 + 3 + 3.
@@ -29,6 +34,7 @@ class Shares:
         num_workers: W.
         starts: W + 1 indices: worker ``w`` has the envs from ``starts[w]`` to ``starts[w + 1] - 1``.
         slices: Per worker, the indices of its envs.
+        whole: Per worker, its whole share.
         owner: (N,) int64, whose worker each env is.
     """
 
@@ -41,9 +47,12 @@ class Shares:
         share, rest = divmod(num_envs, self.num_workers)
         self.starts = [w * share + min(w, rest) for w in range(self.num_workers + 1)]
         everyone = np.arange(num_envs)
+        everyone.flags.writeable = False  # parts of it are handed out with results
         self._places = everyone
         self.slices: list[NDArray[np.int64]] = [everyone[lo:hi] for lo, hi in pairwise(self.starts)]
         self.owner: NDArray[np.int64] = np.repeat(np.arange(self.num_workers), np.diff(self.starts))
+        self.whole: list[Part] = [(w, ids, b"") for w, ids in enumerate(self.slices)]
+        self._addressed: dict[bytes, list[Part]] = {}
 
     def split(self, env_ids: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
         """Positions in ``env_ids`` of each worker's envs, for those workers that have any."""
@@ -52,6 +61,21 @@ class Shares:
         if (owners == first).all():
             return [(first, self._places[: len(owners)])] if len(owners) else []
         return [(w, np.flatnonzero(owners == w)) for w in sorted(set(owners.tolist()))]
+
+    def addressed(self, env_ids: NDArray[np.int64]) -> list[Part]:
+        """The parts of these envs that workers have. Sent to again and again are the same sets: they are remembered."""
+        key = env_ids.tobytes()
+        if (found := self._addressed.get(key)) is None:
+            found = []
+            for w, positions in self.split(env_ids):
+                ids = env_ids[positions]
+                ids.flags.writeable = False
+                is_whole = np.array_equal(ids, self.slices[w])
+                found.append((w, ids, b"" if is_whole else (ids - self.starts[w]).astype(np.int32).tobytes()))
+            if len(self._addressed) >= _REMEMBERED:
+                self._addressed.clear()
+            self._addressed[key] = found
+        return found
 
 
 def agree(specs: Sequence[EnvSpec], starts: Sequence[int], mode: str) -> EnvSpec:
