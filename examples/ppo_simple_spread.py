@@ -24,14 +24,15 @@ from marlvec.connectors.saving import read_file, write_file
 from marlvec.interop.torch_policy import TorchPolicy
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=300_000, help="env steps, those before --resume included")
+parser.add_argument("--steps", type=int, default=100_000, help="env steps, those before --resume included")
 parser.add_argument("--num-envs", type=int, default=128)
 parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there, else processes")
 parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--games", type=int, default=1_000, help="episodes in the end, by which it is judged")
+parser.add_argument("--games", type=int, default=500, help="episodes in the end, by which it is judged")
 parser.add_argument("--folder", type=Path, default=Path("runs/simple_spread"), help="where everything is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
 args = parser.parse_args()
+args.folder.mkdir(parents=True, exist_ok=True)
 
 LEARNING_RATE, EPOCHS, MINIBATCH = 3e-3, 8, 2_400
 GAMMA, LAMBDA, CLIP, ENTROPY = 0.9, 0.95, 0.2, 0.003
@@ -152,7 +153,6 @@ with (
     marlvec.make("simple_spread", num_envs=args.num_envs, backend=args.backend) as others,
 ):
     state = decode(read_file(args.folder / "checkpoint.npz")["state"]) if args.resume else {"done": 0, "curve": []}
-    args.folder.mkdir(parents=True, exist_ok=True)
     table = marlvec.LiveTable(args.steps - state["done"], title="simple_spread", window=args.num_envs)
     logger = marlvec.TensorBoardLogger(args.folder / "logs", agents=False, first_step=state["done"])
     gae = GeneralAdvantageEstimation(GAMMA, LAMBDA, value_function=policy.values)
