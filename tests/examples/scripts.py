@@ -1,0 +1,54 @@
+"""Training scripts of examples/, run as their users run them, but in this process: torch and numba are loaded once."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marlvec.connectors.config import decode
+from marlvec.connectors.saving import read_file
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name: str, *arguments: object) -> None:
+    """Run ``python examples/NAME.py ARGUMENTS``; what it prints is the test's own output."""
+    with _command_line(str(EXAMPLES / f"{name}.py"), *map(str, arguments)):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+
+def checkpoint(folder: Path) -> dict[str, Any]:
+    """All that a script wrote down for --resume, arrays as their bytes, so that two can be compared."""
+    found: dict[str, Any] = _comparable(decode(read_file(folder / "checkpoint.npz")["state"]))
+    return found
+
+
+def _comparable(data: Any) -> Any:
+    if isinstance(data, np.ndarray):
+        return data.dtype.str, data.shape, data.tobytes()
+    if isinstance(data, dict):
+        return {key: _comparable(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_comparable(value) for value in data]
+    return data
+
+
+@contextmanager
+def _command_line(*words: str) -> Iterator[None]:
+    """Scripts set torch's number of threads and seed for their whole process; other tests get theirs back."""
+    import torch
+
+    before, threads = sys.argv, torch.get_num_threads()
+    sys.argv = list(words)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        sys.argv = before
+        torch.set_num_threads(threads)
