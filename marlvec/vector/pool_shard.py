@@ -1,0 +1,330 @@
+"""What must hold for one env, for all envs of a pool at once: the counterpart of `Shard` for envs that come in batches.
+
+The rows it leaves behind are those that `Shard` leaves behind for the same worlds, bit for bit. One thing differs: of
+a turn-based game a pool may show all players every move, where PettingZoo's AEC shows it to the one who acts next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.native.contract import rows_of
+from marlvec.vector.buffers import Buffers, Selection
+from marlvec.vector.columns import Columns
+from marlvec.vector.pool_line import PoolLine
+from marlvec.vector.pools.pool import Pool, PoolReply
+from marlvec.vector.reports import Report
+
+__all__ = ["PoolShard"]
+
+Ids = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+# What an env was asked for last: a step; a reset; the autoreset of same_step, of which its row tells together with the
+# step before; the autoreset of next_step.
+_STEP, _RESET, _AGAIN, _NEXT = range(4)
+
+
+class PoolShard:
+    """All envs of a pool.
+
+    Args:
+        pool: The pool.
+        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
+
+    Attributes:
+        spec: What one env looks like.
+        line: The line to the pool.
+
+    Raises:
+        ArgumentError: The pool cannot do that.
+    """
+
+    def __init__(self, pool: Pool, autoreset_mode: str) -> None:
+        self.spec = pool.spec
+        self.line = PoolLine(pool)
+        self._pool = pool
+        self._mode = autoreset_mode
+        self._check_mode()
+        n = pool.num_envs
+        self._asked = np.full(n, _RESET, np.int8)
+        self._over = np.zeros(n, np.bool_)  # next_step: the episode is over, the next step begins another
+        self._fresh = np.zeros(n, np.bool_)  # the next step is the episode's first
+        self._told = np.zeros(n, np.bool_)  # final observations are in the row
+        self._any_told = False
+        self._columns, self._final_columns = Columns(n), Columns(n)
+        (group,) = pool.spec.groups
+        self._harmless = [_harmless(leaf.space) for leaf in group.action_tree.leaves]
+        self._declares_mask = group.mask_size is not None
+        self._masked = self._declares_mask  # a mask has been written
+
+    def _check_mode(self) -> None:
+        pool, mode = self._pool, self._mode
+        name = f"autoreset_mode={mode!r}: {pool.spec.name}"
+        if pool.own_mode == "same_step" and mode != "same_step":
+            raise ArgumentError(f"{name} begins the next episode in the same step by itself; take 'same_step'")
+        if pool.whole and pool.own_mode != mode and not (pool.own_mode == "disabled" and mode == "same_step"):
+            raise ArgumentError(f"{name} steps all its envs at once, and its own mode is {pool.own_mode!r}; take that")
+        if 0 < pool.num_spares < pool.batch_size - 1:
+            raise ArgumentError(
+                f"{pool.spec.name} hands out {pool.batch_size} rows at a time: expected no spare envs or at least "
+                f"{pool.batch_size - 1}, got {pool.num_spares}"
+            )
+        if missing := self.line.short_of(1) if mode == "same_step" else self.line.short_of(pool.num_envs):
+            raise ArgumentError(
+                f"{name} hands out {pool.batch_size} rows at a time, and {missing} more envs are needed as spares to fill "
+                f"up batches. PoolVectorEnv(pool, num_envs=…) leaves envs over, and marlvec.make() provides them; or "
+                f"take 'next_step' and a batch_size that divides num_envs={pool.num_envs}"
+            )
+
+    def attach(self, buffers: Buffers) -> None:
+        """Give the envs their rows. Must come before `ask`."""
+        self._buffers = buffers
+
+    # --- asking ---
+
+    def ask_reset(
+        self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None], *, alone: bool
+    ) -> None:
+        """Ask for new episodes. Cancels any autoreset that was due.
+
+        Args:
+            ids: Which envs.
+            seeds, options: One each per env.
+            alone: Whether nothing else is under way, nor arrived and not handed out.
+        """
+        if alone:  # what others have said before is told already
+            self._columns.forget(slice(None))
+            self._final_columns.forget(slice(None))
+        if self.line.empty and any(seed is not None for seed in seeds):
+            self.line.start_anew()
+        self._asked[ids] = _RESET
+        self._over[ids] = False
+        self.line.ask(len(ids), partial(self._pool.begin, ids, seeds, options))
+
+    def ask_step(self, ids: Ids) -> None:
+        """Ask for a step with the actions in the rows."""
+        over = self._over[ids]
+        if np.count_nonzero(over):
+            again = ids[over]
+            self._over[again] = False
+            self._asked[again] = _NEXT
+            self._asked[ids[~over]] = _STEP
+            if self._pool.own_mode == "disabled":
+                nothing: list[None] = [None] * len(again)
+                self.line.ask(len(again), partial(self._pool.begin, again, nothing, nothing))
+                ids = ids[~over]
+                if not len(ids):
+                    return
+        else:
+            self._asked[ids] = _STEP
+        self._send(ids)
+
+    def _send(self, ids: Ids) -> None:
+        rows, buffers = rows_of(ids), self._buffers
+        acting = buffers.acting[rows]
+        actions: list[NDArray[Any]] = [leaf[rows] for leaf in buffers.actions[0]]
+        if not acting.all():  # what the others are made to say may be anything
+            for k, (action, harmless) in enumerate(zip(actions, self._harmless, strict=True)):
+                lead = acting.reshape(acting.shape + (1,) * (action.ndim - 2))
+                actions[k] = np.where(lead, action, harmless)
+        self.line.ask(len(ids), partial(self._pool.send, ids, actions, acting))
+
+    # --- taking in answers ---
+
+    def take(self, reply: PoolReply) -> tuple[Ids, Report]:
+        """Write the rows of an answer.
+
+        Returns:
+            The envs that are ready now, and what they report.
+
+        Raises:
+            ContractError: The pool says something that cannot be.
+        """
+        report = Report()
+        asked = self._asked[reply.env_ids]
+        if not np.count_nonzero(asked):
+            ready = self._take_steps(reply, report)
+        else:
+            parts = [
+                self._take_steps(reply.only(asked == kind), report)
+                if kind == _STEP
+                else self._take_resets(reply.only(asked == kind), kind, report)
+                for kind in np.unique(asked).tolist()
+            ]
+            ready = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        if self._columns or self._final_columns:
+            report.columns, report.final_columns = self._columns, self._final_columns
+        return ready, report
+
+    def _take_steps(self, reply: PoolReply, report: Report) -> Ids:
+        ids, buffers = reply.env_ids, self._buffers
+        if reply.elapsed is not None and not reply.elapsed.all() and reply.endings is None:
+            late = ids[reply.elapsed == 0].tolist()
+            raise self._broken(f"envs {late} were stepped, and say that no step has passed since their reset")
+        rows = rows_of(ids)
+        if self._any_told:
+            self._clear_finals(ids[self._told[ids] & self._fresh[ids]])
+        self._fresh[rows] = False
+        buffers.reward[rows] = reply.reward
+        buffers.events[rows] = False
+        before = buffers.alive[rows]
+        if reply.present is None and before.all():
+            ended = reply.terminated | reply.truncated
+        else:
+            ended = (reply.terminated | reply.truncated) & before
+            self._check_leavers(reply, before)
+        done = self._note_ends(reply, rows, ended)
+        self._write_obs(reply, rows)
+        if reply.columns or self._columns:
+            self._columns.write(rows, reply.columns)
+        report.infos.update(reply.infos)
+        if self._final_columns:
+            self._final_columns.forget(rows)
+        if not np.count_nonzero(ended):
+            return ids
+        self._snapshot(reply, ended)
+        if not np.count_nonzero(done):
+            return ids
+        return self._finish(reply, done, report)
+
+    def _note_ends(self, reply: PoolReply, rows: Selection, ended: BoolArray) -> BoolArray:
+        """Write who ended, who is alive and who acts; returns in which envs the episode is over, (n,) bool."""
+        buffers = self._buffers
+        done = np.zeros(len(ended), np.bool_)
+        if np.count_nonzero(ended):
+            buffers.terminated[rows] = reply.terminated & ended
+            buffers.truncated[rows] = reply.truncated & ended
+            alive = ~ended if reply.present is None else reply.present & ~ended
+            done = ~alive.any(axis=1)
+            buffers.done[rows] = done
+            if reply.endings is not None:
+                alive = alive | reply.endings.ended[:, None]
+                done = buffers.done[rows] = reply.endings.ended
+            self._write_turns(reply, rows, alive)
+        elif reply.present is not None:
+            self._write_turns(reply, rows, reply.present)
+        elif reply.acting is not None or reply.mask is not None:
+            self._write_turns(reply, rows, buffers.alive[rows])
+        return done
+
+    def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
+        """Episodes are over; begin the next ones if the mode says so. Returns who is ready."""
+        over = reply.env_ids[done]
+        if self._mode == "next_step":
+            self._over[over] = True
+        if self._mode != "same_step":
+            return reply.env_ids
+        if reply.endings is not None:
+            report.final_infos.update(reply.endings.infos)
+            self._fresh[over] = True
+            return reply.env_ids
+        if reply.columns:
+            self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
+        report.final_infos.update({i: report.infos.pop(i) for i in over.tolist() if i in report.infos})
+        self._asked[over] = _AGAIN
+        if self._pool.own_mode == "next_step":
+            self._send(over)
+        else:
+            nothing: list[None] = [None] * len(over)
+            self.line.ask(len(over), partial(self._pool.begin, over, nothing, nothing))
+        return reply.env_ids[~done]
+
+    def _take_resets(self, reply: PoolReply, kind: int, report: Report) -> Ids:
+        ids, buffers = reply.env_ids, self._buffers
+        if reply.elapsed is not None and reply.elapsed.any():
+            late = ids[reply.elapsed != 0].tolist()
+            raise self._broken(f"envs {late} were reset, and say that steps have passed since then")
+        if np.count_nonzero(reply.terminated | reply.truncated):
+            over = ids[(reply.terminated | reply.truncated).any(axis=1)].tolist()
+            raise self._broken(f"in envs {over} the episode is over right after its reset")
+        if np.count_nonzero(reply.reward):
+            raise self._broken(f"envs {ids[reply.reward.any(axis=1)].tolist()} pay for a reset")
+        rows = rows_of(ids)
+        if kind != _AGAIN:
+            buffers.reward[rows] = 0
+            buffers.events[rows] = False
+            buffers.reset_mask[rows] = kind == _NEXT
+            if self._final_columns:
+                self._final_columns.forget(rows)
+        self._fresh[rows] = True
+        alive = np.ones(reply.reward.shape, np.bool_) if reply.present is None else reply.present
+        if not alive.any(axis=1).all():
+            raise self._broken(f"in envs {ids[~alive.any(axis=1)].tolist()} nobody is there after a reset")
+        for leaf in buffers.obs[0]:
+            leaf[rows] = 0
+        self._write_turns(reply, rows, alive)
+        self._write_obs(reply, rows)
+        if reply.columns or self._columns:
+            self._columns.write(rows, reply.columns)
+        report.infos.update(reply.infos)
+        return ids
+
+    # --- rows ---
+
+    def _write_obs(self, reply: PoolReply, rows: Selection) -> None:
+        for target, leaf in zip(self._buffers.obs[0], reply.obs, strict=True):
+            if reply.seen is None:
+                target[rows] = leaf
+            else:
+                lead = reply.seen.reshape(reply.seen.shape + (1,) * (leaf.ndim - 2))
+                target[rows] = np.where(lead, leaf, target[rows])
+
+    def _write_turns(self, reply: PoolReply, rows: Selection, alive: BoolArray) -> None:
+        """Write who is there, who acts, and what may be done."""
+        buffers = self._buffers
+        acting = alive if reply.acting is None else reply.acting & alive
+        buffers.alive[rows] = alive
+        buffers.acting[rows] = acting
+        mask = buffers.action_masks[0]
+        if reply.mask is not None and mask is not None:
+            if not self._declares_mask:
+                buffers.masked[rows] = True
+            mask[rows] = reply.mask | ~acting[:, :, None]
+            self._masked = True
+        elif self._masked:
+            buffers.clear_masks(rows)
+
+    def _snapshot(self, reply: PoolReply, ended: BoolArray) -> None:
+        """Keep the observations of agents that ended, before the next episode writes over them."""
+        buffers, endings = self._buffers, reply.endings
+        where, who = np.nonzero(ended)
+        envs = reply.env_ids[where]
+        for k, target in enumerate(buffers.final_obs[0]):
+            target[envs, who] = buffers.obs[0][k][envs, who] if endings is None else endings.obs[k][where, who]
+        self._told[envs] = True
+        self._any_told = True
+
+    def _clear_finals(self, ids: Ids) -> None:
+        if not len(ids):
+            return
+        self._told[ids] = False
+        self._any_told = bool(self._told.any())
+        for leaf in self._buffers.final_obs[0]:
+            leaf[ids] = 0
+
+    def _check_leavers(self, reply: PoolReply, before: BoolArray) -> None:
+        if reply.present is None:
+            return
+        lost = before & ~reply.present
+        if np.count_nonzero(lost):
+            i, a = np.argwhere(lost)[0].tolist()
+            who = f"agent {self.spec.agents[a]!r} of env {reply.env_ids[i]}"
+            raise self._broken(f"{who} is gone, and was neither terminated nor truncated")
+
+    def _broken(self, problem: str) -> ContractError:
+        return ContractError(f"{self.spec.name}: {problem}")
+
+
+def _harmless(space: Any) -> NDArray[Any]:
+    """An action that lies in the space, for those who need not act."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is not None and high is not None:
+        return np.clip(np.zeros(space.shape, space.dtype), low, high)
+    return np.asarray(np.zeros(space.shape, space.dtype) + getattr(space, "start", 0), space.dtype)
