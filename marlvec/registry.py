@@ -82,7 +82,8 @@ def make(
     Args:
         env: What to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
             ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``, an
-            env class, a factory, or a list with one of these per env. A factory that declares an argument ``env_index`` or ``num_envs`` is told.
+            env class, a factory, or a list with one of these per env. A factory that declares an argument ``env_index``
+            or ``num_envs`` is told.
         num_envs: N; default 1, or the length of the list.
         backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
             that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled worlds in
@@ -202,7 +203,9 @@ def make(
         return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
     if backend == "pool":
         if num_workers is not None:
-            raise ArgumentError(f"num_workers={num_workers!r}: a pool has threads of its own; for EnvPool's, num_threads=…")
+            raise ArgumentError(
+                f"num_workers={num_workers!r}: a pool has threads of its own; for EnvPool's, num_threads=…"
+            )
         return make_pool(recipes, settings)
     if num_workers is not None:
         raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend='sync' has none")

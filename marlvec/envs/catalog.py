@@ -200,7 +200,7 @@ def openspiel_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
 
 
 def envpool_entry(task_id: str) -> EnvEntry:
-    """Entry of one of EnvPool's tasks, of which there are too many to list; whether there is one shows when it is built.
+    """Entry of one of EnvPool's tasks; whether there is such a task shows when it is built.
 
     Args:
         task_id: EnvPool's own id, e.g. ``"Pong-v5"``.

@@ -43,8 +43,8 @@ class PoolVectorEnv(VectorEnv):
     cannot reach them, and an exception out of the pool leaves it broken. Actions are checked against their spaces in
     every call, whatever ``validate`` says: compiled code would read anywhere.
 
-    EnvPool's pools take their seeds when they are made. ``reset(seed=…)`` of all envs closes the old pool and makes a new
-    one; where nobody knows how to make one, it raises.
+    EnvPool's pools take their seeds when they are made. ``reset(seed=…)`` of all envs closes the old pool and makes a
+    new one; where nobody knows how to make one, it raises.
 
     Args:
         pool: One of EnvPool's, something that looks like one, a Gymnasium vector env, or a
@@ -101,7 +101,7 @@ class PoolVectorEnv(VectorEnv):
     def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         self._sending = True
         if operation == "control":
-            self._asked_controls.append((env_ids, *arguments))
+            self._asked_controls.append((env_ids, arguments[0]))
         elif operation == "reset":
             self._shard.ask_reset(env_ids, *arguments, alone=self._calls.outstanding == len(env_ids))
         else:
@@ -126,7 +126,9 @@ class PoolVectorEnv(VectorEnv):
         except BusyError:  # nothing was done
             raise
         except BaseException as error:  # nobody knows what of it was done
-            self._calls.broken = BrokenError(f"the pool is left in the middle of a call: {type(error).__name__}: {error}")
+            self._calls.broken = BrokenError(
+                f"the pool is left in the middle of a call: {type(error).__name__}: {error}"
+            )
             raise
         self._news.append((ids, report or None))
         return True

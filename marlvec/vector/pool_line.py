@@ -42,9 +42,8 @@ class PoolLine:
 
     @property
     def batch_size(self) -> int:
-        """How many envs must be in flight for an answer; 1 where that does not matter."""
-        pool = self._pool
-        return 1 if pool.batch_size >= pool.num_envs + pool.num_spares else pool.batch_size
+        """How many envs must be in flight for an answer."""
+        return 1 if self._pool.alone else self._pool.batch_size
 
     @property
     def empty(self) -> bool:
@@ -119,8 +118,8 @@ class PoolLine:
             return
         if missing > len(self._idle_spares):
             raise BusyError(
-                f"recv(): {self.in_flight} envs are in flight, and this pool hands out {self._pool.batch_size} rows at a "
-                f"time: it would wait for ever. send() to more envs first; nothing is lost"
+                f"recv(): {self.in_flight} envs are in flight, and this pool hands out {self._pool.batch_size} rows at "
+                f"a time: it would wait for ever. send() to more envs first; nothing is lost"
             )
         spares, self._idle_spares = self._idle_spares[:missing], self._idle_spares[missing:]
         nothing: Sequence[None] = [None] * missing
@@ -131,7 +130,9 @@ class PoolLine:
         pool, ids = self._pool, reply.env_ids
         self.in_flight -= len(ids)
         if self.in_flight < 0:
-            raise ContractError(f"{pool.spec.name}: the pool answered for {-self.in_flight} envs more than it was asked")
+            raise ContractError(
+                f"{pool.spec.name}: the pool answered for {-self.in_flight} envs more than it was asked"
+            )
         if pool.num_spares:
             mine = ids < pool.num_envs
             if not mine.all():

@@ -71,16 +71,16 @@ class PoolShard:
             raise ArgumentError(f"{name} begins the next episode in the same step by itself; take 'same_step'")
         if pool.whole and pool.own_mode != mode and not (pool.own_mode == "disabled" and mode == "same_step"):
             raise ArgumentError(f"{name} steps all its envs at once, and its own mode is {pool.own_mode!r}; take that")
-        if 0 < pool.num_spares < pool.batch_size - 1:
+        if 0 < pool.num_spares < pool.batch_size - 1 and not pool.alone:
             raise ArgumentError(
                 f"{pool.spec.name} hands out {pool.batch_size} rows at a time: expected no spare envs or at least "
                 f"{pool.batch_size - 1}, got {pool.num_spares}"
             )
         if missing := self.line.short_of(1) if mode == "same_step" else self.line.short_of(pool.num_envs):
             raise ArgumentError(
-                f"{name} hands out {pool.batch_size} rows at a time, and {missing} more envs are needed as spares to fill "
-                f"up batches. PoolVectorEnv(pool, num_envs=…) leaves envs over, and marlvec.make() provides them; or "
-                f"take 'next_step' and a batch_size that divides num_envs={pool.num_envs}"
+                f"{name} hands out {pool.batch_size} rows at a time, and {missing} more envs are needed as spares to "
+                f"fill up batches. PoolVectorEnv(pool, num_envs=…) leaves envs over, and marlvec.make() provides them; "
+                f"or take 'next_step' and a batch_size that divides num_envs={pool.num_envs}"
             )
 
     def attach(self, buffers: Buffers) -> None:
@@ -96,7 +96,8 @@ class PoolShard:
 
         Args:
             ids: Which envs.
-            seeds, options: One each per env.
+            seeds: One per env, or None.
+            options: Likewise.
             alone: Whether nothing else is under way, nor arrived and not handed out.
         """
         if alone:  # what others have said before is told already
@@ -174,14 +175,16 @@ class PoolShard:
         self._fresh[rows] = False
         buffers.reward[rows] = reply.reward
         buffers.events[rows] = False
-        before = buffers.alive[rows]
-        if reply.present is None and before.all():
-            ended = reply.terminated | reply.truncated
-        else:
-            ended = (reply.terminated | reply.truncated) & before
-            self._check_leavers(reply, before)
-        done = self._note_ends(reply, rows, ended)
-        self._write_obs(reply, rows)
+        present = reply.present
+        ended = reply.terminated | reply.truncated
+        if present is not None:
+            self._check_leavers(reply, buffers.alive[rows])
+            ended &= present
+        elif len(self.spec.agents) > 1 and not (before := buffers.alive[rows]).all():
+            present = before.copy()
+            ended &= present
+        done = self._note_ends(reply, rows, ended, present)
+        self._write_obs(reply, rows, present)
         if reply.columns or self._columns:
             self._columns.write(rows, reply.columns)
         report.infos.update(reply.infos)
@@ -194,22 +197,23 @@ class PoolShard:
             return ids
         return self._finish(reply, done, report)
 
-    def _note_ends(self, reply: PoolReply, rows: Selection, ended: BoolArray) -> BoolArray:
+    def _note_ends(
+        self, reply: PoolReply, rows: Selection, ended: BoolArray, present: BoolArray | None
+    ) -> BoolArray:
         """Write who ended, who is alive and who acts; returns in which envs the episode is over, (n,) bool."""
         buffers = self._buffers
         done = np.zeros(len(ended), np.bool_)
         if np.count_nonzero(ended):
             buffers.terminated[rows] = reply.terminated & ended
             buffers.truncated[rows] = reply.truncated & ended
-            alive = ~ended if reply.present is None else reply.present & ~ended
-            done = ~alive.any(axis=1)
+            alive = ~ended if present is None else present & ~ended
+            done = np.asarray(~alive.any(axis=1))
             buffers.done[rows] = done
             if reply.endings is not None:
                 alive = alive | reply.endings.ended[:, None]
-                done = buffers.done[rows] = reply.endings.ended
             self._write_turns(reply, rows, alive)
-        elif reply.present is not None:
-            self._write_turns(reply, rows, reply.present)
+        elif present is not None:
+            self._write_turns(reply, rows, present)
         elif reply.acting is not None or reply.mask is not None:
             self._write_turns(reply, rows, buffers.alive[rows])
         return done
@@ -257,10 +261,8 @@ class PoolShard:
         alive = np.ones(reply.reward.shape, np.bool_) if reply.present is None else reply.present
         if not alive.any(axis=1).all():
             raise self._broken(f"in envs {ids[~alive.any(axis=1)].tolist()} nobody is there after a reset")
-        for leaf in buffers.obs[0]:
-            leaf[rows] = 0
         self._write_turns(reply, rows, alive)
-        self._write_obs(reply, rows)
+        self._write_obs(reply, rows, reply.present)
         if reply.columns or self._columns:
             self._columns.write(rows, reply.columns)
         report.infos.update(reply.infos)
@@ -268,13 +270,11 @@ class PoolShard:
 
     # --- rows ---
 
-    def _write_obs(self, reply: PoolReply, rows: Selection) -> None:
+    def _write_obs(self, reply: PoolReply, rows: Selection, present: BoolArray | None) -> None:
         for target, leaf in zip(self._buffers.obs[0], reply.obs, strict=True):
-            if reply.seen is None:
-                target[rows] = leaf
-            else:
-                lead = reply.seen.reshape(reply.seen.shape + (1,) * (leaf.ndim - 2))
-                target[rows] = np.where(lead, leaf, target[rows])
+            if present is not None:
+                leaf = np.where(present.reshape(present.shape + (1,) * (leaf.ndim - 2)), leaf, 0)
+            target[rows] = leaf
 
     def _write_turns(self, reply: PoolReply, rows: Selection, alive: BoolArray) -> None:
         """Write who is there, who acts, and what may be done."""
@@ -310,9 +310,7 @@ class PoolShard:
             leaf[ids] = 0
 
     def _check_leavers(self, reply: PoolReply, before: BoolArray) -> None:
-        if reply.present is None:
-            return
-        lost = before & ~reply.present
+        lost = before & ~np.asarray(reply.present)
         if np.count_nonzero(lost):
             i, a = np.argwhere(lost)[0].tolist()
             who = f"agent {self.spec.agents[a]!r} of env {reply.env_ids[i]}"

@@ -23,8 +23,8 @@ def adapt_pool(pool: Any, *, num_envs: int | None = None) -> Pool:
     """Put the right adapter round a pool.
 
     Args:
-        pool: One of EnvPool's, something that looks like one (``send``, ``recv`` and ``reset``), a Gymnasium vector env,
-            or a `Pool`, which is returned as it is.
+        pool: One of EnvPool's, something that looks like one (``send``, ``recv`` and ``reset``), a Gymnasium vector
+            env, or a `Pool`, which is returned as it is.
         num_envs: How many of its envs are for use; the others fill up batches. None: all.
 
     Raises:
@@ -51,11 +51,13 @@ def _maker_of(pool: Any) -> Any:
     config = getattr(spec, "config", None)
     if config is None or not {"env_seed", "seed"} <= set(getattr(config, "_fields", ())):
         return None
+    kind: Any = type(pool)
+    spec_kind: Any = type(spec)
     wrapping = {name: value for name, value in vars(pool).items() if name.startswith("_render_")}
 
     def make(seeds: list[int] | None) -> Any:
         assert seeds is not None  # the first pool is there already
-        made = type(pool)(type(spec)(config._replace(seed=0, env_seed=seeds)))
+        made: Any = kind(spec_kind(config._replace(seed=0, env_seed=seeds)))
         for name, value in wrapping.items():
             setattr(made, name, value)
         return made
@@ -94,7 +96,8 @@ def build_pool(recipes: Sequence[Recipe], autoreset_mode: str) -> Pool:
     takes_seeds = factory.takes("seed")
 
     def make(seeds: list[int] | None) -> Any:
-        return factory(num_envs=len(recipes), **({"seed": seeds} if takes_seeds and seeds is not None else {}))
+        seeded = factory.with_kwargs(seed=seeds) if takes_seeds and seeds is not None else factory
+        return seeded(num_envs=len(recipes))
 
     built = make(_fresh_seeds(len(recipes)) if takes_seeds and "seed" not in factory.kwargs else None)
     try:
@@ -111,13 +114,15 @@ def build_pool(recipes: Sequence[Recipe], autoreset_mode: str) -> Pool:
 
 
 def _fresh_seeds(num_envs: int) -> list[int]:
-    return (np.random.SeedSequence().generate_state(num_envs) >> 1).tolist()
+    return [int(word) >> 1 for word in np.random.SeedSequence().generate_state(num_envs)]
 
 
 def _gymnasium_envs(factory: EnvFactory, num_envs: int, given: Mapping[str, Any], autoreset_mode: str) -> Any:
     """Gymnasium's own vector env, in the wanted mode where it lets one choose."""
     env_id = factory.entry.id.removeprefix("gymnasium/")
-    kwargs = {key: value for key, value in {**factory.kwargs, **given}.items() if (key, value) != ("max_episode_steps", -1)}
+    kwargs = {
+        key: value for key, value in {**factory.kwargs, **given}.items() if (key, value) != ("max_episode_steps", -1)
+    }
     kwargs.setdefault("vectorization_mode", "sync")
     options = dict(kwargs.pop("vector_kwargs", {}))
     if str(getattr(kwargs["vectorization_mode"], "value", kwargs["vectorization_mode"])) != "vector_entry_point":
@@ -127,5 +132,3 @@ def _gymnasium_envs(factory: EnvFactory, num_envs: int, given: Mapping[str, Any]
         return gymnasium.make_vec(env_id, num_envs, vector_kwargs=options, **kwargs)
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise gymnasium_entry(env_id).missing(error) from error
-
-

@@ -97,11 +97,9 @@ class AnswerReader:
             truncated=self._spread("truncated", truncated, seats, n),
             elapsed=None if elapsed is None else np.asarray(elapsed),
         )
+        reply.present = given
         if self.turns:
-            reply.seen = given
             reply.acting = np.asarray(turn)[:, None] == np.arange(num_agents)
-        else:
-            reply.present = given
         mask = next((info[key] for key in _MASKS if key in info), None)
         if self._mask_leaf is not None:
             mask = parts[self._mask_leaf]
@@ -175,7 +173,9 @@ class AnswerReader:
         array = np.asarray(value)
         if not array.ndim or len(array) != n:
             where = ".".join(path)
-            raise ContractError(f"{self._name}: info {where!r}: expected one entry for each of {n} envs, got {array.shape}")
+            raise ContractError(
+                f"{self._name}: info {where!r}: expected one entry for each of {n} envs, got {array.shape}"
+            )
         yield path, array
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Dict
 from numpy.typing import NDArray
 
 from marlvec.envs.gymnasium import AGENT
@@ -78,9 +77,7 @@ def form_of(pool: Any, *, name: str | None = None) -> PoolForm:
     num_envs = said("num_envs", None)
     if num_envs is None:
         raise ContractError(f"{name}: expected a pool that says its num_envs, in config or as an attribute")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)  # EnvPool's way to bound a Box
-        observation_space, action_space = _space(pool, "observation", name), _space(pool, "action", name)
+    observation_space, action_space = _spaces(pool, name)
     states = getattr(getattr(pool, "spec", pool), "state_array_spec", {})
     legal = states.get("info:legal_action_mask")
     limit = said("max_episode_steps", None)
@@ -132,7 +129,8 @@ class DuckPool(Pool):
             raise ArgumentError(f"num_envs={n}, but {form.name} holds {form.num_envs} envs")
         self.num_envs, self.num_spares = n, form.num_envs - n
         self.batch_size, self.own_mode = form.batch_size, form.own_mode
-        self.alone = form.batch_size >= form.num_envs
+        # With several players EnvPool waits for batch_size envs even where these are all of them.
+        self.alone = form.batch_size >= form.num_envs and form.num_players == 1
         self._pool, self._open = pool, open
         self._form = form
         agents = form.num_players
@@ -160,14 +158,14 @@ class DuckPool(Pool):
         """From now on it can be made anew with other seeds, by this."""
         self._open = open
 
-    def check_reset(
-        self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
-    ) -> None:
+    def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         name = self.spec.name
         if any(options):
             raise ArgumentError(f"reset(options=…): {name} takes none")
         if self._in_flight and not self.alone and not callable(getattr(self._pool, "_reset", None)):
-            raise BusyError(f"a reset of envs {ids.tolist()}: {name} resets no envs while others are busy; recv() first")
+            raise BusyError(
+                f"a reset of envs {ids.tolist()}: {name} resets no envs while others are busy; recv() first"
+            )
         given = [seed for seed in seeds if seed is not None]
         if not given:
             return
@@ -179,7 +177,9 @@ class DuckPool(Pool):
         if len(given) < self.num_envs or len(set(ids.tolist())) < self.num_envs:
             raise ArgumentError(f"reset(seed=…): {name} takes its seeds when it is made, so give one to every env")
         if large := [seed for seed in given if seed >= _INT32]:
-            raise ArgumentError(f"reset(seed=…): {name} keeps its seeds in 32 bits; expected less than 2**31, got {large}")
+            raise ArgumentError(
+                f"reset(seed=…): {name} keeps its seeds in 32 bits; expected less than 2**31, got {large}"
+            )
 
     def begin(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         if self._pool is None or any(seed is not None for seed in seeds):
@@ -203,6 +203,7 @@ class DuckPool(Pool):
             for i, seed in zip(ids.tolist(), seeds, strict=True):
                 chosen[i] = seed or 0
         self._pool = self._open(chosen)
+        _spaces(self._pool, self.spec.name)
         self._in_flight = 0
         self._rows[:] = True
 
@@ -267,11 +268,15 @@ class _PooledEnv:
         return None if frames is None else frames[0]
 
 
-def _space(pool: Any, kind: str, name: str) -> Any:
-    """One env's space. Without the ids that go beside an action, which EnvPool has in a Dict of several."""
-    space = getattr(pool, f"single_{kind}_space", None)
-    if space is None:
-        space = getattr(pool, f"{kind}_space", None)
-    if space is None:
-        raise ContractError(f"{name}: expected a pool with an {kind}_space")
-    return space if not isinstance(space, Mapping) else Dict(space)
+def _spaces(pool: Any, name: str) -> tuple[Any, Any]:
+    """One env's observation and action space. EnvPool makes them when they are first read, and casts their bounds."""
+    found = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
+        for kind in ("observation_space", "action_space"):
+            space = getattr(pool, f"single_{kind}", None)
+            found.append(getattr(pool, kind, None) if space is None else space)
+            if found[-1] is None:
+                raise ContractError(f"{name}: expected a pool with an {kind}")
+    observation_space, action_space = found
+    return observation_space, action_space

@@ -54,16 +54,16 @@ class GymnasiumPool(Pool):
         self._tree, self._actions = SpaceTree(space), SpaceTree(action_space)
         for leaf in (*self._tree.leaves, *self._actions.leaves):
             if leaf.is_object:
-                raise ContractError(f"{name}: {leaf} ({leaf.space}) has no fixed-size array form; backend='sync' takes it")
+                raise ContractError(
+                    f"{name}: {leaf} ({leaf.space}) has no fixed-size array form; backend='sync' takes it"
+                )
         rest, mask_size = split_action_mask(space, action_space)
         paths = [leaf.path for leaf in self._tree.leaves]
         self._mask_leaf = paths.index("action_mask") if mask_size is not None else None
         metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
         self.spec = EnvSpec(name, (AGENT,), (rest,), (action_space,), (mask_size,), metadata=metadata)
 
-    def check_reset(
-        self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
-    ) -> None:
+    def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         name = self.spec.name
         if any(option != options[0] for option in options):
             raise ArgumentError(f"reset(options=…): {name} takes one dict for all envs")
@@ -120,7 +120,9 @@ class GymnasiumPool(Pool):
         if self.own_mode == "same_step":
             if ended.any():
                 endings = self._endings(ended, infos)
-            infos = {key: value for key, value in infos.items() if key.removeprefix("_") not in (_FINAL_OBS, _FINAL_INFO)}
+            infos = {
+                key: value for key, value in infos.items() if key.removeprefix("_") not in (_FINAL_OBS, _FINAL_INFO)
+            }
         leaves, mask = self._leaves(obs)
         return PoolReply(
             env_ids=ids,
@@ -157,8 +159,6 @@ class GymnasiumPool(Pool):
         if self._mask_leaf is not None:
             del out[self._mask_leaf]
         return Endings(ended, out, _by_env(infos.get(_FINAL_INFO, {})))
-
-
 
 
 def _by_env(infos: Mapping[str, Any]) -> dict[int, Info]:

@@ -49,8 +49,8 @@ class PoolReply:
         obs: Per leaf of the observation space (n, A, *leaf.shape); zeros where an agent has no row.
         reward: (n, A).
         terminated, truncated: (n, A) bool.
-        present: (n, A) bool, who is in the episode, those who end in this step included; None: everybody.
-        seen: (n, A) bool, whose rows of ``obs`` are there; None: of everybody who is present. Others keep theirs.
+        present: (n, A) bool, who has a row: is in the episode, or ends in this step; None: everybody, always, and the
+            rows of those who have ended mean nothing.
         acting: (n, A) bool, who must act next; None: everybody who is present.
         mask: (n, A, k) bool, action masks; None: the pool gives none.
         elapsed: (n,), steps since the reset; None: the pool does not say.
@@ -65,7 +65,6 @@ class PoolReply:
     terminated: BoolArray
     truncated: BoolArray
     present: BoolArray | None = None
-    seen: BoolArray | None = None
     acting: BoolArray | None = None
     mask: BoolArray | None = None
     elapsed: NDArray[Any] | None = None
@@ -85,12 +84,12 @@ class Pool(ABC):
         spec: What one env looks like. All agents have equal spaces.
         num_envs: N, the envs that are for use: 0 to N - 1.
         num_spares: Further ones, N to N + num_spares - 1, of which nobody hears: they fill up batches.
-        batch_size: How many rows `recv` waits for. N: all that was asked for by the last call.
+        batch_size: How many rows `recv` waits for, unless it is ``alone``.
         own_mode: What the pool does by itself when an episode ends: ``"next_step"``: the next `send` to that env
             begins another, whatever the action; ``"disabled"``: nothing; ``"same_step"``: it begins another at once,
             and tells of the old one in `PoolReply.endings`.
         whole: Whether `send` takes all envs only.
-        alone: Whether it can take nothing more while it has not answered.
+        alone: Whether it answers every call by itself, of however many envs, and takes no other meanwhile.
     """
 
     spec: EnvSpec
@@ -101,9 +100,7 @@ class Pool(ABC):
     whole: bool = False
     alone: bool = True
 
-    def check_reset(
-        self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
-    ) -> None:
+    def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         """Look at the arguments of a reset before anything happens.
 
         Raises:
