@@ -58,6 +58,7 @@ class PoolShard:
         self._fresh = np.zeros(n, np.bool_)  # the next step is the episode's first
         self._told = np.zeros(n, np.bool_)  # final observations are in the row
         self._any_told = False
+        self._had_rows = np.zeros((n, len(pool.spec.agents)), np.bool_)
         self._columns, self._final_columns = Columns(n), Columns(n)
         (group,) = pool.spec.groups
         self._harmless = [_harmless(leaf.space) for leaf in group.action_tree.leaves]
@@ -111,6 +112,7 @@ class PoolShard:
 
     def ask_step(self, ids: Ids) -> None:
         """Ask for a step with the actions in the rows."""
+        ids = np.sort(ids)
         over = self._over[ids]
         if np.count_nonzero(over):
             again = ids[over]
@@ -149,6 +151,8 @@ class PoolShard:
             ContractError: The pool says something that cannot be.
         """
         report = Report()
+        if (reply.env_ids[1:] < reply.env_ids[:-1]).any():
+            reply = reply.only(np.argsort(reply.env_ids))
         asked = self._asked[reply.env_ids]
         if not np.count_nonzero(asked):
             ready = self._take_steps(reply, report)
@@ -175,13 +179,9 @@ class PoolShard:
         self._fresh[rows] = False
         buffers.reward[rows] = reply.reward
         buffers.events[rows] = False
-        present = reply.present
         ended = reply.terminated | reply.truncated
+        present = self._note_rows(reply, rows)
         if present is not None:
-            self._check_leavers(reply, buffers.alive[rows])
-            ended &= present
-        elif len(self.spec.agents) > 1 and not (before := buffers.alive[rows]).all():
-            present = before.copy()
             ended &= present
         done = self._note_ends(reply, rows, ended, present)
         self._write_obs(reply, rows, present)
@@ -196,6 +196,23 @@ class PoolShard:
         if not np.count_nonzero(done):
             return ids
         return self._finish(reply, done, report)
+
+    def _note_rows(self, reply: PoolReply, rows: Selection) -> BoolArray | None:
+        """Who is in the episode, or ends in this step, (n, A) bool; None for everybody.
+
+        Who has a row, was not alive and had none before is born. Who had one is padding, to keep rows in their places.
+        """
+        before = self._buffers.alive[rows]
+        if reply.present is None and before.all():
+            return None
+        given = np.ones(before.shape, np.bool_) if reply.present is None else reply.present
+        if np.count_nonzero(lost := before & ~given):
+            i, a = np.argwhere(lost)[0].tolist()
+            who = f"agent {self.spec.agents[a]!r} of env {reply.env_ids[i]}"
+            raise self._broken(f"{who} is gone, and was neither terminated nor truncated")
+        present = given & (before | ~self._had_rows[rows])
+        self._had_rows[rows] = given
+        return present
 
     def _note_ends(
         self, reply: PoolReply, rows: Selection, ended: BoolArray, present: BoolArray | None
@@ -261,6 +278,7 @@ class PoolShard:
         alive = np.ones(reply.reward.shape, np.bool_) if reply.present is None else reply.present
         if not alive.any(axis=1).all():
             raise self._broken(f"in envs {ids[~alive.any(axis=1)].tolist()} nobody is there after a reset")
+        self._had_rows[rows] = alive
         self._write_turns(reply, rows, alive)
         self._write_obs(reply, rows, reply.present)
         if reply.columns or self._columns:
@@ -308,13 +326,6 @@ class PoolShard:
         self._any_told = bool(self._told.any())
         for leaf in self._buffers.final_obs[0]:
             leaf[ids] = 0
-
-    def _check_leavers(self, reply: PoolReply, before: BoolArray) -> None:
-        lost = before & ~np.asarray(reply.present)
-        if np.count_nonzero(lost):
-            i, a = np.argwhere(lost)[0].tolist()
-            who = f"agent {self.spec.agents[a]!r} of env {reply.env_ids[i]}"
-            raise self._broken(f"{who} is gone, and was neither terminated nor truncated")
 
     def _broken(self, problem: str) -> ContractError:
         return ContractError(f"{self.spec.name}: {problem}")

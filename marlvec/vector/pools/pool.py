@@ -49,8 +49,8 @@ class PoolReply:
         obs: Per leaf of the observation space (n, A, *leaf.shape); zeros where an agent has no row.
         reward: (n, A).
         terminated, truncated: (n, A) bool.
-        present: (n, A) bool, who has a row: is in the episode, or ends in this step; None: everybody, always, and the
-            rows of those who have ended mean nothing.
+        present: (n, A) bool, who has a row; None: everybody. Rows of those who had one before and were not in the
+            episode any more mean nothing.
         acting: (n, A) bool, who must act next; None: everybody who is present.
         mask: (n, A, k) bool, action masks; None: the pool gives none.
         elapsed: (n,), steps since the reset; None: the pool does not say.
@@ -72,8 +72,8 @@ class PoolReply:
     columns: dict[Path, NDArray[Any]] = field(default_factory=dict)
     endings: Endings | None = None
 
-    def only(self, which: BoolArray) -> PoolReply:
-        """The rows where ``which``, (n,) bool, is True."""
+    def only(self, which: BoolArray | Ids) -> PoolReply:
+        """Some of the rows: where ``which`` is True, or at these places."""
         return _only(self, which)
 
 
@@ -134,7 +134,7 @@ class Pool(ABC):
         """Release everything. May be called again."""
 
 
-def _only(reply: PoolReply, which: BoolArray) -> PoolReply:
+def _only(reply: PoolReply, which: BoolArray | Ids) -> PoolReply:
     chosen: dict[str, Any] = {}
     for entry in fields(reply):
         value = getattr(reply, entry.name)
