@@ -176,7 +176,9 @@ def make(
         ("worker", worker, None),
         ("step_timeout", step_timeout, None),
     )
-    if recipes[0].factory.entry.family == ENVPOOL and backend in ("async", "auto"):
+    if recipes[0].factory.entry.family == ENVPOOL:
+        if backend not in ("async", "auto", "pool"):
+            raise ArgumentError(f"backend={backend!r}: EnvPool's envs run in threads of its own; leave it out")
         backend = "pool"
     if backend == "auto":
         asks_for_processes = any(value != default for _, value, default in processes)

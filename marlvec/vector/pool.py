@@ -73,6 +73,7 @@ class PoolVectorEnv(VectorEnv):
         self._shard = PoolShard(self._pool, chosen.autoreset_mode)
         buffers = Buffers(spec, self.num_envs)
         self._shard.attach(buffers)
+        self._handles: dict[int, _EnvHandle] = {}
         self._asked_controls: list[tuple[NDArray[np.int64], Sequence[Any]]] = []
         self._bind(spec, buffers)
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate="strict")
@@ -138,7 +139,9 @@ class PoolVectorEnv(VectorEnv):
         report = Report()
         for i, command in zip(ids.tolist(), commands, strict=True):
             try:
-                report.answers[i] = command(_EnvHandle(self._pool.env(i), self.spec))
+                if i not in self._handles:
+                    self._handles[i] = _EnvHandle(self._pool.env(i), self.spec)
+                report.answers[i] = command(self._handles[i])
             except Exception as error:
                 report.failures.append(capture(i, describe(command), error))
         return report

@@ -214,9 +214,7 @@ class PoolShard:
         self._had_rows[rows] = given
         return present
 
-    def _note_ends(
-        self, reply: PoolReply, rows: Selection, ended: BoolArray, present: BoolArray | None
-    ) -> BoolArray:
+    def _note_ends(self, reply: PoolReply, rows: Selection, ended: BoolArray, present: BoolArray | None) -> BoolArray:
         """Write who ended, who is alive and who acts; returns in which envs the episode is over, (n,) bool."""
         buffers = self._buffers
         done = np.zeros(len(ended), np.bool_)

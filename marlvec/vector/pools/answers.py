@@ -210,9 +210,9 @@ class _Seats:
         ):
             return
         position[ids] = np.arange(n)
-        row = position[env_id]
+        row = position[np.minimum(env_id, len(position) - 1)]
         if not np.array_equal(ids[row], env_id):
-            raise ContractError(f"{name}: rows of envs {sorted(set(env_id) - set(ids))} among those of others")
+            raise ContractError(f"{name}: rows of players in envs {env_id.tolist()}, expected those of {ids.tolist()}")
         seat = _count(row) if seat is None else np.asarray(seat).astype(np.int64)
         if len(seat) != len(row) or (len(seat) and not 0 <= seat.min() <= seat.max() < num_agents):
             raise ContractError(f"{name}: expected players 0 to {num_agents - 1}, one per row, got {seat.tolist()}")

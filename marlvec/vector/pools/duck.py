@@ -238,7 +238,24 @@ class DuckPool(Pool):
         return reply
 
     def env(self, i: int) -> Any:
-        return _PooledEnv(self._pool, i, self.spec.name)
+        return _PooledEnv(self, i)
+
+    def render(self, i: int) -> Any:
+        """Draw one env.
+
+        Raises:
+            ArgumentError: The pool draws nothing.
+        """
+        if not hasattr(self._pool, "render"):
+            raise ArgumentError(f"{self.spec.name} has no render()")
+        frames = self._pool.render(env_ids=np.array([i], np.int32))
+        return None if frames is None else frames[0]
+
+    @property
+    def render_mode(self) -> str | None:
+        """The mode that the pool was made with."""
+        mode: str | None = getattr(self._pool, "render_mode", None)
+        return mode
 
     def close(self) -> None:
         self._drop_pool()
@@ -253,19 +270,20 @@ class DuckPool(Pool):
 class _PooledEnv:
     """One env of a pool: it can be drawn, and nothing else."""
 
-    def __init__(self, pool: Any, i: int, name: str) -> None:
-        self._of, self._i, self._name = pool, i, name
-        self.render_mode = getattr(pool, "render_mode", None)
+    def __init__(self, pool: DuckPool, i: int) -> None:
+        self._of, self._i = pool, i
 
     def __repr__(self) -> str:
-        return f"<env {self._i} of {self._name}>"
+        return f"<env {self._i} of {self._of.spec.name}>"
+
+    @property
+    def render_mode(self) -> str | None:
+        """The mode that the pool was made with."""
+        return self._of.render_mode
 
     def render(self) -> Any:
         """Draw it."""
-        if not hasattr(self._of, "render"):
-            raise ArgumentError(f"{self._name} has no render()")
-        frames = self._of.render(env_ids=np.array([self._i], np.int32))
-        return None if frames is None else frames[0]
+        return self._of.render(self._i)
 
 
 def _spaces(pool: Any, name: str) -> tuple[Any, Any]:

@@ -175,7 +175,9 @@ def _by_env(infos: Mapping[str, Any]) -> dict[int, Info]:
 
 def _at(values: Any, i: int) -> Any:
     if isinstance(values, Mapping):
-        return {key: _at(part, i) for key, part in values.items() if "_" + key in values and values["_" + key][i]}
+        masks = {"_" + key for key in values}  # wrappers of Gymnasium's leave out those of inner dicts
+        given = {key: values.get("_" + key) for key in values if key not in masks}
+        return {key: _at(values[key], i) for key, mask in given.items() if mask is None or mask[i]}
     value = values[i]
     if isinstance(value, np.generic):
         return value.item()
