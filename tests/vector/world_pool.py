@@ -1,7 +1,7 @@
 """A pool with EnvPool's face over single envs, driven by the same plain loops as the reference.
 
-It is strict where EnvPool is not: it refuses actions in the wrong number or outside of their space, also where it throws
-them away, and where EnvPool would wait for ever it raises.
+It is strict where EnvPool is not: it refuses actions in the wrong number or outside of their space, also where it
+throws them away, and where EnvPool would wait for ever it raises.
 """
 
 from __future__ import annotations
