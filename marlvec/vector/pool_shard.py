@@ -150,60 +150,99 @@ class PoolShard:
         Raises:
             ContractError: The pool says something that cannot be.
         """
-        report = Report()
-        if (reply.env_ids[1:] < reply.env_ids[:-1]).any():
+        if len(reply.env_ids) > 1 and (reply.env_ids[1:] < reply.env_ids[:-1]).any():
             reply = reply.only(np.argsort(reply.env_ids))
-        asked = self._asked[reply.env_ids]
-        if not np.count_nonzero(asked):
-            ready = self._take_steps(reply, report)
-        else:
-            parts = [
-                self._take_steps(reply.only(asked == kind), report)
-                if kind == _STEP
-                else self._take_resets(reply.only(asked == kind), kind, report)
-                for kind in np.unique(asked).tolist()
-            ]
-            ready = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        report, ids, buffers = Report(infos=reply.infos), reply.env_ids, self._buffers
+        rows = rows_of(ids)
+        ended = reply.terminated | reply.truncated
+        began = self._note_beginnings(reply, rows, ended)
+        present = self._note_rows(reply, rows, began)
+        if present is not None:
+            ended &= present
+        any_ended = np.count_nonzero(ended) > 0
+        done = self._note_ends(reply, rows, ended, present) if any_ended else None
+        if not any_ended and not (present is None and began is None and reply.acting is None and reply.mask is None):
+            self._write_turns(reply, rows, np.ones(ended.shape, np.bool_) if present is None else present)
+        self._write_obs(reply, rows, present)
+        if reply.columns or self._columns:
+            self._columns.write(rows, reply.columns)
+        ready = ids
+        if done is not None:
+            self._snapshot(reply, ended)
+            if np.count_nonzero(done):
+                ready = self._finish(reply, done, report)
         if self._columns or self._final_columns:
             report.columns, report.final_columns = self._columns, self._final_columns
         return ready, report
 
-    def _take_steps(self, reply: PoolReply, report: Report) -> Ids:
-        ids, buffers = reply.env_ids, self._buffers
-        if reply.elapsed is not None and not reply.elapsed.all() and reply.endings is None:
-            late = ids[reply.elapsed == 0].tolist()
-            raise self._broken(f"envs {late} were stepped, and say that no step has passed since their reset")
-        rows = rows_of(ids)
-        if self._any_told:
-            self._clear_finals(ids[self._told[ids] & self._fresh[ids]])
-        self._fresh[rows] = False
-        buffers.reward[rows] = reply.reward
-        buffers.events[rows] = False
-        ended = reply.terminated | reply.truncated
-        present = self._note_rows(reply, rows)
-        if present is not None:
-            ended &= present
-        done = self._note_ends(reply, rows, ended, present)
-        self._write_obs(reply, rows, present)
-        if reply.columns or self._columns:
-            self._columns.write(rows, reply.columns)
-        report.infos.update(reply.infos)
-        if self._final_columns:
-            self._final_columns.forget(rows)
-        if not np.count_nonzero(ended):
-            return ids
-        self._snapshot(reply, ended)
-        if not np.count_nonzero(done):
-            return ids
-        return self._finish(reply, done, report)
+    def _note_beginnings(self, reply: PoolReply, rows: Selection, ended: BoolArray) -> BoolArray | None:
+        """Clear what these rows said before, unless an autoreset in the same step goes on with it.
 
-    def _note_rows(self, reply: PoolReply, rows: Selection) -> BoolArray | None:
+        Returns:
+            Whose episodes begin with this row, (n,) bool; None where nobody's does.
+        """
+        ids, buffers = reply.env_ids, self._buffers
+        asked = self._asked[ids]
+        began = None if not np.count_nonzero(asked) else asked != _STEP
+        self._check_beginnings(reply, ended, began)
+        if self._any_told:  # final observations of the episode before go with the first step of the next
+            stepped = self._fresh[rows] & self._told[rows]
+            if began is not None:
+                stepped &= ~began
+            if np.count_nonzero(stepped):
+                self._clear_finals(ids[stepped])
+        self._fresh[rows] = False if began is None else began
+        new: Selection = rows
+        if began is not None and self._mode == "same_step" and np.count_nonzero(again := asked == _AGAIN):
+            new = ids[~again]
+            buffers.reward[new] = reply.reward[~again]
+        else:
+            buffers.reward[rows] = reply.reward
+        buffers.events[new] = False
+        if self._final_columns:
+            self._final_columns.forget(new)
+        if began is not None and self._mode == "next_step":
+            buffers.reset_mask[rows] = asked == _NEXT
+        return began
+
+    def _check_beginnings(self, reply: PoolReply, ended: BoolArray, began: BoolArray | None) -> None:
+        """What a pool says of beginnings must be what it was asked for.
+
+        Raises:
+            ContractError: It is not.
+        """
+        ids = reply.env_ids
+        if reply.elapsed is not None and reply.endings is None:
+            at_start = reply.elapsed == 0
+            wrong = at_start if began is None else at_start != began
+            if np.count_nonzero(wrong):
+                i = int(wrong.argmax())
+                what = "stepped" if at_start[i] else "reset"
+                raise self._broken(
+                    f"env {ids[i]} was {what}, and says that {reply.elapsed[i]} steps have passed since its reset"
+                )
+        if began is None:
+            return
+        if ended[began].any():
+            over = ids[ended.any(axis=1) & began].tolist()
+            raise self._broken(f"in envs {over} the episode is over right after its reset")
+        if reply.reward[began].any():
+            raise self._broken(f"envs {ids[reply.reward.any(axis=1) & began].tolist()} pay for a reset")
+        if reply.present is not None and not reply.present[began].any(axis=1).all():
+            empty = ids[began & ~reply.present.any(axis=1)].tolist()
+            raise self._broken(f"in envs {empty} nobody is there after a reset")
+
+    def _note_rows(self, reply: PoolReply, rows: Selection, began: BoolArray | None) -> BoolArray | None:
         """Who is in the episode, or ends in this step, (n, A) bool; None for everybody.
 
         Who has a row, was not alive and had none before is born. Who had one is padding, to keep rows in their places.
         """
         before = self._buffers.alive[rows]
+        if began is not None:
+            before = np.where(began[:, None], True if reply.present is None else reply.present, before)
         if reply.present is None and before.all():
+            if began is not None:
+                self._had_rows[rows] = True
             return None
         given = np.ones(before.shape, np.bool_) if reply.present is None else reply.present
         if np.count_nonzero(lost := before & ~given):
@@ -217,21 +256,15 @@ class PoolShard:
     def _note_ends(self, reply: PoolReply, rows: Selection, ended: BoolArray, present: BoolArray | None) -> BoolArray:
         """Write who ended, who is alive and who acts; returns in which envs the episode is over, (n,) bool."""
         buffers = self._buffers
-        done = np.zeros(len(ended), np.bool_)
-        if np.count_nonzero(ended):
-            buffers.terminated[rows] = reply.terminated & ended
-            buffers.truncated[rows] = reply.truncated & ended
-            alive = ~ended if present is None else present & ~ended
-            done = np.asarray(~alive.any(axis=1))
-            buffers.done[rows] = done
-            if reply.endings is not None:
-                alive = alive | reply.endings.ended[:, None]
-            self._write_turns(reply, rows, alive)
-        elif present is not None:
-            self._write_turns(reply, rows, present)
-        elif reply.acting is not None or reply.mask is not None:
-            self._write_turns(reply, rows, buffers.alive[rows])
-        return done
+        buffers.terminated[rows] |= reply.terminated & ended
+        buffers.truncated[rows] |= reply.truncated & ended
+        alive = ~ended if present is None else present & ~ended
+        done = ended.any(axis=1) & ~alive.any(axis=1)
+        buffers.done[rows] |= done
+        if reply.endings is not None:
+            alive = alive | reply.endings.ended[:, None]
+        self._write_turns(reply, rows, alive)
+        return np.asarray(done)
 
     def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
         """Episodes are over; begin the next ones if the mode says so. Returns who is ready."""
@@ -254,35 +287,6 @@ class PoolShard:
             nothing: list[None] = [None] * len(over)
             self.line.ask(len(over), partial(self._pool.begin, over, nothing, nothing))
         return reply.env_ids[~done]
-
-    def _take_resets(self, reply: PoolReply, kind: int, report: Report) -> Ids:
-        ids, buffers = reply.env_ids, self._buffers
-        if reply.elapsed is not None and reply.elapsed.any():
-            late = ids[reply.elapsed != 0].tolist()
-            raise self._broken(f"envs {late} were reset, and say that steps have passed since then")
-        if np.count_nonzero(reply.terminated | reply.truncated):
-            over = ids[(reply.terminated | reply.truncated).any(axis=1)].tolist()
-            raise self._broken(f"in envs {over} the episode is over right after its reset")
-        if np.count_nonzero(reply.reward):
-            raise self._broken(f"envs {ids[reply.reward.any(axis=1)].tolist()} pay for a reset")
-        rows = rows_of(ids)
-        if kind != _AGAIN:
-            buffers.reward[rows] = 0
-            buffers.events[rows] = False
-            buffers.reset_mask[rows] = kind == _NEXT
-            if self._final_columns:
-                self._final_columns.forget(rows)
-        self._fresh[rows] = True
-        alive = np.ones(reply.reward.shape, np.bool_) if reply.present is None else reply.present
-        if not alive.any(axis=1).all():
-            raise self._broken(f"in envs {ids[~alive.any(axis=1)].tolist()} nobody is there after a reset")
-        self._had_rows[rows] = alive
-        self._write_turns(reply, rows, alive)
-        self._write_obs(reply, rows, reply.present)
-        if reply.columns or self._columns:
-            self._columns.write(rows, reply.columns)
-        report.infos.update(reply.infos)
-        return ids
 
     # --- rows ---
 
