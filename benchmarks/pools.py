@@ -23,7 +23,7 @@ from rich.table import Table
 
 import marlvec
 
-SIZES = (16, 64, 256, 1024)
+SIZES = (64, 1024, 4096)
 Clock = Callable[[], float]
 
 

@@ -53,6 +53,7 @@ class PoolShard:
         self._mode = autoreset_mode
         self._check_mode()
         n = pool.num_envs
+        self._everyone = np.arange(n)
         self._asked = np.full(n, _RESET, np.int8)
         self._over = np.zeros(n, np.bool_)  # next_step: the episode is over, the next step begins another
         self._fresh = np.zeros(n, np.bool_)  # the next step is the episode's first
@@ -112,25 +113,25 @@ class PoolShard:
 
     def ask_step(self, ids: Ids) -> None:
         """Ask for a step with the actions in the rows."""
-        ids = np.sort(ids)
-        over = self._over[ids]
+        ids = self._in_order(ids)
+        over = self._over[self._rows(ids)]
         if np.count_nonzero(over):
-            again = ids[over]
+            again, going = ids[over], ids[~over]
             self._over[again] = False
             self._asked[again] = _NEXT
-            self._asked[ids[~over]] = _STEP
+            self._asked[going] = _STEP
             if self._pool.own_mode == "disabled":
                 nothing: list[None] = [None] * len(again)
                 self.line.ask(len(again), partial(self._pool.begin, again, nothing, nothing))
-                ids = ids[~over]
-                if not len(ids):
+                if not len(going):
                     return
+                ids = going
         else:
-            self._asked[ids] = _STEP
+            self._asked[self._rows(ids)] = _STEP
         self._send(ids)
 
     def _send(self, ids: Ids) -> None:
-        rows, buffers = rows_of(ids), self._buffers
+        rows, buffers = self._rows(ids), self._buffers
         acting = buffers.acting[rows]
         actions: list[NDArray[Any]] = [leaf[rows] for leaf in buffers.actions[0]]
         if not acting.all():  # what the others are made to say may be anything
@@ -150,12 +151,12 @@ class PoolShard:
         Raises:
             ContractError: The pool says something that cannot be.
         """
-        if len(reply.env_ids) > 1 and (reply.env_ids[1:] < reply.env_ids[:-1]).any():
+        ids = self._in_order(reply.env_ids)
+        if ids is not reply.env_ids and not np.array_equal(ids, reply.env_ids):
             reply = reply.only(np.argsort(reply.env_ids))
-        report, ids, buffers = Report(infos=reply.infos), reply.env_ids, self._buffers
-        rows = rows_of(ids)
+        report, rows = Report(infos=reply.infos), self._rows(ids)
         ended = reply.terminated | reply.truncated
-        began = self._note_beginnings(reply, rows, ended)
+        began = self._note_beginnings(reply, ids, rows, ended)
         present = self._note_rows(reply, rows, began)
         if present is not None:
             ended &= present
@@ -175,14 +176,14 @@ class PoolShard:
             report.columns, report.final_columns = self._columns, self._final_columns
         return ready, report
 
-    def _note_beginnings(self, reply: PoolReply, rows: Selection, ended: BoolArray) -> BoolArray | None:
+    def _note_beginnings(self, reply: PoolReply, ids: Ids, rows: Selection, ended: BoolArray) -> BoolArray | None:
         """Clear what these rows said before, unless an autoreset in the same step goes on with it.
 
         Returns:
             Whose episodes begin with this row, (n,) bool; None where nobody's does.
         """
-        ids, buffers = reply.env_ids, self._buffers
-        asked = self._asked[ids]
+        buffers = self._buffers
+        asked = self._asked[rows]
         began = None if not np.count_nonzero(asked) else asked != _STEP
         self._check_beginnings(reply, ended, began)
         if self._any_told:  # final observations of the episode before go with the first step of the next
@@ -223,10 +224,11 @@ class PoolShard:
                 )
         if began is None:
             return
-        if ended[began].any():
+        begun = began[:, None]
+        if np.count_nonzero(ended & begun):
             over = ids[ended.any(axis=1) & began].tolist()
             raise self._broken(f"in envs {over} the episode is over right after its reset")
-        if reply.reward[began].any():
+        if np.count_nonzero((reply.reward != 0) & begun):
             raise self._broken(f"envs {ids[reply.reward.any(axis=1) & began].tolist()} pay for a reset")
         if reply.present is not None and not reply.present[began].any(axis=1).all():
             empty = ids[began & ~reply.present.any(axis=1)].tolist()
@@ -289,6 +291,16 @@ class PoolShard:
         return reply.env_ids[~done]
 
     # --- rows ---
+
+    def _in_order(self, ids: Ids) -> Ids:
+        """These envs, ascending; the same array every time where they are all."""
+        if len(ids) == len(self._everyone):
+            return self._everyone
+        return np.sort(ids) if (ids[1:] < ids[:-1]).any() else ids
+
+    def _rows(self, ids: Ids) -> Selection:
+        """The rows of envs that are in order: a slice, so that nothing is copied, where they follow on one another."""
+        return slice(None) if ids is self._everyone else rows_of(ids)
 
     def _write_obs(self, reply: PoolReply, rows: Selection, present: BoolArray | None) -> None:
         for target, leaf in zip(self._buffers.obs[0], reply.obs, strict=True):
