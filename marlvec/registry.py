@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from marlvec.envs.catalog import catalog, gymnasium_entry
+from marlvec.envs.catalog import ENVPOOL, catalog, envpool_entry, gymnasium_entry
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.factory import EnvEntry, EnvFactory
 from marlvec.envs.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
@@ -21,6 +21,7 @@ from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError,
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.engine import SettingsArguments
 from marlvec.vector.native import is_exact, make_native
+from marlvec.vector.pool import make_pool
 from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv
@@ -80,13 +81,16 @@ def make(
 
     Args:
         env: What to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
-            ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``), ``"module:attr"``, an env class, a factory, or
-            a list with one of these per env. A factory that declares an argument ``env_index`` or ``num_envs`` is told.
+            ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``, an
+            env class, a factory, or a list with one of these per env. A factory that declares an argument ``env_index``
+            or ``num_envs`` is told.
         num_envs: N; default 1, or the length of the list.
         backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
             that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled worlds in
-            this process, for envs that have them (docs/native.md); ``"auto"``: native where that has the same numbers
-            bit for bit, is installed and supports all that is asked for, else async.
+            this process, for envs that have them (docs/native.md); ``"pool"``: one object that holds all envs
+            (docs/interop.md): ``gymnasium.make_vec``'s for Gymnasium's ids, or what your factory makes of ``num_envs``
+            and ``seed``; ids of EnvPool's know no other backend, and take it whatever is asked for; ``"auto"``: native
+            where that has the same numbers bit for bit, is installed and supports all that is asked for, else async.
         num_workers: Worker processes or threads; default: one per usable core, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
             returns its first observation, and ``infos["final_observation"]`` the last one; ``"next_step"``: the next
@@ -172,6 +176,10 @@ def make(
         ("worker", worker, None),
         ("step_timeout", step_timeout, None),
     )
+    if recipes[0].factory.entry.family == ENVPOOL:
+        if backend not in ("async", "auto", "pool"):
+            raise ArgumentError(f"backend={backend!r}: EnvPool's envs run in threads of its own; leave it out")
+        backend = "pool"
     if backend == "auto":
         asks_for_processes = any(value != default for _, value, default in processes)
         backend = "async" if asks_for_processes or not is_exact(recipes) else "native"
@@ -186,8 +194,8 @@ def make(
             step_timeout=step_timeout,
             **settings,
         )
-    if backend not in ("sync", "thread", "native"):
-        raise ArgumentError(f"backend must be 'async', 'thread', 'sync', 'native' or 'auto', got {backend!r}")
+    if backend not in ("sync", "thread", "native", "pool"):
+        raise ArgumentError(f"backend must be 'async', 'thread', 'sync', 'native', 'pool' or 'auto', got {backend!r}")
     for name, value, default in processes:
         if value != default:
             raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
@@ -195,6 +203,12 @@ def make(
         return make_native(recipes, num_workers, settings)
     if backend == "thread":
         return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
+    if backend == "pool":
+        if num_workers is not None:
+            raise ArgumentError(
+                f"num_workers={num_workers!r}: a pool has threads of its own; for EnvPool's, num_threads=…"
+            )
+        return make_pool(recipes, settings)
     if num_workers is not None:
         raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend='sync' has none")
     return SyncVectorEnv(recipes, **settings)
@@ -334,6 +348,8 @@ def _find(name: str) -> EnvEntry:
     """Look up an id, whole or shortened."""
     if name in _entries:
         return _entries[name]
+    if name.startswith(f"{ENVPOOL}/"):
+        return envpool_entry(name.removeprefix(f"{ENVPOOL}/"))
     wanted, version = _split(name)
     matches: dict[str, list[tuple[int, EnvEntry]]] = {}
     for entry in _entries.values():

@@ -13,7 +13,19 @@ import gymnasium
 
 from marlvec.envs.factory import EnvEntry
 
-__all__ = ["atari_env", "catalog", "gymnasium_entry", "gymnasium_env", "openspiel_env", "pettingzoo_env"]
+__all__ = [
+    "ENVPOOL",
+    "atari_env",
+    "catalog",
+    "envpool_entry",
+    "gymnasium_entry",
+    "gymnasium_env",
+    "openspiel_env",
+    "pettingzoo_env",
+]
+
+ENVPOOL = "envpool"
+"""Family, and namespace of ids, of EnvPool's tasks."""
 
 _MPE = (
     "collect_treasure_v1",
@@ -185,6 +197,22 @@ def openspiel_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
     from marlvec.envs.seed_stream import SeedStream  # imports PettingZoo
 
     return SeedStream(env)
+
+
+def envpool_entry(task_id: str) -> EnvEntry:
+    """Entry of one of EnvPool's tasks; whether there is such a task shows when it is built.
+
+    Args:
+        task_id: EnvPool's own id, e.g. ``"Pong-v5"``.
+    """
+    return EnvEntry(
+        f"{ENVPOOL}/{task_id}",
+        "marlvec.interop.envpool:build",
+        {"task_id": task_id},
+        family=ENVPOOL,
+        extra="envpool",
+        packages=("envpool",),
+    )
 
 
 def gymnasium_entry(env_id: str) -> EnvEntry:

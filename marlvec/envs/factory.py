@@ -87,6 +87,10 @@ class EnvFactory:
         """Return the same with these keyword arguments over the present ones."""
         return replace(self, kwargs={**self.kwargs, **kwargs}) if kwargs else self
 
+    def takes(self, name: str) -> bool:
+        """Whether what builds the env declares an argument of this name; imports it."""
+        return name in _declared(self.entry.load())
+
     def __call__(self, *, env_index: int | None = None, num_envs: int | None = None, **kwargs: Any) -> Any:
         """Build an env.
 

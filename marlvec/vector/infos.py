@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from marlvec.envs.infos import MAX_DEPTH
 from marlvec.envs.spec import COMMON, Info
 
-__all__ = ["RESERVED", "infos_from_list", "infos_to_list", "stack_infos"]
+__all__ = ["AGENTS", "RESERVED", "infos_from_list", "infos_to_list", "is_plain", "stack_infos"]
 
 AGENTS = "__agents__"
 
@@ -79,7 +79,7 @@ def stack_infos(infos: Mapping[int, Info], num_envs: int, agents: Sequence[str])
     for space, found, shape in ((AGENTS, of_agents, (num_envs, len(agents))), (COMMON, of_envs, (num_envs,))):
         for key, values in found.items():
             array, mask = _stack(values, shape)
-            if _is_plain(key) and not (key in both and space == COMMON):
+            if is_plain(key) and not (key in both and space == COMMON):
                 out[key], out["_" + key] = array, mask
             else:
                 out.setdefault(space, {})[key] = (array, mask)
@@ -118,7 +118,8 @@ def infos_to_list(infos: Mapping[str, Any], agents: Sequence[str], num_envs: int
     return out
 
 
-def _is_plain(key: Any) -> bool:
+def is_plain(key: Any) -> bool:
+    """Whether an info of this key can stand at the top level."""
     return isinstance(key, str) and bool(key) and not key.startswith("_") and key not in RESERVED
 
 

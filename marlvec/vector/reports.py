@@ -10,6 +10,7 @@ import cloudpickle
 
 from marlvec.envs.spec import Info
 from marlvec.errors import ContractError, Failure
+from marlvec.vector.columns import Columns
 from marlvec.vector.faults import capture, pack_failure, picklable, unpack_failure
 
 __all__ = ["MAX_BYTES", "Report", "pack_report", "unpack_report"]
@@ -28,6 +29,8 @@ class Report:
         failures: What went wrong, at most one per env.
         answers: What control commands returned.
         faults: Envs that lost their episode, and to what; only in the parent, see `marlvec.vector.recovery`.
+        columns: Infos that came as arrays, see `marlvec.vector.columns`; None but from a pool.
+        final_columns: Likewise, as ``final_infos``.
     """
 
     infos: dict[int, Info] = field(default_factory=dict)
@@ -35,9 +38,12 @@ class Report:
     failures: list[Failure] = field(default_factory=list)
     answers: dict[int, Any] = field(default_factory=dict)
     faults: dict[int, Failure] = field(default_factory=dict)
+    columns: Columns | None = None
+    final_columns: Columns | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.infos or self.final_infos or self.failures or self.answers or self.faults)
+        told = self.infos or self.final_infos or self.failures or self.answers or self.faults
+        return bool(told) or self.columns is not None
 
     def update(self, other: Report) -> None:
         """Take in another shard's report."""
@@ -46,6 +52,8 @@ class Report:
         self.failures.extend(other.failures)
         self.answers.update(other.answers)
         self.faults.update(other.faults)
+        if other.columns is not None:
+            self.columns, self.final_columns = other.columns, other.final_columns
 
     def shifted(self, first: int) -> Report:
         """The same with global env indices, ``first`` being that of local env 0; failures have them already."""

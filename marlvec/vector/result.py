@@ -12,6 +12,7 @@ from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import RestartQuietly
 from marlvec.spaces import own_objects
 from marlvec.vector.buffers import Buffers, Selection, split_flags
+from marlvec.vector.columns import Cut, fill_in
 from marlvec.vector.infos import stack_infos
 from marlvec.vector.reports import Report
 
@@ -44,7 +45,9 @@ class VectorStep:
     """
 
     __slots__ = (
+        "_columns",
         "_faults",
+        "_final_columns",
         "_final_infos",
         "_grouped",
         "_infos",
@@ -82,6 +85,8 @@ class VectorStep:
         self._spec: EnvSpec = buffers.spec
         self._grouped = grouped
         self._infos, self._final_infos, self._faults = report.infos, report.final_infos, report.faults
+        self._columns: Cut = {} if report.columns is None else report.columns.cut(cut)
+        self._final_columns: Cut = {} if report.final_columns is None else report.final_columns.cut(cut)
         self.env_ids = env_ids
         cut_leaf = _with_own_objects(cut) if copy and buffers.has_objects else cut
         self.obs_leaves = [[cut_leaf(leaf) for leaf in leaves] for leaves in buffers.obs]
@@ -167,6 +172,8 @@ class VectorStep:
     def infos(self) -> dict[str, Any]:
         """Gymnasium's dict of arrays, see `marlvec.vector.infos`; first axis is that of ``env_ids``."""
         out = self._stack(self._infos) if self._infos else {}
+        if self._columns:
+            fill_in(out, self._columns, len(self._spec.agents))
         out["alive"] = self.alive
         out["acting"] = self.acting
         mask = self.action_mask
@@ -189,6 +196,9 @@ class VectorStep:
         if self._final_infos:
             out["final_info"] = self._stack(self._final_infos)
             out["_final_info"] = np.isin(self.env_ids, list(self._final_infos))
+        if self._final_columns:
+            fill_in(out.setdefault("final_info", {}), self._final_columns, len(self._spec.agents))
+            out["_final_info"] = whole
         return out
 
     @property

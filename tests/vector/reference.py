@@ -414,6 +414,7 @@ def record(
     seed: int = 0,
     episodes: int = 3,
     interrupt: float = 0.0,
+    reseed: float = 0.5,
 ) -> list[Call]:
     """Play until every env has ended so many episodes.
 
@@ -423,6 +424,7 @@ def record(
         seed: Of the first reset, and of the actions.
         episodes: At least three.
         interrupt: How often some envs are reset explicitly, whatever they are doing.
+        reseed: How often such a reset has a seed.
     """
     reference = Reference(factories, mode)
     everyone = list(range(len(factories)))
@@ -441,7 +443,7 @@ def record(
                 {*reset, *rng.choice(everyone, int(rng.integers(len(everyone) + 1)), replace=False).tolist()}
             )
         if reset:
-            seeds = [None if rng.random() < 0.5 else int(rng.integers(2**32)) for _ in reset]
+            seeds = [None if rng.random() >= reseed else int(rng.integers(2**32)) for _ in reset]
             for world in reference.worlds:
                 world.infos, world.final_infos = {}, {}  # those of envs that are not asked are not told again
             reference.reset(reset, seeds)

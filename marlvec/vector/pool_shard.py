@@ -1,0 +1,353 @@
+"""What must hold for one env, for all envs of a pool at once: the counterpart of `Shard` for envs that come in batches.
+
+The rows it leaves behind are those that `Shard` leaves behind for the same worlds, bit for bit. One thing differs: of
+a turn-based game a pool may show all players every move, where PettingZoo's AEC shows it to the one who acts next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.native.contract import rows_of
+from marlvec.vector.buffers import Buffers, Selection
+from marlvec.vector.columns import Columns
+from marlvec.vector.pool_line import PoolLine
+from marlvec.vector.pools.pool import Pool, PoolReply
+from marlvec.vector.reports import Report
+
+__all__ = ["PoolShard"]
+
+Ids = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+# What an env was asked for last: a step; a reset; the autoreset of same_step, of which its row tells together with the
+# step before; the autoreset of next_step.
+_STEP, _RESET, _AGAIN, _NEXT = range(4)
+
+
+class PoolShard:
+    """All envs of a pool.
+
+    Args:
+        pool: The pool.
+        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
+
+    Attributes:
+        spec: What one env looks like.
+        line: The line to the pool.
+
+    Raises:
+        ArgumentError: The pool cannot do that.
+    """
+
+    def __init__(self, pool: Pool, autoreset_mode: str) -> None:
+        self.spec = pool.spec
+        self.line = PoolLine(pool)
+        self._pool = pool
+        self._mode = autoreset_mode
+        self._check_mode()
+        n = pool.num_envs
+        self._everyone = np.arange(n)
+        self._asked = np.full(n, _RESET, np.int8)
+        self._over = np.zeros(n, np.bool_)  # next_step: the episode is over, the next step begins another
+        self._fresh = np.zeros(n, np.bool_)  # the next step is the episode's first
+        self._told = np.zeros(n, np.bool_)  # final observations are in the row
+        self._any_told = False
+        self._had_rows = np.zeros((n, len(pool.spec.agents)), np.bool_)
+        self._columns, self._final_columns = Columns(n), Columns(n)
+        (group,) = pool.spec.groups
+        self._harmless = [_harmless(leaf.space) for leaf in group.action_tree.leaves]
+        self._declares_mask = group.mask_size is not None
+        self._masked = self._declares_mask  # a mask has been written
+
+    def _check_mode(self) -> None:
+        pool, mode = self._pool, self._mode
+        name = f"autoreset_mode={mode!r}: {pool.spec.name}"
+        if pool.own_mode == "same_step" and mode != "same_step":
+            raise ArgumentError(f"{name} begins the next episode in the same step by itself; take 'same_step'")
+        if pool.whole and pool.own_mode != mode and not (pool.own_mode == "disabled" and mode == "same_step"):
+            raise ArgumentError(f"{name} steps all its envs at once, and its own mode is {pool.own_mode!r}; take that")
+        if 0 < pool.num_spares < pool.batch_size - 1 and not pool.alone:
+            raise ArgumentError(
+                f"{pool.spec.name} hands out {pool.batch_size} rows at a time: expected no spare envs or at least "
+                f"{pool.batch_size - 1}, got {pool.num_spares}"
+            )
+        if missing := self.line.short_of(1) if mode == "same_step" else self.line.short_of(pool.num_envs):
+            raise ArgumentError(
+                f"{name} hands out {pool.batch_size} rows at a time, and {missing} more envs are needed as spares to "
+                f"fill up batches. PoolVectorEnv(pool, num_envs=…) leaves envs over, and marlvec.make() provides them; "
+                f"or take 'next_step' and a batch_size that divides num_envs={pool.num_envs}"
+            )
+
+    def attach(self, buffers: Buffers) -> None:
+        """Give the envs their rows. Must come before `ask`."""
+        self._buffers = buffers
+
+    # --- asking ---
+
+    def ask_reset(
+        self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None], *, alone: bool
+    ) -> None:
+        """Ask for new episodes. Cancels any autoreset that was due.
+
+        Args:
+            ids: Which envs.
+            seeds: One per env, or None.
+            options: Likewise.
+            alone: Whether nothing else is under way, nor arrived and not handed out.
+        """
+        if alone:  # what others have said before is told already
+            self._columns.forget(slice(None))
+            self._final_columns.forget(slice(None))
+        if self.line.empty and any(seed is not None for seed in seeds):
+            self.line.start_anew()
+        self._asked[ids] = _RESET
+        self._over[ids] = False
+        self.line.ask(len(ids), partial(self._pool.begin, ids, seeds, options))
+
+    def ask_step(self, ids: Ids) -> None:
+        """Ask for a step with the actions in the rows."""
+        ids = self._in_order(ids)
+        over = self._over[self._rows(ids)]
+        if np.count_nonzero(over):
+            again, going = ids[over], ids[~over]
+            self._over[again] = False
+            self._asked[again] = _NEXT
+            self._asked[going] = _STEP
+            if self._pool.own_mode == "disabled":
+                nothing: list[None] = [None] * len(again)
+                self.line.ask(len(again), partial(self._pool.begin, again, nothing, nothing))
+                if not len(going):
+                    return
+                ids = going
+        else:
+            self._asked[self._rows(ids)] = _STEP
+        self._send(ids)
+
+    def _send(self, ids: Ids) -> None:
+        rows, buffers = self._rows(ids), self._buffers
+        acting = buffers.acting[rows]
+        actions: list[NDArray[Any]] = [leaf[rows] for leaf in buffers.actions[0]]
+        if not acting.all():  # what the others are made to say may be anything
+            for k, (action, harmless) in enumerate(zip(actions, self._harmless, strict=True)):
+                lead = acting.reshape(acting.shape + (1,) * (action.ndim - 2))
+                actions[k] = np.where(lead, action, harmless)
+        self.line.ask(len(ids), partial(self._pool.send, ids, actions, acting))
+
+    # --- taking in answers ---
+
+    def take(self, reply: PoolReply) -> tuple[Ids, Report]:
+        """Write the rows of an answer.
+
+        Returns:
+            The envs that are ready now, and what they report.
+
+        Raises:
+            ContractError: The pool says something that cannot be.
+        """
+        ids = self._in_order(reply.env_ids)
+        if ids is not reply.env_ids and not np.array_equal(ids, reply.env_ids):
+            reply = reply.only(np.argsort(reply.env_ids))
+        report, rows = Report(infos=reply.infos), self._rows(ids)
+        ended = reply.terminated | reply.truncated
+        began = self._note_beginnings(reply, ids, rows, ended)
+        present = self._note_rows(reply, rows, began)
+        if present is not None:
+            ended &= present
+        any_ended = np.count_nonzero(ended) > 0
+        done = self._note_ends(reply, rows, ended, present) if any_ended else None
+        if not any_ended and not (present is None and began is None and reply.acting is None and reply.mask is None):
+            self._write_turns(reply, rows, np.ones(ended.shape, np.bool_) if present is None else present)
+        self._write_obs(reply, rows, present)
+        if reply.columns or self._columns:
+            self._columns.write(rows, reply.columns)
+        ready = ids
+        if done is not None:
+            self._snapshot(reply, ended)
+            if np.count_nonzero(done):
+                ready = self._finish(reply, done, report)
+        if self._columns or self._final_columns:
+            report.columns, report.final_columns = self._columns, self._final_columns
+        return ready, report
+
+    def _note_beginnings(self, reply: PoolReply, ids: Ids, rows: Selection, ended: BoolArray) -> BoolArray | None:
+        """Clear what these rows said before, unless an autoreset in the same step goes on with it.
+
+        Returns:
+            Whose episodes begin with this row, (n,) bool; None where nobody's does.
+        """
+        buffers = self._buffers
+        asked = self._asked[rows]
+        began = None if not np.count_nonzero(asked) else asked != _STEP
+        self._check_beginnings(reply, ended, began)
+        if self._any_told:  # final observations of the episode before go with the first step of the next
+            stepped = self._fresh[rows] & self._told[rows]
+            if began is not None:
+                stepped &= ~began
+            if np.count_nonzero(stepped):
+                self._clear_finals(ids[stepped])
+        self._fresh[rows] = False if began is None else began
+        new: Selection = rows
+        if began is not None and self._mode == "same_step" and np.count_nonzero(again := asked == _AGAIN):
+            new = ids[~again]
+            buffers.reward[new] = reply.reward[~again]
+        else:
+            buffers.reward[rows] = reply.reward
+        buffers.events[new] = False
+        if self._final_columns:
+            self._final_columns.forget(new)
+        if began is not None and self._mode == "next_step":
+            buffers.reset_mask[rows] = asked == _NEXT
+        return began
+
+    def _check_beginnings(self, reply: PoolReply, ended: BoolArray, began: BoolArray | None) -> None:
+        """What a pool says of beginnings must be what it was asked for.
+
+        Raises:
+            ContractError: It is not.
+        """
+        ids = reply.env_ids
+        if reply.elapsed is not None and reply.endings is None:
+            at_start = reply.elapsed == 0
+            wrong = at_start if began is None else at_start != began
+            if np.count_nonzero(wrong):
+                i = int(wrong.argmax())
+                what = "stepped" if at_start[i] else "reset"
+                raise self._broken(
+                    f"env {ids[i]} was {what}, and says that {reply.elapsed[i]} steps have passed since its reset"
+                )
+        if began is None:
+            return
+        begun = began[:, None]
+        if np.count_nonzero(ended & begun):
+            over = ids[ended.any(axis=1) & began].tolist()
+            raise self._broken(f"in envs {over} the episode is over right after its reset")
+        if np.count_nonzero((reply.reward != 0) & begun):
+            raise self._broken(f"envs {ids[reply.reward.any(axis=1) & began].tolist()} pay for a reset")
+        if reply.present is not None and not reply.present[began].any(axis=1).all():
+            empty = ids[began & ~reply.present.any(axis=1)].tolist()
+            raise self._broken(f"in envs {empty} nobody is there after a reset")
+
+    def _note_rows(self, reply: PoolReply, rows: Selection, began: BoolArray | None) -> BoolArray | None:
+        """Who is in the episode, or ends in this step, (n, A) bool; None for everybody.
+
+        Who has a row, was not alive and had none before is born. Who had one is padding, to keep rows in their places.
+        """
+        before = self._buffers.alive[rows]
+        if began is not None:
+            before = np.where(began[:, None], True if reply.present is None else reply.present, before)
+        if reply.present is None and before.all():
+            if began is not None:
+                self._had_rows[rows] = True
+            return None
+        given = np.ones(before.shape, np.bool_) if reply.present is None else reply.present
+        if np.count_nonzero(lost := before & ~given):
+            i, a = np.argwhere(lost)[0].tolist()
+            who = f"agent {self.spec.agents[a]!r} of env {reply.env_ids[i]}"
+            raise self._broken(f"{who} is gone, and was neither terminated nor truncated")
+        present = given & (before | ~self._had_rows[rows])
+        self._had_rows[rows] = given
+        return present
+
+    def _note_ends(self, reply: PoolReply, rows: Selection, ended: BoolArray, present: BoolArray | None) -> BoolArray:
+        """Write who ended, who is alive and who acts; returns in which envs the episode is over, (n,) bool."""
+        buffers = self._buffers
+        buffers.terminated[rows] |= reply.terminated & ended
+        buffers.truncated[rows] |= reply.truncated & ended
+        alive = ~ended if present is None else present & ~ended
+        done = ended.any(axis=1) & ~alive.any(axis=1)
+        buffers.done[rows] |= done
+        if reply.endings is not None:
+            alive = alive | reply.endings.ended[:, None]
+        self._write_turns(reply, rows, alive)
+        return np.asarray(done)
+
+    def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
+        """Episodes are over; begin the next ones if the mode says so. Returns who is ready."""
+        over = reply.env_ids[done]
+        if self._mode == "next_step":
+            self._over[over] = True
+        if self._mode != "same_step":
+            return reply.env_ids
+        if reply.endings is not None:
+            report.final_infos.update(reply.endings.infos)
+            self._fresh[over] = True
+            return reply.env_ids
+        if reply.columns:
+            self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
+        report.final_infos.update({i: report.infos.pop(i) for i in over.tolist() if i in report.infos})
+        self._asked[over] = _AGAIN
+        if self._pool.own_mode == "next_step":
+            self._send(over)
+        else:
+            nothing: list[None] = [None] * len(over)
+            self.line.ask(len(over), partial(self._pool.begin, over, nothing, nothing))
+        return reply.env_ids[~done]
+
+    # --- rows ---
+
+    def _in_order(self, ids: Ids) -> Ids:
+        """These envs, ascending; the same array every time where they are all."""
+        if len(ids) == len(self._everyone):
+            return self._everyone
+        return np.sort(ids) if (ids[1:] < ids[:-1]).any() else ids
+
+    def _rows(self, ids: Ids) -> Selection:
+        """The rows of envs that are in order: a slice, so that nothing is copied, where they follow on one another."""
+        return slice(None) if ids is self._everyone else rows_of(ids)
+
+    def _write_obs(self, reply: PoolReply, rows: Selection, present: BoolArray | None) -> None:
+        for target, leaf in zip(self._buffers.obs[0], reply.obs, strict=True):
+            if present is not None:
+                leaf = np.where(present.reshape(present.shape + (1,) * (leaf.ndim - 2)), leaf, 0)
+            target[rows] = leaf
+
+    def _write_turns(self, reply: PoolReply, rows: Selection, alive: BoolArray) -> None:
+        """Write who is there, who acts, and what may be done."""
+        buffers = self._buffers
+        acting = alive if reply.acting is None else reply.acting & alive
+        buffers.alive[rows] = alive
+        buffers.acting[rows] = acting
+        mask = buffers.action_masks[0]
+        if reply.mask is not None and mask is not None:
+            if not self._declares_mask:
+                buffers.masked[rows] = True
+            mask[rows] = reply.mask | ~acting[:, :, None]
+            self._masked = True
+        elif self._masked:
+            buffers.clear_masks(rows)
+
+    def _snapshot(self, reply: PoolReply, ended: BoolArray) -> None:
+        """Keep the observations of agents that ended, before the next episode writes over them."""
+        buffers, endings = self._buffers, reply.endings
+        where, who = np.nonzero(ended)
+        envs = reply.env_ids[where]
+        for k, target in enumerate(buffers.final_obs[0]):
+            target[envs, who] = buffers.obs[0][k][envs, who] if endings is None else endings.obs[k][where, who]
+        self._told[envs] = True
+        self._any_told = True
+
+    def _clear_finals(self, ids: Ids) -> None:
+        if not len(ids):
+            return
+        self._told[ids] = False
+        self._any_told = bool(self._told.any())
+        for leaf in self._buffers.final_obs[0]:
+            leaf[ids] = 0
+
+    def _broken(self, problem: str) -> ContractError:
+        return ContractError(f"{self.spec.name}: {problem}")
+
+
+def _harmless(space: Any) -> NDArray[Any]:
+    """An action that lies in the space, for those who need not act."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is not None and high is not None:
+        return np.clip(np.zeros(space.shape, space.dtype), low, high)
+    return np.asarray(np.zeros(space.shape, space.dtype) + getattr(space, "start", 0), space.dtype)

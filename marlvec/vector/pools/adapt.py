@@ -1,0 +1,134 @@
+"""From whatever holds many envs to a `Pool`, and from recipes for single envs to one pool of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from marlvec.envs.catalog import gymnasium_entry
+from marlvec.envs.factory import EnvFactory
+from marlvec.envs.recipe import Recipe
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.vector.pools.duck import DuckPool, form_of
+from marlvec.vector.pools.gymnasium import AUTORESET_MODES, GymnasiumPool
+from marlvec.vector.pools.pool import Pool
+
+__all__ = ["adapt_pool", "build_pool"]
+
+
+def adapt_pool(pool: Any, *, num_envs: int | None = None) -> Pool:
+    """Put the right adapter round a pool.
+
+    Args:
+        pool: One of EnvPool's, something that looks like one (``send``, ``recv`` and ``reset``), a Gymnasium vector
+            env, or a `Pool`, which is returned as it is.
+        num_envs: How many of its envs are for use; the others fill up batches. None: all.
+
+    Raises:
+        ContractError: It is none of these.
+        ArgumentError: It has not so many envs, or cannot leave some over.
+    """
+    # EnvPool's pools are Gymnasium vector envs by name, so this comes first.
+    if not isinstance(pool, Pool) and all(callable(getattr(pool, name, None)) for name in ("send", "recv", "reset")):
+        return DuckPool(form_of(pool), pool=pool, open=_maker_of(pool), num_envs=num_envs)
+    if not isinstance(pool, (Pool, gymnasium.vector.VectorEnv)):
+        raise ContractError(
+            f"expected a pool (send, recv and reset, as EnvPool's have them) or a Gymnasium vector env, "
+            f"got {type(pool).__name__}"
+        )
+    found = pool if isinstance(pool, Pool) else GymnasiumPool(pool)
+    if num_envs not in (None, found.num_envs):
+        raise ArgumentError(f"num_envs={num_envs}, but {found.spec.name} has {found.num_envs}")
+    return found
+
+
+def _maker_of(pool: Any) -> Any:
+    """What makes a pool like this one of other seeds: for one of EnvPool's, from its spec."""
+    spec = getattr(pool, "spec", None)
+    config = getattr(spec, "config", None)
+    if config is None or not {"env_seed", "seed"} <= set(getattr(config, "_fields", ())):
+        return None
+    kind: Any = type(pool)
+    spec_kind: Any = type(spec)
+    wrapping = {name: value for name, value in vars(pool).items() if name.startswith("_render_")}
+
+    def make(seeds: list[int] | None) -> Any:
+        assert seeds is not None  # the first pool is there already
+        made: Any = kind(spec_kind(config._replace(seed=0, env_seed=seeds)))
+        for name, value in wrapping.items():
+            setattr(made, name, value)
+        return made
+
+    return make
+
+
+def build_pool(recipes: Sequence[Recipe], autoreset_mode: str) -> Pool:
+    """Build one pool of all the envs that these recipes ask for.
+
+    Args:
+        recipes: One per env, all alike. What they name is called once, for all envs: it takes ``num_envs``, and
+            ``seed`` (a list of one per env, or None) if it can be made anew with other seeds.
+        autoreset_mode: The mode wanted, for those who let one choose.
+
+    Raises:
+        ArgumentError: They differ, or ask for something that a pool cannot do.
+        ContractError: What was built is no pool.
+        MissingExtraError: A package is not installed.
+        TypeError: It does not take an argument.
+    """
+    first = recipes[0]
+    name, factory = first.factory.entry.id, first.factory
+    for recipe in recipes:
+        if recipe.factory.entry != factory.entry or recipe.factory.kwargs != factory.kwargs:
+            raise ArgumentError(f"{name}: one pool has envs of one kind, and env {recipe.env_index} differs from env 0")
+        if recipe.render_mode != first.render_mode:
+            raise ArgumentError(f"{name}: one pool has one render mode, and env {recipe.env_index} another than env 0")
+    if first.wrappers:
+        raise ArgumentError(f"{name}: a pool's envs are not in reach of wrappers; backend='async' has envs of its own")
+    asked = {"render_mode": first.render_mode, "max_episode_steps": first.max_episode_steps}
+    given = {key: value for key, value in asked.items() if value is not None}
+    if factory.entry.family == "gymnasium":
+        return GymnasiumPool(_gymnasium_envs(factory, len(recipes), given, autoreset_mode))
+    factory = factory.with_kwargs(**given)
+    takes_seeds = factory.takes("seed")
+
+    def make(seeds: list[int] | None) -> Any:
+        seeded = factory.with_kwargs(seed=seeds) if takes_seeds and seeds is not None else factory
+        return seeded(num_envs=len(recipes))
+
+    built = make(_fresh_seeds(len(recipes)) if takes_seeds and "seed" not in factory.kwargs else None)
+    try:
+        pool = adapt_pool(built)
+        if pool.num_envs != len(recipes):
+            raise ContractError(f"{name}: expected a pool of num_envs={len(recipes)}, got one of {pool.num_envs}")
+    except BaseException:
+        if hasattr(built, "close"):
+            built.close()
+        raise
+    if isinstance(pool, DuckPool) and pool is not built and takes_seeds:
+        pool.made_by(make)
+    return pool
+
+
+def _fresh_seeds(num_envs: int) -> list[int]:
+    return [int(word) >> 1 for word in np.random.SeedSequence().generate_state(num_envs)]
+
+
+def _gymnasium_envs(factory: EnvFactory, num_envs: int, given: Mapping[str, Any], autoreset_mode: str) -> Any:
+    """Gymnasium's own vector env, in the wanted mode where it lets one choose."""
+    env_id = factory.entry.id.removeprefix("gymnasium/")
+    kwargs = {
+        key: value for key, value in {**factory.kwargs, **given}.items() if (key, value) != ("max_episode_steps", -1)
+    }
+    kwargs.setdefault("vectorization_mode", "sync")
+    options = dict(kwargs.pop("vector_kwargs", {}))
+    if str(getattr(kwargs["vectorization_mode"], "value", kwargs["vectorization_mode"])) != "vector_entry_point":
+        options.setdefault("autoreset_mode", AUTORESET_MODES[autoreset_mode])
+        kwargs.setdefault("disable_env_checker", True)
+    try:
+        return gymnasium.make_vec(env_id, num_envs, vector_kwargs=options, **kwargs)
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        raise gymnasium_entry(env_id).missing(error) from error

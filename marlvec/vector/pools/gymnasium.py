@@ -1,0 +1,188 @@
+"""Gymnasium's vector envs as pools of games for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from numpy.typing import NDArray
+
+from marlvec.envs.gymnasium import AGENT
+from marlvec.envs.spec import COMMON, EnvSpec, Info, split_action_mask
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.spaces import SpaceTree
+from marlvec.vector.pools.pool import Endings, Pool, PoolReply
+
+__all__ = ["AUTORESET_MODES", "GymnasiumPool"]
+
+Ids = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+_FINAL_OBS, _FINAL_INFO = "final_obs", "final_info"
+
+
+class GymnasiumPool(Pool):
+    """A ``gymnasium.vector.VectorEnv``; it steps all its envs at once, and resets some if it knows ``reset_mask``.
+
+    Args:
+        envs: The vector env. ``metadata["autoreset_mode"]`` says what it does when an episode ends.
+
+    Raises:
+        ContractError: It does not say its autoreset mode, or an observation has no fixed-size array form.
+    """
+
+    whole = True
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
+        name = envs.spec.id if envs.spec is not None else type(envs.unwrapped).__name__
+        mode = envs.metadata.get("autoreset_mode")
+        if mode is None:
+            raise ContractError(f"{name}: expected metadata['autoreset_mode'] to say what it does when an episode ends")
+        self.num_envs = self.batch_size = int(envs.num_envs)
+        self.own_mode = str(getattr(mode, "name", mode)).lower()
+        self._envs = envs
+        self._asynchronous = envs if isinstance(envs, AsyncVectorEnv) else None  # a wrapper has no halves of calls
+        self._of_envs = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))  # not one that is all of them
+        self._everyone = np.arange(self.num_envs)
+        self._request: Callable[[], Any] | None = None
+        self._asked: Ids = self._everyone
+        space, action_space = envs.single_observation_space, envs.single_action_space
+        self._tree, self._actions = SpaceTree(space), SpaceTree(action_space)
+        for leaf in (*self._tree.leaves, *self._actions.leaves):
+            if leaf.is_object:
+                raise ContractError(
+                    f"{name}: {leaf} ({leaf.space}) has no fixed-size array form; backend='sync' takes it"
+                )
+        rest, mask_size = split_action_mask(space, action_space)
+        paths = [leaf.path for leaf in self._tree.leaves]
+        self._mask_leaf = paths.index("action_mask") if mask_size is not None else None
+        metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+        self.spec = EnvSpec(name, (AGENT,), (rest,), (action_space,), (mask_size,), metadata=metadata)
+
+    def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
+        name = self.spec.name
+        if any(option != options[0] for option in options):
+            raise ArgumentError(f"reset(options=…): {name} takes one dict for all envs")
+        if self._of_envs:
+            return
+        if len(ids) < self.num_envs:
+            raise ArgumentError(f"reset(env_ids=…): {name} resets all its envs at once, got {ids.tolist()}")
+
+    def begin(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
+        self._asked = ids
+        seed: Any = None
+        if any(one is not None for one in seeds):
+            by_env: list[int | None] = [None] * self.num_envs
+            for i, one in zip(ids.tolist(), seeds, strict=True):
+                by_env[i] = one
+            seed = by_env if self._of_envs else by_env[0]  # one that is all of its envs has one random stream
+        given = options[0] if len(options) else None
+        chosen = None if given is None else dict(given)  # Gymnasium takes out of it what it has read
+        if len(ids) < self.num_envs:
+            mask = np.zeros(self.num_envs, np.bool_)
+            mask[ids] = True
+            chosen = {**(chosen or {}), "reset_mask": mask}
+        if self._asynchronous is None:
+            self._request = partial(self._envs.reset, seed=seed, options=chosen)
+        else:
+            self._asynchronous.reset_async(seed=seed, options=chosen)
+            self._request = self._asynchronous.reset_wait
+
+    def send(self, ids: Ids, actions: Sequence[NDArray[Any]], acting: BoolArray) -> None:
+        if len(ids) < self.num_envs:
+            raise ArgumentError(f"{self.spec.name} steps all its {self.num_envs} envs at once, got {ids.tolist()}")
+        by_env = np.argsort(ids) if (ids[1:] < ids[:-1]).any() else slice(None)
+        action = self._actions.unflatten([leaf[:, 0][by_env] for leaf in actions])
+        self._asked = self._everyone
+        if self._asynchronous is None:
+            self._request = partial(self._envs.step, action)
+        else:
+            self._asynchronous.step_async(action)
+            self._request = self._asynchronous.step_wait
+
+    def recv(self) -> PoolReply:
+        request, self._request = self._request, None
+        assert request is not None
+        answer = request()
+        ids = self._asked
+        if len(answer) == 2:
+            obs, infos = answer
+            reward, terminated, truncated = np.zeros(self.num_envs), *np.zeros((2, self.num_envs), np.bool_)
+        else:
+            obs, reward, terminated, truncated, infos = answer
+        endings = None
+        ended = terminated | truncated
+        infos = dict(infos)
+        if self.own_mode == "same_step":
+            if ended.any():
+                endings = self._endings(ended, infos)
+            infos = {
+                key: value for key, value in infos.items() if key.removeprefix("_") not in (_FINAL_OBS, _FINAL_INFO)
+            }
+        leaves, mask = self._leaves(obs)
+        return PoolReply(
+            env_ids=ids,
+            obs=[leaf[ids, None] for leaf in leaves],
+            reward=np.asarray(reward)[ids, None],
+            terminated=np.asarray(terminated, np.bool_)[ids, None],
+            truncated=np.asarray(truncated, np.bool_)[ids, None],
+            mask=None if mask is None else mask[ids, None].astype(np.bool_),
+            infos={i: info for i, info in _by_env(infos).items() if i in set(ids.tolist())} if infos else {},
+            endings=endings,
+        )
+
+    def env(self, i: int) -> Any:
+        if not isinstance(self._envs.unwrapped, SyncVectorEnv):
+            raise ArgumentError(f"{self.spec.name}: its envs are not in this process, and cannot be asked for anything")
+        return self._envs.unwrapped.envs[i]
+
+    def close(self) -> None:
+        if not self._envs.closed:
+            self._envs.close()
+
+    def _leaves(self, obs: Any) -> tuple[list[NDArray[Any]], NDArray[Any] | None]:
+        leaves = [np.asarray(leaf) for leaf in self._tree.flatten(obs)]
+        return leaves, None if self._mask_leaf is None else leaves.pop(self._mask_leaf)
+
+    def _endings(self, ended: BoolArray, infos: Mapping[str, Any]) -> Endings:
+        """Final observations and infos, which stand env by env in an array of objects."""
+        if _FINAL_OBS not in infos:
+            raise ContractError(f"{self.spec.name}: episodes ended, and infos have no {_FINAL_OBS!r}")
+        out = [np.zeros((self.num_envs, 1, *leaf.shape), leaf.dtype) for leaf in self._tree.leaves]
+        for i in np.flatnonzero(ended).tolist():
+            for target, value in zip(out, self._tree.flatten(infos[_FINAL_OBS][i]), strict=True):
+                target[i, 0] = value
+        if self._mask_leaf is not None:
+            del out[self._mask_leaf]
+        return Endings(ended, out, _by_env(infos.get(_FINAL_INFO, {})))
+
+
+def _by_env(infos: Mapping[str, Any]) -> dict[int, Info]:
+    """Gymnasium's dict of arrays to one info for each env that has any."""
+    found: dict[int, dict[str, Any]] = {}
+    for key, values in infos.items():
+        mask = infos.get("_" + key)
+        if mask is None:
+            continue  # it is a mask
+        for i in np.flatnonzero(mask).tolist():
+            found.setdefault(i, {})[key] = _at(values, i)
+    return {i: {COMMON: info} for i, info in found.items()}
+
+
+def _at(values: Any, i: int) -> Any:
+    if isinstance(values, Mapping):
+        masks = {"_" + key for key in values}  # wrappers of Gymnasium's leave out those of inner dicts
+        given = {key: values.get("_" + key) for key in values if key not in masks}
+        return {key: _at(values[key], i) for key, mask in given.items() if mask is None or mask[i]}
+    value = values[i]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+AUTORESET_MODES = {mode.name.lower(): mode for mode in gymnasium.vector.AutoresetMode}
+"""Gymnasium's names for ours."""
