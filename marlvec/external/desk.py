@@ -137,8 +137,10 @@ class Desk:
         self._arrived.notify_all()
 
     @property
-    def _is_deserted(self) -> bool:
-        return self.drivers == 0 and all(place.episode is None for place in self.places)
+    def _is_hopeless(self) -> bool:
+        """Whether it is of no use to wait for a row."""
+        deserted = self.drivers == 0 and all(place.episode is None for place in self.places)
+        return deserted or self.closed or bool(self._errors)
 
     def tell(self) -> None:
         """Call what was to be called; without the lock."""
@@ -188,10 +190,13 @@ class Desk:
         Raises:
             Exception: What was given to `fail`.
             DriverGone: There is nothing, and nobody left to bring something.
+            ClosedError: It was closed.
         """
         with self.lock:
-            if not self._arrived.wait_for(lambda: self._ready or self._errors or self._is_deserted, timeout):
+            if not self._arrived.wait_for(lambda: self._ready or self._is_hopeless, timeout):
                 return []
+            if self.closed:
+                raise ClosedError("the vectorizer was closed while somebody waited for its envs")
             if self._errors:
                 raise self._errors.popleft()
             if not self._ready:
@@ -245,6 +250,7 @@ class Desk:
             self._later += self._wait_for_place
             self._wait_for_place.clear()
             self._changed.notify_all()
+            self._arrived.notify_all()
         self.tell()
 
     def _let_go(self, episode: Episode, reason: Exception) -> None:
