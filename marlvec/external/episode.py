@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import AnswerTimeout, ArgumentError, BusyError, EpisodeOver, MarlvecError, StateError
@@ -32,6 +32,7 @@ class Episode:
         env_id: Its slot.
         training_enabled: Whether it goes into batches.
         on_lost: Is told, once, that this side has lost the episode.
+        max_steps: After how many steps it is cut; None: never.
 
     Attributes:
         id: Its number; no other episode of this vectorizer has it.
@@ -41,13 +42,20 @@ class Episode:
     """
 
     def __init__(
-        self, desk: Desk, inspection: Inspection, env_id: int, *, training_enabled: bool, on_lost: OnLost | None
+        self,
+        desk: Desk,
+        inspection: Inspection,
+        env_id: int,
+        *,
+        training_enabled: bool,
+        on_lost: OnLost | None,
+        max_steps: int | None,
     ) -> None:
         self.id = next(desk.numbers)
         self.env_id, self.training_enabled = env_id, training_enabled
         self.over: Exception | None = None
         self._desk, self._inspection, self._on_lost = desk, inspection, on_lost
-        self._first = True
+        self._first, self._steps_left = True, max_steps
         self._waiting: Answer | None = None
         self._alive: set[int] = set()
         self._gone: set[int] = set()
@@ -100,7 +108,7 @@ class Episode:
             masks: Agent name to action mask.
 
         Raises:
-            EpisodeOver: It has ended, or was lost.
+            EpisodeOver: It has ended, or was lost; or time was up, and this was its end.
             BusyError: An answer is due, or too many rows wait.
             ArgumentError: Nobody acts, or an agent is unknown.
             StateError: An agent has ended already.
@@ -155,6 +163,8 @@ class Episode:
                 done = {} if logged is None else self._inspection.actions(logged, seen)
                 self._check_acting(seen, done, asks=asks)
                 paid, told = self._said(rewards, infos)
+                if self._steps_left == 1 and not self._first:
+                    self._cut(seen, paid, told)
                 for a, action in done.items():
                     told.setdefault(self._inspection.agents[a], {})["off_policy_action"] = action
                 self._alive.update(seen)
@@ -163,6 +173,7 @@ class Episode:
                 row.answer = None if answer is None else self._answer
                 self._desk.put(self.env_id, row)
         except MarlvecError as error:
+            self._desk.tell()
             raise self._placed(error, call) from None
 
     def _check_acting(self, seen: Mapping[int, Any], done: Mapping[int, Any], *, asks: bool) -> None:
@@ -318,6 +329,14 @@ class Episode:
 
     # --- inside; the desk is locked
 
+    def _cut(self, seen: Mapping[int, Any], paid: dict[int, float], told: Info) -> NoReturn:
+        """Time is up: everybody is truncated, with what they see now."""
+        self._ended.update({a: (seen.get(a), False, True) for a in self._alive | seen.keys()})
+        self._desk.put(self.env_id, self._row(paid, told, done=True))
+        self.over = EpisodeOver(f"episode {self.id} was cut: it has made as many steps as max_episode_steps allows")
+        self._desk.leave(self.env_id)
+        raise self.over
+
     def _check(self, call: str, *, waiting: bool = False) -> None:
         if self.over is not None:
             raise type(self.over)(str(self.over))
@@ -367,6 +386,8 @@ class Episode:
     ) -> Row:
         """Make a row of all there is to say, which is said then."""
         first = self._first
+        if not first and self._steps_left is not None:
+            self._steps_left -= 1
         row = Row(self, first, obs or {}, masks or {}, {} if first else paid, self._ended, told, done)
         self._first, self._ended, self._infos = False, {}, {}
         self._rewards = paid if first else {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -245,13 +246,14 @@ class ExternalEnv:
 
         Raises:
             AnswerTimeout: None came in time. They may still come: `wait_for_action`, or end the episode.
-            EpisodeOver: There is no such episode: it has ended, or was lost.
+            EpisodeOver: There is no such episode: it has ended, or was lost; or time was up, and this was its end.
             ClosedError: `stop` was called, or the vectorizer was closed.
             MarlvecError: As `Episode.ask`; nothing was asked then.
         """
         run = self._running(episode_id)
         run.check_idle("get_action")
-        run.episode.ask(self._table(obs), masks=None if masks is None else self._table(masks), answer=run.box.put)
+        with self._forgetting(episode_id):
+            run.episode.ask(self._table(obs), masks=None if masks is None else self._table(masks), answer=run.box.put)
         run.asked = True
         return self.wait_for_action(episode_id, timeout)
 
@@ -296,10 +298,11 @@ class ExternalEnv:
         """
         run = self._running(episode_id)
         run.check_idle("log_action")
-        run.episode.wait_for_room(self._seconds(timeout))
-        run.episode.log_action(
-            self._table(obs), self._table(actions), masks=None if masks is None else self._table(masks)
-        )
+        with self._forgetting(episode_id):
+            run.episode.wait_for_room(self._seconds(timeout))
+            run.episode.log_action(
+                self._table(obs), self._table(actions), masks=None if masks is None else self._table(masks)
+            )
 
     def log_returns(self, episode_id: Hashable, rewards: Any, infos: Any = None) -> None:
         """Note what was paid for what was done last; see `Episode.log_returns`."""
@@ -346,6 +349,15 @@ class ExternalEnv:
         with self._changed:
             self._runs.pop(episode_id, None)
             self._changed.notify_all()
+
+    @contextmanager
+    def _forgetting(self, episode_id: Hashable) -> Iterator[None]:
+        """Forget an episode that turns out to be over."""
+        try:
+            yield
+        except EpisodeOver:
+            self._forget(episode_id)
+            raise
 
     def _wake(self) -> None:
         with self._changed:

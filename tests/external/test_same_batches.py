@@ -107,6 +107,17 @@ def test_in_rounds_batches_are_the_same_bit_for_bit(kind: str, batch_mode: Any) 
         assert len(records[0]) > 5
 
 
+def test_a_time_limit_cuts_as_it_does_inside() -> None:
+    kind, inside = "leaving early", [partial(leavers, i) for i in range(NUM_ENVS)]
+    with (
+        marlvec.make(inside, backend="sync", max_episode_steps=3) as envs,
+        outside(kind, lockstep=True, max_episode_steps=3) as others,
+    ):
+        one, other = collector(envs, kind), collector(others, kind)
+        for amount in (40, 25):
+            assert_same(one.collect(amount), other.collect(amount))
+
+
 @pytest.mark.parametrize("kind", ["connect_four", "leaving early"])
 def test_out_of_step_every_episode_is_the_same(kind: str) -> None:
     """Who is faster plays more episodes; what happens in each does not depend on it."""
