@@ -230,6 +230,22 @@ def test_many_threads_with_many_episodes_lose_nothing() -> None:
         assert all(not place.rows and place.running is None for place in envs._desk.places)
 
 
+@pytest.mark.parametrize("as_policy", [False, True])
+def test_logged_actions_of_another_space_than_the_policys(as_policy: bool) -> None:
+    """What an env was given is not what the policy would have said: nothing is taken for what it is not."""
+    with external.make({"a": (OBS, Box(0, 10, (1,), np.float32))}) as envs:
+        collecting = Collecting(envs, FunctionPolicy(lambda rows: rows["obs"][:, :1])).collect(episodes=1)
+        episode = envs.door.begin()
+        episode.log_action({"a": see(0, 0)}, {"a": [0.5]}, as_policy=as_policy)
+        if as_policy:
+            episode.end()
+            assert collecting.wait()["main"].actions_for_env.tolist() == [[7.5]]
+        else:
+            error = collecting.wait()
+            assert isinstance(error, ContractError)
+            assert "action connectors give it another space" in str(error)
+
+
 # --- what is wrong
 
 
