@@ -59,7 +59,7 @@ SURFACE = {
         ArgumentError ActionError
         RegistryError UnknownEnvError AlreadyRegisteredError
         SerialisationError UnsupportedSpaceError ContractError FetchTimeout
-        EpisodesFull EpisodeOver AnswerTimeout DriverGone
+        EpisodesFull EpisodeOver EpisodeCut AnswerTimeout DriverGone
         EnvFault EnvRaised EnvArgumentError EnvContractError EnvTimeout WorkerDied Failure RemoteCause
         RestartQuietly ResourceError CheckpointError MissingExtraError
         ContractWarning

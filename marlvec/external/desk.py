@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from marlvec.errors import ClosedError, DriverGone, EpisodeOver
+from marlvec.errors import ClosedError, DriverGone, EpisodeCut
 from marlvec.external.row import Row
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Desk:
                 place.wants = what
                 if what == "reset" and (running := place.running) is not None:  # it is not wanted any more
                     place.running = None
-                    self._let_go(running, EpisodeOver(f"{running} was lost: the collector begins new episodes"))
+                    self._let_go(running, EpisodeCut(f"episode {running.id} was lost: the collector begins new ones"))
                 if place.asked is not None:
                     due.append(place.asked)
                     place.asked, place.since = None, now
@@ -258,7 +258,7 @@ class Desk:
             episode = place.episode
             assert episode is not None
             what = f"nothing was heard for {self._idle_timeout} s"
-            episode.over = EpisodeOver(f"episode {episode.id} was cut off: {what}")
+            episode.over = EpisodeCut(f"episode {episode.id} was cut off: {what}")
             self._later.append(partial(episode.lost, episode.over))
             self.lose(episode, TimeoutError(what))
 
@@ -283,8 +283,9 @@ class Desk:
                 if place.wants is None or place.rows:
                     continue
                 if (running := place.running) is not None:
-                    self._let_go(running, EpisodeOver(f"{running} was lost: the collector does not go on with it"))
-                    self.lose(running, EpisodeOver("the collector does not go on with it"))
+                    what = "the collector does not go on with it"
+                    self._let_go(running, EpisodeCut(f"episode {running.id} was lost: {what}"))
+                    self.lose(running, EpisodeCut(what))
                 else:
                     place.recalled = True
                     self._look(i)
