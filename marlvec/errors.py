@@ -6,6 +6,9 @@
     │   ├── BusyError                 ... while another call was pending; its name is in the text
     │   ├── NothingPendingError       ... a fetch with nothing sent
     │   ├── NotResetError             ... a step of an env that has no running episode
+    │   ├── EpisodesFull              ... no more episodes can run at a time
+    │   ├── EpisodeOver               ... in an episode that has ended, or was lost
+    │   │   └── EpisodeCut            ... because the collector's side has ended it
     │   └── BrokenError               ... after a worker died; only close() is left
     ├── ArgumentError (ValueError)    an argument is wrong; nothing was sent to any env
     │   └── ActionError               the actions have the wrong shape, dtype or structure
@@ -16,6 +19,8 @@
     ├── UnsupportedSpaceError (TypeError)
     ├── ContractError                 an env, policy or connector broke its contract
     ├── FetchTimeout (TimeoutError)   a fetch or recv ran out of time; the request stays pending
+    ├── AnswerTimeout (TimeoutError)  a simulator outside waited too long for the collector
+    ├── DriverGone                    whoever drove a simulator outside is gone
     ├── CheckpointError               a file does not hold what should be in it
     ├── EnvFault                      something went wrong inside an env or its worker
     │   ├── EnvRaised                 an env raised; `__cause__` is the original exception
@@ -41,6 +46,7 @@ from typing import Any
 
 __all__ = [
     "ActionError",
+    "AnswerTimeout",
     "AlreadyRegisteredError",
     "ArgumentError",
     "BrokenError",
@@ -49,11 +55,15 @@ __all__ = [
     "ClosedError",
     "ContractError",
     "ContractWarning",
+    "DriverGone",
     "EnvArgumentError",
     "EnvContractError",
     "EnvFault",
     "EnvRaised",
     "EnvTimeout",
+    "EpisodeCut",
+    "EpisodeOver",
+    "EpisodesFull",
     "Failure",
     "FetchTimeout",
     "MarlvecError",
@@ -94,6 +104,18 @@ class NothingPendingError(StateError):
 
 class NotResetError(StateError):
     """An env has no running episode: it was never reset, or its episode is over."""
+
+
+class EpisodesFull(StateError):
+    """As many episodes run outside as there are slots; one has to end before another can begin."""
+
+
+class EpisodeOver(StateError):
+    """The episode has ended, or was lost; the text says how."""
+
+
+class EpisodeCut(EpisodeOver):
+    """The collector's side has ended the episode: it begins new ones, time was up, or nothing was heard of it."""
 
 
 class BrokenError(StateError):
@@ -155,6 +177,17 @@ class CheckpointError(MarlvecError):
 
 class FetchTimeout(MarlvecError, TimeoutError):
     """Time ran out. The request is still pending: fetch again for the same reply."""
+
+
+class AnswerTimeout(MarlvecError, TimeoutError):
+    """A simulator outside waited too long: for an action, for a free slot, or for room. What it asked stays asked."""
+
+
+class DriverGone(MarlvecError):
+    """The thread that drove a simulator is gone: it raised (``__cause__``), or returned while somebody waited for it.
+
+    Its running episodes are lost; those of others go on, and what was collected is kept: the call may be made again.
+    """
 
 
 class MissingExtraError(MarlvecError, ImportError):

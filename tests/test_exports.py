@@ -59,6 +59,7 @@ SURFACE = {
         ArgumentError ActionError
         RegistryError UnknownEnvError AlreadyRegisteredError
         SerialisationError UnsupportedSpaceError ContractError FetchTimeout
+        EpisodesFull EpisodeOver EpisodeCut AnswerTimeout DriverGone
         EnvFault EnvRaised EnvArgumentError EnvContractError EnvTimeout WorkerDied Failure RemoteCause
         RestartQuietly ResourceError CheckpointError MissingExtraError
         ContractWarning
@@ -71,6 +72,7 @@ SURFACE = {
         evaluate_match MatchResult WinRate
         alpha_rank exploitability
     """,
+    "marlvec.external": "make ExternalVectorEnv Door Episode ExternalEnv replay Replay",
     "marlvec.interop.gymnasium": "GymnasiumVectorEnv",
     "marlvec.interop.pettingzoo": "ParallelView",
 }
