@@ -34,7 +34,7 @@ def pack(body: Any) -> bytes:
     return packed
 
 
-def unpack(data: bytes, max_width: int = MAX_WIDTH) -> dict[str, Any]:
+def unpack(data: bytes | memoryview, max_width: int = MAX_WIDTH) -> dict[str, Any]:
     """Read a body.
 
     Args:
@@ -77,7 +77,7 @@ def unpack_tree(data: bytes) -> Any:
     return _unpack(data)
 
 
-def _unpack(data: bytes, **limits: Any) -> Any:
+def _unpack(data: bytes | memoryview, **limits: Any) -> Any:
     try:
         return msgpack.unpackb(data, strict_map_key=True, ext_hook=_no_extension, max_ext_len=0, **limits)
     except (ValueError, msgpack.exceptions.UnpackException) as error:  # UnicodeDecodeError is a ValueError, too

@@ -42,12 +42,12 @@ class Frame(NamedTuple):
     type: int
     number: int
     received: int
-    body: bytes
+    body: bytes | memoryview
 
 
 def pack_frame(frame: Frame) -> bytes:
     """Put the header before the body."""
-    return _HEADER.pack(MAGIC, VERSION, frame.type, 0, frame.number, frame.received) + frame.body
+    return b"".join((_HEADER.pack(MAGIC, VERSION, frame.type, 0, frame.number, frame.received), frame.body))
 
 
 def unpack_frame(data: bytes | bytearray) -> Frame:
@@ -65,4 +65,4 @@ def unpack_frame(data: bytes | bytearray) -> Frame:
         raise ProtocolError(f"this side speaks version {VERSION}, the message is of version {version}", "version")
     if flags or number > MAX_NUMBER or received > MAX_NUMBER:
         raise ProtocolError(f"flags must be 0 and numbers below 2**53, got {flags}, {number}, {received}")
-    return Frame(kind, number, received, bytes(memoryview(data)[HEADER_SIZE:]))
+    return Frame(kind, number, received, memoryview(data)[HEADER_SIZE:])

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from marlvec.errors import ProtocolError
 from marlvec.external.wire.codec import MAX_WIDTH, pack, unpack
-from marlvec.external.wire.frames import HEADER_SIZE, MAX_NUMBER, Frame, pack_frame, unpack_frame
+from marlvec.external.wire.frames import MAX_NUMBER, Frame, pack_frame, unpack_frame
 
 __all__ = ["FORMS", "MAX_HANDSHAKE", "MAX_MESSAGE", "Message", "Type", "read_message", "write_message"]
 
@@ -58,6 +58,7 @@ class Type(IntEnum):
     ACTIONS = 33
     OFFER = 34
     CHUNK = 35
+    REFUSED = 36
 
 
 def _bad(where: str, expected: str, got: Any) -> ProtocolError:
@@ -193,7 +194,7 @@ FORMS: dict[Type, Form] = {
         },
         is_large=True,
     ),
-    Type.ERROR: Form("server", False, {"code": _name, "text": _text, "fatal": _flag}, {"re": _count}),
+    Type.ERROR: Form("server", False, {"code": _name, "text": _text}),
     Type.PING: Form(None, False, {}),
     Type.PONG: Form(None, False, {}),
     Type.BEGIN: Form("client", True, {"episode": _count, "training": _flag}),
@@ -224,6 +225,7 @@ FORMS: dict[Type, Form] = {
         "server", True, {"re": _count, "version": _count, "size": _count, "parts": _count, "sha256": _bytes(0, 32)}
     ),
     Type.CHUNK: Form("server", True, {"re": _count, "data": _data}, is_large=True),
+    Type.REFUSED: Form("server", True, {"re": _count, "code": _name, "text": _text}, is_large=True),
 }
 """All there are."""
 
@@ -281,6 +283,3 @@ def read_message(data: bytes | bytearray, sender: Side) -> Message:
         kind_of = form.fields.get(key) or form.optional[key]
         kind_of(value, f"{name} {key}")
     return Message(kind, fields, frame.number, frame.received)
-
-
-assert HEADER_SIZE < MAX_HANDSHAKE

@@ -3,7 +3,7 @@
     {"space": "box", "dtype": "float32", "shape": [2], "low": <number or array>, "high": <number or array>}
     {"space": "discrete", "dtype": "int64", "n": 5, "start": 0}
     {"space": "multi_discrete", "nvec": <array>, "start": <array>}
-    {"space": "multi_binary", "shape": [4]}
+    {"space": "multi_binary", "n": 4}, or {"space": "multi_binary", "n": [2, 2]}
     {"space": "dict", "items": [[key, space], …]}
     {"space": "tuple", "items": [space, …]}
 
@@ -47,7 +47,10 @@ def write_space(space: spaces.Space[Any]) -> dict[str, Any]:
         case spaces.MultiDiscrete():
             return {"space": "multi_discrete", "nvec": write_array(space.nvec), "start": write_array(space.start)}
         case spaces.MultiBinary():
-            return {"space": "multi_binary", "shape": [int(n) for n in space.shape]}
+            return {
+                "space": "multi_binary",
+                "n": space.n if isinstance(space.n, int) else [int(n) for n in space.shape],
+            }
         case spaces.Dict():
             return {"space": "dict", "items": [[key, write_space(sub)] for key, sub in space.spaces.items()]}
         case spaces.Tuple():
@@ -93,7 +96,8 @@ def _write_bound(bound: NDArray[Any]) -> Any:
 
 def _bound(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     if type(data) in (int, float, bool):
-        return np.full(shape, data, dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite
+            return np.full(shape, data, dtype)
     array = read_array(data, "a bound")
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(f"a bound of {array.dtype} and {array.shape}, not {dtype} and {shape}")
@@ -127,8 +131,8 @@ def _multi_discrete(nvec: Any, start: Any) -> spaces.Space[Any]:
     return spaces.MultiDiscrete(sizes, sizes.dtype.type, start=starts)
 
 
-def _multi_binary(shape: Any) -> spaces.Space[Any]:
-    return spaces.MultiBinary(list(_shape(shape)))
+def _multi_binary(n: Any) -> spaces.Space[Any]:
+    return spaces.MultiBinary(_shape([n])[0] if type(n) is int else list(_shape(n)))
 
 
 _KINDS: dict[str, Callable[..., spaces.Space[Any]]] = {

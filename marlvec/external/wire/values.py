@@ -107,8 +107,9 @@ def _read_number(leaf: Leaf, data: Any, at: str) -> Any:
         bounds = np.iinfo(leaf.dtype)
         if not bounds.min <= data <= bounds.max:
             raise ContractError(f"{at}: expected a number of {leaf.dtype.name}, got {data}")
-    with np.errstate(over="ignore"):  # a float that is too large is infinite, as bounds will tell
-        return leaf.dtype.type(data)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite, as bounds will tell
+        number = np.array(data, leaf.dtype)
+    return number if isinstance(leaf.space, spaces.Box) else number[()]  # as the spaces' own samples are
 
 
 def _write_leaf(leaf: Leaf, value: Any) -> Any:
