@@ -6,6 +6,8 @@
     │   ├── BusyError                 ... while another call was pending; its name is in the text
     │   ├── NothingPendingError       ... a fetch with nothing sent
     │   ├── NotResetError             ... a step of an env that has no running episode
+    │   ├── EpisodesFull              ... no more episodes can run at a time
+    │   ├── EpisodeOver               ... in an episode that has ended, or was lost
     │   └── BrokenError               ... after a worker died; only close() is left
     ├── ArgumentError (ValueError)    an argument is wrong; nothing was sent to any env
     │   └── ActionError               the actions have the wrong shape, dtype or structure
@@ -16,6 +18,8 @@
     ├── UnsupportedSpaceError (TypeError)
     ├── ContractError                 an env, policy or connector broke its contract
     ├── FetchTimeout (TimeoutError)   a fetch or recv ran out of time; the request stays pending
+    ├── AnswerTimeout (TimeoutError)  a simulator outside waited too long for the collector
+    ├── DriverGone                    whoever drove a simulator outside is gone
     ├── CheckpointError               a file does not hold what should be in it
     ├── ProtocolError                 what came over a socket is not what the protocol allows
     ├── RefusedError                  the other side of a socket said no; its `code` says why
@@ -44,6 +48,7 @@ from typing import Any
 
 __all__ = [
     "ActionError",
+    "AnswerTimeout",
     "AlreadyRegisteredError",
     "ArgumentError",
     "BrokenError",
@@ -53,11 +58,14 @@ __all__ = [
     "ConnectionLost",
     "ContractError",
     "ContractWarning",
+    "DriverGone",
     "EnvArgumentError",
     "EnvContractError",
     "EnvFault",
     "EnvRaised",
     "EnvTimeout",
+    "EpisodeOver",
+    "EpisodesFull",
     "Failure",
     "FetchTimeout",
     "MarlvecError",
@@ -100,6 +108,14 @@ class NothingPendingError(StateError):
 
 class NotResetError(StateError):
     """An env has no running episode: it was never reset, or its episode is over."""
+
+
+class EpisodesFull(StateError):
+    """As many episodes run outside as there are slots; one has to end before another can begin."""
+
+
+class EpisodeOver(StateError):
+    """The episode has ended, or was lost; the text says how."""
 
 
 class BrokenError(StateError):
@@ -195,6 +211,17 @@ class ConnectionLost(MarlvecError, ConnectionError):
 
 class FetchTimeout(MarlvecError, TimeoutError):
     """Time ran out. The request is still pending: fetch again for the same reply."""
+
+
+class AnswerTimeout(MarlvecError, TimeoutError):
+    """A simulator outside waited too long: for an action, for a free slot, or for room. What it asked stays asked."""
+
+
+class DriverGone(MarlvecError):
+    """The thread that drove a simulator is gone: it raised (``__cause__``), or returned while somebody waited for it.
+
+    Its running episodes are lost; those of others go on, and what was collected is kept: the call may be made again.
+    """
 
 
 class MissingExtraError(MarlvecError, ImportError):

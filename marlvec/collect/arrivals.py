@@ -37,6 +37,8 @@ class Arrival:
         terminated, truncated, ended, alive, acting: (n, A) bool; nobody has ended in an episode that was lost.
         done, fault, quiet: (n,) bool.
         given: (env id, agent name, action) of agents that do something without asking their policy.
+        untrained: Ids of envs whose episode begins here and is for no batch.
+        is_first: Whether all these rows begin episodes, and nothing came before them; see `FreeTraffic`.
         state, final_state: (n, …) global states, the latter where ``done``; None where the envs give none.
         result: What the envs returned, as it came.
     """
@@ -53,6 +55,7 @@ class Arrival:
         "final",
         "final_state",
         "given",
+        "is_first",
         "masks",
         "missing",
         "obs",
@@ -62,6 +65,7 @@ class Arrival:
         "state",
         "terminated",
         "truncated",
+        "untrained",
         "where",
     )
 
@@ -75,7 +79,8 @@ class Arrival:
         self.alive, self.acting, self.done = step.alive, step.acting, step.done
         self.fault, self.quiet = step.fault, step.quiet
         self.state, self.final_state = step.state, step.final_state
-        self.given = step.off_policy_actions
+        self.given, self.untrained = step.off_policy_actions, step.untrained
+        self.is_first = False
         self._writable = writable
         if not self.everything and (step.env_ids[1:] < step.env_ids[:-1]).any():
             self._choose(np.argsort(step.env_ids))  # first come, first in row: no order to build on
@@ -114,6 +119,7 @@ class Arrival:
         part.everything, part.where, part.ended = False, part.env_ids, self.ended[chosen]
         mine = set(part.env_ids.tolist())
         part.given = [given for given in self.given if given[0] in mine]
+        part.untrained = [i for i in self.untrained if i in mine]
         return part
 
     def own(self) -> None:
@@ -137,5 +143,6 @@ class Arrival:
         if self.state is not None:
             self.state[at] = other.state
         self.given = [given for given in self.given if given[0] not in other.env_ids] + other.given
+        self.untrained = [i for i in self.untrained if i not in other.env_ids] + other.untrained
         self.alive[at] = other.alive
         self.acting[at] = other.acting

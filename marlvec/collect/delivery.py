@@ -90,7 +90,11 @@ class Delivery:
             )
             env_steps = loop.gain.env_steps
         began = perf_counter()
-        batches = self._harvest.reap(slots, loop.slot_L, self._episodes.policy_NA.reshape(-1), trained)
+        untrained, policy_L = self._episodes.untrained, self._episodes.policy_NA.reshape(-1)
+        batches = self._harvest.reap(slots, loop.slot_L, policy_L, trained, untrained)
+        for eps_id in tuple(untrained):
+            if eps_id not in self._episodes.eps_id_N and not self._harvest.holds(eps_id):
+                untrained.remove(eps_id)
         self._metrics.timers["batch"].add(perf_counter() - began)
         self._company.drop_idle(loop)
         if self._complete:

@@ -88,6 +88,7 @@ class Episodes:
         length_N: (N,) int64, env steps made in the running episode.
         turn_L: (N * A,) int64, decisions made in the running episode.
         owed_L: (N * A,) float64, rewards not yet delivered.
+        untrained: Ids of episodes that are for no batch.
         seen_L, seen_NA: (N * A,) and (N, A) bool, whether connectors have seen a row of it in the running episode.
     """
 
@@ -112,6 +113,7 @@ class Episodes:
         self._owed_NA, self._turn_NA = self.owed_L.reshape(n, a), self.turn_L.reshape(n, a)
         self.seen_NA = self.seen_L.reshape(n, a)
         self._count_N = np.zeros(n, np.int64)  # episodes begun since the collector was made or reset
+        self.untrained: set[int] = set()
         self._first_id = 0
         self._function = mapping if callable(mapping) else None
         self._seats_A: list[int] = []  # who plays whom where that is fixed
@@ -268,6 +270,12 @@ class Episodes:
         self._number_N[env_ids] += 1
         return records
 
+    def leave(self, env_ids: IntArray) -> None:
+        """No episode runs in these envs until one begins."""
+        self.eps_id_N[env_ids] = -1
+        self.length_N[env_ids] = self._handed_N[env_ids] = 0
+        self._turn_NA[env_ids] = 0
+
     def restart(self, *, numbers: bool) -> None:
         """Forget the running episodes.
 
@@ -275,6 +283,7 @@ class Episodes:
             numbers: Whether to count each env's episodes from 0 again.
         """
         self.steps_N[:] = 0
+        self.untrained.clear()
         self._first_id += int(self._count_N.max()) * len(self._count_N)
         self._count_N[:] = 0
         if numbers:

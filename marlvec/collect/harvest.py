@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -48,12 +48,18 @@ class Harvest:
         masks = np.split(chosen, np.cumsum([len(s) for s in slots])[:-1])
         return [s[mask] for s, mask in zip(slots, masks, strict=True)]
 
+    def holds(self, eps_id: int) -> bool:
+        """Whether rows of an episode are still to come."""
+        wanted = np.array([eps_id])
+        return any(len(role.trajectories.of_episodes(wanted)) for role in self._roles)
+
     def reap(
         self,
         slots: Sequence[IntArray],
         slot_L: IntArray,
         policy_L: IntArray,
         is_trained: Callable[[str], bool] = lambda policy_id: True,
+        untrained: Collection[int] = (),
     ) -> Mapping[str, SampleBatch]:
         """Make batches of these transitions, and forget them once the learner connectors have done their work.
 
@@ -62,16 +68,18 @@ class Harvest:
             slot_L: (L,) each lane's present slot, or -1; moved along in place.
             policy_L: (L,) index of the role that plays each lane.
             is_trained: Whether a policy gets a batch. Rows of the others are only shown to learner connectors.
+            untrained: Ids of episodes that are for no batch, and shown to nobody.
         """
         found: dict[str, Rows] = {}
         unroll = self._next_unroll
+        shown = [role.trajectories.without(own, untrained) for role, own in zip(self._roles, slots, strict=True)]
         trained = [
             role
-            for role, own in zip(self._roles, slots, strict=True)
+            for role, own in zip(self._roles, shown, strict=True)
             if len(own) and not role.is_frozen and is_trained(role.policy_id)
         ]
         all_are_shown = any(len(role.learner_connectors) for role in trained)
-        for role, own in zip(self._roles, slots, strict=True):
+        for role, own in zip(self._roles, shown, strict=True):
             if len(own) and (all_are_shown or role in trained):
                 columns, unroll = role.trajectories.read(own, unroll)
                 if self._reward_dtype is not None:

@@ -17,12 +17,13 @@ from marlvec.collect.callbacks.hooks import Hooks
 from marlvec.collect.cast import Cast
 from marlvec.collect.departures import Departures
 from marlvec.collect.episodes import Episodes
+from marlvec.collect.free_traffic import traffic_of
 from marlvec.collect.gain import Gain
 from marlvec.collect.idlers import Part
 from marlvec.collect.intake import Intake
 from marlvec.collect.metrics import EpisodeRecord, Metrics
 from marlvec.collect.roles import Answer, Ready, Role
-from marlvec.collect.traffic import EnvsNeeded, Traffic
+from marlvec.collect.traffic import EnvsNeeded
 from marlvec.collect.warm_up import WarmUp
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError, EnvFault, StateError
@@ -88,7 +89,7 @@ class Loop:
         self._intake = Intake(cast, episodes, metrics)
         self._keep_finished = keep_finished
         self._departures = Departures(n, envs.agents)
-        self.traffic = Traffic(envs, overlap=overlap)
+        self.traffic = traffic_of(envs, overlap=overlap)
         self._hooks, self._warm_up = hooks, warm_up
         self.explore = explore
         self.state: Literal["new", "ready", "lost"] = "new"
@@ -130,8 +131,7 @@ class Loop:
         self.traffic.reset(seed=seed)
         for arrival in self.traffic.receive_all(self.traffic.all_ids):
             self.traffic.leave_out_masked(arrival)
-            self._begin(arrival.env_ids)
-            self._observe(arrival)
+            self._welcome(arrival)
         self.state = "ready"
         self._hooks.raise_held()
 
@@ -169,7 +169,10 @@ class Loop:
         connecting, telling = timers["agent_connectors"], timers["callbacks"]
         before = connecting.seconds + telling.seconds
         self.state = "lost"  # until this step is whole
-        self._take_in(arrival)
+        if arrival.is_first:
+            self._welcome(arrival)
+        else:
+            self._take_in(arrival)
         self.state = "ready"
         timers["ingest"].add(perf_counter() - now - (connecting.seconds + telling.seconds - before))
         self._hooks.raise_held()
@@ -320,25 +323,19 @@ class Loop:
             for record in records:
                 insort(self.finished, (int(self.traffic.round_N[record.env_id]), record.env_id, record))
         self.traffic.leave_out_masked(arrival)
-        env_ids = arrival.env_ids[arrival.done]
-        if self._envs.autoreset_mode != "same_step":
-            arrival.own()
-            self._renew(arrival, env_ids)
-        self._begin(env_ids)
+        ended = arrival.env_ids[arrival.done]
+        begun = self.traffic.begin_next(arrival, ended, self._idle_actions)
+        if len(begun) < len(ended):
+            self._episodes.leave(np.setdiff1d(ended, begun))
+        self._begin(begun)
 
-    def _renew(self, arrival: Arrival, env_ids: IntArray) -> None:
-        """Have these envs begin the next episode, again where that fails, and put its first rows into the arrival."""
-        while len(env_ids := self.traffic.of_living(env_ids)):
-            if self._envs.autoreset_mode == "next_step":
-                self.traffic.renew(self._cast.actions((), env_ids, grouped=self._envs.grouped), env_ids)
-            else:
-                self.traffic.reset(env_ids=env_ids)
-            again = []
-            for fresh in self.traffic.receive_all(env_ids):
-                arrival.renew(fresh)
-                self.traffic.leave_out_masked(fresh)
-                again.append(fresh.env_ids[fresh.done])
-            env_ids = np.sort(np.concatenate(again))
+    def _idle_actions(self, env_ids: IntArray) -> object:
+        return self._cast.actions((), env_ids, grouped=self._envs.grouped)
+
+    def _welcome(self, arrival: Arrival) -> None:
+        """Take in rows that begin episodes."""
+        self._begin(arrival.env_ids)
+        self._observe(arrival)
 
     def _begin(self, env_ids: IntArray) -> None:
         """Forget these envs' episodes, and begin the next ones of those that live; who plays whom is settled here."""
@@ -356,6 +353,8 @@ class Loop:
         self._departures.check(arrival, self._episodes.seen_NA)
         if arrival.given:
             self._note_given(arrival)
+        if arrival.untrained:
+            self._episodes.untrained.update(self._episodes.eps_id_N[arrival.untrained].tolist())
         all_act = arrival.everything and bool(arrival.acting.all())
         for role in self._cast.playing:
             if all_act:

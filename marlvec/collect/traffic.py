@@ -132,11 +132,6 @@ class Traffic:
             self.round_N[env_ids] += 1
         self._note_sent(env_ids)
 
-    def renew(self, actions: Any, env_ids: IntArray) -> None:
-        """Have some envs make the step that begins an episode, which belongs to no round."""
-        self._envs.send(actions, env_ids)
-        self._note_sent(env_ids)
-
     def reset(self, *, env_ids: IntArray | None = None, seed: int | None = None) -> None:
         """Have some envs begin an episode, or all."""
         ask = self._envs.async_reset if self._num_away else self._envs.reset_send
@@ -163,6 +158,35 @@ class Traffic:
             return self._hand_out(self._inbox.pop(0))
         at_least = (len(self._going) + 1) // 2
         return self._hand_out(self._take(at_least if self._overlap and at_least < self._num_away else None))
+
+    def begin_next(self, arrival: Arrival, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
+        """Have these envs begin the next episode, again where that fails, and put its first rows into the arrival.
+
+        Args:
+            arrival: With the rows that ended the episodes before.
+            env_ids: The envs.
+            idle: Actions of envs in which nobody acts.
+
+        Returns:
+            Those that have begun one.
+        """
+        mode, waiting = self._envs.autoreset_mode, env_ids
+        if mode == "same_step":
+            return env_ids
+        arrival.own()
+        while len(waiting := self.of_living(waiting)):
+            if mode == "next_step":
+                self._envs.send(idle(waiting), waiting)  # a step that belongs to no round
+                self._note_sent(waiting)
+            else:
+                self.reset(env_ids=waiting)
+            again = []
+            for fresh in self.receive_all(waiting):
+                arrival.renew(fresh)
+                self.leave_out_masked(fresh)
+                again.append(fresh.env_ids[fresh.done])
+            waiting = np.sort(np.concatenate(again))
+        return env_ids
 
     def receive_all(self, env_ids: IntArray) -> Iterator[Arrival]:
         """What comes of these envs, until it has come of all; what else comes is received later.

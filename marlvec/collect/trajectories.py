@@ -10,7 +10,7 @@ A *lane* is one (env, agent): number ``env * A + agent``. Lanes advance each at 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -192,6 +192,12 @@ class Trajectories:
         if not self._rows:
             return np.zeros(0, np.int64)
         return np.flatnonzero(np.isin(self._rows["eps_id"].leaves[0][: self._size], eps_ids))
+
+    def without(self, slots: IntArray, eps_ids: Collection[int]) -> IntArray:
+        """Those of some slots that are of none of these episodes."""
+        if not len(slots) or not eps_ids:
+            return slots
+        return slots[~np.isin(self._rows["eps_id"].leaves[0][slots], list(eps_ids))]
 
     def closing_order(self, slots: IntArray) -> tuple[IntArray, IntArray]:
         """Tick at which each transition was closed, and its lane."""

@@ -15,7 +15,7 @@ from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree
 
-__all__ = ["Slot"]
+__all__ = ["Slot", "fit"]
 
 AnyArray = NDArray[Any]
 
@@ -270,13 +270,13 @@ class Slot:
         """Write the global state."""
         if self.state is None:
             raise ContractError("this env declared no state_space, so it has no state to write")
-        self.state[...] = _fit(self.state, value, "the global state")
+        self.state[...] = fit(self.state, value, "the global state")
 
     def _write_tree(self, rows: Sequence[AnyArray], objects: ObjectCells, agent: int, value: Any, what: str) -> None:
         tree = self._trees[agent]
         try:
             parts = [
-                objects.fit(agent, k, leaf, part) if leaf.is_object else _fit(row, part, leaf)
+                objects.fit(agent, k, leaf, part) if leaf.is_object else fit(row, part, leaf)
                 for k, (row, leaf, part) in enumerate(zip(rows, tree.leaves, tree.flatten(value), strict=True))
             ]
         except ContractError as error:
@@ -300,7 +300,7 @@ class Slot:
         return out
 
 
-def _fit(row: AnyArray, value: Any, where: Leaf | str) -> AnyArray:
+def fit(row: AnyArray, value: Any, where: Leaf | str) -> AnyArray:
     """Make an array of a value that can be assigned to its row, refusing what numpy would broadcast or convert."""
     try:
         array = np.asarray(value)

@@ -99,9 +99,12 @@ class Engine(Described, ABC):
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: ``"sync"``, ``"thread"`` or ``"async"``.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``.
+        lockstep: Whether an env that was asked for something comes back by itself. False where that is up to somebody
+            outside, so that nobody should wait for a certain one.
     """
 
     backend: str = "?"
+    lockstep: bool = True
     _place: str = "?"  # where envs run, for messages
     _copier: Callable[[NDArray[Any]], NDArray[Any]] = staticmethod(np.ndarray.copy)  # of arrays of all envs' rows
 

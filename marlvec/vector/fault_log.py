@@ -14,6 +14,7 @@ __all__ = ["Fault", "FaultLog", "Survived", "survived_failures"]
 
 _LOG = logging.getLogger("marlvec")
 _KEPT = 1000  # faults that are remembered
+_IN_WORDS = {"restart": "built anew after a fault", "mask": "masked after a fault", "lose": "without its episode"}
 
 Survived = tuple[tuple[int, ...], str]
 """Envs that were built at another try, and what went wrong before."""
@@ -28,7 +29,7 @@ class Fault:
         lost_env_ids: The envs that were lost with them.
         operation: What was being done, e.g. ``"step"``.
         summary: What happened, in one line.
-        action: ``"restart"`` or ``"mask"``.
+        action: ``"restart"`` or ``"mask"``; ``"lose"`` where nothing is to be built anew: the episode alone is gone.
         quiet: Whether the env asked for it with `RestartQuietly`.
         time: When it was noticed, by `time.monotonic`.
     """
@@ -59,7 +60,7 @@ class FaultLog:
         self.faults.append(Fault(tuple(culprits), tuple(lost), operation, summary, action, quiet, time.monotonic()))
         if not quiet:
             who = f"env {lost[0]} is" if len(lost) == 1 else f"envs {list(lost)} are"
-            _LOG.warning("%s %s after a fault: %s", who, "built anew" if action == "restart" else "masked", summary)
+            _LOG.warning("%s %s: %s", who, _IN_WORDS[action], summary)
 
 
 def survived_failures(failures: Iterable[Failure]) -> list[Survived]:

@@ -202,6 +202,12 @@ class VectorStep:
             if who != COMMON and "off_policy_action" in entries
         ]
 
+    @property
+    def untrained(self) -> list[int]:
+        """Ids of envs whose episode begins with this row and is for no batch: ``"training_enabled"`` is False."""
+        mine = self.env_ids.tolist() if self._infos else ()
+        return [i for i in mine if self._infos.get(i, {}).get(COMMON, {}).get("training_enabled") is False]
+
     def _stack(self, infos: Mapping[int, Info]) -> dict[str, Any]:
         position = {i: k for k, i in enumerate(self.env_ids.tolist())}
         own = {position[i]: info for i, info in infos.items() if i in position}

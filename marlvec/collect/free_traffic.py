@@ -1,0 +1,117 @@
+"""Envs that somebody outside drives: whoever comes is served, and nobody in particular is waited for.
+
+Axis letters: N envs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.arrivals import Arrival
+from marlvec.collect.traffic import EnvsNeeded, Traffic
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["FreeTraffic", "traffic_of"]
+
+IntArray = NDArray[np.int64]
+
+_NOBODY: IntArray = np.zeros(0, np.int64)
+
+
+class FreeTraffic(Traffic):
+    """Sends to envs that do not come back by themselves, and receives from them.
+
+    Each env goes on as soon as it is answered, and begins its next episode when somebody outside does; until then there
+    is none in it. There are no rounds: `round_N` numbers arrivals. Of the rows that came, no more are handed out than
+    are needed; the others wait for the next call.
+
+    Args:
+        envs: The envs.
+    """
+
+    def __init__(self, envs: VectorEnv) -> None:
+        super().__init__(envs, overlap=False)
+        self._beginning_N = np.zeros(envs.num_envs, np.bool_)  # sent for, and no episode runs yet
+        self._needed = 0
+        self._number = 0
+
+    @property
+    def is_on_the_way(self) -> bool:
+        """False: when what was sent comes back, nobody knows."""
+        return False
+
+    @property
+    def is_in_a_round(self) -> bool:
+        """False: there are none."""
+        return False
+
+    def begin_call(self, needed: EnvsNeeded) -> None:
+        """Nothing depends on what was asked for before."""
+
+    def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
+        """All envs that are back: what they bring later and is not needed now is needed next time."""
+        self._needed = needed(0)
+        if not self._needed:
+            return _NOBODY
+        return self._going[~self._away_N[self._going]]
+
+    def send(self, actions: Any, env_ids: IntArray | None) -> None:
+        """Have envs step that were `due`."""
+        self._envs.send(actions, env_ids)
+        self._note_sent(env_ids)
+
+    def reset(self, *, env_ids: IntArray | None = None, seed: int | None = None) -> None:
+        """Have some envs begin an episode, or all, as soon as somebody begins one there."""
+        self._envs.async_reset(seed=seed, env_ids=env_ids)
+        self._beginning_N[slice(None) if env_ids is None else env_ids] = True
+        self._note_sent(env_ids)
+
+    def begin_next(self, arrival: Arrival, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
+        """Have these envs begin the next episode some time; none has now."""
+        self.reset(env_ids=env_ids)
+        return _NOBODY
+
+    def receive_all(self, env_ids: IntArray) -> Iterator[Arrival]:
+        """Nothing: they come as they come."""
+        return iter(())
+
+    def receive(self) -> Arrival:
+        """Rows that have come, of one kind: they begin episodes, or they follow on what was sent.
+
+        Raises:
+            Exception: What `VectorEnv.recv` raises; what had come stays.
+        """
+        if not self._inbox:
+            self._sort_in(self._take(1))
+        arrival = self._inbox.pop(0)
+        if not arrival.is_first and len(arrival.env_ids) > self._needed:
+            chosen = np.zeros(len(arrival.env_ids), np.bool_)
+            chosen[: self._needed] = True
+            self._inbox.insert(0, arrival.part(~chosen))
+            arrival = arrival.part(chosen)
+        self._number += 1
+        self.round_N[arrival.env_ids] = self._number
+        self._beginning_N[arrival.env_ids] = False
+        return self._hand_out(arrival)
+
+    def _sort_in(self, arrival: Arrival) -> None:
+        first = self._beginning_N[arrival.env_ids]
+        for chosen, is_first in ((first, True), (~first, False)):
+            if chosen.any():
+                part = arrival if chosen.all() else arrival.part(chosen)
+                part.is_first = is_first
+                self._inbox.append(part)
+
+
+def traffic_of(envs: VectorEnv, *, overlap: bool) -> Traffic:
+    """What goes to some envs and comes back, as they are.
+
+    Args:
+        envs: The envs.
+        overlap: As `Traffic`; where nobody goes in rounds there is nothing to overlap.
+    """
+    return Traffic(envs, overlap=overlap) if envs.lockstep else FreeTraffic(envs)

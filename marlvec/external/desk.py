@@ -1,0 +1,253 @@
+"""Where the two sides meet: simulators outside put rows down, the collector's thread takes them up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Literal
+
+from marlvec.errors import ClosedError, EpisodeOver
+from marlvec.external.row import Row
+
+if TYPE_CHECKING:
+    from marlvec.external.episode import Episode
+
+__all__ = ["Desk", "Taken"]
+
+Taken = tuple[int, Row | None]
+"""A slot and its next row; None where it was recalled, and there is none."""
+
+_NOTHING = "there is none"
+
+
+class _Place:
+    """One slot's place on the desk.
+
+    Attributes:
+        episode: Who may put rows here, or None: the place is free.
+        rows: What was put here and not taken yet; may be of several episodes, one after the other.
+        wants: What the collector waits for, or None: it has not dealt with the row before.
+        running: The episode that the collector knows, or None.
+        asked: The row whose answer is due, or None.
+        recalled: Whether the collector does not want a row any more, and waits to hear that there is none.
+    """
+
+    __slots__ = ("asked", "episode", "recalled", "rows", "running", "wants")
+
+    def __init__(self) -> None:
+        self.episode: Episode | None = None
+        self.rows: deque[Row] = deque()
+        self.wants: Literal["reset", "step"] | None = None
+        self.running: Episode | None = None
+        self.asked: Row | None = None
+        self.recalled = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self.wants is not None and (bool(self.rows) or self.recalled)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody is at work on a row that the collector wants."""
+        return self.wants is not None and self.episode is not None
+
+
+class Desk:
+    """The places of all slots, and one lock.
+
+    Nothing that belongs to somebody else is called while the lock is held: what is to be told is returned, or put into
+    `later` and called by `tell`.
+
+    Args:
+        num_envs: N.
+        max_backlog: How many rows may wait in one place.
+
+    Attributes:
+        lock: Held while anything here is read or changed.
+        places: (N,) one per slot.
+        max_backlog: As given.
+        numbers: Ids for episodes.
+        closed: Whether the vectorizer was closed.
+    """
+
+    def __init__(self, num_envs: int, max_backlog: int) -> None:
+        self.lock = threading.RLock()
+        self._arrived = threading.Condition(self.lock)  # the collector's thread waits here
+        self._changed = threading.Condition(self.lock)  # those outside wait here, for a free place or for room
+        self.places = [_Place() for _ in range(num_envs)]
+        self.max_backlog = max_backlog
+        self.numbers = count()
+        self.closed = False
+        self._ready: dict[int, None] = {}  # first come, first served
+        self._errors: deque[Exception] = deque()
+        self._wait_for_place: list[Callable[[], None]] = []
+        self._later: list[Callable[[], None]] = []
+
+    # --- outside
+
+    def free(self) -> list[int]:
+        """Places that are free, those first where the fewest rows wait."""
+        found = [i for i, place in enumerate(self.places) if place.episode is None]
+        return sorted(found, key=lambda i: len(self.places[i].rows))
+
+    def put(self, i: int, row: Row) -> None:
+        """Put a row down."""
+        self.places[i].rows.append(row)
+        self._look(i)
+
+    def leave(self, i: int) -> None:
+        """The episode in a place has ended: another one may begin there."""
+        self.places[i].episode = None
+        self._later += self._wait_for_place
+        self._wait_for_place.clear()
+        self._changed.notify_all()
+
+    def when_free(self, callback: Callable[[], None]) -> None:
+        """Call this once, when a place is free."""
+        self._wait_for_place.append(callback)
+
+    def wait(self, deadline: float | None) -> bool:
+        """Wait until something has changed for those outside; False if time ran out."""
+        left = None if deadline is None else deadline - time.monotonic()
+        return (left is None or left > 0) and self._changed.wait(left)
+
+    def lose(self, episode: Episode, reason: BaseException) -> None:
+        """An episode is lost: its rows that were not taken are nobody's, and the collector is told if it knows it."""
+        i = episode.env_id
+        place = self.places[i]
+        place.rows = deque(row for row in place.rows if row.episode is not episode)
+        if place.asked is not None and place.asked.episode is episode:
+            place.asked = None
+        if place.running is episode:
+            place.rows.appendleft(Row(episode, done=True, lost=reason))
+        if place.episode is episode:
+            self.leave(i)
+        self._look(i)
+
+    def fail(self, error: Exception) -> None:
+        """Have the collector's thread raise this."""
+        self._errors.append(error)
+        self._arrived.notify_all()
+
+    def tell(self) -> None:
+        """Call what was to be called; without the lock."""
+        while True:
+            with self.lock:
+                later, self._later = self._later, []
+            if not later:
+                return
+            for callback in later:
+                callback()
+
+    # --- the collector's thread
+
+    def want(self, ids: Sequence[int], what: Literal["reset", "step"]) -> list[Row]:
+        """The next rows of these places are wanted: first ones, or those that follow.
+
+        Returns:
+            Rows whose answers are due.
+        """
+        due: list[Row] = []
+        with self.lock:
+            for i in ids:
+                place = self.places[i]
+                place.wants = what
+                if what == "reset" and (running := place.running) is not None:  # it is not wanted any more
+                    place.running = None
+                    self._let_go(running, EpisodeOver(f"{running} was lost: the collector begins new episodes"))
+                if place.asked is not None:
+                    due.append(place.asked)
+                    place.asked = None
+                self._look(i)
+            self._changed.notify_all()
+        self.tell()
+        return due
+
+    def take(self, timeout: float | None, most: int, patience: float) -> list[Taken]:
+        """Take the next rows of places that have what is wanted; wait for the first one.
+
+        Args:
+            timeout: Seconds; None for ever.
+            most: How many rows to take.
+            patience: Seconds to wait for more, once there is one, as long as somebody is at work on one.
+
+        Returns:
+            Slots, ascending, and their rows; empty if time ran out.
+
+        Raises:
+            Exception: What was given to `fail`.
+        """
+        with self.lock:
+            if not self._arrived.wait_for(lambda: self._ready or self._errors, timeout):
+                return []
+            if self._errors:
+                raise self._errors.popleft()
+            if patience > 0 and len(self._ready) < most:
+                self._arrived.wait_for(lambda: self._is_enough(most), patience)
+            chosen = sorted(list(self._ready)[:most])
+            return [(i, self._take(i)) for i in chosen]
+
+    def _is_enough(self, most: int) -> bool:
+        awaited = sum(place.is_awaited for place in self.places)
+        return len(self._ready) >= min(most, awaited) or bool(self._errors)
+
+    def _take(self, i: int) -> Row | None:
+        place = self.places[i]
+        del self._ready[i]
+        place.wants = None
+        if not place.rows:
+            place.recalled = False
+            return None
+        row = place.rows.popleft()
+        place.running = None if row.done else row.episode
+        place.asked = row if row.answer is not None else None
+        self._changed.notify_all()
+        return row
+
+    def recall(self) -> None:
+        """No more rows are wanted: episodes that the collector waits for are lost, and it waits for nobody."""
+        with self.lock:
+            for i, place in enumerate(self.places):
+                if place.wants is None or place.rows:
+                    continue
+                if (running := place.running) is not None:
+                    self._let_go(running, EpisodeOver(f"{running} was lost: the collector does not go on with it"))
+                    self.lose(running, EpisodeOver("the collector does not go on with it"))
+                else:
+                    place.recalled = True
+                    self._look(i)
+        self.tell()
+
+    def close(self) -> None:
+        """Nobody will take anything any more: everybody outside is told."""
+        with self.lock:
+            self.closed = True
+            for place in self.places:
+                if place.episode is not None:
+                    self._let_go(place.episode, ClosedError("the vectorizer was closed"))
+            self._later += self._wait_for_place
+            self._wait_for_place.clear()
+            self._changed.notify_all()
+        self.tell()
+
+    def _let_go(self, episode: Episode, reason: Exception) -> None:
+        """This side loses an episode, and the other one is to hear of it, if it has not ended it already."""
+        place = self.places[episode.env_id]
+        place.rows = deque(row for row in place.rows if row.episode is not episode)
+        if place.asked is not None and place.asked.episode is episode:
+            place.asked = None
+        if place.episode is episode:
+            self.leave(episode.env_id)
+            self._later.append(lambda: episode.lost(reason))
+            episode.over = reason
+
+    def _look(self, i: int) -> None:
+        """See whether a place has what is wanted."""
+        if not self.places[i].is_ready:
+            self._ready.pop(i, None)
+        elif i not in self._ready:
+            self._ready[i] = None
+            self._arrived.notify_all()

@@ -1,0 +1,224 @@
+"""Whether what somebody outside says is what was declared. Nothing that passes here can break a collector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from reprlib import repr as short_repr
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs import infos as info_dicts
+from marlvec.envs.choices import as_mask
+from marlvec.envs.contract import names_of
+from marlvec.envs.slot import fit
+from marlvec.envs.spec import COMMON, EnvSpec, Info
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.spaces import Leaf, SpaceTree, check_member, snapshot
+from marlvec.vector.membership import Membership, membership
+
+__all__ = ["Inspection"]
+
+_OURS = ("off_policy_action", "training_enabled")  # infos that tell the collector something
+
+
+class Inspection:
+    """Checks and copies what comes from outside.
+
+    Args:
+        spec: What one env looks like.
+        values: Whether values are checked against their spaces; shapes and dtypes always are.
+
+    Attributes:
+        agents: Agent names, in order of the agent axis.
+    """
+
+    def __init__(self, spec: EnvSpec, *, values: bool = True) -> None:
+        self.agents = spec.agents
+        self._index = {name: a for a, name in enumerate(spec.agents)}
+        self._mask_sizes = spec.mask_sizes
+        self._obs = [_Form(space, values=values) for space in spec.observation_spaces]
+        self._actions = [_Form(space, values=True) for space in spec.action_spaces]
+        self._choices: list[int | None] = [None] * len(spec.agents)
+        for group in spec.groups:
+            for a in group.agents:
+                self._choices[a] = group.choices
+
+    def indices(self, table: Any, what: str) -> dict[int, Any]:
+        """A table by agent, with indices for names.
+
+        Raises:
+            ArgumentError: It is no dict, or names an unknown agent.
+        """
+        if not isinstance(table, Mapping):
+            raise ArgumentError(f"{what}: expected a dict of agent name to value, got {type(table).__name__}")
+        try:
+            return {self._index[name]: value for name, value in table.items()}
+        except KeyError:
+            unknown = [name for name in table if name not in self._index]
+            raise ArgumentError(
+                f"{what}: unknown agents {names_of(unknown)}; there are {names_of(self.agents)}"
+            ) from None
+
+    def observations(self, table: Any, masks: Any, *, acting: bool) -> tuple[dict[int, Any], dict[int, NDArray[Any]]]:
+        """Observations and action masks of some agents.
+
+        Args:
+            table: Agent name to observation; with the mask in it, where the env's own space has it there.
+            masks: Agent name to mask, or None.
+            acting: Whether they act on them: a mask that the spaces declare must be there.
+
+        Raises:
+            ArgumentError: An agent is unknown.
+            ContractError: Something is not what was declared; names the agent and the leaf.
+        """
+        found = self.indices(table, "observations")
+        given = {} if masks is None else self.indices(masks, "masks")
+        if stray := [self.agents[a] for a in given if a not in found]:
+            raise ArgumentError(f"masks: expected those of agents that act, got one of {names_of(stray)}, too")
+        obs: dict[int, Any] = {}
+        for a, value in found.items():
+            bare, mask = self._apart(a, value)
+            if mask is not None:
+                given.setdefault(a, mask)
+            obs[a] = self._checked(self._obs[a], bare, f"observation of agent {self.agents[a]!r}")
+            if acting and self._mask_sizes[a] is not None and a not in given:
+                raise ContractError(
+                    f"observation of agent {self.agents[a]!r}: expected an action mask with it, in a dict under "
+                    f"'action_mask' or in masks, got none"
+                )
+        return obs, {a: self._mask(a, mask) for a, mask in given.items()} if acting else {}
+
+    def _apart(self, a: int, value: Any) -> tuple[Any, Any]:
+        """One agent's observation, and the mask that its env has put into it, as its own space declares."""
+        if self._mask_sizes[a] is None or not isinstance(value, Mapping) or "action_mask" not in value:
+            return value, None
+        rest = {key: part for key, part in value.items() if key != "action_mask"}
+        return (rest["observation"] if rest.keys() == {"observation"} else rest), value["action_mask"]
+
+    def _mask(self, a: int, value: Any) -> NDArray[Any]:
+        mask, size = as_mask(value), self._choices[a]
+        if size is None or mask is None or len(mask) != size or not np.isfinite(mask).all():
+            expected = "none: its actions are no choices" if size is None else f"{size} numbers or bools"
+            raise ContractError(
+                f"action mask of agent {self.agents[a]!r}: expected {expected}, got {short_repr(value)}"
+            )
+        if not mask.any():
+            raise ContractError(f"action mask of agent {self.agents[a]!r}: expected something allowed, got nothing")
+        return mask.copy()
+
+    def actions(self, table: Any, agents: Mapping[int, Any]) -> dict[int, Any]:
+        """Actions that were chosen outside.
+
+        Args:
+            table: Agent name to action.
+            agents: Who acts: others may not.
+
+        Raises:
+            ArgumentError: An agent is unknown, or does not act.
+            ContractError: One is not in its space; names the agent.
+        """
+        found = self.indices(table, "actions")
+        if stray := [self.agents[a] for a in found if a not in agents]:
+            raise ArgumentError(f"actions: expected those of agents with an observation, got {names_of(stray)}, too")
+        return {
+            a: self._checked(self._actions[a], value, f"action of agent {self.agents[a]!r}")
+            for a, value in found.items()
+        }
+
+    def rewards(self, table: Any) -> dict[int, float]:
+        """Rewards of some agents.
+
+        Raises:
+            ArgumentError: An agent is unknown.
+            ContractError: One is no finite number; names the agent.
+        """
+        return {a: self._reward(a, value) for a, value in self.indices(table, "rewards").items()}
+
+    def _reward(self, a: int, value: Any) -> float:
+        if not isinstance(value, (str, bytes)) and np.ndim(value) == 0:
+            try:
+                number = float(value)
+            except (TypeError, ValueError, OverflowError):
+                number = math.nan
+            if math.isfinite(number):
+                return number
+        raise ContractError(f"reward of agent {self.agents[a]!r}: expected a finite number, got {short_repr(value)}")
+
+    def flags(self, given: Any, agents: Mapping[int, Any], what: str) -> dict[int, bool]:
+        """One flag for all of some agents, or one by one; those that are not named are False.
+
+        Raises:
+            ArgumentError: It is neither a bool nor a dict of bools, or names somebody else.
+        """
+        if isinstance(given, (bool, np.bool_)):
+            return dict.fromkeys(agents, bool(given))
+        table = self.indices(given, what)
+        for a, flag in table.items():
+            if a not in agents or not isinstance(flag, (bool, np.bool_)):
+                raise ArgumentError(f"{what}: expected bools of agents that end, got {self.agents[a]!r}: {flag!r}")
+        return {a: bool(table.get(a, False)) for a in agents}
+
+    def infos(self, table: Any) -> Info:
+        """Copies of infos by agent; ``"__common__"`` has what belongs to no single agent.
+
+        Raises:
+            ArgumentError: It is no dict, or names an unknown agent; or a key is one that the collector listens to.
+            ContractError: One agent's is no dict, or cannot be copied.
+        """
+        if not isinstance(table, Mapping):
+            raise ArgumentError(f"infos: expected a dict of agent name to dict, got {type(table).__name__}")
+        self.indices({name: None for name in table if name != COMMON}, "infos")
+        found = info_dicts.by_agent(table, self._index, self.agents, "infos") or {}
+        for who, info in found.items():
+            if ours := [key for key in _OURS if key in info]:
+                raise ArgumentError(f"infos of {who!r}: {ours[0]!r} is a word of marlvec's own; choose another key")
+        return found
+
+    @staticmethod
+    def _checked(form: _Form, value: Any, what: str) -> Any:
+        try:
+            return form.checked(value)
+        except ContractError as error:
+            raise ContractError(f"{what}: {error}") from None
+
+
+class _Form:
+    """What one agent's observations, or actions, look like."""
+
+    __slots__ = ("_bare", "_leaves", "_tree")
+
+    def __init__(self, space: Any, *, values: bool) -> None:
+        self._tree = SpaceTree(space)
+        self._leaves = [(leaf, leaf.blank(), membership(leaf) if values else None) for leaf in self._tree.leaves]
+        self._bare = self._leaves[0] if self._tree.is_leaf and not self._tree.leaves[0].is_object else None
+
+    def checked(self, value: Any) -> Any:
+        """A copy of a value of this form.
+
+        Raises:
+            ContractError: It is of another form; names the leaf.
+        """
+        if self._bare is not None:
+            return _checked_leaf(*self._bare, value)
+        parts = self._tree.flatten(value)
+        return self._tree.unflatten(
+            [_checked_leaf(*leaf, part) for leaf, part in zip(self._leaves, parts, strict=True)]
+        )
+
+
+def _checked_leaf(leaf: Leaf, blank: NDArray[Any], members: Membership | None, value: Any) -> Any:
+    if leaf.is_object:
+        check_member(leaf, value)
+        return snapshot(leaf, value)[0]
+    if value.__class__ is np.ndarray and value.dtype == blank.dtype and value.shape == blank.shape:
+        array = value.copy()
+    else:
+        array = np.array(fit(blank, value, leaf), blank.dtype)
+    if members is not None and not members.are_all(array):
+        one = array[None, None]
+        if not members.rows(one, np.ones((1, 1), np.bool_)).all():
+            raise ContractError(f"{leaf}: {members.describe(array)}")
+    return array

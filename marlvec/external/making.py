@@ -1,0 +1,101 @@
+"""From a name or spaces to a vectorizer whose slots are filled from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium.spaces import Space
+
+from marlvec.envs.adapt import adapt
+from marlvec.envs.recipe import write_recipes
+from marlvec.envs.spec import EnvSpec, split_action_mask
+from marlvec.errors import ArgumentError
+from marlvec.external.vector_env import ExternalVectorEnv
+from marlvec.registry import EnvLike, resolve_all
+
+__all__ = ["make"]
+
+Spaces = Mapping[str, tuple[Space[Any], Space[Any]]]
+"""Agent name → its observation space and its action space."""
+
+
+def make(
+    env: EnvLike | Spaces | EnvSpec,
+    num_envs: int = 1,
+    *,
+    batch_size: int | None = None,
+    batch_wait: float = 0.002,
+    max_backlog: int = 64,
+    lockstep: bool = False,
+    copy: bool = True,
+    grouped: bool = False,
+    validate: str = "sample",
+    **kwargs: Any,
+) -> ExternalVectorEnv:
+    """Make slots for episodes that run outside.
+
+    Args:
+        env: What runs outside: a dict of agent name to ``(observation space, action space)``; or anything that
+            `marlvec.make` takes for one env: it is built once, here, asked for its spaces, and closed; or a spec. An
+            ``action_mask`` in an observation space is a mask, as in `marlvec.make`.
+        num_envs: How many episodes can run at a time.
+        batch_size: See `ExternalVectorEnv`.
+        batch_wait: Likewise.
+        max_backlog: Likewise.
+        lockstep: Likewise.
+        copy: As in `marlvec.make`.
+        grouped: Likewise.
+        validate: Likewise; see `ExternalVectorEnv`.
+        kwargs: For the env's constructor.
+
+    Raises:
+        ArgumentError: An argument is wrong, or the spaces are none.
+        Exception: As `marlvec.make`, where an env is built.
+    """
+    return ExternalVectorEnv(
+        _spec_of(env, kwargs),
+        num_envs,
+        batch_size=batch_size,
+        batch_wait=batch_wait,
+        max_backlog=max_backlog,
+        lockstep=lockstep,
+        copy=copy,
+        grouped=grouped,
+        validate=validate,
+    )
+
+
+def _spec_of(env: EnvLike | Spaces | EnvSpec, kwargs: Mapping[str, Any]) -> EnvSpec:
+    if isinstance(env, (Mapping, EnvSpec)):
+        if kwargs:
+            raise ArgumentError(
+                f"{sorted(kwargs)}: keyword arguments are for an env that is built, and spaces are given"
+            )
+        return env if isinstance(env, EnvSpec) else _spec_of_spaces(env)
+    (recipe,) = write_recipes(resolve_all(env, 1), kwargs=kwargs)
+    built = adapt(recipe())
+    try:
+        return built.spec()
+    finally:
+        built.close()
+
+
+def _spec_of_spaces(spaces: Spaces) -> EnvSpec:
+    if not spaces:
+        raise ArgumentError("expected at least one agent with its spaces, got an empty dict")
+    for name, pair in spaces.items():
+        if (
+            not isinstance(name, str)
+            or not isinstance(pair, tuple)
+            or [isinstance(s, Space) for s in pair] != [True] * 2
+        ):
+            raise ArgumentError(f"expected agent name -> (observation space, action space), got {name!r}: {pair!r}")
+    pairs = [split_action_mask(observation, action) for observation, action in spaces.values()]
+    return EnvSpec(
+        name="external",
+        agents=tuple(spaces),
+        observation_spaces=tuple(space for space, _ in pairs),
+        action_spaces=tuple(action for _, action in spaces.values()),
+        mask_sizes=tuple(size for _, size in pairs),
+    )
