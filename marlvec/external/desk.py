@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from marlvec.errors import ClosedError, EpisodeOver
+from marlvec.errors import ClosedError, DriverGone, EpisodeOver
 from marlvec.external.row import Row
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ __all__ = ["Desk", "Taken"]
 
 Taken = tuple[int, Row | None]
 """A slot and its next row; None where it was recalled, and there is none."""
-
-_NOTHING = "there is none"
 
 
 class _Place:
@@ -71,6 +69,7 @@ class Desk:
         max_backlog: As given.
         numbers: Ids for episodes.
         closed: Whether the vectorizer was closed.
+        drivers: How many are known to drive; None where nobody has ever said so.
     """
 
     def __init__(self, num_envs: int, max_backlog: int) -> None:
@@ -81,9 +80,10 @@ class Desk:
         self.max_backlog = max_backlog
         self.numbers = count()
         self.closed = False
+        self.drivers: int | None = None
         self._ready: dict[int, None] = {}  # first come, first served
         self._errors: deque[Exception] = deque()
-        self._wait_for_place: list[Callable[[], None]] = []
+        self._wait_for_place: dict[Callable[[], None], None] = {}
         self._later: list[Callable[[], None]] = []
 
     # --- outside
@@ -106,8 +106,8 @@ class Desk:
         self._changed.notify_all()
 
     def when_free(self, callback: Callable[[], None]) -> None:
-        """Call this once, when a place is free."""
-        self._wait_for_place.append(callback)
+        """Call this once, when a place is free; once also where it was said twice."""
+        self._wait_for_place[callback] = None
 
     def wait(self, deadline: float | None) -> bool:
         """Wait until something has changed for those outside; False if time ran out."""
@@ -131,6 +131,14 @@ class Desk:
         """Have the collector's thread raise this."""
         self._errors.append(error)
         self._arrived.notify_all()
+
+    def look_around(self) -> None:
+        """Have the collector's thread see whether anybody is left."""
+        self._arrived.notify_all()
+
+    @property
+    def _is_deserted(self) -> bool:
+        return self.drivers == 0 and all(place.episode is None for place in self.places)
 
     def tell(self) -> None:
         """Call what was to be called; without the lock."""
@@ -179,12 +187,18 @@ class Desk:
 
         Raises:
             Exception: What was given to `fail`.
+            DriverGone: There is nothing, and nobody left to bring something.
         """
         with self.lock:
-            if not self._arrived.wait_for(lambda: self._ready or self._errors, timeout):
+            if not self._arrived.wait_for(lambda: self._ready or self._errors or self._is_deserted, timeout):
                 return []
             if self._errors:
                 raise self._errors.popleft()
+            if not self._ready:
+                raise DriverGone(
+                    "nobody is left who brings rows: every run() has returned. Nothing is lost; start() one, and "
+                    "collect() again"
+                )
             if patience > 0 and len(self._ready) < most:
                 self._arrived.wait_for(lambda: self._is_enough(most), patience)
             chosen = sorted(list(self._ready)[:most])

@@ -99,3 +99,15 @@ class Door:
         """Have whoever collects raise this, as soon as can be. No episode is lost by it."""
         with self._desk.lock:
             self._desk.fail(error)
+
+    def arrive(self) -> None:
+        """Somebody drives from now on: the collector relies on it, until `depart`."""
+        with self._desk.lock:
+            self._desk.drivers = (self._desk.drivers or 0) + 1
+
+    def depart(self) -> None:
+        """One who has arrived is gone. Whoever waits for rows, and nobody is left to bring some, is told."""
+        with self._desk.lock:
+            assert self._desk.drivers
+            self._desk.drivers -= 1
+            self._desk.look_around()

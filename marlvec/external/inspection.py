@@ -21,6 +21,7 @@ from marlvec.vector.membership import Membership, membership
 
 __all__ = ["Inspection"]
 
+_COMMON = (COMMON, "common")  # the latter is PettingZoo's word for it
 _OURS = ("off_policy_action", "training_enabled")  # infos that tell the collector something
 
 
@@ -170,7 +171,7 @@ class Inspection:
         """
         if not isinstance(table, Mapping):
             raise ArgumentError(f"infos: expected a dict of agent name to dict, got {type(table).__name__}")
-        self.indices({name: None for name in table if name != COMMON}, "infos")
+        self.indices({name: None for name in table if name not in _COMMON}, "infos")
         found = info_dicts.by_agent(table, self._index, self.agents, "infos") or {}
         for who, info in found.items():
             if ours := [key for key in _OURS if key in info]:

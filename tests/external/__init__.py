@@ -1,0 +1,1 @@
+"""Simulators that drive from outside."""
