@@ -1,13 +1,31 @@
 """Simulators that drive the loop themselves: game servers, robots, browsers, logs. They ask, and marlvec answers.
 
 `make` gives an `ExternalVectorEnv`: to a `Collector` one more `VectorEnv`, whose slots are filled from outside. Its
-`Door` is where episodes come in, each an `Episode`. `ExternalEnv` drives from a thread.
+`Door` is where episodes come in, each an `Episode`. `ExternalEnv` drives from a thread; `Server` lets `Client`s in
+other processes drive, over a socket.
 """
 
+from marlvec.external.client import Client
 from marlvec.external.door import Door
 from marlvec.external.episode import Episode
+from marlvec.external.limits import Limits
+from marlvec.external.local import Local
 from marlvec.external.making import make
+from marlvec.external.server import Server
 from marlvec.external.thread import ExternalEnv
 from marlvec.external.vector_env import ExternalVectorEnv
+from marlvec.external.wire.keys import find_token, make_token
 
-__all__ = ["make", "ExternalVectorEnv", "Door", "Episode", "ExternalEnv"]
+__all__ = [
+    "make",
+    "ExternalVectorEnv",
+    "Door",
+    "Episode",
+    "ExternalEnv",
+    "Server",
+    "Client",
+    "Local",
+    "Limits",
+    "make_token",
+    "find_token",
+]

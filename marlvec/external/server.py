@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from marlvec.collect import Collector
 from marlvec.errors import ArgumentError
+from marlvec.external.door import Door
 from marlvec.external.limits import Limits
 from marlvec.external.vector_env import ExternalVectorEnv
 from marlvec.external.wire.keys import check_token
@@ -81,7 +82,8 @@ class Server:
             envs.door, readers, self._weights, self.limits, token, loop.clock, loop.slot_is_free, loop.release
         )
         self._loop = loop
-        self._finalizer = weakref.finalize(self, loop.stop)
+        envs.door.arrive()
+        self._finalizer = weakref.finalize(self, _stop, loop, envs.door)
         loop.start()
 
     @property
@@ -148,6 +150,11 @@ class Server:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.clients} clients"
         return f"<Server at {self.url}: {state}>"
+
+
+def _stop(loop: Any, door: Door) -> None:
+    loop.stop()
+    door.depart()
 
 
 def _learned(chain: Any) -> Any:

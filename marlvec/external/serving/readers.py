@@ -7,6 +7,7 @@ from typing import Any
 
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import RefusedError
+from marlvec.external.wire.arrays import read_array
 from marlvec.external.wire.spaces import write_space
 from marlvec.external.wire.values import ValueReader, read_mask
 
@@ -65,6 +66,16 @@ class Readers:
         if data is None:
             return None
         return {name: read_mask(mask, f"action mask of agent {name!r}") for name, mask in data.items()}
+
+    def outcome(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Rewards and infos of a message, as an `Episode` takes them."""
+        infos = fields.get("infos")
+        if infos is not None:
+            infos = {
+                name: {key: read_array(value, key) if isinstance(value, list) else value for key, value in info.items()}
+                for name, info in infos.items()
+            }
+        return {"rewards": fields.get("rewards"), "infos": infos}
 
     def write_actions(self, actions: Mapping[str, Any]) -> dict[str, Any]:
         """Actions of some agents, as they go over the wire."""

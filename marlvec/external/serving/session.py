@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marlvec.errors import (
+    ArgumentError,
     BusyError,
     ClosedError,
     ConnectionLost,
@@ -46,6 +47,7 @@ class _Running:
     Attributes:
         born, heard: When it began, and when something was said about it last.
         training: Whether it goes into batches.
+        slot: The slot it asks for, or None.
         re: Number of the request that is not answered: ``begin``, or what asked for actions.
         episode: The episode behind the door, once it has a slot.
         held: Requests that wait for room, with their sizes.
@@ -54,6 +56,7 @@ class _Running:
     born: float
     heard: float
     training: bool
+    slot: int | None
     re: int
     episode: Episode | None = None
     held: deque[tuple[Message, int]] = field(default_factory=deque)
@@ -79,6 +82,7 @@ class Session:
         over: Whether it has ended.
         is_leaving: Whether it has said goodbye.
         unanswered: How many requests are.
+        weights_used: Number of the weights that the client decided with last, as it says; 0 for none.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class Session:
         self._running: dict[int, _Running] = {}
         self._cut: OrderedDict[int, str] = OrderedDict()
         self._held_bytes = 0
-        self.unanswered = 0
+        self.unanswered = self.weights_used = 0
         self.connection: Connection | None = None
         self.left: float | None = None
         self.over = self.is_leaving = False
@@ -255,7 +259,8 @@ class Session:
     def _begin(self, message: Message, now: float) -> None:
         number = message.fields["episode"]
         self._episodes.begin(number)
-        self._running[number] = _Running(now, now, message.fields["training"], message.number)
+        fields = message.fields
+        self._running[number] = _Running(now, now, fields["training"], fields.get("slot"), message.number)
         self.begin(number)
 
     def begin(self, number: int) -> bool:
@@ -267,14 +272,15 @@ class Session:
             try:
                 running.episode = self._door.begin(
                     training_enabled=running.training,
+                    env_id=running.slot,
                     on_lost=lambda reason: self._lost(number, str(reason)),
                     on_free=self._on_free,
                 )
             except EpisodesFull:
                 return False
-            except ClosedError as error:
+            except (ArgumentError, ClosedError) as error:
                 self._forget(number, str(error))
-                self._refuse(running.re, "episode", str(error))
+                self._refuse(running.re, "value" if isinstance(error, ArgumentError) else "episode", str(error))
                 return True
             running.heard = self._clock()
             self._episodes.move(number, EpisodeState.RUNNING)
@@ -284,8 +290,7 @@ class Session:
     def _episode(self, message: Message) -> tuple[_Running, Episode, Mapping[str, Any]]:
         running = self._running[message.fields["episode"]]
         assert running.episode is not None  # `Episodes.check` lets nothing come before that
-        fields = message.fields
-        return running, running.episode, {"rewards": fields.get("rewards"), "infos": fields.get("infos")}
+        return running, running.episode, self._readers.outcome(message.fields)
 
     def _step(self, message: Message, now: float) -> None:
         running, episode, outcome = self._episode(message)
@@ -317,11 +322,12 @@ class Session:
             masks=self._readers.masks(fields.get("masks")),
             **outcome,
         )
+        self.weights_used = fields.get("version", self.weights_used)
         self._send(Type.OK, {"re": message.number})
 
     def _returns(self, message: Message, now: float) -> None:
-        _, episode, _ = self._episode(message)
-        episode.log_returns(message.fields["rewards"], message.fields.get("infos"))
+        _, episode, outcome = self._episode(message)
+        episode.log_returns(**outcome)
         self._send(Type.OK, {"re": message.number})
 
     def _leave(self, message: Message, now: float) -> None:
@@ -341,9 +347,12 @@ class Session:
         self._send(Type.OK, {"re": message.number})
 
     def _end(self, message: Message, now: float) -> None:
-        _, episode, outcome = self._episode(message)
+        running, episode, outcome = self._episode(message)
+        number = message.fields["episode"]
         episode.end(self._readers.obs(message.fields["obs"]), truncated=message.fields["truncated"], **outcome)
-        self._drop(message.fields["episode"])
+        if self._episodes.state(number) is EpisodeState.ASKED:
+            self._refuse(running.re, "episode", f"episode {number} was ended before the answer came")
+        self._drop(number)
         self._send(Type.OK, {"re": message.number})
 
     def _abandon(self, message: Message, now: float) -> None:

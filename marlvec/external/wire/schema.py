@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
 from marlvec.errors import ProtocolError
+from marlvec.external.wire.arrays import read_array
 from marlvec.external.wire.codec import MAX_WIDTH, pack, unpack
 from marlvec.external.wire.frames import MAX_NUMBER, Frame, pack_frame, unpack_frame
 
@@ -129,8 +130,10 @@ def _scalar(value: Any, where: str) -> None:
     """What an info may be."""
     if type(value) is str:
         _text(value, where)
+    elif type(value) is list:
+        read_array(value, where)
     elif value is not None and type(value) not in (bool, int, float):
-        raise _bad(where, "None, a bool, a number or a text", value)
+        raise _bad(where, "None, a bool, a number, a text or an array", value)
 
 
 def _anything(value: Any, where: str) -> None:
@@ -197,7 +200,7 @@ FORMS: dict[Type, Form] = {
     Type.ERROR: Form("server", False, {"code": _name, "text": _text}),
     Type.PING: Form(None, False, {}),
     Type.PONG: Form(None, False, {}),
-    Type.BEGIN: Form("client", True, {"episode": _count, "training": _flag}),
+    Type.BEGIN: Form("client", True, {"episode": _count, "training": _flag}, {"slot": _count}),
     Type.STEP: Form("client", True, {"episode": _count, "obs": _values}, {**_outcome, "masks": _values}, is_large=True),
     Type.LOG: Form(
         "client",

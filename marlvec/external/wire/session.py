@@ -8,6 +8,7 @@ is seen once; what comes twice is counted and dropped, and a gap is an error.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from enum import Enum
 from typing import Any
@@ -76,15 +77,23 @@ class Stream:
             _, data = self._kept.popitem(last=False)
             self._kept_bytes -= len(data)
 
-    def make(self, kind: Type, fields: dict[str, Any]) -> bytes:
+    def make(self, kind: Type, fields: dict[str, Any], max_bytes: float = math.inf) -> bytes:
         """The bytes of the next message, which are kept where it is numbered.
 
+        Args:
+            kind: What.
+            fields: What it holds.
+            max_bytes: What the other side takes.
+
         Raises:
-            ProtocolError: The other side lets too much lie; code ``"limit"``.
+            ProtocolError: It is larger than that, or the other side lets too much lie; code ``"limit"``. It was not
+                made then.
         """
         if not FORMS[kind].is_numbered:
             return write_message(Message(kind, fields, 0, self.received))
         data = write_message(Message(kind, fields, self._sent + 1, self.received))
+        if len(data) > max_bytes:
+            raise ProtocolError(f"a message of {len(data)} bytes; the other side takes {max_bytes}", "limit")
         if self._kept and self._kept_bytes + len(data) > self._max_kept:
             raise ProtocolError(
                 f"more than {self._max_kept} bytes were sent, and the other side tells of none", "limit"
@@ -113,6 +122,11 @@ class EpisodeState(Enum):
 
 
 _OF_EPISODES = frozenset({Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END, Type.ABANDON})
+_ALLOWED = {
+    EpisodeState.BEGINNING: frozenset({Type.ABANDON}),
+    EpisodeState.RUNNING: _OF_EPISODES,
+    EpisodeState.ASKED: frozenset({Type.RETURNS, Type.END, Type.ABANDON}),
+}
 
 
 class Episodes:
@@ -159,7 +173,7 @@ class Episodes:
             state = self._states.get(episode)
             if state is None:
                 raise RefusedError(f"there is no episode {episode}, or it is over", "episode")
-            if state is not EpisodeState.RUNNING and message.type is not Type.ABANDON:
+            if message.type not in _ALLOWED[state]:
                 name = message.type.name.lower()
                 raise RefusedError(f"episode {episode} {state.value}: {name!r} cannot come now", "order")
 
