@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from marlvec.errors import (
@@ -26,11 +25,12 @@ from marlvec.errors import (
     StateError,
 )
 from marlvec.external.door import Door
-from marlvec.external.episode import Episode
 from marlvec.external.limits import Limits
 from marlvec.external.serving.connection import Connection
 from marlvec.external.serving.readers import Readers
-from marlvec.external.serving.weights import PART_BYTES, Weights
+from marlvec.external.serving.running import Running
+from marlvec.external.serving.telling import TOLD, tell
+from marlvec.external.serving.weights import Weights
 from marlvec.external.wire.schema import FORMS, Message, Type
 from marlvec.external.wire.session import Episodes, EpisodeState, Stream
 
@@ -38,28 +38,6 @@ __all__ = ["CLOSE_CODES", "Session"]
 
 _REMEMBERED = 64  # episodes that were cut, and why
 CLOSE_CODES = {"protocol": 1002, "version": 1002, "full": 1013, "closing": 1001}
-
-
-@dataclass(slots=True)
-class _Running:
-    """One episode, seen from its client.
-
-    Attributes:
-        born, heard: When it began, and when something was said about it last.
-        training: Whether it goes into batches.
-        slot: The slot it asks for, or None.
-        re: Number of the request that is not answered: ``begin``, or what asked for actions.
-        episode: The episode behind the door, once it has a slot.
-        held: Requests that wait for room, with their sizes.
-    """
-
-    born: float
-    heard: float
-    training: bool
-    slot: int | None
-    re: int
-    episode: Episode | None = None
-    held: deque[tuple[Message, int]] = field(default_factory=deque)
 
 
 class Session:
@@ -102,7 +80,7 @@ class Session:
         self._lock = threading.RLock()
         self._stream = Stream(limits.kept_bytes)
         self._episodes = Episodes(limits.episodes)
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         self._cut: OrderedDict[int, str] = OrderedDict()
         self._held_bytes = 0
         self.unanswered = self.weights_used = 0
@@ -214,7 +192,7 @@ class Session:
             else:
                 self._try(message, size)
 
-    def _hold(self, running: _Running, message: Message, size: int) -> None:
+    def _hold(self, running: Running, message: Message, size: int) -> None:
         if self._held_bytes + size > self._limits.held_bytes:
             raise ProtocolError(f"more than {self._limits.held_bytes} bytes wait for the collector", "limit")
         self._held_bytes += size
@@ -233,13 +211,13 @@ class Session:
 
     def _try(self, message: Message, size: int) -> None:
         """Do what is asked; or say why not; or hold it, until there is room for it."""
-        re, now = message.number, self._clock()
+        re = message.number
         number = message.fields.get("episode", -1)
         if (running := self._running.get(number)) is not None:
-            running.heard = now
+            running.heard = self._clock()
         try:
             self._episodes.check(message)
-            _DO[message.type](self, message, now)
+            _DO[message.type](self, message)
         except RefusedError as error:
             text = self._cut.get(number, str(error)) if error.code == "episode" else str(error)
             self._refuse(re, error.code, text)
@@ -256,11 +234,11 @@ class Session:
         except MarlvecError as error:
             self._refuse(re, "value", str(error))
 
-    def _begin(self, message: Message, now: float) -> None:
-        number = message.fields["episode"]
+    def _begin(self, message: Message) -> None:
+        number, now = message.fields["episode"], self._clock()
         self._episodes.begin(number)
         fields = message.fields
-        self._running[number] = _Running(now, now, fields["training"], fields.get("slot"), message.number)
+        self._running[number] = Running(now, now, fields["training"], fields.get("slot"), message.number)
         self.begin(number)
 
     def begin(self, number: int) -> bool:
@@ -287,22 +265,21 @@ class Session:
             self._send(Type.OK, {"re": running.re})
             return True
 
-    def _episode(self, message: Message) -> tuple[_Running, Episode, Mapping[str, Any]]:
-        running = self._running[message.fields["episode"]]
+    def _tell(self, message: Message) -> None:
+        number = message.fields["episode"]
+        running = self._running[number]
         assert running.episode is not None  # `Episodes.check` lets nothing come before that
-        return running, running.episode, self._readers.outcome(message.fields)
-
-    def _step(self, message: Message, now: float) -> None:
-        running, episode, outcome = self._episode(message)
-        number, fields = message.fields["episode"], message.fields
-        episode.ask(
-            self._readers.obs(fields["obs"]),
-            answer=lambda actions: self._answer(number, actions),
-            masks=self._readers.masks(fields.get("masks")),
-            **outcome,
-        )
-        running.re = message.number
-        self._episodes.move(number, EpisodeState.ASKED)
+        tell(running.episode, message, self._readers, lambda actions: self._answer(number, actions))
+        if message.type is Type.STEP:
+            running.re = message.number
+            self._episodes.move(number, EpisodeState.ASKED)
+            return
+        if message.type is Type.END:
+            if self._episodes.state(number) is EpisodeState.ASKED:
+                self._refuse(running.re, "episode", f"episode {number} was ended before the answer came")
+            self._drop(number)
+        self.weights_used = message.fields.get("version", self.weights_used)
+        self._send(Type.OK, {"re": message.number})
 
     def _answer(self, number: int, actions: Mapping[str, Any]) -> None:
         """What the policies say; called from the collector's thread."""
@@ -313,75 +290,20 @@ class Session:
                 self._episodes.move(number, EpisodeState.RUNNING)
                 self._send(Type.ACTIONS, {"re": running.re, "actions": self._readers.write_actions(actions)})
 
-    def _log(self, message: Message, now: float) -> None:
-        _, episode, outcome = self._episode(message)
-        fields = message.fields
-        episode.log_action(
-            self._readers.obs(fields["obs"]),
-            self._readers.actions(fields["actions"]),
-            masks=self._readers.masks(fields.get("masks")),
-            **outcome,
-        )
-        self.weights_used = fields.get("version", self.weights_used)
-        self._send(Type.OK, {"re": message.number})
-
-    def _returns(self, message: Message, now: float) -> None:
-        _, episode, outcome = self._episode(message)
-        episode.log_returns(**outcome)
-        self._send(Type.OK, {"re": message.number})
-
-    def _leave(self, message: Message, now: float) -> None:
-        _, episode, outcome = self._episode(message)
-        fields = message.fields
-        terminated, truncated = set(fields["terminated"]), set(fields["truncated"])
-        gone = dict.fromkeys([*fields["terminated"], *fields["truncated"]])
-        obs = self._readers.obs(fields["obs"])
-        if stray := [name for name in obs if name not in gone]:
-            raise RefusedError(f"last observations of {stray}, who do not leave", "value")
-        episode.end_agents(
-            {**gone, **obs},
-            terminated={name: name in terminated for name in gone},
-            truncated={name: name in truncated for name in gone},
-            **outcome,
-        )
-        self._send(Type.OK, {"re": message.number})
-
-    def _end(self, message: Message, now: float) -> None:
-        running, episode, outcome = self._episode(message)
-        number = message.fields["episode"]
-        episode.end(self._readers.obs(message.fields["obs"]), truncated=message.fields["truncated"], **outcome)
-        if self._episodes.state(number) is EpisodeState.ASKED:
-            self._refuse(running.re, "episode", f"episode {number} was ended before the answer came")
-        self._drop(number)
-        self._send(Type.OK, {"re": message.number})
-
-    def _abandon(self, message: Message, now: float) -> None:
+    def _abandon(self, message: Message) -> None:
         self._give_up(message.fields["episode"], DriverGone(f"{self.name} says: {message.fields['reason'][:200]!r}"))
         self._send(Type.OK, {"re": message.number})
 
-    def _fetch(self, message: Message, now: float) -> None:
-        package = self._weights.newest()
-        offer: dict[str, Any] = {"re": message.number, "version": message.fields["have"], "size": 0, "parts": 0}
-        if package is None or package.version <= message.fields["have"]:
-            self._send(Type.OFFER, {**offer, "sha256": b""})
-        else:
-            what = {"version": package.version, "size": len(package.data), "parts": package.parts}
-            self._send(Type.OFFER, {**offer, **what, "sha256": package.sha256})
+    def _fetch(self, message: Message) -> None:
+        room = self._limits.kept_bytes // 2 - self._stream.kept_bytes
+        kind, fields = self._weights.answer(message, room)
+        self._send(kind, {"re": message.number, **fields})
 
-    def _part(self, message: Message, now: float) -> None:
-        version, part = message.fields["version"], message.fields["part"]
-        package = self._weights.find(version)
-        if package is None or part >= package.parts:
-            raise RefusedError(f"there is no part {part} of weights {version}, or not any more", "weights")
-        if self._stream.kept_bytes + PART_BYTES > self._limits.kept_bytes // 2:
-            raise RefusedError("too much was sent of which nothing was heard; ask again", "limit")
-        self._send(Type.CHUNK, {"re": message.number, "data": package.part(part)})
-
-    def _bye(self, message: Message, now: float) -> None:
+    def _bye(self, message: Message) -> None:
         self._send(Type.OK, {"re": message.number})
         self.is_leaving = True
         if self.connection is not None:
-            self.connection.end(1000, "", now)
+            self.connection.end(1000, "", self._clock())
 
     # --- ends
 
@@ -458,15 +380,11 @@ class Session:
             self.connection.send(data, self._clock())
 
 
-_DO: dict[Type, Callable[[Session, Message, float], None]] = {
+_DO: dict[Type, Callable[[Session, Message], None]] = {
     Type.BEGIN: Session._begin,
-    Type.STEP: Session._step,
-    Type.LOG: Session._log,
-    Type.RETURNS: Session._returns,
-    Type.LEAVE: Session._leave,
-    Type.END: Session._end,
+    **dict.fromkeys(TOLD, Session._tell),
     Type.ABANDON: Session._abandon,
     Type.WEIGHTS: Session._fetch,
-    Type.PART: Session._part,
+    Type.PART: Session._fetch,
     Type.BYE: Session._bye,
 }

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, RefusedError
 from marlvec.external.wire.plain import pack_plain
+from marlvec.external.wire.schema import Message, Type
 
 __all__ = ["PART_BYTES", "Package", "Weights"]
 
@@ -61,6 +62,32 @@ class Weights:
         """One by its number, or None where it is gone or never was."""
         with self._lock:
             return next((package for package in self._packages if package.version == version), None)
+
+    def answer(self, message: Message, room: int) -> tuple[Type, dict[str, Any]]:
+        """The reply to a ``weights`` or a ``part``.
+
+        Args:
+            message: Which.
+            room: Bytes that the reply may have.
+
+        Raises:
+            RefusedError: There is no such part, or no room for it.
+        """
+        fields = message.fields
+        if message.type is Type.WEIGHTS:
+            package = self.newest()
+            if package is None or package.version <= fields["have"]:
+                return Type.OFFER, {"version": fields["have"], "size": 0, "parts": 0, "sha256": b""}
+            size, parts = len(package.data), package.parts
+            return Type.OFFER, {"version": package.version, "size": size, "parts": parts, "sha256": package.sha256}
+        package = self.find(fields["version"])
+        if package is None or fields["part"] >= package.parts:
+            what = f"part {fields['part']} of weights {fields['version']}"
+            raise RefusedError(f"there is no {what}, or not any more", "weights")
+        data = package.part(fields["part"])
+        if len(data) > room:
+            raise RefusedError("too much was sent of which nothing was heard; ask again", "limit")
+        return Type.CHUNK, {"data": data}
 
     def add(self, content: Mapping[str, Any], version: int | None = None) -> int:
         """Add a version.
