@@ -16,6 +16,8 @@ from marlvec.external.wire.values import ValueReader, write_mask
 
 __all__ = ["Form"]
 
+_COMMON = ("common", "__common__")  # what belongs to no agent alone
+
 
 class Form:
     """Agents, spaces and their values.
@@ -113,9 +115,7 @@ class Form:
             ArgumentError: It is no dict of dicts by agent.
             ContractError: There is something in it that does not go over a socket.
         """
-        self.check(
-            {name: None for name in infos if name != "__common__"} if isinstance(infos, Mapping) else infos, "infos"
-        )
+        self.check({n: None for n in infos if n not in _COMMON} if isinstance(infos, Mapping) else infos, "infos")
         out: dict[str, dict[str, Any]] = {}
         for name, info in infos.items():
             if not isinstance(info, Mapping):
