@@ -36,7 +36,7 @@ class Arrival:
         rewards: (n, A) float64.
         terminated, truncated, ended, alive, acting: (n, A) bool; nobody has ended in an episode that was lost.
         done, fault, quiet: (n,) bool.
-        given: (env id, agent name, action) of agents that do something without asking their policy.
+        given: (env id, agent name, action, whether it is the env's) of agents that do something unasked.
         untrained: Ids of envs whose episode begins here and is for no batch.
         is_first: Whether all these rows begin episodes, and nothing came before them; see `FreeTraffic`.
         state, final_state: (n, …) global states, the latter where ``done``; None where the envs give none.

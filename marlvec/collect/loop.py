@@ -392,8 +392,9 @@ class Loop:
 
     def _note_given(self, arrival: Arrival) -> None:
         """Note what agents do without asking their policies."""
-        for env_id, name, action in arrival.given:
+        for env_id, name, action, is_env in arrival.given:
             a = self._envs.agents.index(name)
             if arrival.acting[np.searchsorted(arrival.env_ids, env_id), a]:
                 role = self._roles[self._episodes.policy_NA[env_id, a]]
-                role.off_policy.note(env_id * self._envs.agent_num + a, action, f"env {env_id}: agent {name!r}")
+                lane, where = env_id * self._envs.agent_num + a, f"env {env_id}: agent {name!r}"
+                role.off_policy.note(lane, action, where, is_env=is_env)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.connectors import Rows
 from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.trees import Tree, map_tree, zip_trees
 from marlvec.errors import ContractError
-from marlvec.spaces import SpaceTree
+from marlvec.spaces import SpaceTree, describe_difference
 
 __all__ = ["OffPolicy"]
 
@@ -28,6 +29,7 @@ class OffPolicy:
 
     Args:
         tree: Space of one action of the policy.
+        env_space: Of one action of the env.
         who: The policy, for messages.
 
     Attributes:
@@ -35,8 +37,9 @@ class OffPolicy:
         knows_columns: Whether `learn` was called.
     """
 
-    def __init__(self, tree: SpaceTree, who: str) -> None:
+    def __init__(self, tree: SpaceTree, env_space: Space[Any], who: str) -> None:
         self._tree, self._who = tree, who
+        self._differs = describe_difference(env_space, tree.space)
         self._actions: dict[int, list[Any]] = {}
         self._blanks: dict[str, Tree] = {}  # of the columns that the policy adds: one row that says nothing
         self.used = self.knows_columns = False
@@ -49,17 +52,25 @@ class OffPolicy:
     def __len__(self) -> int:
         return len(self._actions)
 
-    def note(self, lane: int, action: Any, where: str) -> None:
+    def note(self, lane: int, action: Any, where: str, *, is_env: bool = False) -> None:
         """An agent will do this when its row is due.
 
         Args:
             lane: Whose action.
             action: One action of the policy's.
             where: The same agent, for messages.
+            is_env: Whether it is one of the env's instead, as it was carried out.
 
         Raises:
-            ContractError: It is not in the policy's action space.
+            ContractError: It is not in the policy's action space; or it is the env's, and action connectors have given
+                the policy another space.
         """
+        if is_env and self._differs is not None:
+            raise ContractError(
+                f"{where} has logged the env's action, and nobody knows what {self._who} would have said for it: its "
+                f"action connectors give it another space {self._differs}. Leave those out, as "
+                f"action_connectors=[ToNumpy(), ClipActions()] does"
+            )
         try:
             leaves = self._tree.flatten(action)
         except ContractError as error:
@@ -77,8 +88,7 @@ class OffPolicy:
 
     def _bad(self, action: Any, where: str) -> ContractError:
         return ContractError(
-            f"{where} says that it does {action!r} (info 'off_policy_action'), which is not in the action space of "
-            f"{self._who}: {self._tree.space}"
+            f"{where} says that it does {action!r}, which is not in the action space of {self._who}: {self._tree.space}"
         )
 
     def forget(self, lanes: IntArray) -> None:

@@ -122,7 +122,7 @@ class Role:
         noop = declared_noop(self.agent_connectors, self.action_connectors, group.action_tree, self._who)
         self.idlers = Idlers(noop, group.action_tree, num_envs, len(agents))
         self._declared = noop is not None
-        self.off_policy = OffPolicy(SpaceTree(action_space), self._who)
+        self.off_policy = OffPolicy(SpaceTree(action_space), group.action_space, self._who)
         self._env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
         self.set_up(self.policy, seed)
         self.group_index = group_index

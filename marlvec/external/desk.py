@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
@@ -31,9 +32,10 @@ class _Place:
         running: The episode that the collector knows, or None.
         asked: The row whose answer is due, or None.
         recalled: Whether the collector does not want a row any more, and waits to hear that there is none.
+        since: Since when it is the turn of those outside, by `time.monotonic`.
     """
 
-    __slots__ = ("asked", "episode", "recalled", "rows", "running", "wants")
+    __slots__ = ("asked", "episode", "recalled", "rows", "running", "since", "wants")
 
     def __init__(self) -> None:
         self.episode: Episode | None = None
@@ -42,6 +44,7 @@ class _Place:
         self.running: Episode | None = None
         self.asked: Row | None = None
         self.recalled = False
+        self.since = 0.0
 
     @property
     def is_ready(self) -> bool:
@@ -51,6 +54,11 @@ class _Place:
     def is_awaited(self) -> bool:
         """Whether somebody is at work on a row that the collector wants."""
         return self.wants is not None and self.episode is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is the turn of those outside."""
+        return self.episode is not None and not self.rows and not self.episode.is_waiting
 
 
 class Desk:
@@ -62,6 +70,8 @@ class Desk:
     Args:
         num_envs: N.
         max_backlog: How many rows may wait in one place.
+        idle_timeout: Seconds after which an episode of which nothing is heard is lost; None: never. Looked at while
+            somebody collects, or wants a place.
 
     Attributes:
         lock: Held while anything here is read or changed.
@@ -72,7 +82,7 @@ class Desk:
         drivers: How many are known to drive; None where nobody has ever said so.
     """
 
-    def __init__(self, num_envs: int, max_backlog: int) -> None:
+    def __init__(self, num_envs: int, max_backlog: int, idle_timeout: float | None = None) -> None:
         self.lock = threading.RLock()
         self._arrived = threading.Condition(self.lock)  # the collector's thread waits here
         self._changed = threading.Condition(self.lock)  # those outside wait here, for a free place or for room
@@ -81,6 +91,8 @@ class Desk:
         self.numbers = count()
         self.closed = False
         self.drivers: int | None = None
+        self._idle_timeout = idle_timeout
+        self._look_at = 0.0 if idle_timeout is not None else float("inf")  # when to look for idle ones again
         self._ready: dict[int, None] = {}  # first come, first served
         self._errors: deque[Exception] = deque()
         self._wait_for_place: dict[Callable[[], None], None] = {}
@@ -92,6 +104,11 @@ class Desk:
         """Places that are free, those first where the fewest rows wait."""
         found = [i for i, place in enumerate(self.places) if place.episode is None]
         return sorted(found, key=lambda i: len(self.places[i].rows))
+
+    def sit(self, i: int, episode: Episode) -> None:
+        """An episode takes a place that is free."""
+        self.places[i].episode = episode
+        self.places[i].since = time.monotonic()
 
     def put(self, i: int, row: Row) -> None:
         """Put a row down."""
@@ -137,8 +154,10 @@ class Desk:
         self._arrived.notify_all()
 
     @property
-    def _is_deserted(self) -> bool:
-        return self.drivers == 0 and all(place.episode is None for place in self.places)
+    def _is_hopeless(self) -> bool:
+        """Whether it is of no use to wait for a row."""
+        deserted = self.drivers == 0 and all(place.episode is None for place in self.places)
+        return deserted or self.closed or bool(self._errors)
 
     def tell(self) -> None:
         """Call what was to be called; without the lock."""
@@ -159,6 +178,7 @@ class Desk:
             Rows whose answers are due.
         """
         due: list[Row] = []
+        now = time.monotonic()
         with self.lock:
             for i in ids:
                 place = self.places[i]
@@ -168,7 +188,7 @@ class Desk:
                     self._let_go(running, EpisodeOver(f"{running} was lost: the collector begins new episodes"))
                 if place.asked is not None:
                     due.append(place.asked)
-                    place.asked = None
+                    place.asked, place.since = None, now
                 self._look(i)
             self._changed.notify_all()
         self.tell()
@@ -188,25 +208,59 @@ class Desk:
         Raises:
             Exception: What was given to `fail`.
             DriverGone: There is nothing, and nobody left to bring something.
+            ClosedError: It was closed.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self.lock:
-            if not self._arrived.wait_for(lambda: self._ready or self._errors or self._is_deserted, timeout):
-                return []
-            if self._errors:
-                raise self._errors.popleft()
-            if not self._ready:
-                raise DriverGone(
-                    "nobody is left who brings rows: every run() has returned. Nothing is lost; start() one, and "
-                    "collect() again"
-                )
-            if patience > 0 and len(self._ready) < most:
-                self._arrived.wait_for(lambda: self._is_enough(most), patience)
-            chosen = sorted(list(self._ready)[:most])
-            return [(i, self._take(i)) for i in chosen]
+            taken = self._take_all(most, patience) if self._await(deadline) else []
+        self.tell()
+        return taken
 
-    def _is_enough(self, most: int) -> bool:
-        awaited = sum(place.is_awaited for place in self.places)
-        return len(self._ready) >= min(most, awaited) or bool(self._errors)
+    def _await(self, deadline: float | None) -> bool:
+        """Wait for the first row; False if time ran out."""
+        while True:
+            now = time.monotonic()
+            self.look_for_idle(now)
+            if self._ready or self._is_hopeless:
+                return True
+            ends = min(self._look_at, deadline if deadline is not None else float("inf"))
+            if deadline is not None and now >= deadline:
+                return False
+            self._arrived.wait(None if ends == float("inf") else max(0.0, ends - now))
+
+    def _take_all(self, most: int, patience: float) -> list[Taken]:
+        if self.closed:
+            raise ClosedError("the vectorizer was closed while somebody waited for its envs")
+        if self._errors:
+            raise self._errors.popleft()
+        if not self._ready:
+            raise DriverGone(
+                "nobody is left who brings rows: every run() has returned. Nothing is lost; start() one, and collect() "
+                "again"
+            )
+        if patience > 0 and len(self._ready) < most:
+            enough = min(most, sum(place.is_awaited for place in self.places))
+            self._arrived.wait_for(lambda: len(self._ready) >= enough or self._errors, patience)
+        chosen = sorted(list(self._ready)[:most])
+        return [(i, self._take(i)) for i in chosen]
+
+    def look_for_idle(self, now: float) -> None:
+        """Lose episodes of which nothing was heard for too long, if it is time to look."""
+        if self._idle_timeout is None or now < self._look_at:
+            return
+        self._look_at = now + self._idle_timeout
+        for place in self.places:
+            if not place.is_idle:
+                continue
+            if place.since + self._idle_timeout > now:
+                self._look_at = min(self._look_at, place.since + self._idle_timeout)
+                continue
+            episode = place.episode
+            assert episode is not None
+            what = f"nothing was heard for {self._idle_timeout} s"
+            episode.over = EpisodeOver(f"episode {episode.id} was cut off: {what}")
+            self._later.append(partial(episode.lost, episode.over))
+            self.lose(episode, TimeoutError(what))
 
     def _take(self, i: int) -> Row | None:
         place = self.places[i]
@@ -218,6 +272,7 @@ class Desk:
         row = place.rows.popleft()
         place.running = None if row.done else row.episode
         place.asked = row if row.answer is not None else None
+        place.since = time.monotonic()
         self._changed.notify_all()
         return row
 
@@ -245,6 +300,7 @@ class Desk:
             self._later += self._wait_for_place
             self._wait_for_place.clear()
             self._changed.notify_all()
+            self._arrived.notify_all()
         self.tell()
 
     def _let_go(self, episode: Episode, reason: Exception) -> None:
@@ -255,7 +311,7 @@ class Desk:
             place.asked = None
         if place.episode is episode:
             self.leave(episode.env_id)
-            self._later.append(lambda: episode.lost(reason))
+            self._later.append(partial(episode.lost, reason))
             episode.over = reason
 
     def _look(self, i: int) -> None:

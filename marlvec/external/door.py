@@ -19,14 +19,15 @@ class Door:
     Args:
         desk: Where rows go.
         inspection: What checks them.
+        max_episode_steps: After how many steps an episode is cut; None: never.
 
     Attributes:
         agents: Agent names, in order of the agent axis.
         num_envs: N: as many episodes can run at a time.
     """
 
-    def __init__(self, desk: Desk, inspection: Inspection) -> None:
-        self._desk, self._inspection = desk, inspection
+    def __init__(self, desk: Desk, inspection: Inspection, max_episode_steps: int | None = None) -> None:
+        self._desk, self._inspection, self._max_steps = desk, inspection, max_episode_steps
         self.agents = inspection.agents
         self.num_envs = len(desk.places)
 
@@ -77,6 +78,7 @@ class Door:
             while True:
                 if desk.closed:
                     raise ClosedError("begin(): the vectorizer was closed")
+                desk.look_for_idle(time.monotonic())
                 free = desk.free()
                 if env_id is not None:
                     free = [env_id] if env_id in free else []
@@ -91,9 +93,17 @@ class Door:
                     raise EpisodesFull(
                         f"begin(): {what}; end() one first, wait with timeout=…, or make() more num_envs"
                     )
-            episode = Episode(desk, self._inspection, free[0], training_enabled=training_enabled, on_lost=on_lost)
-            desk.places[free[0]].episode = episode
-            return episode
+            episode = Episode(
+                desk,
+                self._inspection,
+                free[0],
+                training_enabled=training_enabled,
+                on_lost=on_lost,
+                max_steps=self._max_steps,
+            )
+            desk.sit(free[0], episode)
+        desk.tell()
+        return episode
 
     def fail(self, error: Exception) -> None:
         """Have whoever collects raise this, as soon as can be. No episode is lost by it."""

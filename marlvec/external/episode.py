@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import AnswerTimeout, ArgumentError, BusyError, EpisodeOver, MarlvecError, StateError
@@ -32,6 +33,7 @@ class Episode:
         env_id: Its slot.
         training_enabled: Whether it goes into batches.
         on_lost: Is told, once, that this side has lost the episode.
+        max_steps: After how many steps it is cut; None: never.
 
     Attributes:
         id: Its number; no other episode of this vectorizer has it.
@@ -41,13 +43,20 @@ class Episode:
     """
 
     def __init__(
-        self, desk: Desk, inspection: Inspection, env_id: int, *, training_enabled: bool, on_lost: OnLost | None
+        self,
+        desk: Desk,
+        inspection: Inspection,
+        env_id: int,
+        *,
+        training_enabled: bool,
+        on_lost: OnLost | None,
+        max_steps: int | None,
     ) -> None:
         self.id = next(desk.numbers)
         self.env_id, self.training_enabled = env_id, training_enabled
         self.over: Exception | None = None
         self._desk, self._inspection, self._on_lost = desk, inspection, on_lost
-        self._first = True
+        self._first, self._steps_left = True, max_steps
         self._waiting: Answer | None = None
         self._alive: set[int] = set()
         self._gone: set[int] = set()
@@ -93,20 +102,19 @@ class Episode:
                 observation, it may be there.
             answer: Called once with agent name to action for the env, of all who act, in the collector's thread: it
                 must be quick. Not called where the episode is lost or ended first.
-            logged: Actions that were chosen outside, of some of these agents: their policies are not asked. As the
-                policy would say them, before the action connectors.
+            logged: Actions that were chosen outside, of some of these agents: their policies are not asked.
             rewards: As `log_returns`.
             infos: As `log_returns`.
             masks: Agent name to action mask.
 
         Raises:
-            EpisodeOver: It has ended, or was lost.
+            EpisodeOver: It has ended, or was lost; or time was up, and this was its end.
             BusyError: An answer is due, or too many rows wait.
             ArgumentError: Nobody acts, or an agent is unknown.
             StateError: An agent has ended already.
             ContractError: Something is not what was declared; names the agent.
         """
-        self._say("ask", obs, logged, rewards, infos, masks, answer, asks=True)
+        self._say("ask", obs, (logged, True), rewards, infos, masks, answer)
 
     def log_action(
         self,
@@ -116,54 +124,54 @@ class Episode:
         rewards: Mapping[str, Any] | None = None,
         infos: Mapping[str, Mapping[str, Any]] | None = None,
         masks: Mapping[str, Any] | None = None,
+        as_policy: bool = False,
     ) -> None:
         """Say what agents did, at what observation. No policy is asked, and nobody answers.
 
         Args:
             obs: Agent name to observation, of all who act now.
-            actions: Agent name to action, of the same agents; see `ask`.
+            actions: Agent name to action, of the same agents, as the env was given it. Action connectors that change
+                the space cannot be turned round: the collector refuses it then.
             rewards: As `log_returns`.
             infos: As `log_returns`.
             masks: Agent name to action mask.
+            as_policy: Whether the actions are what policies would say instead, before the action connectors. The
+                collector is the first to look at them then, so they must come from whom you trust.
 
         Raises:
             BusyError: Too many rows wait, see `wait_for_room`; or an answer is due.
             MarlvecError: As `ask`.
         """
-        self._say("log_action", obs, actions, rewards, infos, masks, None, asks=False)
+        self._say("log_action", obs, (actions, not as_policy), rewards, infos, masks, None)
 
     def _say(
         self,
         call: str,
         obs: Any,
-        logged: Any,
+        logged: tuple[Any, bool],
         rewards: Any,
         infos: Any,
         masks: Any,
         answer: Answer | None,
-        *,
-        asks: bool,
     ) -> None:
-        try:
-            with self._desk.lock:
-                self._check(call)
-                if self.backlog >= self._desk.max_backlog:
-                    raise BusyError(
-                        f"{self.backlog} rows wait for the collector; expected fewer, wait_for_room() first"
-                    )
-                seen, seen_masks = self._inspection.observations(obs, masks, acting=True)
-                done = {} if logged is None else self._inspection.actions(logged, seen)
-                self._check_acting(seen, done, asks=asks)
-                paid, told = self._said(rewards, infos)
-                for a, action in done.items():
-                    told.setdefault(self._inspection.agents[a], {})["off_policy_action"] = action
-                self._alive.update(seen)
-                self._waiting = answer
-                row = self._row(paid, told, obs=seen, masks=seen_masks)
-                row.answer = None if answer is None else self._answer
-                self._desk.put(self.env_id, row)
-        except MarlvecError as error:
-            raise self._placed(error, call) from None
+        with self._calling(call):
+            if self.backlog >= self._desk.max_backlog:
+                raise BusyError(f"{self.backlog} rows wait for the collector; expected fewer, wait_for_room() first")
+            seen, seen_masks = self._inspection.observations(obs, masks, acting=True)
+            actions, are_env = logged
+            done = {} if actions is None else self._inspection.actions(actions, seen, are_env=are_env)
+            self._check_acting(seen, done, asks=answer is not None)
+            paid, told = self._said(rewards, infos)
+            if self._steps_left == 1 and not self._first:
+                self._cut(seen, paid, told)
+            key = "logged_action" if are_env else "off_policy_action"
+            for a, action in done.items():
+                told.setdefault(self._inspection.agents[a], {})[key] = action
+            self._alive.update(seen)
+            self._waiting = answer
+            row = self._row(paid, told, obs=seen, masks=seen_masks)
+            row.answer = None if answer is None else self._answer
+            self._desk.put(self.env_id, row)
 
     def _check_acting(self, seen: Mapping[int, Any], done: Mapping[int, Any], *, asks: bool) -> None:
         names = self._inspection.agents
@@ -188,12 +196,8 @@ class Episode:
             EpisodeOver: It has ended, or was lost.
             ArgumentError, ContractError: As `ask`.
         """
-        try:
-            with self._desk.lock:
-                self._check("log_returns", waiting=True)
-                self._rewards, self._infos = self._said(rewards, infos)
-        except MarlvecError as error:
-            raise self._placed(error, "log_returns") from None
+        with self._calling("log_returns", waiting=True):
+            self._rewards, self._infos = self._said(rewards, infos)
 
     # --- ends
 
@@ -222,16 +226,12 @@ class Episode:
             StateError: One has ended already.
             ContractError: Something is not what was declared; names the agent.
         """
-        try:
-            with self._desk.lock:
-                self._check("end_agents")
-                ended = self._endings(final_obs, terminated, truncated)
-                self._rewards, self._infos = self._said(rewards, infos, ended)
-                self._ended.update(ended)
-                self._gone.update(ended)
-                self._alive.difference_update(ended)
-        except MarlvecError as error:
-            raise self._placed(error, "end_agents") from None
+        with self._calling("end_agents"):
+            ended = self._endings(final_obs, terminated, truncated)
+            self._rewards, self._infos = self._said(rewards, infos, ended)
+            self._ended.update(ended)
+            self._gone.update(ended)
+            self._alive.difference_update(ended)
 
     def end(
         self,
@@ -257,22 +257,17 @@ class Episode:
             EpisodeOver: It has ended, or was lost.
             ArgumentError, StateError, ContractError: As `end_agents`.
         """
-        try:
-            with self._desk.lock:
-                self._check("end", waiting=True)
-                given = {} if final_obs is None else final_obs
-                self._inspection.indices(given, "final_obs")
-                ended = self._endings({**dict.fromkeys(self.agents), **given}, terminated, truncated)
-                paid, told = self._said(rewards, infos, ended)
-                self._ended.update(ended)
-                self._waiting = None
-                if not self._first:
-                    self._desk.put(self.env_id, self._row(paid, told, done=True))
-                self.over = EpisodeOver(f"episode {self.id} has ended")
-                self._desk.leave(self.env_id)
-        except MarlvecError as error:
-            raise self._placed(error, "end") from None
-        self._desk.tell()
+        with self._calling("end", waiting=True):
+            given = {} if final_obs is None else final_obs
+            self._inspection.indices(given, "final_obs")
+            ended = self._endings({**dict.fromkeys(self.agents), **given}, terminated, truncated)
+            paid, told = self._said(rewards, infos, ended)
+            self._ended.update(ended)
+            self._waiting = None
+            if not self._first:
+                self._desk.put(self.env_id, self._row(paid, told, done=True))
+            self.over = EpisodeOver(f"episode {self.id} has ended")
+            self._desk.leave(self.env_id)
 
     def abandon(self, error: BaseException) -> None:
         """Nobody will go on with this episode: its simulator broke, its client is gone.
@@ -318,7 +313,32 @@ class Episode:
 
     # --- inside; the desk is locked
 
-    def _check(self, call: str, *, waiting: bool = False) -> None:
+    def _cut(self, seen: Mapping[int, Any], paid: dict[int, float], told: Info) -> NoReturn:
+        """Time is up: everybody is truncated, with what they see now."""
+        self._ended.update({a: (seen.get(a), False, True) for a in self._alive | seen.keys()})
+        self._desk.put(self.env_id, self._row(paid, told, done=True))
+        self.over = EpisodeOver(f"episode {self.id} was cut: it has made as many steps as max_episode_steps allows")
+        self._desk.leave(self.env_id)
+        raise self.over
+
+    @contextmanager
+    def _calling(self, call: str, *, waiting: bool = False) -> Iterator[None]:
+        """Lock the desk for one call, and say in its errors whose it was.
+
+        Args:
+            call: Its name.
+            waiting: Whether it may be made while an answer is due.
+        """
+        try:
+            with self._desk.lock:
+                self._check(call, waiting=waiting)
+                yield
+        except MarlvecError as error:
+            raise type(error)(f"{call}() of episode {self.id} in slot {self.env_id}: {error}") from None
+        finally:
+            self._desk.tell()
+
+    def _check(self, call: str, *, waiting: bool) -> None:
         if self.over is not None:
             raise type(self.over)(str(self.over))
         if self._waiting is not None and not waiting:
@@ -367,6 +387,8 @@ class Episode:
     ) -> Row:
         """Make a row of all there is to say, which is said then."""
         first = self._first
+        if not first and self._steps_left is not None:
+            self._steps_left -= 1
         row = Row(self, first, obs or {}, masks or {}, {} if first else paid, self._ended, told, done)
         self._first, self._ended, self._infos = False, {}, {}
         self._rewards = paid if first else {}
@@ -378,6 +400,3 @@ class Episode:
             answer, self._waiting = self._waiting, None
         if answer is not None:
             answer(actions)
-
-    def _placed(self, error: MarlvecError, call: str) -> MarlvecError:
-        return type(error)(f"{call}() of episode {self.id} in slot {self.env_id}: {error}")

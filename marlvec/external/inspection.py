@@ -22,7 +22,7 @@ from marlvec.vector.membership import Membership, membership
 __all__ = ["Inspection"]
 
 _COMMON = (COMMON, "common")  # the latter is PettingZoo's word for it
-_OURS = ("off_policy_action", "training_enabled")  # infos that tell the collector something
+_OURS = ("off_policy_action", "logged_action", "training_enabled")  # infos that tell the collector something
 
 
 class Inspection:
@@ -110,12 +110,13 @@ class Inspection:
             raise ContractError(f"action mask of agent {self.agents[a]!r}: expected something allowed, got nothing")
         return mask.copy()
 
-    def actions(self, table: Any, agents: Mapping[int, Any]) -> dict[int, Any]:
+    def actions(self, table: Any, agents: Mapping[int, Any], *, are_env: bool = True) -> dict[int, Any]:
         """Actions that were chosen outside.
 
         Args:
             table: Agent name to action.
             agents: Who acts: others may not.
+            are_env: Whether they are the env's; else they are passed on as they are.
 
         Raises:
             ArgumentError: An agent is unknown, or does not act.
@@ -124,6 +125,8 @@ class Inspection:
         found = self.indices(table, "actions")
         if stray := [self.agents[a] for a in found if a not in agents]:
             raise ArgumentError(f"actions: expected those of agents with an observation, got {names_of(stray)}, too")
+        if not are_env:
+            return found
         return {
             a: self._checked(self._actions[a], value, f"action of agent {self.agents[a]!r}")
             for a, value in found.items()

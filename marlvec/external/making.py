@@ -28,6 +28,8 @@ def make(
     batch_wait: float = 0.002,
     max_backlog: int = 64,
     lockstep: bool = False,
+    max_episode_steps: int | None = None,
+    idle_timeout: float | None = None,
     copy: bool = True,
     grouped: bool = False,
     validate: str = "sample",
@@ -44,6 +46,8 @@ def make(
         batch_wait: Likewise.
         max_backlog: Likewise.
         lockstep: Likewise.
+        max_episode_steps: Likewise.
+        idle_timeout: Likewise.
         copy: As in `marlvec.make`.
         grouped: Likewise.
         validate: Likewise; see `ExternalVectorEnv`.
@@ -60,6 +64,8 @@ def make(
         batch_wait=batch_wait,
         max_backlog=max_backlog,
         lockstep=lockstep,
+        max_episode_steps=max_episode_steps,
+        idle_timeout=idle_timeout,
         copy=copy,
         grouped=grouped,
         validate=validate,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from marlvec.errors import (
     AnswerTimeout,
     ArgumentError,
+    BusyError,
     ClosedError,
     DriverGone,
     EpisodeOver,
@@ -244,12 +246,15 @@ class ExternalEnv:
 
         Raises:
             AnswerTimeout: None came in time. They may still come: `wait_for_action`, or end the episode.
-            EpisodeOver: There is no such episode: it has ended, or was lost.
+            EpisodeOver: There is no such episode: it has ended, or was lost; or time was up, and this was its end.
             ClosedError: `stop` was called, or the vectorizer was closed.
             MarlvecError: As `Episode.ask`; nothing was asked then.
         """
         run = self._running(episode_id)
-        run.episode.ask(self._table(obs), masks=None if masks is None else self._table(masks), answer=run.box.put)
+        run.check_idle("get_action")
+        with self._forgetting(episode_id):
+            run.episode.ask(self._table(obs), masks=None if masks is None else self._table(masks), answer=run.box.put)
+        run.asked = True
         return self.wait_for_action(episode_id, timeout)
 
     def wait_for_action(self, episode_id: Hashable, timeout: float | None = _DEFAULT) -> Any:
@@ -260,7 +265,7 @@ class ExternalEnv:
             MarlvecError: As `get_action`.
         """
         run, seconds = self._running(episode_id), self._seconds(timeout)
-        if not run.episode.is_waiting and run.box.empty():
+        if not run.asked:
             raise StateError(f"wait_for_action({episode_id!r}): nothing was asked; get_action() first")
         try:
             answer = run.box.get(timeout=None if seconds is None else max(0.0, seconds))
@@ -269,6 +274,7 @@ class ExternalEnv:
                 f"episode {episode_id!r}: no action within {seconds} s; is anybody collecting? It stays asked for: "
                 f"wait_for_action(), or end_episode()"
             ) from None
+        run.asked = False
         if isinstance(answer, Exception):
             self._forget(episode_id)
             raise answer
@@ -291,10 +297,12 @@ class ExternalEnv:
             MarlvecError: As `get_action`.
         """
         run = self._running(episode_id)
-        run.episode.wait_for_room(self._seconds(timeout))
-        run.episode.log_action(
-            self._table(obs), self._table(actions), masks=None if masks is None else self._table(masks)
-        )
+        run.check_idle("log_action")
+        with self._forgetting(episode_id):
+            run.episode.wait_for_room(self._seconds(timeout))
+            run.episode.log_action(
+                self._table(obs), self._table(actions), masks=None if masks is None else self._table(masks)
+            )
 
     def log_returns(self, episode_id: Hashable, rewards: Any, infos: Any = None) -> None:
         """Note what was paid for what was done last; see `Episode.log_returns`."""
@@ -342,6 +350,15 @@ class ExternalEnv:
             self._runs.pop(episode_id, None)
             self._changed.notify_all()
 
+    @contextmanager
+    def _forgetting(self, episode_id: Hashable) -> Iterator[None]:
+        """Forget an episode that turns out to be over."""
+        try:
+            yield
+        except EpisodeOver:
+            self._forget(episode_id)
+            raise
+
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
@@ -354,9 +371,22 @@ class ExternalEnv:
 
 
 class _Run:
-    """A running episode and the way back."""
+    """A running episode and the way back.
 
-    __slots__ = ("box", "episode")
+    Args:
+        episode: The episode.
+        box: Where its answers come in, and why it was lost.
+
+    Attributes:
+        asked: Whether an answer is due that nobody has taken out of the box.
+    """
+
+    __slots__ = ("asked", "box", "episode")
 
     def __init__(self, episode: Episode, box: queue.SimpleQueue[Any]) -> None:
-        self.episode, self.box = episode, box
+        self.episode, self.box, self.asked = episode, box, False
+
+    def check_idle(self, call: str) -> None:
+        """Raise if the next answer in the box would be one to an earlier question."""
+        if self.asked:
+            raise BusyError(f"{call}(): what was asked before is still to be taken; wait_for_action() first")

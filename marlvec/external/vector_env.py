@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.spec import EnvSpec
+from marlvec.envs.time_limit import check_limit
 from marlvec.errors import ArgumentError, BrokenError, Failure
 from marlvec.external.desk import Desk
 from marlvec.external.door import Door
@@ -51,6 +52,10 @@ class ExternalVectorEnv(VectorEnv):
         batch_wait: Seconds to wait for more rows, once there is one, as long as other simulators are at work.
         max_backlog: How many rows one slot may have waiting that ask for no answer.
         lockstep: Whether it goes in rounds.
+        max_episode_steps: After so many steps an episode is cut where it stands: all who are in it are truncated, and
+            its next `ask` is its end. None: never.
+        idle_timeout: Seconds after which an episode of which nothing is heard, though it is its turn, is lost. Looked
+            at while somebody collects, or wants a slot. None: never.
         copy: As in `marlvec.make`.
         grouped: Likewise.
         validate: Likewise, for actions. Values that come from outside are always held against their spaces, but for
@@ -75,6 +80,8 @@ class ExternalVectorEnv(VectorEnv):
         batch_wait: float = 0.002,
         max_backlog: int = 64,
         lockstep: bool = False,
+        max_episode_steps: int | None = None,
+        idle_timeout: float | None = None,
         copy: bool = True,
         grouped: bool = False,
         validate: str = "sample",
@@ -87,6 +94,10 @@ class ExternalVectorEnv(VectorEnv):
             raise ArgumentError(f"batch_wait must be seconds from 0, got {batch_wait}")
         if max_backlog < 1:
             raise ArgumentError(f"max_backlog must be at least 1, got {max_backlog}")
+        if max_episode_steps is not None:
+            check_limit(max_episode_steps)
+        if idle_timeout is not None and not 0 < idle_timeout < float("inf"):
+            raise ArgumentError(f"idle_timeout must be seconds above 0, or None, got {idle_timeout}")
         self.lockstep = bool(lockstep)
         self._most, self._patience = batch_size or num_envs, batch_wait
         self._seats = [Seat(spec) for _ in range(num_envs)]
@@ -94,10 +105,11 @@ class ExternalVectorEnv(VectorEnv):
         buffers = Buffers(self._shard.spec, num_envs)
         self._shard.attach(buffers)
         self._slots = [buffers.slot(i) for i in range(num_envs)]  # to read actions from
-        self._desk = Desk(num_envs, max_backlog)
+        self._desk = Desk(num_envs, max_backlog, idle_timeout)
         self._others: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
         self._bind(self._shard.spec, buffers)
-        self.door = Door(self._desk, Inspection(self.spec, values=chosen.validate != "off"))
+        inspection = Inspection(self.spec, values=chosen.validate != "off")
+        self.door = Door(self._desk, inspection, max_episode_steps)
 
     @alone
     def drain(self, timeout: float | None = None) -> VectorStep:

@@ -192,14 +192,18 @@ class VectorStep:
         return out
 
     @property
-    def off_policy_actions(self) -> list[tuple[int, str, Any]]:
-        """(env id, agent name, action) where an agent's info has ``"off_policy_action"``: it does that at this row."""
+    def off_policy_actions(self) -> list[tuple[int, str, Any, bool]]:
+        """(env id, agent name, action, whether it is the env's) of agents that do something unasked at this row.
+
+        An info ``"off_policy_action"`` is what a policy would say, ``"logged_action"`` what the env was given.
+        """
         mine = self.env_ids.tolist() if self._infos else ()
         return [
-            (i, who, entries["off_policy_action"])
+            (i, who, entries[key], key == "logged_action")
             for i in mine
             for who, entries in self._infos.get(i, {}).items()
-            if who != COMMON and "off_policy_action" in entries
+            for key in ("off_policy_action", "logged_action")
+            if who != COMMON and key in entries
         ]
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from marlvec.errors import EpisodeOver
 from marlvec.external import ExternalEnv, ExternalVectorEnv
 from marlvec.policies import FunctionPolicy
 
@@ -31,7 +32,10 @@ def play_parallel(self: ExternalEnv, env: Any, env_id: int | None, seed: int | N
     episode = self.start_episode(env_id=env_id, **options)
     obs, _ = env.reset(seed=seed)
     while True:
-        actions = self.get_action(episode, obs)
+        try:
+            actions = self.get_action(episode, obs)
+        except EpisodeOver:  # time was up
+            return
         obs, rewards, terminated, truncated, infos = env.step(actions)
         self.log_returns(episode, rewards, infos)
         over = {agent for agent in obs if terminated[agent] or truncated[agent]}

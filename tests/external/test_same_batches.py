@@ -72,8 +72,8 @@ def leaves(batch: MultiAgentBatch) -> dict[str, Any]:
     return {
         f"{policy_id}/{name}/{path}": np.asarray(leaf)
         for policy_id, own in sorted(batch.items())
-        for name in own.keys()
-        for path, leaf in tree_leaves(own[name])
+        for name, column in own.items()
+        for path, leaf in tree_leaves(column)
     }
 
 
@@ -107,16 +107,27 @@ def test_in_rounds_batches_are_the_same_bit_for_bit(kind: str, batch_mode: Any) 
         assert len(records[0]) > 5
 
 
-@pytest.mark.parametrize("kind", CASES)
+def test_a_time_limit_cuts_as_it_does_inside() -> None:
+    kind, inside = "leaving early", [partial(leavers, i) for i in range(NUM_ENVS)]
+    with (
+        marlvec.make(inside, backend="sync", max_episode_steps=3) as envs,
+        outside(kind, lockstep=True, max_episode_steps=3) as others,
+    ):
+        one, other = collector(envs, kind), collector(others, kind)
+        for amount in (40, 25):
+            assert_same(one.collect(amount), other.collect(amount))
+
+
+@pytest.mark.parametrize("kind", ["connect_four", "leaving early"])
 def test_out_of_step_every_episode_is_the_same(kind: str) -> None:
     """Who is faster plays more episodes; what happens in each does not depend on it."""
     inside = [partial(factory, kind, i) for i in range(NUM_ENVS)]
-    plain = {"agent_connectors": [FlattenObs(), FrameStack(2)], "batch_mode": "complete", "seed": SEED}
+    chain = [FlattenObs(), FrameStack(2)]
     with marlvec.make(inside, backend="sync") as envs, outside(kind, lockstep=False, copy=False) as others:
-        one = Collector(envs, {"a": by_sight()}, **plain) if kind != "simple_tag" else collector(envs, kind)
-        if kind == "simple_tag":
-            pytest.skip("its policies see different spaces; the rounds above cover it")
-        other = Collector(others, {"a": by_sight()}, **plain)
+        one, other = (
+            Collector(each, {"a": by_sight()}, agent_connectors=chain, batch_mode="complete", seed=SEED)
+            for each in (envs, others)
+        )
         wanted, found = (by_episode(c, c.collect(episodes=30)["a"]) for c in (one, other))
         common = wanted.keys() & found.keys()
         assert len(common) >= 10
