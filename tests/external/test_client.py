@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -51,7 +50,7 @@ def answer(number: int) -> dict[str, int]:
 def drive(kind: str, url: str, i: int, seed: int) -> None:
     env = factory(kind, i)
     try:
-        with Client(url, timeout=60, patience=0.3) as client:
+        with Client(url, timeout=60, patience=20) as client:
             first = seed
             while True:
                 CASES[kind][1](client, env, i, first)
@@ -226,10 +225,8 @@ def test_what_the_server_refuses_is_told_and_changes_nothing() -> None:
             client.get_action(episode, {"a": obs_of(2000), "b": obs_of(1)})  # out of bounds
         assert client.get_action(episode, both(1)) == answer(1)
         client.log_action(episode, both(2), {"a": 77, "b": 1})  # no such action; told with the next call
-        until(lambda: there.server.tally.messages >= 9)
-        time.sleep(0.05)
         with pytest.raises(ContractError, match="action of agent 'a'"):
-            for _ in range(100):
+            for _ in range(1000):
                 client.get_action(episode, both(3))
         client.end_agents(episode, {"a": obs_of(4)})
         with pytest.raises(StateError, match="have ended already"):
@@ -401,10 +398,9 @@ def test_a_client_decides_as_the_server_would() -> None:
 
     found = {}
     for kind in ("remote", "local"):
-        envs = external.make("simple_spread", 1, max_cycles=6, lockstep=True)
+        envs = external.make("simple_spread", 1, max_cycles=6)
         with envs, Server(envs) as server:
-            collector = marlvec.Collector(envs, FunctionPolicy(act), agent_connectors=chain(), seed=0)
-            server.publish(collector) if kind == "remote" else None
+            collector = marlvec.Collector(envs, FunctionPolicy(act), agent_connectors=chain(), batch_mode="complete")
             env = marlvec.registry.resolve("simple_spread")(max_cycles=6)
             learned = marlvec.Collector(
                 marlvec.make("simple_spread", 1, backend="sync"), FunctionPolicy(act), agent_connectors=chain(), seed=0
@@ -427,7 +423,7 @@ def test_a_client_decides_as_the_server_would() -> None:
 
             thread = threading.Thread(target=play, args=(server.url,))
             thread.start()
-            found[kind] = collector.collect(env_steps=12)["main"]
+            found[kind] = collector.collect(episodes=2)["main"]
             thread.join()
     for name in ("obs", "actions", "rewards", "next_obs", "terminated", "truncated", "t"):
         np.testing.assert_array_equal(found["local"][name], found["remote"][name], err_msg=name)

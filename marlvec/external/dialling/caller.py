@@ -71,6 +71,7 @@ class Caller:
         self._tickets: dict[int, Ticket] = {}
         self._link: Link | None = None
         self._reading = self._closed = False
+        self._dismissed = False  # whether the server has said goodbye, and nobody was told yet
         self._lost: Exception | None = None
         self._gone_since = 0.0
         self._attempts = 0
@@ -204,6 +205,7 @@ class Caller:
                 self._lost = self._lost or error
                 self._gone_since = time.monotonic()
                 self._attempts, self._next_attempt = 0, self._gone_since
+                self._dismissed = isinstance(self._lost, RefusedError) and self._lost.code == "closing"
         link.close()
 
     # --- coming back
@@ -212,8 +214,8 @@ class Caller:
         """One attempt, when it is due."""
         now = time.monotonic()
         until = self._gone_since + self._patience
-        if now >= until and self._attempts:
-            self._gone_since, self._attempts = now, 0  # whoever calls next may try again
+        if self._dismissed or (now >= until and self._attempts):
+            self._gone_since, self._attempts, self._dismissed = now, 0, False  # whoever calls next may try again
             raise ConnectionLost(f"{self._url} is gone: {self._lost}")
         if now < self._next_attempt:
             pause = min(self._next_attempt - now, timeout)
@@ -299,7 +301,7 @@ class Caller:
                 self._lock.wait_for(lambda: self._closed, pause)
                 if self._closed:
                     return
-                if self._reading:
+                if self._reading or self._dismissed:
                     continue
                 self._reading = True
             try:
