@@ -1,8 +1,8 @@
 """Simulators that drive the loop themselves: game servers, robots, browsers, logs. They ask, and marlvec answers.
 
 `make` gives an `ExternalVectorEnv`: to a `Collector` one more `VectorEnv`, whose slots are filled from outside. Its
-`Door` is where episodes come in, each an `Episode`. `ExternalEnv` drives from a thread; `Server` lets `Client`s in
-other processes drive, over a socket.
+`Door` is where episodes come in, each an `Episode`. `ExternalEnv` drives from a thread, and `replay` from logs; `Server`
+lets `Client`s in other processes drive, over a socket.
 """
 
 from marlvec.external.client import Client
@@ -11,6 +11,7 @@ from marlvec.external.episode import Episode
 from marlvec.external.limits import Limits
 from marlvec.external.local import Local
 from marlvec.external.making import make
+from marlvec.external.replay import Replay, replay
 from marlvec.external.server import Server
 from marlvec.external.thread import ExternalEnv
 from marlvec.external.vector_env import ExternalVectorEnv
@@ -22,6 +23,8 @@ __all__ = [
     "Door",
     "Episode",
     "ExternalEnv",
+    "replay",
+    "Replay",
     "Server",
     "Client",
     "Local",

@@ -281,7 +281,14 @@ class ExternalEnv:
         return answer if self._alone is None else answer[self._alone]
 
     def log_action(
-        self, episode_id: Hashable, obs: Any, actions: Any, *, masks: Any = None, timeout: float | None = _DEFAULT
+        self,
+        episode_id: Hashable,
+        obs: Any,
+        actions: Any,
+        *,
+        masks: Any = None,
+        as_policy: bool = False,
+        timeout: float | None = _DEFAULT,
     ) -> None:
         """Say what was done at what observation; no policy is asked. Waits only where too many rows wait already.
 
@@ -290,7 +297,8 @@ class ExternalEnv:
             obs: Observations of all who act now.
             actions: Their actions.
             masks: As `get_action`.
-            timeout: Likewise.
+            as_policy: As `Episode.log_action`.
+            timeout: As `get_action`.
 
         Raises:
             AnswerTimeout: There was no room in time. Nothing was logged.
@@ -300,9 +308,8 @@ class ExternalEnv:
         run.check_idle("log_action")
         with self._forgetting(episode_id):
             run.episode.wait_for_room(self._seconds(timeout))
-            run.episode.log_action(
-                self._table(obs), self._table(actions), masks=None if masks is None else self._table(masks)
-            )
+            allowed = None if masks is None else self._table(masks)
+            run.episode.log_action(self._table(obs), self._table(actions), masks=allowed, as_policy=as_policy)
 
     def log_returns(self, episode_id: Hashable, rewards: Any, infos: Any = None) -> None:
         """Note what was paid for what was done last; see `Episode.log_returns`."""
