@@ -186,7 +186,7 @@ class Client:
         Args:
             episode_id: The episode.
             obs: Observations of all who act now.
-            actions: Their actions, as the policy would say them.
+            actions: Their actions, as the env was given them.
             masks: As `get_action`.
             timeout: Seconds to wait for room; likewise.
 

@@ -17,8 +17,9 @@ class Local:
 
     Weights come from `Server.publish`, in numbered versions: the policies here must be built as those there are, and
     take over their ``state_dict``; connectors take over what those there have learned, with each new episode. Nothing
-    that comes names a class or a function. In the server's batches these rows are ``off_policy``, with the action that
-    the policy said; what else it says (``logp``, …) stays here.
+    that comes names a class or a function. In the server's batches these rows are ``off_policy``, with what the env was
+    given; what else a policy says (``logp``, …) stays here. Action connectors must keep the action space: the collector
+    there cannot tell from the env's action what the policy had said, and refuses it.
 
     Attributes:
         policies: Policy id to policy, as the server's collector has them; or one policy, which is ``"main"``.

@@ -39,6 +39,9 @@ class Server:
             net can be read there: use a tunnel (ssh -L) or a proxy that speaks TLS.
         hosts: Names that it goes by, beside its address: that of a proxy, say.
         origins: Web pages that may use it, e.g. ``"https://example.com"``, beside those of this machine.
+        logs: Whether clients may say themselves what was done, and decide for themselves (`Local`). Where action
+            connectors change the action space, the collector raises on the first of those, so let only such clients in
+            whom you trust, or say False.
         limits: What it bears.
 
     Raises:
@@ -63,6 +66,7 @@ class Server:
         allow_remote: bool = False,
         hosts: Collection[str] = (),
         origins: Collection[str] = (),
+        logs: bool = True,
         limits: Limits | None = None,
     ) -> None:
         if not isinstance(envs, ExternalVectorEnv):
@@ -73,7 +77,7 @@ class Server:
             check_token(token)
         parts = import_module("marlvec.external.serving.parts")
         self.limits = Limits() if limits is None else limits
-        readers = parts.Readers(envs.spec)
+        readers = parts.Readers(envs.spec, logs=logs)
         listener = parts.bind(host, port, allow_remote=allow_remote, has_token=token is not None)
         self.host, self.port = listener.getsockname()[:2]
         self._weights = parts.Weights()

@@ -107,8 +107,8 @@ class Brains:
 
     def decide(
         self, number: int, obs: Mapping[str, Any], masks: Mapping[str, Any], rewards: Mapping[str, float]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Choose actions.
+    ) -> dict[str, Any]:
+        """Choose actions for the env.
 
         Args:
             number: The episode.
@@ -116,16 +116,12 @@ class Brains:
             masks: Agent name to action mask, where there are some.
             rewards: Agent name to what it was paid since the last time.
 
-        Returns:
-            Agent name to the policy's action, and to what the env gets.
-
         Raises:
             ContractError: The connectors take rows out: what is to be done then is the server's to know.
         """
         episode = self._episodes[number]
         for agent, reward in rewards.items():
             episode.owed[agent] = episode.owed.get(agent, 0.0) + reward
-        own: dict[str, Any] = {}
         for_env: dict[str, Any] = {}
         for policy_id in dict.fromkeys(self._played_by[agent] for agent in obs):
             mine = [agent for agent in self._agents if agent in obs and self._played_by[agent] == policy_id]
@@ -142,9 +138,8 @@ class Brains:
             done = episode.behind[policy_id](answer)
             episode.before[policy_id].on_policy_output(done)
             for i, agent in enumerate(mine):
-                own[agent] = _pick(done["actions"], i)
                 for_env[agent] = _pick(done["actions_for_env"], i)
-        return own, for_env
+        return for_env
 
     def _rows(
         self, number: int, episode: _Episode, mine: list[str], obs: Mapping[str, Any], masks: Mapping[str, Any]

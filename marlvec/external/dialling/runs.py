@@ -126,8 +126,8 @@ class Runs:
         seen, allowed = self.form.split(obs, masks)
         data = self.form.write_obs(seen)
         if self._brains is not None:
-            own, actions = self._brains.decide(run.number, seen, allowed, run.rewards)
-            self._log(key, run, data, own, allowed, timeout, {"version": self._brains.version})
+            actions = self._brains.decide(run.number, seen, allowed, run.rewards)
+            self._log(key, run, data, actions, allowed, timeout, {"version": self._brains.version})
             self._brains.look(timeout)
             return actions
         run.asked = self._say(key, run, Type.STEP, {"obs": data, **self._masks(allowed)}, timeout)

@@ -19,6 +19,7 @@ class Readers:
 
     Args:
         spec: What one env looks like.
+        logs: Whether clients may say what was done.
 
     Raises:
         UnsupportedSpaceError: A space does not go over a socket.
@@ -28,7 +29,8 @@ class Readers:
         groups: Their spaces as plain data, for the welcome.
     """
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, spec: EnvSpec, *, logs: bool = True) -> None:
+        self._logs = logs
         self.agents = spec.agents
         self.groups: list[dict[str, Any]] = []
         self._obs: dict[str, ValueReader] = {}
@@ -58,7 +60,9 @@ class Readers:
         return self._read(self._obs, data, "observation")
 
     def actions(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Actions of some agents; raises as `obs`."""
+        """Actions of some agents; raises as `obs`, and where clients may not say what was done."""
+        if not self._logs:
+            raise RefusedError("this server decides itself, and takes no logged actions", "value")
         return self._read(self._actions, data, "action")
 
     def masks(self, data: Mapping[str, Any] | None) -> dict[str, Any] | None:
