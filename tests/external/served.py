@@ -68,7 +68,7 @@ class Served:
         collector = marlvec.Collector(self.envs, policy, "main", seed=0)
         try:
             while True:
-                self.rows.append(collector.collect(env_steps=1)["main"])
+                self.rows.extend(collector.collect(env_steps=1).values())  # none where nobody is trained
                 del self.rows[:-100]
         except _Enough:
             pass

@@ -242,7 +242,11 @@ class Runs:
         if run.asked is not None:
             raise StateError(f"episode {key!r} waits for an answer: wait_for_action(), or end_episode()")
         outcome = {name: what for name, what in (("rewards", run.rewards), ("infos", run.infos)) if what}
-        ticket = self._caller.request(kind, {"episode": run.number, **fields, **outcome}, timeout)
+        try:
+            ticket = self._caller.request(kind, {"episode": run.number, **fields, **outcome}, timeout)
+        except ProtocolError as error:  # it is too large; whatever the infos were, they would be so again
+            run.infos = {}
+            raise _own(error) from None
         run.rewards, run.infos = {}, {}
         return ticket
 

@@ -80,6 +80,7 @@ class House:
             if not isinstance(who, Session) and self._clock() - connection.born > 1:
                 self.drop(connection, "others come, and this one says nothing")
                 return True
+        self.tally.turned_away += 1
         return False
 
     def accept(self, connection: Connection) -> None:

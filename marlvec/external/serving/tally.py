@@ -14,6 +14,7 @@ class Tally:
     Attributes:
         accepted: Connections.
         strangers: Those that were closed before they were let in.
+        turned_away: Those that were closed at once, since so many are there.
         refused: Times that somebody was told why, and cut off.
         wrong_tokens: Of those, for a token.
         sessions: Clients that were let in.
@@ -24,6 +25,7 @@ class Tally:
 
     accepted: int = 0
     strangers: int = 0
+    turned_away: int = 0
     refused: int = 0
     wrong_tokens: int = 0
     sessions: int = 0

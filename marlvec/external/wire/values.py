@@ -91,6 +91,8 @@ def _read_leaf(leaf: Leaf, data: Any, where: str) -> Any:
     at = f"{where}/{leaf.path}" if leaf.path else where
     if leaf.shape == ():
         return _read_number(leaf, data, at)
+    if type(data) is not list:
+        raise ContractError(f"{at}: expected an array, {leaf.dtype.name} of {leaf.shape}, got {type(data).__name__}")
     array = read_array(data, at)
     if array.shape != leaf.shape or array.dtype != leaf.dtype:
         raise ContractError(

@@ -146,6 +146,7 @@ def test_spaces_come_back(space: spaces.Space[Any]) -> None:
         (spaces.Box(0, 1, (), np.bool_), 1, "expected a number of bool, got int"),
         (spaces.Box(0, 1, (2,)), write_array(np.zeros(3, np.float32)), r"expected float32 of \(2,\), got float32 of"),
         (spaces.Box(0, 1, (2,)), write_array(np.zeros(2)), r"got float64 of \(2,\)"),
+        (spaces.Box(0, 1, (2,)), 5, r"expected an array, float32 of \(2,\), got int"),
         (spaces.Dict(a=spaces.Discrete(2)), {"b": 1}, r"here: expected a dict with keys \['a'\]"),
         (spaces.Dict(a=spaces.Discrete(2)), 1, "here: expected a dict"),
         (spaces.Dict(a=spaces.Discrete(2)), {"a": "1"}, "here/a: expected a number"),
