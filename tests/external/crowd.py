@@ -161,4 +161,4 @@ if __name__ == "__main__":
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
-    sys.stdout.write(json.dumps(crowd(1000, 900, 50, float(sys.argv[1])).__dict__, indent=1) + "\n")
+    sys.stdout.write(json.dumps(crowd(1000, 950, 50, float(sys.argv[1])).__dict__, indent=1) + "\n")

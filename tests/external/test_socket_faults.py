@@ -31,6 +31,7 @@ from marlvec.external.wire import keys
 from marlvec.external.wire.arrays import write_array
 from marlvec.external.wire.frames import Frame, pack_frame
 from marlvec.external.wire.schema import FORMS, Message, Type, write_message
+from tests.external.crowd import crowd
 from tests.external.served import SPACES, Raw, Served, expected, obs_of, served, until, wire_obs
 from tests.external.wire.test_fuzz import SEEDS, mutate
 from tests.external.wire.test_messages import SOUND
@@ -531,8 +532,6 @@ def test_a_client_has_limits_of_its_own() -> None:
 @pytest.mark.fault("G10")
 def test_a_thousand_clients_in_small() -> None:
     """Goal R13 with 100 clients; `make soak` has the thousand."""
-    from tests.external.crowd import crowd
-
     seen = crowd(clients=100, idle=80, slow=10, seconds=1.0)
     assert seen.refused_code == "full"
     assert seen.bytes_per_idle < 64 * 1024
@@ -932,3 +931,20 @@ def test_nothing_of_it_needs_a_collector(caplog: pytest.LogCaptureFixture) -> No
             raw.sock.sendall(masked(b"text", 1))
             raw.wait_for_end()
     assert not [record for record in caplog.records if record.name.startswith("marlvec.external")]
+
+
+@pytest.mark.soak
+@pytest.mark.fault("G10")
+def test_a_thousand_clients() -> None:
+    """Goal R13: 1,000 clients, of whom 50 play, and 50 more who say a byte now and then."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    try:
+        seen = crowd(clients=1000, idle=950, slow=50, seconds=20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert seen.refused_code == "full"
+    assert seen.bytes_per_idle < 64 * 1024
+    assert seen.accept_seconds < 5
+    assert seen.p99_ms < 100
+    assert seen.wrong == 0

@@ -62,7 +62,9 @@ def read_array(data: Any, where: str) -> NDArray[Any]:
         raise ProtocolError(f"{where}: expected {size} bytes for {name} of {tuple(shape)}, got {got}")
     if name == "bool" and raw.translate(None, b"\0\1"):
         raise ProtocolError(f"{where}: a bool is a byte 0 or 1")
-    array: NDArray[Any] = np.frombuffer(raw, dtype).reshape(shape)
+    array: NDArray[Any] = np.frombuffer(raw, dtype)
+    if len(shape) != 1:
+        array = array.reshape(shape)
     return array if sys.byteorder == "little" else array.astype(dtype.newbyteorder("="))
 
 

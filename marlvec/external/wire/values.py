@@ -9,6 +9,7 @@ shape or dtype than declared is a `ContractError`, which is told and changes not
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ class ValueReader:
                     f"MultiBinary of {', '.join(DTYPES)}, in Dicts and Tuples"
                 )
         self._wire = _skeleton(space)
+        self._leaves = [_LeafReader(leaf) for leaf in self._tree.leaves]
+        self._bare = self._leaves[0] if self._tree.is_leaf else None
 
     def read(self, data: Any, where: str) -> Any:
         """The value that was written.
@@ -50,12 +53,13 @@ class ValueReader:
             ProtocolError: An array is none.
             ContractError: It is not a value of this space's structure, shapes and dtypes; bounds are not looked at.
         """
+        if self._bare is not None:
+            return self._bare.read(data, where)
         try:
-            leaves = self._tree.flatten(data)
+            parts = self._tree.flatten(data)
         except ContractError as error:
             raise ContractError(f"{where}: {error}") from None
-        read = [_read_leaf(leaf, value, where) for leaf, value in zip(self._tree.leaves, leaves, strict=True)]
-        return self._tree.unflatten(read)
+        return self._tree.unflatten([leaf.read(part, where) for leaf, part in zip(self._leaves, parts, strict=True)])
 
     def write(self, value: Any) -> Any:
         """A value as it goes over the wire.
@@ -63,10 +67,10 @@ class ValueReader:
         Raises:
             ContractError: It is not a value of this space's structure, shapes and dtypes.
         """
-        leaves = [
-            _write_leaf(leaf, part) for leaf, part in zip(self._tree.leaves, self._tree.flatten(value), strict=True)
-        ]
-        return self._wire_tree(self._wire, iter(leaves))
+        if self._bare is not None:
+            return self._bare.write(value)
+        parts = zip(self._leaves, self._tree.flatten(value), strict=True)
+        return self._wire_tree(self._wire, iter([leaf.write(part) for leaf, part in parts]))
 
     def _wire_tree(self, skeleton: Any, leaves: Any) -> Any:
         if isinstance(skeleton, dict):
@@ -87,40 +91,59 @@ def _skeleton(space: spaces.Space[Any]) -> Any:
     return None
 
 
-def _read_leaf(leaf: Leaf, data: Any, where: str) -> Any:
-    at = f"{where}/{leaf.path}" if leaf.path else where
-    if leaf.shape == ():
-        return _read_number(leaf, data, at)
-    if type(data) is not list:
-        raise ContractError(f"{at}: expected an array, {leaf.dtype.name} of {leaf.shape}, got {type(data).__name__}")
-    array = read_array(data, at)
-    if array.shape != leaf.shape or array.dtype != leaf.dtype:
-        raise ContractError(
-            f"{at}: expected {leaf.dtype.name} of {leaf.shape}, got {array.dtype.name} of {array.shape}"
-        )
-    return array
+class _LeafReader:
+    """Reads and writes values of one leaf."""
 
+    __slots__ = ("_bounds", "_dtype", "_is_box", "_kinds", "_leaf", "_name", "_plain", "_shape", "_shape_list")
 
-def _read_number(leaf: Leaf, data: Any, at: str) -> Any:
-    kinds = {"b": (bool,), "f": (int, float)}.get(leaf.dtype.kind, (int,))
-    if type(data) not in kinds:
-        raise ContractError(f"{at}: expected a number of {leaf.dtype.name}, got {type(data).__name__}")
-    if leaf.dtype.kind in "iu":
-        bounds = np.iinfo(leaf.dtype)
-        if not bounds.min <= data <= bounds.max:
-            raise ContractError(f"{at}: expected a number of {leaf.dtype.name}, got {data}")
-    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite, as bounds will tell
-        number = np.array(data, leaf.dtype)
-    return number if isinstance(leaf.space, spaces.Box) else number[()]  # as the spaces' own samples are
+    def __init__(self, leaf: Leaf) -> None:
+        self._leaf, self._dtype, self._shape = leaf, leaf.dtype, leaf.shape
+        self._name, self._shape_list = leaf.dtype.name, list(leaf.shape)
+        self._plain = leaf.dtype if sys.byteorder == "little" and leaf.dtype.isnative else None
+        self._is_box = isinstance(leaf.space, spaces.Box)
+        self._kinds = {"b": (bool,), "f": (int, float)}.get(leaf.dtype.kind, (int,))
+        bounds = np.iinfo(leaf.dtype) if leaf.dtype.kind in "iu" else None
+        self._bounds = None if bounds is None else (int(bounds.min), int(bounds.max))
 
+    def read(self, data: Any, where: str) -> Any:
+        if self._shape == ():
+            return self._read_number(data, where)
+        if type(data) is not list:
+            raise ContractError(
+                f"{self._at(where)}: expected an array, {self._name} of {self._shape}, got {type(data).__name__}"
+            )
+        array = read_array(data, self._at(where) if self._leaf.path else where)
+        if array.shape != self._shape or array.dtype != self._dtype:
+            raise ContractError(
+                f"{self._at(where)}: expected {self._name} of {self._shape}, got {array.dtype.name} of {array.shape}"
+            )
+        return array
 
-def _write_leaf(leaf: Leaf, value: Any) -> Any:
-    array = np.asarray(value)
-    if array.shape != leaf.shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-        raise ContractError(f"{leaf}: expected {leaf.dtype.name} of {leaf.shape}, got {array.dtype} of {array.shape}")
-    if leaf.shape == ():
-        return array.astype(leaf.dtype).item()
-    return write_array(array.astype(leaf.dtype, copy=False))
+    def _read_number(self, data: Any, where: str) -> Any:
+        if type(data) not in self._kinds:
+            raise ContractError(f"{self._at(where)}: expected a number of {self._name}, got {type(data).__name__}")
+        if self._bounds is not None:
+            if not self._bounds[0] <= data <= self._bounds[1]:
+                raise ContractError(f"{self._at(where)}: expected a number of {self._name}, got {data}")
+            number = self._dtype.type(data)
+            return np.array(number) if self._is_box else number  # as the spaces' own samples are
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite, as bounds will tell
+            return np.array(data, self._dtype)
+
+    def write(self, value: Any) -> Any:
+        if self._shape and value.__class__ is np.ndarray and value.shape == self._shape and value.dtype is self._plain:
+            return [self._name, self._shape_list, value.tobytes()]
+        array = np.asarray(value)
+        if array.shape != self._shape or not np.can_cast(array.dtype, self._dtype, "same_kind"):
+            raise ContractError(
+                f"{self._leaf}: expected {self._name} of {self._shape}, got {array.dtype} of {array.shape}"
+            )
+        if self._shape == ():
+            return array.astype(self._dtype).item()
+        return write_array(array.astype(self._dtype, copy=False))
+
+    def _at(self, where: str) -> str:
+        return f"{where}/{self._leaf.path}" if self._leaf.path else where
 
 
 def write_mask(mask: Any) -> list[Any]:

@@ -62,6 +62,8 @@ def test_who_tells_of_nothing_is_not_sent_more_than_is_kept() -> None:
             ok(stream)
     assert caught.value.code == "limit"
     assert stream.kept_bytes <= 100
+    with pytest.raises(ProtocolError, match="a message of .* bytes; the other side takes 20"):
+        Stream(1000).make(Type.OK, {"re": 1}, max_bytes=20)
     large = Stream(10)  # one may always be on the way
     ok(large)
 
@@ -122,10 +124,11 @@ def test_what_may_come_when() -> None:
         episodes.check(request(kind, 3))
     episodes.move(3, EpisodeState.ASKED)
     assert episodes.state(3) is EpisodeState.ASKED
-    for kind in (Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END):
+    for kind in (Type.STEP, Type.LOG, Type.LEAVE):
         with pytest.raises(RefusedError, match="waits for actions"):
             episodes.check(request(kind, 3))
-    episodes.check(request(Type.ABANDON, 3))
+    for kind in (Type.RETURNS, Type.END, Type.ABANDON):
+        episodes.check(request(kind, 3))
     episodes.begin(4)
     with pytest.raises(RefusedError, match="2 episodes at a time") as caught:
         episodes.check(request(Type.BEGIN, 5))
