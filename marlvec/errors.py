@@ -22,6 +22,9 @@
     ├── AnswerTimeout (TimeoutError)  a simulator outside waited too long for the collector
     ├── DriverGone                    whoever drove a simulator outside is gone
     ├── CheckpointError               a file does not hold what should be in it
+    ├── ProtocolError                 what came over a socket is not what the protocol allows
+    ├── RefusedError                  the other side of a socket said no; its `code` says why
+    ├── ConnectionLost (ConnectionError)  the other side of a socket is gone
     ├── EnvFault                      something went wrong inside an env or its worker
     │   ├── EnvRaised                 an env raised; `__cause__` is the original exception
     │   │   ├── EnvArgumentError (TypeError)  ... a TypeError, while it was being constructed
@@ -53,6 +56,7 @@ __all__ = [
     "BusyError",
     "CheckpointError",
     "ClosedError",
+    "ConnectionLost",
     "ContractError",
     "ContractWarning",
     "DriverGone",
@@ -70,6 +74,8 @@ __all__ = [
     "MissingExtraError",
     "NotResetError",
     "NothingPendingError",
+    "ProtocolError",
+    "RefusedError",
     "RegistryError",
     "RemoteCause",
     "ResourceError",
@@ -173,6 +179,40 @@ class CheckpointError(MarlvecError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.file, self.reason)
+
+
+class ProtocolError(MarlvecError):
+    """What came over a socket is not what the protocol allows. The connection is closed; nothing else has changed.
+
+    Attributes:
+        code: ``"protocol"``; ``"version"`` where the two sides speak different ones; ``"limit"`` where it was too much.
+    """
+
+    def __init__(self, message: str, code: str = "protocol") -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.code)
+
+
+class RefusedError(MarlvecError):
+    """The other side of a socket said no.
+
+    Attributes:
+        code: Why, as docs/external.md lists it, e.g. ``"token"``, ``"version"``, ``"full"``, ``"value"``.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.code)
+
+
+class ConnectionLost(MarlvecError, ConnectionError):
+    """The other side of a socket is gone, or silent for too long, and did not come back in time."""
 
 
 class FetchTimeout(MarlvecError, TimeoutError):

@@ -240,6 +240,86 @@ def record(
 
 
 @app.command()
+def serve(
+    env_spec: Annotated[
+        str,
+        typer.Option(metavar="ENV", help="What is played outside: an id such as connect_four, or MODULE:ATTR."),
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[ID=]WHAT[@FILE]",
+            help="Who answers, as in [b]marlvec rollout[/]; FILE is what it has learned, as save_policy() writes it.",
+        ),
+    ] = None,
+    mapping: Mapping = None,
+    connectors: Connectors = None,
+    settings: Settings = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 for a free one.")] = 8765,
+    num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many episodes can run at a time.")] = 64,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Listen where others can come in; they need the token.")
+    ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Holds the token (mode 600); else the variable MARLVEC_TOKEN does, if set."),
+    ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A web page that may use it, beside those of this machine; may be repeated."),
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="HOST", help="A name that it goes by, beside its address; likewise.")
+    ] = None,
+    explore: Annotated[
+        bool, typer.Option("--explore", help="Let policies explore, not act as well as they can.")
+    ] = False,
+    seed: Seed = None,
+    traceback: Traceback = False,
+) -> None:
+    """Answer for policies, over a socket: simulators and web pages ask, until Ctrl-C. Needs the extra "external".
+
+    marlvec serve --env-spec simple_spread --policy examples/policies.py:seek
+    """
+    from marlvec import external
+    from marlvec.cli import arguments, serving
+    from marlvec.collect import Collector
+
+    _settle_in()
+    with _plain_errors(traceback):
+        whats, files = serving.apart(policy or [])
+        named = arguments.policies(whats)
+        chains = arguments.connectors(connectors or [], tuple(named))
+        with external.make(env_spec, num_envs, **arguments.env_kwargs(settings or [])) as envs:
+            named, played_by = arguments.cast(named, mapping or [], envs.agents, envs.groups)
+            collector = Collector(
+                envs,
+                named,
+                played_by,
+                agent_connectors=chains if chains else None,
+                policies_to_train=(),
+                explore=explore,
+                seed=seed,
+            )
+            serving.restore(collector, named, files)
+            with external.Server(
+                envs,
+                host,
+                port,
+                token=external.find_token(token_file),
+                allow_remote=allow_remote,
+                hosts=name or (),
+                origins=origin or (),
+                logs=False,
+            ) as server:
+                Console(stderr=True, emoji=False).print(
+                    f"{envs.spec.name}: {', '.join(named)} at {server.url}; Ctrl-C ends it", highlight=False
+                )
+                serving.answer(collector)
+
+
+@app.command()
 def envs(
     filter: Annotated[
         str | None,

@@ -1,15 +1,34 @@
 """Simulators that drive the loop themselves: game servers, robots, browsers, logs. They ask, and marlvec answers.
 
 `make` gives an `ExternalVectorEnv`: to a `Collector` one more `VectorEnv`, whose slots are filled from outside. Its
-`Door` is where episodes come in, each an `Episode`. `ExternalEnv` drives from a thread, and
-`replay` from logs.
+`Door` is where episodes come in, each an `Episode`. `ExternalEnv` drives from a thread, `replay` from logs, and
+`Client`s of a `Server` from other processes, over a socket.
 """
 
+from marlvec.external.client import Client
 from marlvec.external.door import Door
 from marlvec.external.episode import Episode
+from marlvec.external.limits import Limits
+from marlvec.external.local import Local
 from marlvec.external.making import make
 from marlvec.external.replay import Replay, replay
+from marlvec.external.server import Server
 from marlvec.external.thread import ExternalEnv
 from marlvec.external.vector_env import ExternalVectorEnv
+from marlvec.external.wire.keys import find_token, make_token
 
-__all__ = ["make", "ExternalVectorEnv", "Door", "Episode", "ExternalEnv", "replay", "Replay"]
+__all__ = [
+    "make",
+    "ExternalVectorEnv",
+    "Door",
+    "Episode",
+    "ExternalEnv",
+    "replay",
+    "Replay",
+    "Server",
+    "Client",
+    "Local",
+    "Limits",
+    "make_token",
+    "find_token",
+]

@@ -4,6 +4,7 @@ A policy answers all ready rows of all envs in one call. It sees spaces and obse
 connectors, and gives actions as they are before the action connectors.
 """
 
+from marlvec.policies.checkpoint import PolicyCheckpoint, load_policy, save_policy
 from marlvec.policies.function import FunctionPolicy
 from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
 from marlvec.policies.policy_map import PolicyMap
@@ -14,10 +15,13 @@ __all__ = [
     "FunctionPolicy",
     "Memory",
     "Policy",
+    "PolicyCheckpoint",
     "PolicyMap",
     "PolicyOutput",
     "PolicyState",
     "RandomPolicy",
     "Script",
     "ScriptedPolicy",
+    "load_policy",
+    "save_policy",
 ]

@@ -1,0 +1,79 @@
+"""Which WebSocket requests are let in. A browser sends what any page in it asks for, so the headers must fit.
+
+Pages cannot forge ``Host`` and ``Origin``. A page of somebody else's site has another origin; one whose name was made
+to point here (DNS rebinding) has another host, too.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Mapping
+from urllib.parse import SplitResult, urlsplit
+
+__all__ = ["SUBPROTOCOL", "Gate"]
+
+SUBPROTOCOL = "marlvec.v1"
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class Gate:
+    """Looks at requests.
+
+    Args:
+        host: What the server is bound to.
+        hosts: Further names that it goes by.
+        origins: Further pages that may use it, e.g. ``"https://example.com"``.
+    """
+
+    def __init__(self, host: str, hosts: Collection[str], origins: Collection[str]) -> None:
+        self._hosts = {*_LOCAL, host.lower(), *(name.lower() for name in hosts)}
+        self._origins = {origin.lower().rstrip("/") for origin in origins}
+
+    def refusal(self, path: str, headers: Mapping[str, list[str]]) -> tuple[int, str] | None:
+        """Why a request is not let in: an HTTP status and a sentence. None: it is.
+
+        Args:
+            path: What it asks for.
+            headers: The values of ``Host``, ``Origin`` and ``Sec-WebSocket-Protocol``, by these names.
+        """
+        if path != "/":
+            return 404, "there is nothing here but /"
+        hosts, origins = headers["Host"], headers["Origin"]
+        if len(hosts) != 1 or _name(f"//{hosts[0]}") not in self._hosts:
+            return 403, "this server does not go by that name: see hosts="
+        if len(origins) > 1 or not all(self._is_ours(origin) for origin in origins):
+            return 403, "pages from there may not use this server: see origins="
+        offered = [part.strip() for value in headers["Sec-WebSocket-Protocol"] for part in value.split(",")]
+        if SUBPROTOCOL not in offered:
+            return 400, f"ask for subprotocol {SUBPROTOCOL}"
+        return None
+
+    def _is_ours(self, origin: str) -> bool:
+        if origin.lower() in self._origins:
+            return True
+        parts = _split(origin)
+        return parts is not None and parts.scheme in ("http", "https") and _is_local(parts.hostname)
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    is_bare = not (parts.path or parts.query or parts.fragment or parts.username is not None)
+    return parts if is_bare and url.isascii() else None
+
+
+def _name(url: str) -> str | None:
+    parts = _split(url)
+    return None if parts is None else parts.hostname
+
+
+def _is_local(name: str | None) -> bool:
+    if name is None or name in _LOCAL:
+        return name is not None
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,140 @@
+"""``marlvec serve``: a trained policy, with what its connectors had learned, answers in another process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import marlvec
+from marlvec.cli import app
+from marlvec.connectors import FlattenObs, NormalizeObs, Rows
+from marlvec.errors import CheckpointError, ContractError, RefusedError
+from marlvec.external import Client, make_token
+from marlvec.policies import FunctionPolicy, Policy, load_policy, save_policy
+
+ROOT = Path(__file__).resolve().parents[1]
+PLAYERS = '''
+import numpy as np
+from marlvec import Policy
+
+class Learner(Policy):
+    """Does what its one number and the observation say."""
+
+    number = np.array(0)
+
+    def act(self, rows, *, explore=True):
+        return (np.abs(np.floor(rows["obs"].sum(axis=1) * 997)).astype(np.int64) + self.number + 2 * explore) % 5
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+'''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "players.py").write_text(PLAYERS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+@contextmanager
+def serving(*arguments: str, **environ: str) -> Iterator[str]:
+    """The command in a process of its own; gives the url, and sees that Ctrl-C ends it well."""
+    command = [sys.executable, "-m", "marlvec.cli", "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT), **environ}, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        assert " at ws://127.0.0.1:" in line, line + process.stderr.read()
+        yield line.split(" at ")[1].split(";")[0]
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(20) == 0
+        assert "Traceback" not in rest
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def learner(number: int) -> Policy:
+    namespace: dict[str, type[Policy]] = {}
+    exec(PLAYERS, namespace)
+    policy = namespace["Learner"]()
+    policy.load_state_dict({"number": np.array(number)})
+    policy.version = 12
+    return policy
+
+
+def test_a_trained_policy_answers_with_what_its_connectors_know(tmp_path: Path) -> None:
+    policy = learner(3)
+    with marlvec.make("simple_spread", 2, backend="sync") as envs:
+        trained = marlvec.Collector(envs, policy, agent_connectors=[FlattenObs(), NormalizeObs()], seed=0)
+        trained.collect(50)
+        chain = trained.eval().agent_connectors["main"]
+        save_policy("learned.npz", policy, chain, trained.action_connectors["main"])
+        obs, _ = envs.reset(seed=5)
+        chain.reset()
+        wanted = policy.act(chain(rows_of(obs[0])), explore=False)
+    assert load_policy("learned.npz").version == 12
+    token = make_token()
+    options = ("--env-spec", "simple_spread", "--policy", "main=players.py:Learner@learned.npz", "--num-envs", "3")
+    with serving(*options, "--connectors", "FlattenObs, NormalizeObs", MARLVEC_TOKEN=token) as url:
+        with pytest.raises(RefusedError, match="token"):
+            Client(url)
+        with Client(url, token=token, timeout=30) as client:
+            episode = client.start_episode()
+            seen = dict(zip(client.agents, obs[0], strict=True))
+            actions = client.get_action(episode, seen)
+            assert [int(actions[name]) for name in client.agents] == wanted.tolist()
+            client.end_episode(episode)
+            episode = client.start_episode()
+            client.log_action(episode, seen, actions)
+            with pytest.raises(ContractError, match="takes no logged actions"):
+                client.end_episode(episode)
+
+
+def rows_of(obs: Any) -> Rows:
+    """First rows of one episode, one for each agent."""
+    n = len(obs)
+    none, yes = np.zeros(n, np.int64), np.ones(n, np.bool_)
+    columns = {"env_id": none, "agent_index": np.arange(n), "eps_id": none, "t": none, "obs": obs, "first": yes}
+    return Rows({**columns, "reward": np.zeros(n), "last": ~yes, "terminated": ~yes, "truncated": ~yes})
+
+
+def test_what_a_command_line_may_have_wrong(tmp_path: Path) -> None:
+    save_policy("other.npz", FunctionPolicy(len))
+    Path("junk.npz").write_bytes(b"junk")
+    env = ("--env-spec", "simple_spread")
+    for arguments, code, what in (
+        ((), 2, "env-spec"),
+        ((*env, "--policy", "players.py:Learner@none.npz"), 2, "there is no file none.npz"),
+        ((*env, "--policy", "players.py:Learner@junk.npz"), 1, "junk.npz"),
+        ((*env, "--policy", "players.py:Learner@other.npz"), 2, "does not fit policy 'Learner'"),
+        ((*env, "--host", "0.0.0.0"), 2, "say allow_remote=True"),
+        ((*env, "--host", "0.0.0.0", "--allow-remote"), 2, "give a token"),
+        ((*env, "--token-file", "players.py"), 2, "token file players.py"),
+        (("--env-spec", "nothing_such"), 2, "nothing_such"),
+    ):
+        result = CliRunner().invoke(app, ["serve", *arguments])
+        assert result.exit_code == code, result.output
+        assert what in " ".join(result.output.split())
+    with pytest.raises(CheckpointError, match="holds no policy"):
+        from marlvec.connectors.saving import write_file
+
+        write_file("empty.npz", {})
+        load_policy("empty.npz")
