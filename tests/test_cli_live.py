@@ -54,7 +54,8 @@ def test_on_a_terminal_the_table_takes_the_place_of_the_bar(stop: bool, tmp_path
     shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
     steps = "236" if stop else "400"
     assert f"{steps} of 400 env steps" in shown
-    assert "━" not in shown, "no bar"
+    assert not re.search(r"\d+/400", shown), "no other bar"
+    assert re.search(r"━+.* 100%, 0:00:00 left" if not stop else r"━+.* 59%, 0:00:0\d left", shown)
     assert re.search(r"left +-\d", shown)
     assert "time: " in shown
     assert seen.rstrip().endswith("\x1b[?25h"), "the cursor is back"

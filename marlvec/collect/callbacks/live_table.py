@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from datetime import timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
@@ -33,7 +34,7 @@ class LiveTable(Callback):
     it, or use it in a ``with`` block; what it showed last stays.
 
     Args:
-        total_env_steps: How many are to come, if that is known.
+        total_env_steps: How many are to come, if that is known; there is a bar then, and the time that is left.
         title: Stands above it.
         console: A rich console to draw on; None for one on stdout.
         window: Number of last episodes that returns and lengths are over; not more than the metrics' own.
@@ -164,7 +165,21 @@ class LiveTable(Callback):
         for name, stats in metrics.custom.items():
             table.add_row(Text(name), _mean(stats), _range(stats), "", "")
         parts: list[RenderableType] = [Text(self._title, "bold")] if self._title else []
-        return Group(*parts, Text(self._head(metrics, speed)), table, Text(_times(metrics), "dim"))
+        parts.append(Text(self._head(metrics, speed)))
+        if self._total:
+            parts.append(_bar(metrics.env_steps, self._total, speed))
+        return Group(*parts, table, Text(_times(metrics), "dim"))
+
+
+def _bar(done: int, total: int, speed: float) -> RenderableType:
+    """How far it is, and how long it takes yet."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    left = timedelta(seconds=round(max(total - done, 0) / speed)) if speed > 0 else _NOTHING
+    row = Table.grid(padding=(0, 1))
+    row.add_row(ProgressBar(total, min(done, total), width=40), f"{min(done / total, 1):.0%}, {left} left")
+    return row
 
 
 def _mean(stats: Stats) -> str:
