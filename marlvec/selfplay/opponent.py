@@ -123,6 +123,17 @@ class FrozenPolicy(Policy):
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
         return self._built().act(rows, explore=explore)
 
+    def probabilities(self, rows: Rows) -> Any:
+        """How likely each action is, for n rows: (n, k).
+
+        Raises:
+            ArgumentError: A policy of its kind does not say.
+        """
+        said = getattr(self._built(), "probabilities", None)
+        if said is None:
+            raise ArgumentError(f"{self!r} says no probabilities: {self._inner!r} has no method probabilities(rows)")
+        return said(rows)
+
     def state_dict(self) -> PolicyState:
         return self._built().state_dict()
 

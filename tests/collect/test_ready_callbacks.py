@@ -101,6 +101,15 @@ def test_agents_may_be_left_out(tmp_path: Path) -> None:
     assert not any(tag.startswith("agents/") for tag in values)
 
 
+def test_curves_go_on_where_a_checkpoint_was(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with SyncVectorEnv(counters(1)) as envs, TensorBoardLogger(tmp_path / "a", first_step=700) as logger:
+        collector = Collector(envs, noop(), callbacks=[logger])
+        for steps in (10, 20):
+            collector.collect(env_steps=steps)
+    assert [step for step, _ in read_events(tmp_path / "a")] == [710, 730]
+
+
 def test_without_tensorboard_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)

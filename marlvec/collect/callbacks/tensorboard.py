@@ -32,12 +32,14 @@ class TensorBoardLogger(Callback):
     Args:
         folder: Where to. Each logger writes a file of its own there.
         agents: Whether to write a curve for each agent, too.
+        first_step: How many env steps were made before: a training that goes on from a checkpoint goes on with its
+            curves, too.
 
     Raises:
         MissingExtraError: TensorBoard is not installed.
     """
 
-    def __init__(self, folder: str | PathLike[str], *, agents: bool = True) -> None:
+    def __init__(self, folder: str | PathLike[str], *, agents: bool = True, first_step: int = 0) -> None:
         try:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.compat.proto.summary_pb2 import Summary
@@ -49,7 +51,7 @@ class TensorBoardLogger(Callback):
             ) from error
         self._event, self._summary = Event, Summary
         self._writer: Any = EventFileWriter(fspath(folder))
-        self._agents = agents
+        self._agents, self._first_step = agents, first_step
         self._began = time.perf_counter()
         self._env_steps = 0
         self._seconds: dict[str, float] = {}
@@ -57,7 +59,8 @@ class TensorBoardLogger(Callback):
     def on_sample_end(self, batch: MultiAgentBatch, metrics: Metrics) -> None:
         values = {**_statistics(metrics, agents=self._agents), **self._pace(metrics)}
         summary = self._summary(value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()])
-        self._writer.add_event(self._event(wall_time=time.time(), step=metrics.env_steps, summary=summary))
+        step = self._first_step + metrics.env_steps
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
         self._writer.flush()
 
     def _pace(self, metrics: Metrics) -> dict[str, float]:
