@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 CONNECTORS = ROOT / "docs" / "connectors.md"
 QUICKSTART = ROOT / "examples" / "quickstart.py"
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != QUICKSTART)
+# Training takes minutes: tests/test_examples_selfplay.py runs short versions.
+TRAINING = ("selfplay_connect_four", "selfplay_kuhn")
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != QUICKSTART and path.stem not in TRAINING)
 _BLOCK = re.compile(
     r"^<!-- run -->\n```python\n(?P<code>.*?)^```\n(?:\n<!-- output -->\n```text\n(?P<output>.*?)^```\n)?", re.S | re.M
 )

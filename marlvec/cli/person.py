@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from marlvec.cli.faces import Face, face_of
 from marlvec.connectors import Rows
+from marlvec.connectors.trees import map_tree
 from marlvec.policies import Policy
 from marlvec.policies.policy import PolicyOutput
 from marlvec.selfplay.guest import Guest
@@ -58,14 +60,10 @@ class Person(Policy):
         Raises:
             Quit: The person leaves.
         """
-        masks = rows.columns.get("action_mask")
-        every = np.ones(len(self.face.moves), np.bool_)
+        masks = rows.columns.get("action_mask", np.ones((len(rows), len(self.face.moves)), np.bool_))
+        agents = rows["agent_index"].tolist()
         return np.array(
-            [
-                self.start
-                + self._ask(rows["obs"][i], int(rows["agent_index"][i]), every if masks is None else masks[i])
-                for i in range(len(rows))
-            ]
+            [self._ask(map_tree(itemgetter(i), rows["obs"]), agents[i], masks[i]) for i in range(len(rows))]
         )
 
     def _ask(self, obs: Any, agent: int, allowed: Any) -> int:
@@ -81,7 +79,7 @@ class Person(Policy):
                 raise Quit
             action = self.face.action(typed)
             if action is not None and allowed[action]:
-                return action
+                return self.start + action
             why = f"{typed!r} is no move" if action is None else self.face.refuse(moves[action])
             legal = ", ".join(name for name, may in zip(moves, allowed, strict=True) if may)
             self._console.print(Text(f"{why}; allowed: {legal}", "yellow"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,9 +106,11 @@ def play(
 
 def _sit_down(table: Table, collector: Collector, games: int | None) -> None:
     """Play games to their end, one after the other."""
+    from marlvec.connectors.trees import map_tree
+
     played = 0
     while games is None or played < games:
         batch = collector.collect(episodes=1)
         played += 1
-        own = batch[_YOU] if _YOU in batch else None
-        table.end_game(None if own is None or not len(own) else own["next_obs"][-1])
+        own = batch.get(_YOU)
+        table.end_game(None if own is None or not len(own) else map_tree(itemgetter(-1), own["next_obs"]))

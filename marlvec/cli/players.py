@@ -56,7 +56,8 @@ def _players(text: str) -> dict[str, Policy | Opponent]:
         return dict(opponents)
     if path.endswith("*"):
         return {f"{match[1]}/{name}": one for name, one in opponents.items()}
-    return {match[1]: one for one in opponents.values()}
+    (only,) = opponents.values()
+    return {match[1]: only}
 
 
 def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:
