@@ -2,16 +2,16 @@
 
     python examples/selfplay_connect_four.py
     tensorboard --logdir runs/connect_four
-    marlvec play connect_four --policy examples/selfplay_connect_four.py:make_policy@runs/connect_four/pool
+    marlvec play connect_four --policy examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool
 
-Half of its games the learner plays against itself, the other half against former selves, those that beat it first. It
-joins them every 50 000 steps, and whenever it wins 70 % of its games against them. All that is kept is in --folder:
-opponents, results, weights, TensorBoard logs, plots. With --resume it goes on from there.
+Of ten games the learner plays five against itself, four against former selves, those that beat it first, and one
+against random moves, lest it forget what only fools do. Every 50 000 steps, and whenever it wins 70 % of its games
+against others, it becomes one of its former selves. All that is kept is in --folder: opponents, results, weights,
+TensorBoard logs, plots. With --resume it goes on from there.
 """
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +39,8 @@ from marlvec.selfplay import (
 )
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=600_000, help="env steps, those before --resume included")
-parser.add_argument("--num-envs", type=int, default=512)
+parser.add_argument("--steps", type=int, default=300_000, help="env steps, those before --resume included")
+parser.add_argument("--num-envs", type=int, default=256)
 parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there, else processes")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--batch", type=int, default=8_192, help="env steps between two updates")
@@ -82,6 +82,9 @@ def make_policy() -> TorchPolicy:
     return TorchPolicy(Net())
 
 
+LEAGUE = {"main": make_policy, "random": marlvec.RandomPolicy}  # what builds an opponent, by whose snapshot it is
+
+
 # 2. PPO.
 class PPO:
     """Clipped policy gradient; the learning rate falls to a twentieth."""
@@ -116,7 +119,7 @@ class PPO:
 
 
 # 3. What --resume needs, as arrays and JSON; nothing in it is ever executed.
-def save(path: Path, ppo: PPO, progress: dict) -> None:
+def save(path: Path, ppo: PPO, progress: list) -> None:
     """Write weights, the optimizer's state and how far it is, whole or not at all."""
     arrays = {f"net/{name}": weight.numpy() for name, weight in ppo.policy.module.state_dict().items()}
     for i, moments in ppo.optimizer.state_dict()["state"].items():
@@ -126,7 +129,7 @@ def save(path: Path, ppo: PPO, progress: dict) -> None:
     path.with_suffix(".tmp").replace(path)
 
 
-def load(path: Path, ppo: PPO) -> dict:
+def load(path: Path, ppo: PPO) -> list:
     """Take over what `save` wrote; returns how far it was."""
     with np.load(path, allow_pickle=False) as file:
         weights = {name: torch.from_numpy(file[f"net/{name}"]) for name in ppo.policy.module.state_dict()}
@@ -142,13 +145,12 @@ def load(path: Path, ppo: PPO) -> dict:
 # 4. How good it is, in games that are not trained with.
 def compare(collector: marlvec.Collector, pool: OpponentPool, arena: marlvec.VectorEnv, games: int, seed: int) -> dict:
     """Win rates of the learner as it is, against random moves and against its first snapshot."""
-    rivals = {"random": marlvec.RandomPolicy(), "first snapshot": next(iter(pool.values()), None)}
-    connectors = {"learner": collector.agent_connectors["main"], "random": []}
+    first = next((one for one in pool.values() if one.of == "main"), None)
     found = {}
-    for name, rival in rivals.items():
+    for name, rival in (("random", pool["random"]), ("first snapshot", first)):
         if rival is not None:
             players = {"learner": collector.policies["main"], name: rival}
-            own = {key: connectors[key] for key in players if key in connectors}
+            own = {"learner": collector.agent_connectors["main"]}
             result = evaluate_match(players, arena, games, seed=seed, agent_connectors=own, progress=False)
             found[name] = result.win_rate("learner")
     return found
@@ -161,12 +163,12 @@ def plot(path: Path, history: list, pool: OpponentPool, ratings: Elo, league: Ma
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for name in ("random", "first snapshot"):
-        seen = [(step, rates[name]) for step, rates in history if name in rates]
-        left.plot(*zip(*seen, strict=True), "o-", label=f"against {name}")
+        seen = np.array([(step, rates[name]) for step, rates in history if name in rates]).reshape(-1, 2)
+        left.plot(*seen.T, "o-", label=f"against {name}")
     left.set(title="win rate of the learner", xlabel="env steps", ylim=(0, 1.02))
     left.legend()
     middle.plot([one.step for one in pool.values()], [ratings.rating(name) for name in pool], "o-")
-    middle.set(title="Elo of the snapshots, by their games in training", xlabel="env steps")
+    middle.set(title="Elo by games in training; at random: 0", xlabel="env steps")
     names = league.players
     image = right.imshow(league.table.payoffs(names), vmin=0, vmax=1, cmap="RdYlGn")
     right.set_xticks(range(len(names)), names, rotation=45, ha="right")
@@ -185,31 +187,32 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     ppo = PPO(make_policy())
-    progress = load(args.folder / "learner.npz", ppo) if args.resume else {"done": 0, "history": []}
-    done, history = progress["done"], progress["history"]
-
+    done, history = load(args.folder / "learner.npz", ppo) if args.resume else (0, [])
     with (
         marlvec.make("connect_four", num_envs=args.num_envs, backend=args.backend) as envs,
         marlvec.make("connect_four", num_envs=64, backend=args.backend) as arena,
         marlvec.LiveTable(max(args.steps - done, 1), title="connect four", policies=["main"]) as table,
         marlvec.TensorBoardLogger(args.folder / "logs", first_step=done) as logs,
     ):
-        board = Scoreboard(envs.agents, table=MatchTable(decay=0.99), ratings=Elo(k=16), note=["main"])
+        elo = Elo(k=16, fixed={"random": 0})
+        board = Scoreboard(envs.agents, table=MatchTable(decay=0.99), ratings=elo, note=["main"])
         rules = [Every(args.snapshot_every), OnWinRate(board.table, 0.7, games=300)]
         options = {"capacity": 8, "leaves": thinned, "when": rules, "board": board}
         if args.resume:
             board.load(args.folder / "board.npz")
-            pool = OpponentPool.load(args.folder / "pool", make_policy, **options)
+            pool = OpponentPool.load(args.folder / "pool", LEAGUE, **options)
         else:
-            pool = OpponentPool(make_policy, folder=args.folder / "pool", **options)
-        matchmaker = Mixture((0.5, Mirror()), (0.5, Prioritised(board.table)))
+            pool = OpponentPool(LEAGUE, folder=args.folder / "pool", **options)
+            pool.add("random", marlvec.RandomPolicy(), anchor=True)  # never leaves
+        former, random = (Prioritised(board.table, of=[name]) for name in LEAGUE)
+        matchmaker = Mixture((0.5, Mirror()), (0.4, former), (0.1, random))
         mapping = SelfPlayMapping(pool, envs.agents, {"main": matchmaker})
         gae = GeneralAdvantageEstimation(0.99, 0.95, value_function=ppo.policy.values)
         collector = marlvec.Collector(
             envs,
             {"main": ppo.policy},
             mapping,
-            agent_connectors=[FlattenObs()],
+            agent_connectors={"main": [FlattenObs()]},
             learner_connectors={"main": [gae, Standardize()]},
             callbacks=[board, table, logs],
             seed=args.seed + done,
@@ -228,23 +231,20 @@ def main() -> None:
                 for name, rate in rates.items():
                     collector.metrics.add_value(f"win rate against {name}", rate.mean)
             board.save(args.folder / "board.npz")
-            save(args.folder / "learner.npz", ppo, {"done": done, "history": history})
+            save(args.folder / "learner.npz", ppo, [done, history])
         rates = compare(collector, pool, arena, args.games, args.seed + 1)
-        chosen = list(pool)[:: max(len(pool) // 6, 1)]
-        players = {"random": marlvec.RandomPolicy(), **{name: pool[name] for name in chosen}, "now": ppo.policy}
-        own = {"random": [], "now": collector.agent_connectors["main"]}
+        players = {**{name: pool[name] for name in list(pool)[:: max(len(pool) // 6, 1)]}, "now": ppo.policy}
+        own = {"now": collector.agent_connectors["main"]}
         pairs = len(players) * (len(players) - 1)
         league = evaluate_match(players, arena, pairs * max(args.games // 20, 1), agent_connectors=own)
 
     show(league)
     for name, rate in rates.items():
         print(f"against {name}: {rate}")
-    plot(args.folder / "connect_four.png", history, pool, board.ratings, league)
+    plot(args.folder / "connect_four.png", history, pool, elo, league)
     summary = {name: rate.mean for name, rate in rates.items()}
     (args.folder / "results.json").write_text(json.dumps({"env_steps": done, "seed": args.seed, **summary}))
 
 
 if __name__ == "__main__":
-    began = time.perf_counter()
     main()
-    print(f"{time.perf_counter() - began:.0f} s in all")

@@ -13,7 +13,6 @@ hand of who plays at random. All that is kept is in --folder: opponents, results
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +102,7 @@ class PPO:
 
 
 # 3. What --resume needs, as arrays and JSON; nothing in it is ever executed.
-def save(path: Path, ppo: PPO, progress: dict) -> None:
+def save(path: Path, ppo: PPO, progress: list) -> None:
     """Write weights, the optimizer's state and how far it is, whole or not at all."""
     arrays = {f"net/{name}": weight.numpy() for name, weight in ppo.policy.module.state_dict().items()}
     for i, moments in ppo.optimizer.state_dict()["state"].items():
@@ -113,7 +112,7 @@ def save(path: Path, ppo: PPO, progress: dict) -> None:
     path.with_suffix(".tmp").replace(path)
 
 
-def load(path: Path, ppo: PPO) -> dict:
+def load(path: Path, ppo: PPO) -> list:
     """Take over what `save` wrote; returns how far it was."""
     with np.load(path, allow_pickle=False) as file:
         weights = {name: torch.from_numpy(file[f"net/{name}"]) for name in ppo.policy.module.state_dict()}
@@ -159,8 +158,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     ppo = PPO(make_policy())
-    progress = load(args.folder / "learner.npz", ppo) if args.resume else {"done": 0, "history": []}
-    done, history = progress["done"], progress["history"]
+    done, history = load(args.folder / "learner.npz", ppo) if args.resume else (0, [])
 
     with (
         marlvec.make("kuhn_poker", num_envs=args.num_envs, backend=args.backend) as envs,
@@ -197,7 +195,7 @@ def main() -> None:
                 collector.metrics.add_value("exploitability of the learner", history[-1][1])
                 collector.metrics.add_value("exploitability of the average", history[-1][2])
             board.save(args.folder / "board.npz")
-            save(args.folder / "learner.npz", ppo, {"done": done, "history": history})
+            save(args.folder / "learner.npz", ppo, [done, history])
         chosen = list(pool)[:: max(len(pool) // 6, 1)]
         players = {"random": marlvec.RandomPolicy(), **{name: pool[name] for name in chosen}}
         pairs = len(players) * (len(players) - 1)
@@ -211,6 +209,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    began = time.perf_counter()
     main()
-    print(f"{time.perf_counter() - began:.0f} s in all")

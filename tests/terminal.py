@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import select
 import subprocess
 import termios
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 __all__ = ["at_a_terminal", "converse"]
 
+_PATIENCE_SECONDS = 60.0  # that a program may say nothing
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -67,6 +69,9 @@ def converse(command: Sequence[str], answers: Sequence[tuple[str, str]], cwd: Pa
         ) as process:
             os.close(there)
             while True:
+                if not select.select([here], [], [], _PATIENCE_SECONDS)[0]:
+                    process.kill()
+                    break
                 try:
                     part = os.read(here, 65536)
                 except OSError:  # how Linux says that the other side of a terminal is gone

@@ -57,7 +57,7 @@ def play(*args: str, typed: str) -> Any:
 
 
 def test_a_game_is_won_at_a_terminal_and_the_next_one_left() -> None:
-    ask = "(q to quit): "
+    ask = "(q to quit)"
     command = [sys.executable, "-m", "marlvec.cli", "play", *LOWEST]
     answers = [(ask, "5\n"), (ask, "1\n"), ("allowed: 2, 3, 4, 6, 7, 8, 9", "3\n"), (ask, ""), (ask, "7\n")]
     code, seen = converse(command, [*answers, ("game 2", ""), (ask, "q\n")])
@@ -66,14 +66,15 @@ def test_a_game_is_won_at_a_terminal_and_the_next_one_left() -> None:
     assert "game 1: you play player_1, lowest plays player_2" in seen
     assert "field 1 is taken; allowed: 2, 3, 4, 6, 7, 8, 9" in seen
     assert "  ○ ○ ● \n  4 ● 6 \n  ● 8 9 \nyou win: 1 against -1, after 5 moves" in seen
-    assert "game 2: you play player_2, lowest plays player_1\nlowest plays 1\n" in seen
+    assert "game 2: you play player_2" in seen
+    assert seen.index("you win") < seen.index("game 2")
     assert seen.rstrip().endswith("games won 1, drawn 0, lost 0")
 
 
 @pytest.mark.parametrize(("key", "code"), [("\x03", 130), ("\x04", 0)], ids=["Ctrl-C", "Ctrl-D"])
 def test_it_can_be_left_by_a_key(key: str, code: int) -> None:
     command = [sys.executable, "-m", "marlvec.cli", "play", *LOWEST]
-    found, seen = converse(command, [("(q to quit): ", key)])
+    found, seen = converse(command, [("(q to quit)", key)])
     assert found == code, seen
     assert "Traceback" not in seen
 

@@ -73,12 +73,12 @@ def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.Captur
     after = arrays_of(kept / "learner.npz")
     assert after.keys() == before.keys()
     assert after["adam/0/step"] > before["adam/0/step"] > 0
-    assert [step for step, _ in json.loads(str(after["progress"]))["history"]] == [20480, 40960, 49152]
+    assert [step for step, _ in json.loads(str(after["progress"]))[1]] == [20480, 40960, 49152]
     assert (kept / "connect_four.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert re.search(r"against random: \d\d\.\d% \[", printed)
     # A person can play against what it has kept.
-    policy = f"{EXAMPLES / name}.py:make_policy@{kept / 'pool'}/main_0"
+    policy = f"{EXAMPLES / name}.py:LEAGUE@{kept / 'pool'}/main_0"
     command = ["play", "connect_four", "--policy", policy, "--seat", "player_1", "--games", "1"]
     result = CliRunner().invoke(app, command, input="4\n" * 3 + "1\n2\n3\n5\n6\n7\n" * 6, prog_name="marlvec")
     assert result.exit_code == 0, result.output

@@ -69,9 +69,10 @@ class Person(Policy):
     def _ask(self, obs: Any, agent: int, allowed: Any) -> int:
         moves = self.face.moves
         self._console.print(self.face.draw(obs, agent))
+        prompt = Text.assemble((self.face.ask, "bold"), (" (q to quit)", "dim"), ": ")
         while True:
             try:
-                typed = self._console.input(f"[bold]{self.face.ask}[/] [dim](q to quit)[/]: ").strip()
+                typed = self._console.input(prompt).strip()
             except EOFError:
                 self._console.print()
                 raise Quit from None

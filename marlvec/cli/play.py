@@ -110,6 +110,7 @@ def _sit_down(table: Table, collector: Collector, games: int | None) -> None:
 
     played = 0
     while games is None or played < games:
+        table.begin_game()
         batch = collector.collect(episodes=1)
         played += 1
         own = batch.get(_YOU)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from marlvec.cli import arguments
@@ -66,8 +66,8 @@ def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:
     if not (folder / INDEX).exists():
         raise ArgumentError(f"{text}: there is no pool of opponents in {path}, nor in {path.parent}")
     make = arguments.load(text, what)
-    if not callable(make):
-        raise ArgumentError(f"{text}: before @ expected a function that builds the policy, got {make!r}")
+    if not callable(make) and not isinstance(make, Mapping):
+        raise ArgumentError(f"{text}: before @ expected a function that builds the policy, or a dict, got {make!r}")
     try:
         opponents = read_opponents(folder, make)
     except CheckpointError as error:
