@@ -163,12 +163,12 @@ def plot(path: Path, history: list, pool: OpponentPool, ratings: Elo, league: Ma
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for name in ("random", "first snapshot"):
-        seen = np.array([(step, rates[name]) for step, rates in history if name in rates]).reshape(-1, 2)
+        seen = np.array([(step / 1000, rates[name]) for step, rates in history if name in rates]).reshape(-1, 2)
         left.plot(*seen.T, "o-", label=f"against {name}")
-    left.set(title="win rate of the learner", xlabel="env steps", ylim=(0, 1.02))
+    left.set(title="win rate of the learner", xlabel="thousand env steps", ylim=(0.4, 1.02))
     left.legend()
-    middle.plot([one.step for one in pool.values()], [ratings.rating(name) for name in pool], "o-")
-    middle.set(title="Elo by games in training; at random: 0", xlabel="env steps")
+    middle.plot([one.step / 1000 for one in pool.values()], [ratings.rating(name) for name in pool], "o-")
+    middle.set(title="Elo by games in training; at random: 0", xlabel="thousand env steps")
     names = league.players
     image = right.imshow(league.table.payoffs(names), vmin=0, vmax=1, cmap="RdYlGn")
     right.set_xticks(range(len(names)), names, rotation=45, ha="right")

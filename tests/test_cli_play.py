@@ -137,7 +137,10 @@ def test_an_opponent_of_a_pool_plays(where: str, name: str) -> None:
         (("tictactoe", "--policy", "players.py:make@empty"), "there is nobody in the pool yet"),
         (("tictactoe", "--policy", "players.py:make@pool/x"), "no opponent 'x' in pool; there are old, new"),
         (("tictactoe", "--policy", "players.py:make@pool/*"), "expected one player, got 2: ['old', 'new']"),
-        (("tictactoe", "--policy", "players.py:number@pool"), "expected a function that builds the policy, got 3"),
+        (
+            ("tictactoe", "--policy", "players.py:number@pool"),
+            "function that builds the policy, or a dict, got 3",
+        ),
         (("tictactoe", "--policy", "players.py:none@pool"), "players.py has no 'none'"),
     ],
 )

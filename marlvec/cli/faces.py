@@ -93,8 +93,9 @@ def _tictactoe(obs: Any, agent: int) -> Text:
 def _kuhn(obs: Any, agent: int) -> Text:
     """Of OpenSpiel's tensor: player (2), card (3), pass or bet of each of three moves (6)."""
     card = "JQK"[int(np.argmax(obs[2:5]))]
-    moves = [("passes", "bets")[int(pair.argmax())] for pair in np.reshape(obs[5:11], (3, 2)) if pair.any()]
-    played = [f"{'you' if i % 2 == agent else 'the other'} {move}" for i, move in enumerate(moves)]
+    moves = [int(pair.argmax()) for pair in np.reshape(obs[5:11], (3, 2)) if pair.any()]
+    own, others = ("you pass", "you bet"), ("the other passes", "the other bets")
+    played = [(own if i % 2 == agent else others)[move] for i, move in enumerate(moves)]
     return Text.assemble("  your card ", (card, "bold cyan"), f"; {', '.join(played)}" if played else "")
 
 
