@@ -39,11 +39,11 @@ from marlvec.selfplay import (
 )
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=300_000, help="env steps, those before --resume included")
+parser.add_argument("--steps", type=int, default=400_000, help="env steps, those before --resume included")
 parser.add_argument("--num-envs", type=int, default=256)
 parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there, else processes")
 parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--batch", type=int, default=8_192, help="env steps between two updates")
+parser.add_argument("--batch", type=int, default=4_096, help="env steps between two updates")
 parser.add_argument("--snapshot-every", type=int, default=50_000, help="env steps")
 parser.add_argument("--evaluate-every", type=int, default=50_000, help="env steps")
 parser.add_argument("--games", type=int, default=400, help="games of each match in the end")
@@ -89,7 +89,7 @@ LEAGUE = {"main": make_policy, "random": marlvec.RandomPolicy}  # what builds an
 class PPO:
     """Clipped policy gradient; the learning rate falls to a twentieth."""
 
-    def __init__(self, policy: TorchPolicy, lr: float = 1e-3, epochs: int = 4, size: int = 1024) -> None:
+    def __init__(self, policy: TorchPolicy, lr: float = 1e-3, epochs: int = 4, size: int = 512) -> None:
         self.policy, self.lr, self.epochs, self.size = policy, lr, epochs, size
         self.optimizer = torch.optim.Adam(policy.module.parameters(), lr=lr, eps=1e-5)
 

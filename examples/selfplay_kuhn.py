@@ -44,6 +44,7 @@ parser.add_argument("--backend", default="native")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--batch", type=int, default=8_192, help="env steps between two updates")
 parser.add_argument("--snapshots", type=int, default=20, help="about how many former selves there are in the end")
+parser.add_argument("--games", type=int, default=200, help="hands of each line-up in the end")
 parser.add_argument("--folder", type=Path, default=Path("runs/kuhn"), help="where everything is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
 
@@ -199,7 +200,7 @@ def main() -> None:
         chosen = list(pool)[:: max(len(pool) // 6, 1)]
         players = {"random": marlvec.RandomPolicy(), **{name: pool[name] for name in chosen}}
         pairs = len(players) * (len(players) - 1)
-        league = evaluate_match(players, envs, pairs * 200, seed=args.seed)
+        league = evaluate_match(players, envs, pairs * args.games, seed=args.seed)
 
     show(league)
     found = dict(zip(("env_steps", "learner", "average"), history[-1], strict=True))
