@@ -4,9 +4,9 @@
     tensorboard --logdir runs/connect_four
     marlvec play connect_four --policy examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool
 
-Of ten games the learner plays five against itself, four against former selves, those that beat it first, and one
-against random moves, lest it forget what only fools do. Every 50 000 steps, and whenever it wins 70 % of its games
-against others, it becomes one of its former selves. All that is kept is in --folder: opponents, results, weights,
+Half of its games the learner plays against itself, a quarter against former selves, those that beat it first, and a
+quarter against random moves, lest it forget what only fools do. Every 30 000 steps, and whenever it wins 85 % of its
+games against others, it becomes one of its former selves. All that is kept is in --folder: opponents, results, weights,
 TensorBoard logs, plots. With --resume it goes on from there.
 """
 
@@ -39,13 +39,13 @@ from marlvec.selfplay import (
 )
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=400_000, help="env steps, those before --resume included")
+parser.add_argument("--steps", type=int, default=300_000, help="env steps, those before --resume included")
 parser.add_argument("--num-envs", type=int, default=256)
 parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there, else processes")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--batch", type=int, default=4_096, help="env steps between two updates")
-parser.add_argument("--snapshot-every", type=int, default=50_000, help="env steps")
-parser.add_argument("--evaluate-every", type=int, default=50_000, help="env steps")
+parser.add_argument("--snapshot-every", type=int, default=30_000, help="env steps")
+parser.add_argument("--evaluate-every", type=int, default=25_000, help="env steps")
 parser.add_argument("--games", type=int, default=400, help="games of each match in the end")
 parser.add_argument("--folder", type=Path, default=Path("runs/connect_four"), help="where everything is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
@@ -196,7 +196,7 @@ def main() -> None:
     ):
         elo = Elo(k=16, fixed={"random": 0})
         board = Scoreboard(envs.agents, table=MatchTable(decay=0.99), ratings=elo, note=["main"])
-        rules = [Every(args.snapshot_every), OnWinRate(board.table, 0.7, games=300)]
+        rules = [Every(args.snapshot_every), OnWinRate(board.table, 0.85, games=500)]
         options = {"capacity": 8, "leaves": thinned, "when": rules, "board": board}
         if args.resume:
             board.load(args.folder / "board.npz")
@@ -205,7 +205,7 @@ def main() -> None:
             pool = OpponentPool(LEAGUE, folder=args.folder / "pool", **options)
             pool.add("random", marlvec.RandomPolicy(), anchor=True)  # never leaves
         former, random = (Prioritised(board.table, of=[name]) for name in LEAGUE)
-        matchmaker = Mixture((0.5, Mirror()), (0.4, former), (0.1, random))
+        matchmaker = Mixture((0.5, Mirror()), (0.25, former), (0.25, random))
         mapping = SelfPlayMapping(pool, envs.agents, {"main": matchmaker})
         gae = GeneralAdvantageEstimation(0.99, 0.95, value_function=ppo.policy.values)
         collector = marlvec.Collector(
