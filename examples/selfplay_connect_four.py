@@ -1,14 +1,17 @@
 """A network learns connect four by playing what it was: PPO, a pool of opponents, action masks.
 
-    python examples/selfplay_connect_four.py --steps 1000000 --backend async
+    python examples/selfplay_connect_four.py
+    tensorboard --logdir runs/connect_four
+    marlvec play connect_four --policy examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool
 
-Half of its games the learner plays against itself, the other half against former selves, those that beat it first.
-Whenever it wins 60 % of its games against others, or after 100 000 steps, it joins them. What it keeps is in --folder:
-the pool, results, weights, TensorBoard logs and plots; --resume goes on from there.
+Half of its games the learner plays against itself, a quarter against former selves, those that beat it first, and a
+quarter against random moves, lest it forget what only fools do. Every 30 000 steps, and whenever it wins 85 % of its
+games against others, it becomes one of its former selves. All that is kept is in --folder: opponents, results, weights,
+TensorBoard logs, plots. With --resume it goes on from there.
 """
 
 import argparse
-import time
+import json
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +23,9 @@ import marlvec
 from marlvec.connectors import FlattenObs, GeneralAdvantageEstimation, Rows, Standardize
 from marlvec.interop.torch_policy import TorchPolicy
 from marlvec.selfplay import (
+    Elo,
     Every,
+    MatchResult,
     MatchTable,
     Mirror,
     Mixture,
@@ -34,23 +39,24 @@ from marlvec.selfplay import (
 )
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=4_000, help="env steps; a million takes some minutes")
-parser.add_argument("--num-envs", type=int, default=64)
-parser.add_argument("--backend", default="async")
+parser.add_argument("--steps", type=int, default=300_000, help="env steps, those before --resume included")
+parser.add_argument("--num-envs", type=int, default=256)
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there, else processes")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--batch", type=int, default=4_096, help="env steps between two updates")
-parser.add_argument("--games", type=int, default=40, help="games of each match in the end")
-parser.add_argument("--folder", type=Path, default=None, help="where to keep everything; else nothing is kept")
+parser.add_argument("--snapshot-every", type=int, default=30_000, help="env steps")
+parser.add_argument("--evaluate-every", type=int, default=25_000, help="env steps")
+parser.add_argument("--games", type=int, default=400, help="games of each match in the end")
+parser.add_argument("--folder", type=Path, default=Path("runs/connect_four"), help="where everything is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
-args = parser.parse_args()
-
-torch.manual_seed(args.seed)
-torch.set_num_threads(1)
 
 
 # 1. The policy. What it plays against is built by the same function, and gets its weights from the pool.
 class Net(nn.Module):
-    """Two towers over the flat board: what to do, and what the position is worth."""
+    """Two towers over the flat board: what to do, and what the position is worth.
+
+    They look at the board and at its mirror image, so that what is learned on the left is known on the right.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +72,9 @@ class Net(nn.Module):
         return nn.Sequential(*layers)
 
     def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"inputs": self.actor(obs), "values": self.critic(obs)}
+        both = torch.cat([obs, obs.reshape(-1, 6, 7, 2).flip(2).flatten(1)])
+        (here, there), (value, other) = self.actor(both).chunk(2), self.critic(both).chunk(2)
+        return {"inputs": here + there.flip(1), "values": (value + other) / 2}
 
 
 def make_policy() -> TorchPolicy:
@@ -74,9 +82,12 @@ def make_policy() -> TorchPolicy:
     return TorchPolicy(Net())
 
 
+LEAGUE = {"main": make_policy, "random": marlvec.RandomPolicy}  # what builds an opponent, by whose snapshot it is
+
+
 # 2. PPO.
 class PPO:
-    """Clipped policy gradient with a clipped value loss; the learning rate falls to nothing at the end."""
+    """Clipped policy gradient; the learning rate falls to a twentieth."""
 
     def __init__(self, policy: TorchPolicy, lr: float = 1e-3, epochs: int = 4, size: int = 512) -> None:
         self.policy, self.lr, self.epochs, self.size = policy, lr, epochs, size
@@ -84,26 +95,22 @@ class PPO:
 
     def update(self, batch: marlvec.SampleBatch, left: float, seed: int) -> dict[str, float]:
         """Learn from a batch; ``left`` is the part of the training that is still to come."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * max(left, 0.05)
+        self.optimizer.param_groups[0]["lr"] = self.lr * max(left, 0.05)
         losses = []
         for epoch in range(self.epochs):
-            for part in batch.minibatches(self.size, seed=seed * self.epochs + epoch):
+            for part in batch.minibatches(self.size, seed=seed + epoch):
                 columns = dict(part.items())
-                logp, advantage, old, target = (
+                logp, advantage, target = (
                     torch.as_tensor(np.asarray(columns[name], np.float32))
-                    for name in ("logp", "advantages", "values", "value_targets")
+                    for name in ("logp", "advantages", "value_targets")
                 )
-                distribution, found = self.policy.forward(Rows(columns))
+                distribution, found = self.policy.forward(Rows(columns))  # obeys the column action_mask
                 ratio = (distribution.logp(torch.as_tensor(columns["actions"])) - logp).exp()
                 gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-                value = found["values"]
-                clipped = old + (value - old).clamp(-0.2, 0.2)
-                value_loss = torch.max((value - target) ** 2, (clipped - target) ** 2).mean() / 2
+                value_loss = (found["values"] - target).square().mean() / 2
                 entropy = distribution.entropy().mean()
-                loss = -gain + 0.5 * value_loss - 0.01 * entropy
                 self.optimizer.zero_grad()
-                loss.backward()
+                (0.5 * value_loss - gain - 0.01 * entropy).backward()
                 nn.utils.clip_grad_norm_(self.policy.module.parameters(), 0.5)
                 self.optimizer.step()
                 losses.append([gain.item(), value_loss.item(), entropy.item()])
@@ -111,105 +118,133 @@ class PPO:
         return dict(zip(("gain", "value_loss", "entropy"), np.mean(losses, axis=0).tolist(), strict=True))
 
 
-# 3. Who plays whom.
-def build_pool(board: Scoreboard) -> OpponentPool:
-    """The opponents; with --resume those there were, and their results."""
-    rules = [Every(100_000), OnWinRate(board.table, 0.6, games=200)]
-    options = {"capacity": 20, "leaves": thinned, "when": rules, "board": board}
-    if args.resume:
-        board.load(args.folder / "board.npz")
-        return OpponentPool.load(args.folder / "pool", make_policy, **options)
-    return OpponentPool(make_policy, folder=args.folder and args.folder / "pool", **options)
+# 3. What --resume needs, as arrays and JSON; nothing in it is ever executed.
+def save(path: Path, ppo: PPO, progress: list) -> None:
+    """Write weights, the optimizer's state and how far it is, whole or not at all."""
+    arrays = {f"net/{name}": weight.numpy() for name, weight in ppo.policy.module.state_dict().items()}
+    for i, moments in ppo.optimizer.state_dict()["state"].items():
+        arrays |= {f"adam/{i}/{name}": moment.numpy() for name, moment in moments.items()}
+    with path.with_suffix(".tmp").open("wb") as file:
+        np.savez(file, progress=json.dumps(progress), **arrays)
+    path.with_suffix(".tmp").replace(path)
 
 
-# 4. Training.
-def train(envs: marlvec.VectorEnv, learner: TorchPolicy, ppo: PPO, done: int) -> tuple[OpponentPool, Scoreboard]:
-    """Play and learn until --steps are done."""
-    with marlvec.LiveTable(total_env_steps=args.steps - done, title="connect four") as table:
-        board = Scoreboard(envs.agents, table=MatchTable(decay=0.99), note=["main"])
-        pool = build_pool(board)
-        callbacks = [board, table]
-        if args.folder:
-            callbacks.append(marlvec.TensorBoardLogger(args.folder / "logs"))
-        matchmaker = Mixture((0.5, Mirror()), (0.5, Prioritised(board.table)))
+def load(path: Path, ppo: PPO) -> list:
+    """Take over what `save` wrote; returns how far it was."""
+    with np.load(path, allow_pickle=False) as file:
+        weights = {name: torch.from_numpy(file[f"net/{name}"]) for name in ppo.policy.module.state_dict()}
+        state = ppo.optimizer.state_dict()
+        for key in (key for key in file.files if key.startswith("adam/")):
+            _, i, name = key.split("/")
+            state["state"].setdefault(int(i), {})[name] = torch.from_numpy(file[key])
+        ppo.policy.module.load_state_dict(weights)
+        ppo.optimizer.load_state_dict(state)
+        return json.loads(str(file["progress"]))
+
+
+# 4. How good it is, in games that are not trained with.
+def compare(collector: marlvec.Collector, pool: OpponentPool, arena: marlvec.VectorEnv, games: int, seed: int) -> dict:
+    """Win rates of the learner as it is, against random moves and against its first snapshot."""
+    first = next((one for one in pool.values() if one.of == "main"), None)
+    found = {}
+    for name, rival in (("random", pool["random"]), ("first snapshot", first)):
+        if rival is not None:
+            players = {"learner": collector.policies["main"], name: rival}
+            own = {"learner": collector.agent_connectors["main"]}
+            result = evaluate_match(players, arena, games, seed=seed, agent_connectors=own, progress=False)
+            found[name] = result.win_rate("learner")
+    return found
+
+
+def plot(path: Path, history: list, pool: OpponentPool, ratings: Elo, league: MatchResult) -> None:
+    """Win rates, ratings of the snapshots, and who beats whom."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for name in ("random", "first snapshot"):
+        seen = np.array([(step / 1000, rates[name]) for step, rates in history if name in rates]).reshape(-1, 2)
+        left.plot(*seen.T, "o-", label=f"against {name}")
+    left.set(title="win rate of the learner", xlabel="thousand env steps", ylim=(0.4, 1.02))
+    left.legend()
+    middle.plot([one.step / 1000 for one in pool.values()], [ratings.rating(name) for name in pool], "o-")
+    middle.set(title="Elo by games in training; at random: 0", xlabel="thousand env steps")
+    names = league.players
+    image = right.imshow(league.table.payoffs(names), vmin=0, vmax=1, cmap="RdYlGn")
+    right.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    right.set_yticks(range(len(names)), names)
+    right.set_title("win rate, row against column")
+    figure.colorbar(image, ax=right)
+    figure.savefig(path, dpi=80)
+
+
+# 5. Training.
+def main() -> None:
+    """Play and learn until --steps are done, then say what came of it."""
+    args = parser.parse_args()
+    if (args.folder / "learner.npz").exists() and not args.resume:
+        parser.error(f"there is a run in {args.folder}: --resume goes on with it; or choose another --folder")
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
+    ppo = PPO(make_policy())
+    done, history = load(args.folder / "learner.npz", ppo) if args.resume else (0, [])
+    with (
+        marlvec.make("connect_four", num_envs=args.num_envs, backend=args.backend) as envs,
+        marlvec.make("connect_four", num_envs=64, backend=args.backend) as arena,
+        marlvec.LiveTable(max(args.steps - done, 1), title="connect four", policies=["main"]) as table,
+        marlvec.TensorBoardLogger(args.folder / "logs", first_step=done) as logs,
+    ):
+        elo = Elo(k=16, fixed={"random": 0})
+        board = Scoreboard(envs.agents, table=MatchTable(decay=0.99), ratings=elo, note=["main"])
+        rules = [Every(args.snapshot_every), OnWinRate(board.table, 0.85, games=500)]
+        options = {"capacity": 8, "leaves": thinned, "when": rules, "board": board}
+        if args.resume:
+            board.load(args.folder / "board.npz")
+            pool = OpponentPool.load(args.folder / "pool", LEAGUE, **options)
+        else:
+            pool = OpponentPool(LEAGUE, folder=args.folder / "pool", **options)
+            pool.add("random", marlvec.RandomPolicy(), anchor=True)  # never leaves
+        former, random = (Prioritised(board.table, of=[name]) for name in LEAGUE)
+        matchmaker = Mixture((0.5, Mirror()), (0.25, former), (0.25, random))
         mapping = SelfPlayMapping(pool, envs.agents, {"main": matchmaker})
+        gae = GeneralAdvantageEstimation(0.99, 0.95, value_function=ppo.policy.values)
         collector = marlvec.Collector(
             envs,
-            marlvec.PolicyMap({"main": learner}, capacity=8),
+            {"main": ppo.policy},
             mapping,
-            agent_connectors=[FlattenObs()],
-            learner_connectors={
-                "main": [GeneralAdvantageEstimation(0.99, 0.95, value_function=learner.values), Standardize()]
-            },
-            callbacks=callbacks,
+            agent_connectors={"main": [FlattenObs()]},
+            learner_connectors={"main": [gae, Standardize()]},
+            callbacks=[board, table, logs],
             seed=args.seed + done,
         )
-        if not pool:
-            pool.snapshot(collector, "main")  # how it was before it learned anything
         mapping.update(collector)
         while done < args.steps:
             batch = collector.collect(env_steps=min(args.batch, args.steps - done))
             done += batch.env_steps
-            for name, value in ppo.update(batch["main"], 1 - done / args.steps, seed=done).items():
+            for name, value in ppo.update(batch["main"], 1 - done / args.steps, seed=args.seed + done).items():
                 collector.metrics.add_value(name, value)
             if pool.offer(collector, "main", step=done):
                 mapping.update(collector)
-            if args.folder:
-                save(learner, ppo, board, done)
-        pool.snapshot(collector, "main", opponent_id=f"final_{done}", step=done)
-    return pool, board
+            if done >= args.steps or done - (history[-1][0] if history else 0) >= args.evaluate_every:
+                rates = compare(collector, pool, arena, 64, args.seed)
+                history.append([done, {name: rate.mean for name, rate in rates.items()}])
+                for name, rate in rates.items():
+                    collector.metrics.add_value(f"win rate against {name}", rate.mean)
+            board.save(args.folder / "board.npz")
+            save(args.folder / "learner.npz", ppo, [done, history])
+        rates = compare(collector, pool, arena, args.games, args.seed + 1)
+        players = {**{name: pool[name] for name in list(pool)[:: max(len(pool) // 6, 1)]}, "now": ppo.policy}
+        own = {"now": collector.agent_connectors["main"]}
+        pairs = len(players) * (len(players) - 1)
+        league = evaluate_match(players, arena, pairs * max(args.games // 20, 1), agent_connectors=own)
+
+    show(league)
+    for name, rate in rates.items():
+        print(f"against {name}: {rate}")
+    plot(args.folder / "connect_four.png", history, pool, elo, league)
+    summary = {name: rate.mean for name, rate in rates.items()}
+    (args.folder / "results.json").write_text(json.dumps({"env_steps": done, "seed": args.seed, **summary}))
 
 
-def save(learner: TorchPolicy, ppo: PPO, board: Scoreboard, done: int) -> None:
-    """Keep what --resume needs; the pool keeps itself."""
-    board.save(args.folder / "board.npz")
-    state = {"net": learner.module.state_dict(), "optimizer": ppo.optimizer.state_dict(), "done": done}
-    torch.save(state, args.folder / "learner.tmp")
-    (args.folder / "learner.tmp").replace(args.folder / "learner.pt")
-
-
-# 5. What came of it.
-def plot(result: marlvec.selfplay.MatchResult, board: Scoreboard, pool: OpponentPool) -> None:
-    """Ratings of the snapshots, and who beats whom."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    old = [opponent for opponent in pool.values() if not opponent.opponent_id.startswith("final")]
-    left.plot([one.step for one in old], [board.ratings.rating(one.opponent_id) for one in old], "o-")
-    left.set(title="Elo of the snapshots, by their games in training", xlabel="env steps", ylabel="rating")
-    names = list(result.players)
-    image = right.imshow(result.table.payoffs(names), vmin=0, vmax=1, cmap="RdYlGn")
-    right.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    right.set_yticks(range(len(names)), names)
-    right.set_title("win rate, row against column")
-    figure.colorbar(image, ax=right)
-    figure.savefig(args.folder / "selfplay.png", dpi=120)
-
-
-learner = make_policy()
-ppo = PPO(learner)
-done = 0
-if args.resume:
-    state = torch.load(args.folder / "learner.pt")
-    learner.module.load_state_dict(state["net"])
-    ppo.optimizer.load_state_dict(state["optimizer"])
-    done = state["done"]
-with marlvec.make("connect_four", num_envs=args.num_envs, backend=args.backend) as envs:
-    began = time.perf_counter()
-    pool, board = train(envs, learner, ppo, done)
-    print(f"{args.steps - done} env steps in {time.perf_counter() - began:.0f} s; {len(pool)} opponents")
-    final, first = pool[f"final_{args.steps}"], next(iter(pool.values()))
-    rivals = {"random": marlvec.RandomPolicy(), "its first snapshot": first}
-    for name, rival in rivals.items():
-        connectors = {name: [FlattenObs()]} if isinstance(rival, marlvec.Policy) else None
-        players = {"learner": final, name: rival}
-        found = evaluate_match(players, envs, args.games, seed=args.seed, agent_connectors=connectors)
-        print(f"against {name}: {found.win_rate('learner')}")
-    if args.folder and len(pool) > 2:
-        chosen = [list(pool.values())[i] for i in np.unique(np.linspace(0, len(pool) - 1, 6).astype(int))]
-        league = evaluate_match({one.opponent_id: one for one in chosen}, envs, 10 * 30, seed=args.seed)
-        show(league)
-        plot(league, board, pool)
+if __name__ == "__main__":
+    main()

@@ -21,8 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 CONNECTORS = ROOT / "docs" / "connectors.md"
 QUICKSTART = ROOT / "examples" / "quickstart.py"
-TRAINED = {"ppo_simple_spread", "mappo_simple_tag"}  # run for minutes as they stand; tests/examples/ runs less of them
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != QUICKSTART and path.stem not in TRAINED)
+# Training takes minutes: tests/examples/ runs short versions.
+TRAINING = ("ppo_simple_spread", "mappo_simple_tag", "selfplay_connect_four", "selfplay_kuhn")
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != QUICKSTART and path.stem not in TRAINING)
 _BLOCK = re.compile(
     r"^<!-- run -->\n```python\n(?P<code>.*?)^```\n(?:\n<!-- output -->\n```text\n(?P<output>.*?)^```\n)?", re.S | re.M
 )

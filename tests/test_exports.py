@@ -66,7 +66,7 @@ SURFACE = {
     """,
     "marlvec.native": "NativeEntry NativeEnv Rows register_native",
     "marlvec.selfplay": """
-        OpponentPool Opponent LeavingRule oldest thinned weakest SnapshotRule Every OnWinRate
+        OpponentPool Opponent read_opponents LeavingRule oldest thinned weakest SnapshotRule Every OnWinRate
         SelfPlayMapping Matchmaker Mirror Latest Uniform ByRating Prioritised MainExploiter Mixture
         Scoreboard Game MatchTable Tally Ratings Elo Skill
         evaluate_match MatchResult WinRate

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
+from marlvec.cli.arena import arena
 from marlvec.cli.options import Backend, Connectors, Env, Mapping, NumWorkers, Policies, Seed, Settings, Side, Traceback
-from marlvec.errors import ArgumentError, EnvArgumentError, MarlvecError, MissingExtraError, RegistryError
+from marlvec.cli.play import play
+from marlvec.cli.surroundings import complain, plain_errors, settle_in, stdout
 
 __all__ = ["app", "main"]
 
@@ -29,10 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-
-# What a different command line would mend; everything else is a fault of what ran.
-_USAGE = (ArgumentError, RegistryError, MissingExtraError, EnvArgumentError)
-_WIDTH_IN_A_PIPE = 140
 
 
 class AutoresetMode(StrEnum):
@@ -124,8 +119,8 @@ def rollout(
     from marlvec.collect.callbacks import LiveTable
     from marlvec.registry import make
 
-    _settle_in()
-    with _plain_errors(traceback):
+    settle_in()
+    with plain_errors(traceback):
         if plot is not None:
             from marlvec.cli.figure import check_file, returns_figure
 
@@ -156,7 +151,7 @@ def rollout(
                 window=env_steps + num_envs,  # every episode of this run: each takes a step at least
             )
             result = roll_out(collector, played_by, env_steps, stderr, table)
-        console = _stdout()
+        console = stdout()
         tables.print_rollout(console, result)
         if plot is not None:
             returns_figure(result).savefig(plot)
@@ -207,9 +202,9 @@ def record(
     from marlvec.cli.record import check_output, print_recording, roll_camera
     from marlvec.registry import make
 
-    _settle_in()
+    settle_in()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory: pygame needs no screen for them
-    with _plain_errors(traceback):
+    with plain_errors(traceback):
         check_output(output, fps)
         named = arguments.policies(policy or [])
         chains = arguments.connectors(connectors or [], tuple(named))
@@ -234,9 +229,13 @@ def record(
                 seed=seed,
                 console=Console(stderr=True, emoji=False),
             )
-        print_recording(_stdout(), result)
+        print_recording(stdout(), result)
     if result.interrupted:
         raise typer.Exit(130)
+
+
+app.command()(play)
+app.command()(arena)
 
 
 @app.command()
@@ -337,9 +336,9 @@ def envs(
     wanted = (filter or "").lower()
     rows = [row for row in listing(with_gymnasium=bool(wanted)) if wanted in row.id.lower()]
     if not rows:
-        _complain(f"no env id contains {filter!r}; `marlvec envs` lists all")
+        complain(f"no env id contains {filter!r}; `marlvec envs` lists all")
         raise typer.Exit(1)
-    tables.print_envs(_stdout(), rows, with_gymnasium=bool(wanted))
+    tables.print_envs(stdout(), rows, with_gymnasium=bool(wanted))
 
 
 @app.command()
@@ -359,40 +358,6 @@ def connectors(
     rows = catalogue(filter or "", None if side is None else side.value)
     if not rows:
         of_side = "" if side is None else f" of the {side.value} side"
-        _complain(f"no connector{of_side} has {filter!r} in its name; `marlvec connectors` lists all")
+        complain(f"no connector{of_side} has {filter!r} in its name; `marlvec connectors` lists all")
         raise typer.Exit(1)
-    print_connectors(_stdout(), rows)
-
-
-def _settle_in() -> None:
-    """Let policies and envs be found from here, as they are by `python -m`, and pygame keep its greeting to itself."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-
-
-def _stdout() -> Console:
-    """For results: as wide as the terminal, and wide enough in a pipe or file."""
-    console = Console(emoji=False)
-    return console if console.is_terminal else Console(emoji=False, width=_WIDTH_IN_A_PIPE)
-
-
-@contextmanager
-def _plain_errors(traceback: bool) -> Iterator[None]:
-    """Say what marlvec raises in one line: exit code 2 if the command line is wrong, else 1."""
-    try:
-        yield
-    except MarlvecError as error:
-        if traceback:
-            raise
-        lines = str(error).splitlines() or [type(error).__name__]
-        hint = ["--traceback shows where"] if len(lines) > 1 else []
-        _complain("; ".join([lines[0], *getattr(error, "__notes__", []), *hint]))
-        raise typer.Exit(2 if isinstance(error, _USAGE) else 1) from None
-
-
-def _complain(text: str) -> None:
-    # One line, whatever its length: a terminal wraps it, a log file keeps it whole.
-    Console(stderr=True, emoji=False).print(
-        f"[bold red]error:[/] [red]{escape(text)}[/]", highlight=False, soft_wrap=True
-    )
+    print_connectors(stdout(), rows)

@@ -18,7 +18,7 @@ from marlvec.connectors import AgentConnector, Pipeline
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
 
-__all__ = ["cast", "connectors", "env_kwargs", "policies"]
+__all__ = ["cast", "connectors", "env_kwargs", "load", "policies"]
 
 _ID = r"([\w.-]+)="
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -37,12 +37,20 @@ def policies(texts: Sequence[str]) -> dict[str, Policy]:
         name = match[1] if match else what.rpartition(":")[2]
         if name in found:
             raise ArgumentError(f"--policy {text}: there are two policies {name!r}; give one another id: ID={what}")
-        found[name] = RandomPolicy() if what == "random" else _policy(text, _load(text, what))
+        found[name] = RandomPolicy() if what == "random" else _policy(text, load(text, what))
     return found
 
 
-def _load(text: str, what: str) -> Any:
-    """Import what ``module:attr`` or ``file.py:attr`` names."""
+def load(text: str, what: str) -> Any:
+    """Import what ``module:attr`` or ``file.py:attr`` names.
+
+    Args:
+        text: The argument that names it, for messages.
+        what: The name.
+
+    Raises:
+        ArgumentError: There is no such thing.
+    """
     source, colon, path = what.rpartition(":")
     if not colon or not source or not path:
         raise ArgumentError(f"--policy {text}: expected random, MODULE:ATTR or FILE.py:ATTR, optionally after ID=")

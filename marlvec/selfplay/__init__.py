@@ -21,6 +21,7 @@ from marlvec.selfplay.matchmaking import (
 )
 from marlvec.selfplay.opponent import Opponent
 from marlvec.selfplay.opponent_pool import OpponentPool
+from marlvec.selfplay.pool_index import read_opponents
 from marlvec.selfplay.ratings import Elo, Ratings, Skill
 from marlvec.selfplay.scoreboard import Scoreboard
 from marlvec.selfplay.snapshot_rules import Every, OnWinRate, SnapshotRule
@@ -28,6 +29,7 @@ from marlvec.selfplay.snapshot_rules import Every, OnWinRate, SnapshotRule
 __all__ = [
     "OpponentPool",
     "Opponent",
+    "read_opponents",
     "LeavingRule",
     "oldest",
     "thinned",

@@ -16,12 +16,13 @@ from urllib.parse import quote
 
 from marlvec.collect import Collector
 from marlvec.connectors import ActionPipeline, AgentPipeline
-from marlvec.connectors.config import decode, encode
+from marlvec.connectors.config import encode
 from marlvec.connectors.saving import FilePath, read_file, write_file
-from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.errors import ArgumentError
 from marlvec.policies import Policy
 from marlvec.selfplay.leaving import LeavingRule, oldest
 from marlvec.selfplay.opponent import MakePolicy, Opponent
+from marlvec.selfplay.pool_index import INDEX, PoolIndex, make_of
 from marlvec.selfplay.snapshot_rules import SnapshotRule
 from marlvec.vector.whole_numbers import whole_number
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OpponentPool"]
 
-_INDEX = "pool.npz"
 _NAME = 40  # characters of an id that its files' names show
 
 
@@ -75,10 +75,9 @@ class OpponentPool(Mapping[str, Opponent]):
         when: Iterable[SnapshotRule] = (),
         board: Scoreboard | None = None,
     ) -> None:
-        if not callable(make) and not (isinstance(make, Mapping) and all(map(callable, make.values()))):
-            raise ArgumentError(f"make must be a function that builds a policy, or a dict of such, got {make!r}")
+        self._make = make_of(make)
         self.capacity = None if capacity is None else _positive(capacity)
-        self._make, self._leaves, self._when, self._board = make, leaves, tuple(when), board
+        self._leaves, self._when, self._board = leaves, tuple(when), board
         self._opponents: dict[str, Opponent] = {}
         self._counts: dict[str, int] = {}  # snapshots taken, by whose they are
         if folder is None:
@@ -87,7 +86,7 @@ class OpponentPool(Mapping[str, Opponent]):
         else:
             self.folder = Path(folder)
             self.folder.mkdir(parents=True, exist_ok=True)
-            if (self.folder / _INDEX).exists():
+            if (self.folder / INDEX).exists():
                 raise ArgumentError(
                     f"there is a pool in {str(self.folder)!r} already: OpponentPool.load() it, or choose another folder"
                 )
@@ -145,7 +144,7 @@ class OpponentPool(Mapping[str, Opponent]):
         if opponent_id in self._opponents:
             raise ArgumentError(f"there is an opponent {opponent_id!r} already")
         of = opponent_id if of is None else of
-        make = self._make_of(of)
+        make = self._make(of)
         state = encode(dict(policy.state_dict()), f"the state of {opponent_id!r}")
         version = encode(policy.version, "its version")
         files = (
@@ -227,13 +226,6 @@ class OpponentPool(Mapping[str, Opponent]):
         self._let_go(gone)
         return gone
 
-    def _make_of(self, of: str) -> MakePolicy:
-        if not isinstance(self._make, Mapping):
-            return self._make
-        if of not in self._make:
-            raise ArgumentError(f"nothing says how to build a policy of {of!r}; make has {list(self._make)}")
-        return self._make[of]
-
     def _too_many(self) -> list[Opponent]:
         leaving: list[Opponent] = []
         while self.capacity is not None:
@@ -277,12 +269,8 @@ class OpponentPool(Mapping[str, Opponent]):
             raise
 
     def _write_index(self) -> None:
-        rows = [
-            [o.opponent_id, o.of, o.step, o.anchor, [None if file is None else file.name for file in o.files]]
-            for o in self._opponents.values()
-        ]
-        rules = [encode(rule.state_dict(), "a rule's state") for rule in self._when]
-        write_file(self.folder / _INDEX, {"opponents": rows, "counts": encode(self._counts, "counts"), "rules": rules})
+        rules = tuple(rule.state_dict() for rule in self._when)
+        PoolIndex(self._opponents, self._counts, rules).write(self.folder)
 
     def save(self, folder: FilePath) -> None:
         """Write all of it into another folder, from which `load` builds it; its own is always up to date.
@@ -304,7 +292,7 @@ class OpponentPool(Mapping[str, Opponent]):
                     draft = target / f".{file.name}.{os.getpid()}.tmp"
                     shutil.copyfile(file, draft)
                     draft.replace(target / file.name)
-        write_file(target / _INDEX, read_file(self.folder / _INDEX))
+        write_file(target / INDEX, read_file(self.folder / INDEX))
         _sweep(target)
 
     @classmethod
@@ -332,32 +320,13 @@ class OpponentPool(Mapping[str, Opponent]):
             CheckpointError: There is no pool, or a file is damaged or missing.
             ArgumentError: Nothing says how to build some of its policies.
         """
-        path = Path(folder) / _INDEX
-        found = read_file(path)
         pool = cls.__new__(cls)
         pool.folder, pool.capacity = Path(folder), None if capacity is None else _positive(capacity)
-        pool._make, pool._leaves, pool._when, pool._board = make, leaves, tuple(when), board
-        pool._opponents = {}
-        try:
-            pool._counts = decode(found["counts"])
-            rules = [decode(state) for state in found["rules"]]
-            for opponent_id, of, step, anchor, names in found["opponents"]:
-                policy, agent, action = (None if name is None else Path(folder) / name for name in names)
-                if policy is None:
-                    raise ValueError(f"opponent {opponent_id!r} has no policy")
-                files = (policy, agent, action)
-                opponent = Opponent(opponent_id, of, step, anchor, pool._make_of(of), files)
-                pool._opponents[opponent_id] = opponent
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ArgumentError):
-                raise
-            raise CheckpointError(path, f"holds no pool of opponents: {error!r}") from error
-        for opponent in pool._opponents.values():
-            for file in opponent.files:
-                if file is not None:
-                    read_file(file)
-        if rules and len(rules) == len(pool._when):
-            for rule, state in zip(pool._when, rules, strict=True):
+        pool._make, pool._leaves, pool._when, pool._board = make_of(make), leaves, tuple(when), board
+        index = PoolIndex.read(pool.folder, pool._make)
+        pool._opponents, pool._counts = dict(index.opponents), dict(index.counts)
+        if index.rules and len(index.rules) == len(pool._when):
+            for rule, state in zip(pool._when, index.rules, strict=True):
                 rule.load_state_dict(state)
         _sweep(pool.folder)
         return pool
@@ -372,8 +341,8 @@ def _positive(number: int) -> int:
 
 def _sweep(folder: Path) -> None:
     """Remove what a pool left behind that was killed; other files are none of its business."""
-    rows = read_file(folder / _INDEX)["opponents"]
-    known = {name for row in rows for name in row[4]} | {_INDEX}
+    rows = read_file(folder / INDEX)["opponents"]
+    known = {name for row in rows for name in row[4]} | {INDEX}
     for what in ("policy", "agent", "action"):
         for file in (*folder.glob(f"*.{what}-*.npz"), *folder.glob(f".*.{what}*.tmp")):
             if file.name not in known:

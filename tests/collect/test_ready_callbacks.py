@@ -242,6 +242,26 @@ def test_where_there_is_no_terminal_a_plain_line_comes_now_and_then() -> None:
     assert lines[-1].startswith("30 env steps")
 
 
+def test_a_table_of_some_policies_shows_no_others() -> None:
+    for options in ({"force_terminal": True}, {}):
+        console, text = terminal(**options)
+        with LiveTable(console=console, policies=["q"]) as table:
+            collect(table)
+        shown = text.getvalue()
+        assert re.search(r"\bq(:| )", shown)
+        assert not re.search(r"\bp(:| )", shown)
+
+
+def test_how_far_it_is_is_drawn_where_the_end_is_known() -> None:
+    for total, drawn in ((60, "50%"), (None, "")):
+        console, text = terminal(force_terminal=True)
+        with LiveTable(total, console=console) as table:
+            collect(table)
+        lines = [line for line in screen(text.getvalue()) if "━" in line]
+        assert bool(lines) == bool(total)
+        assert all(re.search(rf"━+.* {drawn}, 0:00:\d\d left", line) for line in lines)
+
+
 def test_a_table_that_nobody_closed_gives_the_cursor_back() -> None:
     console, text = terminal(force_terminal=True)
     table = LiveTable(console=console)

@@ -30,6 +30,8 @@ from marlvec.selfplay import (
     evaluate_match,
     oldest,
     opponent_pool,
+    pool_index,
+    read_opponents,
     thinned,
     weakest,
 )
@@ -279,6 +281,20 @@ class Full:
         self.write(*arguments)
 
 
+def test_who_only_looks_at_a_pool_leaves_all_files_as_they_are(tmp_path: Path) -> None:
+    pool = OpponentPool(Net, folder=tmp_path)
+    pool.add("a", Net())
+    (tmp_path / "a-1234.policy-5678-1.npz").touch()  # as one that a training is about to enter
+    before = sorted(tmp_path.iterdir())
+    found = read_opponents(tmp_path, Net)
+    assert list(found) == ["a"]
+    assert found["a"].digest == pool["a"].digest
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_opponents(tmp_path / "none", Net)
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.checklist(128)
 @pytest.mark.parametrize("left", [0, 1])
 def test_what_cannot_be_written_changes_nothing(left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +303,9 @@ def test_what_cannot_be_written_changes_nothing(left: int, tmp_path: Path, monke
         pool.add(name, Net())
     before = {name: opponent.digest for name, opponent in pool.items()}
     with monkeypatch.context() as patch:
-        patch.setattr(opponent_pool, "write_file", Full(opponent_pool.write_file, left))
+        full = Full(opponent_pool.write_file, left)
+        for module in (opponent_pool, pool_index):
+            patch.setattr(module, "write_file", full)
         with pytest.raises(OSError, match="No space"):
             pool.add("c", Net())
         if not left:

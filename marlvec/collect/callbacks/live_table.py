@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Collection
 from datetime import timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
@@ -37,6 +38,7 @@ class LiveTable(Callback):
         total_env_steps: How many are to come, if that is known; there is a bar then, and the time that is left.
         title: Stands above it.
         console: A rich console to draw on; None for one on stdout.
+        policies: Whose returns to show; None: everybody's, which with a pool of opponents is a long table.
         window: Number of last episodes that returns and lengths are over; not more than the metrics' own.
         refresh_seconds: Least time between two drawings.
         plain_seconds: Least time between two plain lines.
@@ -51,6 +53,7 @@ class LiveTable(Callback):
         *,
         title: str = "",
         console: Console | None = None,
+        policies: Collection[str] | None = None,
         window: int = 100,
         refresh_seconds: float = 0.25,
         plain_seconds: float = 10.0,
@@ -61,6 +64,7 @@ class LiveTable(Callback):
             if not value > 0:
                 raise ArgumentError(f"LiveTable({name}={value!r}): expected a number above 0")
         self._total, self._title, self._window = total_env_steps, title, window
+        self._policies = None if policies is None else tuple(policies)
         self._console = console or Console()
         self._draws = (self._console.is_terminal and not self._console.is_dumb_terminal) or self._console.is_jupyter
         self._pause = refresh_seconds if self._draws else plain_seconds
@@ -136,10 +140,14 @@ class LiveTable(Callback):
             f"{f', {lost:,} lost' if lost else ''}"
         )
 
+    def _shown(self, metrics: Metrics) -> tuple[str, ...]:
+        """Policies that have a row."""
+        return metrics.policies if self._policies is None else self._policies
+
     def _line(self, metrics: Metrics, speed: float) -> str:
         records = metrics.latest(self._window)
         parts = [f"{self._title}: " * bool(self._title) + self._head(metrics, speed)]
-        for name in metrics.policies:
+        for name in self._shown(metrics):
             stats = stats_of_policy(records, name)["return"]
             if stats.count:
                 parts.append(f"{name}: return {stats.mean:.4g} ({_range(stats)})")
@@ -158,7 +166,7 @@ class LiveTable(Callback):
         for name in ("return", "min … max", "length", "min … max"):
             table.add_column(name, justify="right")
         rows = {"whole episodes": stats_of_episodes(records)}
-        rows |= {name: stats_of_policy(records, name) for name in metrics.policies}
+        rows |= {name: stats_of_policy(records, name) for name in self._shown(metrics)}
         for i, (name, found) in enumerate(rows.items()):
             cells = [cell for key in ("return", "length") for cell in (_mean(found[key]), _range(found[key]))]
             table.add_row(Text(name, "dim" if i == 0 else "bold cyan"), *cells, end_section=i == 0)

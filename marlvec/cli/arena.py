@@ -1,0 +1,114 @@
+"""``marlvec arena``: everybody against everybody."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from marlvec.cli.options import Backend, Connectors, Env, NumWorkers, Seed, Settings, Traceback
+from marlvec.cli.surroundings import plain_errors, settle_in, stdout
+from marlvec.errors import ArgumentError
+
+__all__ = ["arena"]
+
+
+class Rating(StrEnum):
+    """What players are rated by."""
+
+    ELO = "elo"
+    SKILL = "skill"
+    ALPHA_RANK = "alpha-rank"
+
+
+def arena(
+    env: Env,
+    players: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[ID=]WHAT…",
+            help="Who plays, two or more: [b]random[/], MODULE:ATTR or FILE.py:ATTR, a marlvec Policy or a function "
+            "from rows to actions; or MODULE:MAKE@FOLDER, FILE.py:MAKE@FOLDER, the newest opponent of the pool in "
+            "FOLDER, built by MAKE; FOLDER/ID: that one; FOLDER/*: all of them.",
+            show_default=False,
+        ),
+    ],
+    games: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many games of each line-up: who plays whom, on which sides.")
+    ] = 100,
+    num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="In how many envs at once.")] = 16,
+    backend: Annotated[Backend, typer.Option(help="Where they run; the results do not depend on it.")] = Backend.AUTO,
+    num_workers: NumWorkers = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Have players take the best they know, and not draw their moves.")
+    ] = False,
+    rating: Annotated[
+        Rating,
+        typer.Option(help="skill needs marlvec\\[selfplay], alpha-rank marlvec\\[openspiel]."),
+    ] = Rating.ELO,
+    confidence: Annotated[float, typer.Option(metavar="P", help="Of the intervals of win rates.")] = 0.95,
+    connectors: Connectors = None,
+    settings: Settings = None,
+    max_episode_steps: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Truncate games after so many steps.", show_default="the env's own"),
+    ] = None,
+    seed: Seed = 0,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw who beats whom into this file (.png, .svg, …). Needs marlvec\\[plot]."),
+    ] = None,
+    traceback: Traceback = False,
+) -> None:
+    """Have all play all, on all sides equally often; show who beats whom, with intervals, and ratings.
+
+    marlvec arena connect_four random examples/selfplay_connect_four.py:make_policy@runs/connect_four/pool/*
+    --plot arena.png
+    """
+    from marlvec.cli import arguments
+    from marlvec.cli.players import players as players_of
+    from marlvec.cli.standings import print_standings, rated
+    from marlvec.policies import Policy
+    from marlvec.registry import make
+    from marlvec.selfplay import evaluate_match
+    from marlvec.selfplay.schedule import line_ups
+
+    settle_in()
+    with plain_errors(traceback):
+        if plot is not None:
+            from marlvec.cli.figure import check_file
+
+            check_file(plot)
+        if not 0 < confidence < 1:
+            raise ArgumentError(f"--confidence {confidence}: expected a number between 0 and 1")
+        named = players_of(players)
+        chain: Any = arguments.connectors(connectors or [], tuple(named))
+        if chain and not isinstance(chain, dict):
+            chain = {name: chain for name, player in named.items() if isinstance(player, Policy)}
+        with make(
+            env,
+            num_envs,
+            backend=backend.value,
+            num_workers=num_workers,
+            max_episode_steps=max_episode_steps,
+            env_kwargs=arguments.env_kwargs(settings or []),
+        ) as envs:
+            result = evaluate_match(
+                named,
+                envs,
+                games * len(line_ups(tuple(named), envs.agents)),
+                seed=0 if seed is None else seed,
+                agent_connectors=chain if chain else None,
+                explore=not best,
+                confidence=confidence,
+            )
+        ratings = rated(result, rating.value)
+        console = stdout()
+        print_standings(console, envs.spec.name, result, rating.value, ratings)
+        if plot is not None:
+            from marlvec.cli.heat_map import heat_map
+
+            heat_map(envs.spec.name, result, rating.value, ratings).savefig(plot)
+            console.print(f"Plot: {plot}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,115 @@
+"""What games look like in a terminal, and what their moves are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Discrete, Space
+from numpy.typing import NDArray
+from rich.text import Text
+
+from marlvec.errors import ArgumentError
+
+__all__ = ["Face", "face_of"]
+
+_STONES = (("●", "bold yellow"), ("○", "bold red"))
+"""Of who moves first, and of the other; told apart without colours, too."""
+
+
+@dataclass(frozen=True)
+class Face:
+    """How one game is shown, and played.
+
+    Attributes:
+        moves: What each action is called.
+        ask: What is asked for.
+        draw: From an observation, and which agent's it is, to what is shown.
+        refuse: From a move's name to why it is not allowed.
+    """
+
+    moves: Sequence[str]
+    ask: str
+    draw: Callable[[Any, int], Text]
+    refuse: Callable[[str], str]
+
+    def action(self, typed: str) -> int | None:
+        """Number of the move that is called so, or that alone begins so; None where there is none."""
+        typed = typed.strip().lower()
+        found = [i for i, name in enumerate(self.moves) if name == typed]
+        found = found or [i for i, name in enumerate(self.moves) if typed and name.startswith(typed)]
+        return found[0] if len(found) == 1 else None
+
+
+def face_of(name: str, action_space: Space[Any]) -> Face:
+    """The face of a game: its own, or a general one of texts and numbers.
+
+    Args:
+        name: The env's, ``connect_four_v3``, say.
+        action_space: One agent's.
+
+    Raises:
+        ArgumentError: Its moves have no numbers.
+    """
+    if not isinstance(action_space, Discrete):
+        raise ArgumentError(
+            f"a person can type moves that have numbers, of a Discrete space; {name} has {action_space}"
+        )
+    game = name.rpartition("/")[2].rpartition("_v")[0] or name
+    if game in _FACES:
+        return _FACES[game]
+    numbers = [str(i) for i in range(int(action_space.n))]
+    return Face(numbers, f"move, 0 to {len(numbers) - 1}", _as_text, lambda move: f"{move} is not allowed now")
+
+
+def _board(obs: NDArray[Any], agent: int, empty: Callable[[int, int], str]) -> list[Text]:
+    """Lines of a board that is seen as planes of one's own stones, and of the other's."""
+    lines = []
+    for row in range(obs.shape[0]):
+        line = Text("  ")
+        for column in range(obs.shape[1]):
+            own, other = obs[row, column, :2]
+            if own or other:
+                line.append(*_STONES[agent if own else 1 - agent])
+            else:
+                line.append(empty(row, column), "dim")
+            line.append(" ")
+        lines.append(line)
+    return lines
+
+
+def _connect_four(obs: Any, agent: int) -> Text:
+    board = _board(np.asarray(obs), agent, lambda row, column: "·")
+    return Text("\n").join([*board, Text("  1 2 3 4 5 6 7", "cyan")])
+
+
+def _tictactoe(obs: Any, agent: int) -> Text:
+    # Fields are numbered as the env numbers its actions, which is row by row as it observes them.
+    return Text("\n").join(_board(np.asarray(obs), agent, lambda row, column: str(3 * row + column + 1)))
+
+
+def _kuhn(obs: Any, agent: int) -> Text:
+    """Of OpenSpiel's tensor: player (2), card (3), pass or bet of each of three moves (6)."""
+    card = "JQK"[int(np.argmax(obs[2:5]))]
+    moves = [int(pair.argmax()) for pair in np.reshape(obs[5:11], (3, 2)) if pair.any()]
+    own, others = ("you pass", "you bet"), ("the other passes", "the other bets")
+    played = [(own if i % 2 == agent else others)[move] for i, move in enumerate(moves)]
+    return Text.assemble("  your card ", (card, "bold cyan"), f"; {', '.join(played)}" if played else "")
+
+
+def _as_text(obs: Any, agent: int) -> Text:
+    with np.printoptions(precision=3, suppress=True, threshold=200):
+        return Text("\n".join(f"  {line}" for line in str(obs).splitlines()))
+
+
+_FACES = {
+    "connect_four": Face(
+        [str(i) for i in range(1, 8)], "column, 1 to 7", _connect_four, lambda move: f"column {move} is full"
+    ),
+    "tictactoe": Face(
+        [str(i) for i in range(1, 10)], "field, 1 to 9", _tictactoe, lambda move: f"field {move} is taken"
+    ),
+    "kuhn_poker": Face(["pass", "bet"], "pass or bet", _kuhn, lambda move: f"you cannot {move} now"),
+}

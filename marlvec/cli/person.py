@@ -1,0 +1,108 @@
+"""Somebody at the keyboard."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Discrete, Space
+from rich.console import Console
+from rich.text import Text
+
+from marlvec.cli.faces import Face, face_of
+from marlvec.connectors import Rows
+from marlvec.connectors.trees import map_tree
+from marlvec.policies import Policy
+from marlvec.policies.policy import PolicyOutput
+from marlvec.selfplay.guest import Guest
+
+__all__ = ["Announced", "Person", "Quit"]
+
+_LEAVE = ("q", "quit", "exit")
+
+
+class Quit(Exception):
+    """The person has had enough."""
+
+
+class Person(Policy):
+    """Shows each observation, and asks for a move until one comes that is allowed.
+
+    Args:
+        game: The env's name.
+        console: Where to show and ask.
+
+    Attributes:
+        face: What the game looks like; from `setup` on.
+        start: Number of the first action.
+    """
+
+    face: Face
+
+    def __init__(self, game: str, console: Console) -> None:
+        self._game, self._console = game, console
+        self.start = 0
+
+    def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
+        """Learn the spaces.
+
+        Raises:
+            ArgumentError: The moves have no numbers.
+        """
+        self.face = face_of(self._game, action_space)
+        self.start = int(action_space.start) if isinstance(action_space, Discrete) else 0
+        super().setup(observation_space, action_space, seed=seed)
+
+    def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        """Ask for one move per row.
+
+        Raises:
+            Quit: The person leaves.
+        """
+        masks = rows.columns.get("action_mask", np.ones((len(rows), len(self.face.moves)), np.bool_))
+        agents = rows["agent_index"].tolist()
+        return np.array(
+            [self._ask(map_tree(itemgetter(i), rows["obs"]), agents[i], masks[i]) for i in range(len(rows))]
+        )
+
+    def _ask(self, obs: Any, agent: int, allowed: Any) -> int:
+        moves = self.face.moves
+        self._console.print(self.face.draw(obs, agent))
+        prompt = Text.assemble((self.face.ask, "bold"), (" (q to quit)", "dim"), ": ")
+        while True:
+            try:
+                typed = self._console.input(prompt).strip()
+            except EOFError:
+                self._console.print()
+                raise Quit from None
+            if typed.lower() in _LEAVE:
+                raise Quit
+            action = self.face.action(typed)
+            if action is not None and allowed[action]:
+                return self.start + action
+            why = f"{typed!r} is no move" if action is None else self.face.refuse(moves[action])
+            legal = ", ".join(name for name, may in zip(moves, allowed, strict=True) if may)
+            self._console.print(Text(f"{why}; allowed: {legal}", "yellow"))
+
+
+class Announced(Guest):
+    """A policy whose moves are noted, to be told once all have moved.
+
+    Args:
+        name: Its id.
+        host: The policy.
+
+    Attributes:
+        noted: Agents and moves since they were last told: agent index, action.
+    """
+
+    def __init__(self, name: str, host: Policy) -> None:
+        super().__init__(name, host)
+        self.noted: list[tuple[int, int]] = []
+
+    def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        said = super().act(rows, explore=explore)
+        actions = np.asarray(said[0] if isinstance(said, tuple) else said).tolist()
+        self.noted += zip(rows["agent_index"].tolist(), actions, strict=True)
+        return said

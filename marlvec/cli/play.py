@@ -1,0 +1,117 @@
+"""``marlvec play``: a person against a policy."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marlvec.cli.options import Connectors, Env, Seed, Settings, Traceback
+from marlvec.cli.surroundings import plain_errors, settle_in, stdout
+from marlvec.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from marlvec.cli.table_talk import Table
+    from marlvec.collect import Collector
+
+__all__ = ["play"]
+
+_YOU = "you"
+
+
+def play(
+    env: Env,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="[ID=]WHAT",
+            help="Who plays against you: MODULE:MAKE@FOLDER or FILE.py:MAKE@FOLDER, the newest opponent of the pool in "
+            "FOLDER (FOLDER/ID: that one), built by MAKE; or [b]random[/], MODULE:ATTR, FILE.py:ATTR as for rollout.",
+        ),
+    ] = "random",
+    seat: Annotated[
+        str | None,
+        typer.Option(metavar="AGENT", help="Which agent you play.", show_default="the first, then the next, and so on"),
+    ] = None,
+    games: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="How many games.", show_default="until you quit")
+    ] = None,
+    explore: Annotated[
+        bool, typer.Option("--explore", help="Have it draw its moves, as in training, and not take the best it knows.")
+    ] = False,
+    connectors: Connectors = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    traceback: Traceback = False,
+) -> None:
+    """Play against a policy: type your moves; q, Ctrl-D or Ctrl-C ends it.
+
+    marlvec play connect_four --policy examples/selfplay_connect_four.py:make_policy@runs/connect_four/pool
+    """
+    from marlvec.cli import arguments
+    from marlvec.cli.person import Announced, Person, Quit
+    from marlvec.cli.players import one_player
+    from marlvec.cli.table_talk import Table
+    from marlvec.collect import Collector
+    from marlvec.registry import make
+    from marlvec.selfplay import Opponent
+
+    settle_in()
+    console, interrupted = stdout(), False
+    with plain_errors(traceback):
+        name, player = one_player(policy)
+        if name == _YOU:
+            raise ArgumentError(f"--policy {policy}: {_YOU!r} is you; give it another id: ID={policy}")
+        chain: Any = arguments.connectors(connectors or [], (name,))
+        before = {} if not chain else chain if isinstance(chain, dict) else {name: chain}
+        behind = {}
+        if isinstance(player, Opponent):
+            before, behind = {name: player.agent_connectors()}, {name: player.action_connectors()}
+            player = player.policy()
+        with make(env, 1, backend="sync", env_kwargs=arguments.env_kwargs(settings or [])) as envs:
+            agents = envs.agents
+            if seat is not None and seat not in agents:
+                raise ArgumentError(f"--seat {seat}: there is no such agent; there are {', '.join(agents)}")
+            if len(agents) < 2:
+                raise ArgumentError(f"{env} has one agent, {agents[0]}: there is nobody to play against")
+            you, other = Person(envs.spec.name, console), Announced(name, player)
+
+            def seat_of(number: int) -> str:
+                return seat or agents[number % len(agents)]
+
+            table = Table(console, you, other, name, agents)
+            collector = Collector(
+                envs,
+                {_YOU: you, name: other},
+                lambda agent, episode: _YOU if agent == seat_of(episode.number) else name,
+                agent_connectors=before,
+                action_connectors=behind,
+                callbacks=[table],
+                explore=explore,
+                seed=seed,
+                batch_mode="complete",
+            ).eval()
+            try:
+                _sit_down(table, collector, games)
+            except Quit:
+                pass
+            except KeyboardInterrupt:
+                console.print()
+                interrupted = True
+        table.say_goodbye()
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _sit_down(table: Table, collector: Collector, games: int | None) -> None:
+    """Play games to their end, one after the other."""
+    from marlvec.connectors.trees import map_tree
+
+    played = 0
+    while games is None or played < games:
+        table.begin_game()
+        batch = collector.collect(episodes=1)
+        played += 1
+        own = batch.get(_YOU)
+        table.end_game(None if own is None or not len(own) else map_tree(itemgetter(-1), own["next_obs"]))

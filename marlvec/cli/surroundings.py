@@ -1,0 +1,55 @@
+"""Where commands run: what they print to, how errors look, and where they find policies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from marlvec.errors import ArgumentError, EnvArgumentError, MarlvecError, MissingExtraError, RegistryError
+
+__all__ = ["complain", "plain_errors", "settle_in", "stdout"]
+
+# What a different command line would mend; everything else is a fault of what ran.
+_USAGE = (ArgumentError, RegistryError, MissingExtraError, EnvArgumentError)
+_WIDTH_IN_A_PIPE = 140
+
+
+def settle_in() -> None:
+    """Let policies and envs be found from here, as they are by `python -m`, and pygame keep its greeting to itself."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+
+
+def stdout() -> Console:
+    """For results: as wide as the terminal, and wide enough in a pipe or file."""
+    console = Console(emoji=False)
+    return console if console.is_terminal else Console(emoji=False, width=_WIDTH_IN_A_PIPE)
+
+
+@contextmanager
+def plain_errors(traceback: bool) -> Iterator[None]:
+    """Say what marlvec raises in one line: exit code 2 if the command line is wrong, else 1."""
+    try:
+        yield
+    except MarlvecError as error:
+        if traceback:
+            raise
+        lines = str(error).splitlines() or [type(error).__name__]
+        hint = ["--traceback shows where"] if len(lines) > 1 else []
+        complain("; ".join([lines[0], *getattr(error, "__notes__", []), *hint]))
+        raise typer.Exit(2 if isinstance(error, _USAGE) else 1) from None
+
+
+def complain(text: str) -> None:
+    """Say what went wrong, in one line, whatever its length: a terminal wraps it, a log file keeps it whole."""
+    Console(stderr=True, emoji=False).print(
+        f"[bold red]error:[/] [red]{escape(text)}[/]", highlight=False, soft_wrap=True
+    )

@@ -1,0 +1,84 @@
+"""What is said at the table where a person plays: who sits where, what the others did, how it ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from marlvec.cli.person import Announced, Person
+from marlvec.collect import EpisodeRecord
+from marlvec.collect.callbacks import Callback, EpisodeStep, RunningEpisode
+
+__all__ = ["Table"]
+
+_RESULTS = (("you win", "bold green"), ("a draw", "bold yellow"), ("you lose", "bold red"))
+
+
+class Table(Callback):
+    """Tells a person what happens; a callback of the collector they play in.
+
+    Args:
+        console: Where to.
+        you: The person.
+        other: Who plays all other agents.
+        name: Its id.
+        agents: Agent names.
+    """
+
+    def __init__(self, console: Console, you: Person, other: Announced, name: str, agents: Sequence[str]) -> None:
+        self._console, self._you, self._other, self._name, self._agents = console, you, other, name, agents
+        self._seat = 0
+        self._ended: tuple[EpisodeRecord, int] | None = None  # the game whose end is to be shown, and the person's seat
+        self._header: str | None = None  # of the next one
+        self._results: Counter[str] = Counter()
+
+    def on_episode_start(self, episode: RunningEpisode) -> None:
+        self._seat = next(a for a, name in enumerate(episode.policies) if name != self._name)
+        them = ", ".join(name for a, name in enumerate(self._agents) if a != self._seat)
+        self._header = f"game {episode.number + 1}: you play {self._agents[self._seat]}, {self._name} plays {them}"
+        if self._ended is None:  # else it comes in the same step as the end of the last one
+            self.begin_game()
+
+    def on_episode_step(self, step: EpisodeStep) -> None:
+        moves, self._other.noted = self._other.noted, []  # now that all have moved, it is no secret
+        for agent, action in moves:
+            who = self._name if len(self._agents) == 2 else f"{self._name} as {self._agents[agent]}"
+            self._say(f"{who} plays {self._you.face.moves[action - self._you.start]}", "magenta")
+
+    def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
+        self._ended = record, self._seat
+
+    def begin_game(self) -> None:
+        """Say who sits where in the game that has begun, where that was not said yet."""
+        if self._header is not None:
+            self._say(self._header, "bold")
+        self._header = None
+
+    def end_game(self, obs: Any | None) -> None:
+        """Show the last position, as the person sees it, where they do; and who has won.
+
+        Args:
+            obs: Their last observation.
+        """
+        assert self._ended is not None  # the episode that was just collected
+        (record, seat), self._ended = self._ended, None
+        if obs is not None:
+            self._console.print(self._you.face.draw(obs, seat))
+        own = float(record.returns_A[seat])
+        best = max(float(value) for a, value in enumerate(record.returns_A) if a != seat)
+        result, style = _RESULTS[0 if own > best else 1 if own == best else 2]
+        self._results[result] += 1
+        self._say(f"{result}: {own:g} against {best:g}, after {record.length} moves\n", style)
+
+    def say_goodbye(self) -> None:
+        """Say how all games went."""
+        if self._results:
+            won, drawn, lost = (self._results[result] for result, _ in _RESULTS)
+            self._say(f"games won {won}, drawn {drawn}, lost {lost}", "bold")
+
+    def _say(self, text: str, style: str) -> None:
+        self._console.print(Text(text, style))

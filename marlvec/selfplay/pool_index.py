@@ -1,0 +1,120 @@
+"""What a pool's folder says is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marlvec.connectors.config import decode, encode
+from marlvec.connectors.saving import FilePath, read_file, write_file
+from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.selfplay.opponent import MakePolicy, Opponent
+
+__all__ = ["INDEX", "MakeOf", "PoolIndex", "make_of", "read_opponents"]
+
+INDEX = "pool.npz"
+
+MakeOf = Callable[[str], MakePolicy]
+"""From whose snapshot an opponent is to what builds such a policy."""
+
+
+def make_of(make: MakePolicy | Mapping[str, MakePolicy]) -> MakeOf:
+    """Say who is built by what.
+
+    Args:
+        make: What builds all policies; or whose snapshot one is to what builds it.
+
+    Raises:
+        ArgumentError: It is neither; or, when asked, nothing builds policies of this one.
+    """
+    if not isinstance(make, Mapping):
+        if not callable(make):
+            raise ArgumentError(f"make must be a function that builds a policy, or a dict of such, got {make!r}")
+        return lambda of: make
+    if not all(map(callable, make.values())):
+        raise ArgumentError(f"make must be a function that builds a policy, or a dict of such, got {make!r}")
+
+    def find(of: str) -> MakePolicy:
+        if of not in make:
+            raise ArgumentError(f"nothing says how to build a policy of {of!r}; make has {list(make)}")
+        return make[of]
+
+    return find
+
+
+@dataclass(frozen=True)
+class PoolIndex:
+    """What is written of a pool.
+
+    Attributes:
+        opponents: By id, oldest first.
+        counts: Snapshots taken, by whose they are.
+        rules: States of the rules for snapshots.
+    """
+
+    opponents: Mapping[str, Opponent]
+    counts: Mapping[str, int]
+    rules: tuple[Mapping[str, Any], ...]
+
+    def write(self, folder: Path) -> None:
+        """Write it into a folder, whole or not at all.
+
+        Raises:
+            OSError: It cannot be written; an old one is as it was.
+        """
+        rows = [
+            [o.opponent_id, o.of, o.step, o.anchor, [None if file is None else file.name for file in o.files]]
+            for o in self.opponents.values()
+        ]
+        rules = [encode(state, "a rule's state") for state in self.rules]
+        write_file(folder / INDEX, {"opponents": rows, "counts": encode(dict(self.counts), "counts"), "rules": rules})
+
+    @classmethod
+    def read(cls, folder: Path, make: MakeOf) -> PoolIndex:
+        """Read it.
+
+        Raises:
+            CheckpointError: There is none, or a file is damaged or missing.
+            ArgumentError: Nothing says how to build some of its policies.
+        """
+        path = folder / INDEX
+        found = read_file(path)
+        opponents = {}
+        try:
+            counts = decode(found["counts"])
+            rules = tuple(decode(state) for state in found["rules"])
+            for opponent_id, of, step, anchor, names in found["opponents"]:
+                policy, agent, action = (None if name is None else folder / name for name in names)
+                if policy is None:
+                    raise ValueError(f"opponent {opponent_id!r} has no policy")
+                opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, make(of), (policy, agent, action))
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise CheckpointError(path, f"holds no pool of opponents: {error!r}") from error
+        for opponent in opponents.values():
+            for file in opponent.files:
+                if file is not None:
+                    read_file(file)  # to see that it is there, and sound
+        return cls(opponents, counts, rules)
+
+
+def read_opponents(folder: FilePath, make: MakePolicy | Mapping[str, MakePolicy]) -> dict[str, Opponent]:
+    """The opponents in a pool's folder, to look at or to play against: nothing is written there, nor cleaned up.
+
+    So a training may go on with the folder meanwhile. An opponent that it takes out can no longer be built.
+
+    Args:
+        folder: The folder of an `OpponentPool`.
+        make: Builds a policy as it was at first; or who it is of to such a function.
+
+    Returns:
+        Opponent id to opponent, oldest first.
+
+    Raises:
+        CheckpointError: There is no pool, or a file is damaged or missing.
+        ArgumentError: Nothing says how to build some of its policies.
+    """
+    return dict(PoolIndex.read(Path(folder), make_of(make)).opponents)

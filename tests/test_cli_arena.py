@@ -1,0 +1,113 @@
+"""``marlvec arena``, as somebody at a terminal meets it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from marlvec import RandomPolicy
+from marlvec.cli import app
+from marlvec.selfplay import OpponentPool
+
+PLAYERS = '''
+import numpy as np
+from marlvec import RandomPolicy, ScriptedPolicy
+
+def _corner(obs, agent, t, memory):
+    """The centre and corners first; any other field else."""
+    allowed = np.flatnonzero(memory.action_mask)
+    good = [i for i in (4, 0, 2, 6, 8) if i in allowed]
+    return good[0] if good else int(memory.rng.choice(allowed))
+
+corner = ScriptedPolicy(_corner)
+
+def make():
+    return RandomPolicy()
+'''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with policies and a pool in it, to stand in; what the command does to this process is undone."""
+    (tmp_path / "players.py").write_text(PLAYERS, encoding="utf-8")
+    pool = OpponentPool(RandomPolicy, folder=tmp_path / "pool")
+    for name in ("old", "new"):
+        pool.add(name, RandomPolicy())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("players", None)
+
+
+def arena(*args: str, env: str = "tictactoe", backend: str = "sync") -> Any:
+    result = CliRunner().invoke(app, ["arena", env, "--backend", backend, *args], prog_name="marlvec")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_who_is_better_stands_above_and_every_number_adds_up() -> None:
+    result = arena("random", "players.py:corner", "players.py:make@pool", "--games", "30", "--plot", "arena.png")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "180 games" in result.stdout
+    rows = {}
+    for line in result.stdout.splitlines():
+        cells = re.split(r"\s{2,}", line.strip())
+        if cells[0] in ("random", "corner", "new") and len(cells) == 9:
+            rows[cells[0]] = cells[1:]
+    assert next(iter(rows)) == "corner", "the best first"
+    won, drawn, lost = ([int(row[k]) for row in rows.values()] for k in (3, 4, 5))
+    assert sum(won) == sum(lost)
+    assert sum(won) + sum(drawn) + sum(lost) == 2 * 180
+    assert float(rows["corner"][0]) > 1000 > min(float(row[0]) for row in rows.values())
+    low, high = map(float, re.findall(r"[\d.]+", rows["corner"][2]))
+    assert 50 < low < float(rows["corner"][1].rstrip("%")) < high < 100
+    assert re.search(r"^ *corner( +\d+–\d+–\d+| +–){3} *$", result.stdout, re.M)
+    assert re.search(r"\d+% \[\d+%, \d+%\]", result.stdout)
+    assert "Plot: arena.png" in result.stdout
+    assert Path("arena.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_equal_seeds_give_equal_tables_wherever_it_runs() -> None:
+    args = ("random", "other=random", "--games", "10")
+    first = arena(*args, "--seed", "4").stdout
+    assert arena(*args, "--seed", "4", backend="thread").stdout == first
+    assert arena(*args, "--seed", "5").stdout != first
+
+
+def test_a_whole_pool_plays_and_may_be_given_a_name() -> None:
+    printed = arena("first=players.py:make@pool/*", "players.py:make@pool/old", "--games", "2").stdout
+    assert all(re.search(rf"^ *{name} ", printed, re.M) for name in ("first/old", "first/new", "old"))
+    assert "12 games" in printed
+
+
+@pytest.mark.parametrize(("kind", "module"), [("skill", "openskill"), ("alpha-rank", "pyspiel")])
+def test_players_can_be_rated_in_other_ways(kind: str, module: str) -> None:
+    pytest.importorskip(module)
+    printed = arena("random", "players.py:corner", "--games", "20", "--rating", kind).stdout
+    names = [line.split()[0] for line in printed.splitlines() if line.strip().startswith(("random ", "corner "))]
+    assert names[:2] == ["corner", "random"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("random",), "a match needs two policies"),
+        (("random", "random"), "there are two players 'random'; give one another id: ID=random"),
+        (("random", "a=random", "--confidence", "1"), "--confidence 1.0: expected a number between 0 and 1"),
+        (("random", "a=random", "--plot", "a.docx"), "--plot a.docx: expected a name that ends in one of"),
+        (("random", "players.py:make@pool/x"), "no opponent 'x' in pool"),
+        (("random", "a=random", "--connectors", "b=FlattenObs"), "no policy 'b'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(args: tuple[str, ...], words: str) -> None:
+    result = arena(*args)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,151 @@
+"""``marlvec play``, as somebody who plays meets it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from marlvec import RandomPolicy
+from marlvec.cli import app
+from marlvec.selfplay import OpponentPool
+from tests.terminal import converse
+
+PLAYERS = '''
+import numpy as np
+from marlvec import RandomPolicy
+
+def lowest(rows):
+    """The first move that is allowed."""
+    return rows["action_mask"].argmax(axis=1)
+
+def paper(rows):
+    return np.ones(len(rows), np.int64)
+
+def make():
+    return RandomPolicy()
+
+number = 3
+'''
+LOWEST = ("tictactoe", "--policy", "players.py:lowest")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with policies and a pool in it, to stand in; what the command does to this process is undone."""
+    (tmp_path / "players.py").write_text(PLAYERS, encoding="utf-8")
+    pool = OpponentPool(RandomPolicy, folder=tmp_path / "pool")
+    for name in ("old", "new"):
+        pool.add(name, RandomPolicy())
+    OpponentPool(RandomPolicy, folder=tmp_path / "empty")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("players", None)
+
+
+def play(*args: str, typed: str) -> Any:
+    result = CliRunner().invoke(app, ["play", *args], input=typed, prog_name="marlvec")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_a_game_is_won_at_a_terminal_and_the_next_one_left() -> None:
+    ask = "(q to quit)"
+    command = [sys.executable, "-m", "marlvec.cli", "play", *LOWEST]
+    answers = [(ask, "5\n"), (ask, "1\n"), ("allowed: 2, 3, 4, 6, 7, 8, 9", "3\n"), (ask, ""), (ask, "7\n")]
+    code, seen = converse(command, [*answers, ("game 2", ""), (ask, "q\n")])
+    seen = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen).replace("\r", "")
+    assert code == 0, seen
+    assert "game 1: you play player_1, lowest plays player_2" in seen
+    assert "field 1 is taken; allowed: 2, 3, 4, 6, 7, 8, 9" in seen
+    assert "  ○ ○ ● \n  4 ● 6 \n  ● 8 9 \nyou win: 1 against -1, after 5 moves" in seen
+    assert "game 2: you play player_2" in seen
+    assert seen.index("you win") < seen.index("game 2")
+    assert seen.rstrip().endswith("games won 1, drawn 0, lost 0")
+
+
+@pytest.mark.parametrize(("key", "code"), [("\x03", 130), ("\x04", 0)], ids=["Ctrl-C", "Ctrl-D"])
+def test_it_can_be_left_by_a_key(key: str, code: int) -> None:
+    command = [sys.executable, "-m", "marlvec.cli", "play", *LOWEST]
+    found, seen = converse(command, [("(q to quit)", key)])
+    assert found == code, seen
+    assert "Traceback" not in seen
+
+
+def test_a_game_is_lost_and_counted() -> None:
+    result = play(*LOWEST, "--games", "1", typed="4\n5\n7\n")
+    assert result.exit_code == 0
+    assert "  ○ ○ ○ \n  ● ● 6 \n  ● 8 9 " in result.stdout
+    assert "you lose: -1 against 1, after 6 moves" in result.stdout
+    assert result.stdout.rstrip().endswith("games won 0, drawn 0, lost 1")
+
+
+def test_a_seat_is_kept_and_nonsense_is_explained() -> None:
+    result = play(*LOWEST, "--seat", "player_2", typed="99\n\nfive\n-1\n2\nquit\n")
+    assert "game 1: you play player_2, lowest plays player_1" in result.stdout
+    for typed in ("99", "", "five", "-1"):
+        assert f"{typed!r} is no move; allowed: 2, 3, 4, 5, 6, 7, 8, 9" in result.stdout
+    assert "  ● ○ ● \n" in result.stdout
+    assert "games won" not in result.stdout, "none was played to its end"
+
+
+def test_a_full_column_is_full() -> None:
+    result = play("connect_four", "--policy", "players.py:lowest", "--seat", "player_0", typed="1\n1\n1\n1\nq\n")
+    assert "column 1 is full; allowed: 2, 3, 4, 5, 6, 7" in result.stdout
+    assert "".join(f"  {stone} · · · · · · \n" for stone in "○●○●○●") in result.stdout
+
+
+def test_who_moves_at_the_same_time_is_told_of_afterwards() -> None:
+    result = play("rps", "--policy", "players.py:paper", "--games", "1", "--set", "max_cycles=1", typed="2\n")
+    assert result.stdout.index("move, 0 to 2") < result.stdout.index("paper plays 1")
+    assert "you win: 1 against -1, after 1 moves" in result.stdout
+
+
+def test_cards_are_shown_and_moves_have_names() -> None:
+    pytest.importorskip("numba", reason="poker is a compiled world")
+    result = play("kuhn_poker", "--policy", "players.py:lowest", "--games", "1", "--seed", "0", typed="raise\nb\n")
+    assert re.search(r"your card [JQK] *$", result.stdout, re.M)
+    assert "'raise' is no move; allowed: pass, bet" in result.stdout
+    assert re.search(r"your card [JQK]; you bet, the other passes", result.stdout)
+    assert "you win: 1 against -1, after 2 moves" in result.stdout
+
+
+@pytest.mark.parametrize(("where", "name"), [("pool", "new"), ("pool/old", "old")])
+def test_an_opponent_of_a_pool_plays(where: str, name: str) -> None:
+    before = {file: file.read_bytes() for file in Path("pool").iterdir()}
+    result = play("tictactoe", "--policy", f"players.py:make@{where}", "--explore", typed="1\nq\n")
+    assert f"you play player_1, {name} plays player_2" in result.stdout
+    assert re.search(rf"{name} plays \d$", result.stdout, re.M)
+    assert {file: file.read_bytes() for file in Path("pool").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("tictactoe", "--seat", "x"), "--seat x: there is no such agent; there are player_1, player_2"),
+        (("CartPole-v1",), "CartPole-v1 has one agent, agent_0"),
+        (("simple_spread", "--set", "continuous_actions=True"), "a person can type moves that have numbers"),
+        (("tictactoe", "--policy", "you=random"), "'you' is you"),
+        (("tictactoe", "--policy", "players.py:make@none"), "there is no pool of opponents in none, nor in ."),
+        (("tictactoe", "--policy", "players.py:make@empty"), "there is nobody in the pool yet"),
+        (("tictactoe", "--policy", "players.py:make@pool/x"), "no opponent 'x' in pool; there are old, new"),
+        (("tictactoe", "--policy", "players.py:make@pool/*"), "expected one player, got 2: ['old', 'new']"),
+        (
+            ("tictactoe", "--policy", "players.py:number@pool"),
+            "function that builds the policy, or a dict, got 3",
+        ),
+        (("tictactoe", "--policy", "players.py:none@pool"), "players.py has no 'none'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(args: tuple[str, ...], words: str) -> None:
+    result = play(*args, typed="")
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,99 @@
+"""The scripts of self-play train, short of what they do as they stand: what they learn, and that they go on."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from marlvec.cli import app
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tensorboard")
+pytest.importorskip("matplotlib")
+pytest.importorskip("numba", reason="compiled worlds, or it would take minutes")
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Run an example in this process, which has torch already; its results."""
+
+    def run(name: str, *args: str) -> dict[str, Any]:
+        folder = tmp_path / "kept"
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--folder", str(folder), *args])
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+        return found
+
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng():
+        yield run
+    torch.set_num_threads(threads)
+
+
+def steps_of(folder: Path) -> list[int]:
+    """Env steps at which there is something in TensorBoard's logs, file by file."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    files = sorted(folder.iterdir())
+    events = [Event.FromString(raw) for path in files for raw in RawEventFileLoader(str(path)).Load()]
+    return [event.step for event in events if event.HasField("summary")]
+
+
+def arrays_of(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = ("--batch", "2048", "--num-envs", "128", "--snapshot-every", "16384", "--evaluate-every", "32768")
+    name, kept = "selfplay_connect_four", tmp_path / "kept"
+    first = run(name, *short, "--steps", "16384", "--games", "20")
+    assert first["env_steps"] == 16384
+    before = arrays_of(kept / "learner.npz")
+    with pytest.raises(SystemExit):  # it does not write over what there is
+        run(name, *short, "--steps", "16384")
+    assert "--resume goes on with it" in capsys.readouterr().err
+    found = run(name, *short, "--steps", "40960", "--games", "100", "--resume")
+    assert found["env_steps"] == 40960
+    assert found["random"] > 0.6, "who knows nothing wins half of its games"
+    assert steps_of(kept / "logs") == list(range(2048, 40961, 2048))
+    after = arrays_of(kept / "learner.npz")
+    assert after.keys() == before.keys()
+    assert after["adam/0/step"] > before["adam/0/step"] > 0
+    assert [step for step, _ in json.loads(str(after["progress"]))[1]] == [16384, 40960]
+    assert (kept / "connect_four.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert re.search(r"against random: \d\d\.\d% \[", printed)
+    # A person can play against what it has kept.
+    policy = f"{EXAMPLES / name}.py:LEAGUE@{kept / 'pool'}/main_0"
+    command = ["play", "connect_four", "--policy", policy, "--seat", "player_1", "--games", "1"]
+    result = CliRunner().invoke(app, command, input="4\n" * 3 + "1\n2\n3\n5\n6\n7\n" * 6, prog_name="marlvec")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"main_0 plays \d", result.stdout)
+    assert re.search(r"games won \d, drawn \d, lost \d", result.stdout)
+
+
+def test_kuhn_poker_is_learned(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel", reason="OpenSpiel says how far from perfect it is")
+    short = ("--batch", "2048", "--num-envs", "512", "--snapshots", "5", "--games", "10")
+    first = run("selfplay_kuhn", *short, "--steps", "8192")
+    assert first["env_steps"] == 8192
+    found = run("selfplay_kuhn", *short, "--steps", "32768", "--resume")
+    assert found["env_steps"] == 32768
+    assert found["average"] < 0.3, "0.458 is who plays at random"
+    steps = steps_of(tmp_path / "kept" / "logs")
+    assert steps == list(range(2048, 32769, 2048))
+    assert (tmp_path / "kept" / "kuhn.png").read_bytes().startswith(b"\x89PNG")
