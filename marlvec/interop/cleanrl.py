@@ -29,7 +29,7 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
       ``{"r": return, "l": steps it lived, "t": seconds since the view was made}``; else None.
     * ``infos["_final_observation"]`` and ``infos["_final_info"]``, (R,) bool, say which rows those are.
 
-    So no ``RecordEpisodeStatistics`` is needed, and padding counts in no length. ``infos["acting"]``, (R,) bool, there
+    Rows whose episode was lost to a fault have neither; they say truncated. No ``RecordEpisodeStatistics`` is needed, and padding counts in no length. ``infos["acting"]``, (R,) bool, there
     with several agents, says which rows of the observations an agent decides in: losses should count no others.
 
     Args:
@@ -71,8 +71,9 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
         ended = terminated | truncated
         if ended.any():
             seconds = round(time.monotonic() - self._began, 6)
-            infos["final_observation"], infos["_final_observation"] = infos.pop("final_obs"), infos.pop("_final_obs")
-            for row in np.flatnonzero(ended).tolist():
+            if "final_obs" in infos:  # else all of them were lost
+                infos["final_observation"], infos["_final_observation"] = infos.pop("final_obs"), infos.pop("_final_obs")
+            for row in np.flatnonzero(infos.get("_final_info", ())).tolist():
                 infos["final_info"][row]["episode"] = {
                     "r": float(self._returns[row]),
                     "l": int(self._lengths[row]),

@@ -46,8 +46,8 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     * Envs are what is reset: all their rows together, when the last agent has ended (with ``done_on="any"``, when the
       first has; then no row is ever padding, unless agents are born late). ``infos["reset_mask"]``, (R,) bool, marks
       the rows of a next-step autoreset, whose actions were ignored.
-    * In same-step mode, ``infos["final_obs"]`` and ``infos["final_info"]`` have an entry in each row whose flag is up,
-      and that row's observation is the first one of the next episode, or zeros where its env goes on. In the other
+    * In same-step mode, ``infos["final_obs"]`` and ``infos["final_info"]`` have an entry in each row whose flag is up
+      (but for those whose episode was lost to a fault), and that row's observation is the first one of the next episode, or zeros where its env goes on. In the other
       modes the row's observation is the agent's last one, and it is zeros from the next step on.
     * What an env says as a whole is repeated in the rows of its agents.
 
@@ -144,9 +144,11 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         if "final_state" in infos:
             out |= {key: infos[key].repeat(self.envs.agent_num, axis=0) for key in ("final_state", "_final_state")}
         if self._same_step and ended.any():
-            early = (ended & ~infos["_final_observation"][:, None]).reshape(-1)
+            lost = infos.get("fault", np.zeros(len(ended), np.bool_))
+            early = (ended & ~(infos["_final_observation"] | lost)[:, None]).reshape(-1)
             leaves = cleared(leaves, early)
-            out |= self._final(infos, np.flatnonzero(ended), early)
+            if (known := ended & ~lost[:, None]).any():  # nobody saw the last observations of a lost episode
+                out |= self._final(infos, np.flatnonzero(known), early)
         tree = self._group.observation_tree.unflatten(leaves)
         return tree, rewards.reshape(-1), terminated.reshape(-1), truncated.reshape(-1), out
 

@@ -52,13 +52,14 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
 
     Attributes:
         envs: The vectorizer.
+        driver: What steps it.
         num_agents: R, the number of rows.
         single_observation_space, single_action_space: Of one row.
     """
 
     def __init__(self, envs: VectorEnv, buf: Any = None) -> None:
-        self._driver = RowDriver(envs, "PufferView")
-        group = self._driver.rows.group
+        self.driver = RowDriver(envs, "PufferView")
+        group = self.driver.rows.group
         seen, done = group.observation_space, group.action_space
         if not isinstance(seen, Box) or not isinstance(done, (Discrete, MultiDiscrete, Box)):
             raise ArgumentError(
@@ -68,7 +69,7 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
         if np.any(getattr(done, "start", 0)):
             raise ArgumentError(f"PufferView: PufferLib counts choices from 0, and {envs.spec.name} has {done}")
         self.envs = envs
-        self.num_agents = self._driver.rows.row_num
+        self.num_agents = self.driver.rows.row_num
         self.single_observation_space, self.single_action_space = deepcopy(seen), deepcopy(done)
         super().__init__(buf)
 
@@ -81,8 +82,8 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
         Returns:
             ``(observations, [])``, the buffer.
         """
-        obs, _ = self._driver.reset(seed)
-        self.observations[:], self.masks[:] = obs, self._driver.acting
+        obs, _ = self.driver.reset(seed)
+        self.observations[:], self.masks[:] = obs, self.driver.acting
         self.rewards[:], self.terminals[:], self.truncations[:] = 0, False, False
         return self.observations, []
 
@@ -100,9 +101,9 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
         Raises:
             ActionError: Wrong structure, shape, dtype or value; nothing was sent.
         """
-        self._driver.send(actions)
-        step = self._driver.recv()
-        self.observations[:], self.masks[:], self.rewards[:] = step.obs, self._driver.acting, step.rewards
+        self.driver.send(actions)
+        step = self.driver.recv()
+        self.observations[:], self.masks[:], self.rewards[:] = step.obs, self.driver.acting, step.rewards
         self.terminals[:], self.truncations[:] = step.terminated, step.truncated
         names = self.envs.agents
         infos = [_summary(info, names[row % len(names)]) for row, info in enumerate(step.infos) if "episode" in info]

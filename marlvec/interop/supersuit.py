@@ -5,7 +5,7 @@ Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i *
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
     Attributes:
         envs: The vectorizer.
+        driver: What steps it.
         par_env: As given.
         num_envs: R, the number of rows.
         observation_space, action_space, single_observation_space, single_action_space: Of one row.
@@ -52,29 +53,31 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     """
 
     def __init__(self, envs: VectorEnv, par_env: Any = None) -> None:
-        self._driver = RowDriver(envs, "SuperSuitVecEnv")
-        group = self._driver.rows.group
+        self.driver = RowDriver(envs, "SuperSuitVecEnv")
+        group = self.driver.rows.group
         self.envs, self.par_env = envs, par_env
-        self.num_envs = self._driver.rows.row_num
+        self.num_envs = self.driver.rows.row_num
         self.observation_space = self.single_observation_space = deepcopy(group.observation_space)
         self.action_space = self.single_action_space = deepcopy(group.action_space)
         self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
         self.render_mode = render_mode_of(envs)
 
     def reset(  # type: ignore[override]  # a list of infos, as SuperSuit gives it
-        self, seed: int | None = None, options: dict[str, Any] | None = None
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Infos]:
         """Begin new episodes in all envs.
 
         Args:
-            seed: Env i gets ``seed + i``, as with SuperSuit; None: their random streams go on.
+            seed: One int: env i gets ``seed + i``, as with SuperSuit. A list of one int or None per env: given as they
+                are. None: their random streams go on.
             options: For the envs.
 
         Returns:
             ``(obs, infos)``; obs (R, …), one dict per row.
         """
-        seeds = None if seed is None else [seed + i for i in range(self.envs.num_envs)]
-        return self._driver.reset(seeds, options)
+        if isinstance(seed, (int, np.integer)):
+            seed = [int(seed) + i for i in range(self.envs.num_envs)]
+        return self.driver.reset(seed, options)
 
     def step(  # type: ignore[override]
         self, actions: Any
@@ -96,11 +99,11 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
     def step_async(self, actions: Any) -> None:
         """Send actions to all envs; `step_wait` brings the result."""
-        self._driver.send(actions)
+        self.driver.send(actions)
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint8], Infos]:
         """Wait for the step that `step_async` began."""
-        step = self._driver.recv()
+        step = self.driver.recv()
         infos = [{**info, **first} for info, first in zip(step.infos, step.first_infos, strict=True)]
         flags = step.terminated.astype(np.uint8), step.truncated.astype(np.uint8)
         return step.obs, step.rewards.astype(np.float32), *flags, infos
