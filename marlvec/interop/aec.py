@@ -8,6 +8,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 from pettingzoo import AECEnv
 
+from marlvec.errors import NotResetError
 from marlvec.interop.pettingzoo import ParallelView
 from marlvec.registry import EnvLike
 from marlvec.vector.vector_env import VectorEnv
@@ -99,11 +100,12 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         Raises:
             ActionError: An agent's action is not in its space. Raised in the step of the round's last agent; nothing
                 was stepped, and that agent may act again.
+            NotResetError: There is no running episode.
             ValueError: An agent that has ended was given an action.
         """
         agent = self.agent_selection
-        if agent not in self.agents:
-            self._parallel.step({})  # says what is wrong: no episode
+        if agent is None or agent not in self.agents:
+            raise NotResetError("step(): there is no running episode; call reset() first")
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
             return

@@ -29,8 +29,9 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
       ``{"r": return, "l": steps it lived, "t": seconds since the view was made}``; else None.
     * ``infos["_final_observation"]`` and ``infos["_final_info"]``, (R,) bool, say which rows those are.
 
-    Rows whose episode was lost to a fault have neither; they say truncated. No ``RecordEpisodeStatistics`` is needed, and padding counts in no length. ``infos["acting"]``, (R,) bool, there
-    with several agents, says which rows of the observations an agent decides in: losses should count no others.
+    Rows whose episode was lost to a fault have neither; they say truncated. No ``RecordEpisodeStatistics`` is needed,
+    and padding counts in no length. ``infos["acting"]``, (R,) bool, there with several agents, says which rows of the
+    observations an agent decides in: losses should count no others.
 
     Args:
         envs: The vectorizer.
@@ -72,7 +73,10 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
         if ended.any():
             seconds = round(time.monotonic() - self._began, 6)
             if "final_obs" in infos:  # else all of them were lost
-                infos["final_observation"], infos["_final_observation"] = infos.pop("final_obs"), infos.pop("_final_obs")
+                infos["final_observation"], infos["_final_observation"] = (
+                    infos.pop("final_obs"),
+                    infos.pop("_final_obs"),
+                )
             for row in np.flatnonzero(infos.get("_final_info", ())).tolist():
                 infos["final_info"][row]["episode"] = {
                     "r": float(self._returns[row]),

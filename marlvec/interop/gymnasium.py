@@ -47,8 +47,9 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
       first has; then no row is ever padding, unless agents are born late). ``infos["reset_mask"]``, (R,) bool, marks
       the rows of a next-step autoreset, whose actions were ignored.
     * In same-step mode, ``infos["final_obs"]`` and ``infos["final_info"]`` have an entry in each row whose flag is up
-      (but for those whose episode was lost to a fault), and that row's observation is the first one of the next episode, or zeros where its env goes on. In the other
-      modes the row's observation is the agent's last one, and it is zeros from the next step on.
+      (but for those whose episode was lost to a fault), and that row's observation is the first one of the next
+      episode, or zeros where its env goes on. In the other modes the row's observation is the agent's last one, and it
+      is zeros from the next step on.
     * What an env says as a whole is repeated in the rows of its agents.
 
     Everywhere ``infos["action_mask"]``, (R, k) bool, has the masks, if the env gives them.

@@ -76,7 +76,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
 
     # --- reset and step
 
-    def seed(self, seed: int | None = None) -> list[int | None]:
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Have the next `reset` seed the envs.
 
         Args:

@@ -101,8 +101,9 @@ class _Decisions:
         self.decided, self.lost, self.usable = np.zeros((3, *shape), np.bool_)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
+        buffer: Any = self
         driver = _view(self.model).driver
-        self.decided[self.pos], self.lost[self.pos] = driver.acted, driver.lost  # type: ignore[has-type]
+        self.decided[buffer.pos], self.lost[buffer.pos] = driver.acted, driver.lost
         super().add(*args, **kwargs)  # type: ignore[misc]
 
     def compute_returns_and_advantage(self, last_values: Any, dones: NDArray[np.bool_]) -> None:
