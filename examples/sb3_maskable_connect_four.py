@@ -17,7 +17,7 @@ from marlvec.interop.sb3 import SB3VecEnv
 from marlvec.interop.sb3_decisions import only_decisions
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=8_000, help="rows, of which half are decisions")
+parser.add_argument("--steps", type=int, default=4_096, help="rows, of which half are decisions")
 parser.add_argument("--backend", default="sync", help="native: compiled boards, extra `native`")
 parser.add_argument("--plot", type=Path, help="file to draw the win rate into")
 args = parser.parse_args()

@@ -17,7 +17,7 @@ from marlvec.interop.sb3 import SB3VecEnv
 from marlvec.interop.sb3_decisions import only_decisions
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=20_000, help="rows to learn from: decisions of single agents")
+parser.add_argument("--steps", type=int, default=9_600, help="rows to learn from: decisions of single agents")
 parser.add_argument("--backend", default="sync", help="native: compiled worlds, extra `native`")
 parser.add_argument("--plot", type=Path, help="file to draw the returns into")
 args = parser.parse_args()
