@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.spec import COMMON
+from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ArgumentError
 from marlvec.interop.agent_rows import AgentRows, cleared
 from marlvec.interop.leaves import value_at
@@ -128,7 +128,7 @@ class RowDriver:
         self._returns[:], self._lengths[:] = 0, 0
         now, _ = said(result.infos, self.envs.agents, self.envs.num_envs)
         self._leaves = self._own(result.obs_leaves[0])
-        return self._tree(), [merged(*told, ours) for told, ours in zip(self._told(now), self._ours(), strict=True)]
+        return self._tree(), self._with_words(now, self._ours())
 
     def send(self, actions: Any) -> None:
         """Send actions (R, …), or a tree of such arrays; those of rows that do not act may be anything.
@@ -157,9 +157,15 @@ class RowDriver:
             self._end(result, ended, ours)
             leaves = cleared(leaves, ended & ~self.rows.spread(result.done))
         self._leaves = leaves
-        begun = [merged(*told, {}) for told in self._told(first)]
-        infos = [merged(*told, mine) for told, mine in zip(self._told(now), ours, strict=True)]
-        return RowStep(self._tree(), rewards.copy(), terminated.copy(), truncated.copy(), infos, begun)
+        blank: list[dict[str, Any]] = [{} for _ in ours]
+        return RowStep(
+            self._tree(),
+            rewards.copy(),
+            terminated.copy(),
+            truncated.copy(),
+            self._with_words(now, ours),
+            self._with_words(first, blank),
+        )
 
     def _note(self, result: VectorStep) -> None:
         self.alive, self.acting = self.rows.join(result.alive).copy(), self.rows.join(result.acting).copy()
@@ -173,9 +179,12 @@ class RowDriver:
     def _tree(self) -> Any:
         return self.rows.group.observation_tree.unflatten(self._leaves)
 
-    def _told(self, infos: list[dict[str, dict[str, Any]]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Per row what its agent was told, and its env."""
-        return [(info.get(agent, {}), info.get(COMMON, {})) for info in infos for agent in self.envs.agents]
+    def _with_words(self, infos: list[Info], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What this class says of each row, with what its agent was told, and its env said."""
+        if not any(infos):  # most envs say nothing in most steps
+            return ours
+        told = ((info.get(agent, {}), info.get(COMMON, {})) for info in infos for agent in self.envs.agents)
+        return [merged(own, common, mine) for (own, common), mine in zip(told, ours, strict=True)]
 
     def _ours(self) -> list[dict[str, Any]]:
         """Per row what this class says of it."""
