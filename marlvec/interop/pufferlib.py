@@ -5,6 +5,7 @@ Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i *
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -73,15 +74,18 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
         self.single_observation_space, self.single_action_space = deepcopy(seen), deepcopy(done)
         super().__init__(buf)
 
-    def reset(self, seed: int | None = None) -> tuple[NDArray[Any], list[dict[str, Any]]]:
+    def reset(self, seed: int | Sequence[int] | None = None) -> tuple[NDArray[Any], list[dict[str, Any]]]:
         """Begin new episodes in all envs.
 
         Args:
-            seed: Spread over the envs by `marlvec.env_seeds`; None: their random streams go on.
+            seed: Spread over the envs by `marlvec.env_seeds`; None: their random streams go on. A list with one is
+                what PufferLib's Multiprocessing hands over.
 
         Returns:
             ``(observations, [])``, the buffer.
         """
+        if isinstance(seed, (list, tuple)) and len(seed) == 1:
+            (seed,) = seed
         obs, _ = self.driver.reset(seed)
         self.observations[:], self.masks[:] = obs, self.driver.acting
         self.rewards[:], self.terminals[:], self.truncations[:] = 0, False, False

@@ -38,7 +38,10 @@ def test_results_are_written_into_the_buffers_that_it_is_given() -> None:
         view = PufferView(envs, {name: array[1:7] for name, array in from_above.items()})
         assert view.num_agents == 6
         assert (view.single_observation_space.shape, view.single_action_space) == ((18,), Discrete(5))
+        obs, infos = view.reset(seed=[3])  # as its Multiprocessing does
+        first = obs.copy()
         obs, infos = view.reset(seed=3)
+        assert first.tobytes() == obs.tobytes()
         assert infos == []
         with marlvec.make("simple_spread", 2, backend="sync") as plain:
             want = plain.reset(seed=3)[0].reshape(6, 18)
