@@ -98,7 +98,12 @@ for name in ["marlvec", *found]:
 print(json.dumps([files, missing]))
 """
     files, missing = json.loads(run(python, "-c", code, cwd=tmp_path))
-    needs = {"marlvec.interop.torch_": "torch", "marlvec.native.": "numba"}  # what nobody else imports
+    needs = {  # what nobody else imports
+        "marlvec.interop.pufferlib": "pufferlib",
+        "marlvec.interop.sb3": "stable_baselines3",
+        "marlvec.interop.torch_": "torch",
+        "marlvec.native.": "numba",
+    }
     for name, error in missing.items():
         assert any(name.startswith(start) and extra in error for start, extra in needs.items()), (name, error)
     assert {"marlvec", "marlvec.connectors", "marlvec.connectors.agent", "marlvec.cli"} <= files.keys()

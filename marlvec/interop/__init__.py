@@ -1,4 +1,5 @@
 """marlvec's envs as other libraries want them: one module per library, imported only by whoever asks for it.
 
-`marlvec.interop.gymnasium` and `marlvec.interop.pettingzoo`.
+`marlvec.interop.aec`, `marlvec.interop.cleanrl`, `marlvec.interop.gymnasium`, `marlvec.interop.pettingzoo`,
+`marlvec.interop.pufferlib`, `marlvec.interop.sb3`, `marlvec.interop.sb3_decisions` and `marlvec.interop.supersuit`.
 """

@@ -14,11 +14,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from marlvec.errors import ActionError, ArgumentError, ContractError
+from marlvec.errors import ArgumentError
+from marlvec.interop.agent_rows import AgentRows, cleared
 from marlvec.interop.leaves import value_at
 from marlvec.interop.render_mode import render_mode_of
 from marlvec.interop.rows import Entry, lay_out, pick_rows, read_entries
-from marlvec.spaces import Leaf, batch_space
+from marlvec.spaces import batch_space
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["GymnasiumVectorEnv"]
@@ -45,9 +46,10 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     * Envs are what is reset: all their rows together, when the last agent has ended (with ``done_on="any"``, when the
       first has; then no row is ever padding, unless agents are born late). ``infos["reset_mask"]``, (R,) bool, marks
       the rows of a next-step autoreset, whose actions were ignored.
-    * In same-step mode, ``infos["final_obs"]`` and ``infos["final_info"]`` have an entry in each row whose flag is up,
-      and that row's observation is the first one of the next episode, or zeros where its env goes on. In the other
-      modes the row's observation is the agent's last one, and it is zeros from the next step on.
+    * In same-step mode, ``infos["final_obs"]`` and ``infos["final_info"]`` have an entry in each row whose flag is up
+      (but for those whose episode was lost to a fault), and that row's observation is the first one of the next
+      episode, or zeros where its env goes on. In the other modes the row's observation is the agent's last one, and it
+      is zeros from the next step on.
     * What an env says as a whole is repeated in the rows of its agents.
 
     Everywhere ``infos["action_mask"]``, (R, k) bool, has the masks, if the env gives them.
@@ -73,14 +75,10 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     """
 
     def __init__(self, envs: VectorEnv) -> None:
-        if len(envs.groups) > 1:
-            raise ArgumentError(
-                f"GymnasiumVectorEnv: expected envs whose agents have equal spaces, one group; {envs.spec.name} has "
-                f"{len(envs.groups)}: {', '.join(envs.groups)}. make(..., pad=True) makes them equal"
-            )
-        (group,) = envs.spec.groups
+        self._layout = AgentRows(envs, type(self).__name__)
+        group = self._layout.group
         self.envs = envs
-        self.num_envs = envs.num_envs * envs.agent_num
+        self.num_envs = self._layout.row_num
         # Copies: whoever samples or seeds these must not disturb the spaces that an env in this process draws from.
         self.single_observation_space = deepcopy(group.observation_space)
         self.single_action_space = deepcopy(group.action_space)
@@ -122,7 +120,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             super().reset(seed=int(seed))
         leaves = self._rows(obs)
         if self._same_step:
-            leaves = _cleared(leaves, ~infos["alive"].reshape(-1))  # an agent may have ended in the step before
+            leaves = cleared(leaves, ~infos["alive"].reshape(-1))  # an agent may have ended in the step before
         return self._group.observation_tree.unflatten(leaves), self._infos(infos)
 
     def step(
@@ -140,16 +138,18 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             ActionError: Wrong structure, shape, dtype or value; nothing was sent.
             NotResetError: An env's episode is over, and nothing resets it in ``"disabled"`` mode.
         """
-        obs, rewards, terminated, truncated, infos = self.envs.step(self._with_agent_axis(actions))
+        obs, rewards, terminated, truncated, infos = self.envs.step(self._layout.split(actions))
         leaves = self._rows(obs)
         ended = terminated | truncated
         out = self._infos(infos)
         if "final_state" in infos:
             out |= {key: infos[key].repeat(self.envs.agent_num, axis=0) for key in ("final_state", "_final_state")}
         if self._same_step and ended.any():
-            early = (ended & ~infos["_final_observation"][:, None]).reshape(-1)
-            leaves = _cleared(leaves, early)
-            out |= self._final(infos, np.flatnonzero(ended), early)
+            lost = infos.get("fault", np.zeros(len(ended), np.bool_))
+            early = (ended & ~(infos["_final_observation"] | lost)[:, None]).reshape(-1)
+            leaves = cleared(leaves, early)
+            if (known := ended & ~lost[:, None]).any():  # nobody saw the last observations of a lost episode
+                out |= self._final(infos, np.flatnonzero(known), early)
         tree = self._group.observation_tree.unflatten(leaves)
         return tree, rewards.reshape(-1), terminated.reshape(-1), truncated.reshape(-1), out
 
@@ -188,33 +188,12 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         rest = {key: value for key, value in options.items() if key != "reset_mask"}
         return np.flatnonzero(chosen).tolist(), rest or None
 
-    def _with_agent_axis(self, actions: Any) -> Any:
-        """(R, …) to (N, A, …), leaf by leaf."""
-        tree = self._group.action_tree
-        try:
-            parts = tree.flatten(actions)
-        except ContractError as error:
-            raise ActionError(f"actions: {error}") from None
-        split = tree.unflatten([self._split(part, leaf) for part, leaf in zip(parts, tree.leaves, strict=True)])
-        return {self._group.name: split} if self.envs.grouped else split
-
-    def _split(self, part: Any, leaf: Leaf) -> NDArray[Any]:
-        where = f"actions of {leaf}" if leaf.path else "actions"
-        try:
-            array = np.asarray(part)
-        except (ValueError, TypeError) as error:  # ragged lists, tensors on a device
-            raise ActionError(f"{where}: not an array: {error}") from error
-        if array.shape[:1] != (self.num_envs,):
-            expected = (self.num_envs, *leaf.shape)
-            raise ActionError(f"{where}: expected shape {expected}, one row per env and agent, got {array.shape}")
-        return array.reshape(self.envs.num_envs, self.envs.agent_num, *array.shape[1:])
-
     def _rows(self, tree: Any) -> list[NDArray[Any]]:
         """(N, A, …) to the leaves (R, …)."""
         if self.envs.grouped:
             tree = tree[self._group.name]
         leaves: list[NDArray[Any]] = self._group.observation_tree.flatten(tree)
-        return [leaf.reshape(self.num_envs, *leaf.shape[2:]) for leaf in leaves]
+        return [self._layout.join(leaf) for leaf in leaves]
 
     def _infos(self, infos: dict[str, Any]) -> dict[str, Any]:
         """Infos of all rows, but for what belongs to the last step of an episode."""
@@ -256,13 +235,3 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         if not now and not last:
             return []
         return pick_rows({row: now if early[row] else last for row in rows.tolist()}, self.num_envs)
-
-
-def _cleared(leaves: list[NDArray[Any]], rows: NDArray[np.bool_]) -> list[NDArray[Any]]:
-    """The leaves with these rows zeroed, in place where they are the caller's."""
-    if not rows.any():
-        return leaves
-    leaves = [leaf if leaf.flags.writeable else leaf.copy() for leaf in leaves]
-    for leaf in leaves:
-        leaf[rows] = None if leaf.dtype == np.object_ else 0
-    return leaves

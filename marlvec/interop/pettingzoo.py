@@ -15,8 +15,9 @@ from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ActionError, ArgumentError, ContractError
 from marlvec.interop.leaves import value_at
 from marlvec.interop.render_mode import render_mode_of
+from marlvec.interop.row_infos import merged
 from marlvec.registry import EnvLike, make
-from marlvec.vector.infos import AGENTS, infos_to_list
+from marlvec.vector.infos import infos_to_list
 from marlvec.vector.result import VectorStep
 from marlvec.vector.vector_env import VectorEnv
 
@@ -188,7 +189,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         (said,) = infos_to_list(result.infos, self.envs.agents, 1)
         common = said.get(COMMON, {})
         acting = dict(zip(self.possible_agents, self._acting, strict=True))
-        infos = {agent: _merged(said.get(agent, {}), common, acting[agent]) for agent in agents}
+        infos = {agent: merged(said.get(agent, {}), common, {"acting": acting[agent]}) for agent in agents}
         for agent in agents:
             g, j = self._seats[agent]
             mask = result.action_masks[g]
@@ -248,13 +249,3 @@ def _observation_space(group: AgentGroup) -> Space[Any]:
     if group.mask_size is None:
         return space
     return Dict({"observation": space, "action_mask": Box(0, 1, (group.mask_size,), np.int8)})
-
-
-def _merged(own: dict[str, Any], common: dict[str, Any], acting: bool) -> dict[str, Any]:
-    """One agent's info: its own, what is said to all, and whether it must act."""
-    out = {**common, **own, "acting": acting}
-    if clash := {key: value for key, value in common.items() if key in own or key == "acting"}:
-        out[COMMON] = clash
-    if "acting" in own:
-        out[AGENTS] = {"acting": own["acting"]}
-    return out

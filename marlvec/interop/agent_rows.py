@@ -1,0 +1,89 @@
+"""The agents of N envs as rows, one per (env, agent): the form in which libraries for single agents take them.
+
+Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ActionError, ArgumentError, ContractError
+from marlvec.spaces import Leaf
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["AgentRows", "cleared"]
+
+
+class AgentRows:
+    """How the rows of a `VectorEnv` with one group lie.
+
+    Args:
+        envs: The vectorizer.
+        view: Who asks, for the message.
+
+    Raises:
+        ArgumentError: There are several groups.
+
+    Attributes:
+        group: The group.
+        agent_num: A.
+        row_num: R.
+    """
+
+    def __init__(self, envs: VectorEnv, view: str) -> None:
+        if len(envs.groups) > 1:
+            raise ArgumentError(
+                f"{view}: expected envs whose agents have equal spaces, one group; {envs.spec.name} has "
+                f"{len(envs.groups)}: {', '.join(envs.groups)}. make(..., pad=True) makes them equal"
+            )
+        (self.group,) = envs.spec.groups
+        self.agent_num = envs.agent_num
+        self.row_num = envs.num_envs * envs.agent_num
+        self._env_num = envs.num_envs
+        self._grouped = envs.grouped
+
+    def join(self, array: NDArray[Any]) -> NDArray[Any]:
+        """(N, A, …) to (R, …), without a copy."""
+        return array.reshape(self.row_num, *array.shape[2:])
+
+    def spread(self, array: NDArray[Any]) -> NDArray[Any]:
+        """(N, …) to (R, …): what belongs to an env, repeated for its agents."""
+        return array.repeat(self.agent_num, axis=0)
+
+    def split(self, actions: Any) -> Any:
+        """Actions (R, …), or a tree of such arrays, in the form that `VectorEnv.step` takes.
+
+        Raises:
+            ActionError: Wrong structure, or not one row per env and agent.
+        """
+        tree = self.group.action_tree
+        try:
+            parts = tree.flatten(actions)
+        except ContractError as error:
+            raise ActionError(f"actions: {error}") from None
+        split = tree.unflatten([self._split(part, leaf) for part, leaf in zip(parts, tree.leaves, strict=True)])
+        return {self.group.name: split} if self._grouped else split
+
+    def _split(self, part: Any, leaf: Leaf) -> NDArray[Any]:
+        where = f"actions of {leaf}" if leaf.path else "actions"
+        try:
+            array = np.asarray(part)
+        except (ValueError, TypeError) as error:  # ragged lists, tensors on a device
+            raise ActionError(f"{where}: not an array: {error}") from error
+        if array.shape[:1] != (self.row_num,):
+            expected = (self.row_num, *leaf.shape)
+            raise ActionError(f"{where}: expected shape {expected}, one row per env and agent, got {array.shape}")
+        return array.reshape(self._env_num, self.agent_num, *array.shape[1:])
+
+
+def cleared(leaves: list[NDArray[Any]], rows: NDArray[np.bool_]) -> list[NDArray[Any]]:
+    """The leaves with these rows zeroed, in place where they are the caller's."""
+    if not rows.any():
+        return leaves
+    leaves = [leaf if leaf.flags.writeable else leaf.copy() for leaf in leaves]
+    for leaf in leaves:
+        leaf[rows] = None if leaf.dtype == np.object_ else 0
+    return leaves

@@ -1,0 +1,100 @@
+"""A marlvec vectorizer as CleanRL's scripts want their envs: flat rows, and infos as Gymnasium 0.29 gave them.
+
+Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError
+from marlvec.interop.gymnasium import GymnasiumVectorEnv
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["CleanRLVectorEnv"]
+
+
+class CleanRLVectorEnv(GymnasiumVectorEnv):
+    """A `GymnasiumVectorEnv` in same-step mode, for CleanRL's scripts and those that follow them.
+
+    Everything is as there, but in the steps in which an agent ends:
+
+    * ``infos["final_observation"]``, (R,) objects: the last observation of each row whose flag is up; else None.
+    * ``infos["final_info"]``, (R,) objects: a dict of what was said to it, with ``"episode"``:
+      ``{"r": return, "l": steps it lived, "t": seconds since the view was made}``; else None.
+    * ``infos["_final_observation"]`` and ``infos["_final_info"]``, (R,) bool, say which rows those are.
+
+    Rows whose episode was lost to a fault have neither; they say truncated. No ``RecordEpisodeStatistics`` is needed,
+    and padding counts in no length. ``infos["acting"]``, (R,) bool, there with several agents, says which rows of the
+    observations an agent decides in: losses should count no others.
+
+    Args:
+        envs: The vectorizer.
+
+    Raises:
+        ArgumentError: There are several groups, or the autoreset mode is another one.
+    """
+
+    def __init__(self, envs: VectorEnv) -> None:
+        if envs.autoreset_mode != "same_step":
+            raise ArgumentError(
+                f"CleanRLVectorEnv: expected envs with autoreset_mode='same_step', in which a new episode's first "
+                f"observation comes with the old one's end, got {envs.autoreset_mode!r}"
+            )
+        super().__init__(envs)
+        self._alive = np.ones(self.num_envs, np.bool_)
+        self._returns = np.zeros(self.num_envs)
+        self._lengths = np.zeros(self.num_envs, np.int64)
+        self._began = time.monotonic()
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        chosen = None if options is None else options.get("reset_mask")
+        obs, infos = super().reset(seed=seed, options=options)
+        begun = slice(None) if chosen is None else np.asarray(chosen)
+        self._returns[begun], self._lengths[begun] = 0, 0
+        self._note(infos)
+        return obs, infos
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        self._returns += rewards
+        self._lengths += self._alive
+        self._note(infos)
+        ended = terminated | truncated
+        if ended.any():
+            seconds = round(time.monotonic() - self._began, 6)
+            if "final_obs" in infos:  # else all of them were lost
+                infos["final_observation"], infos["_final_observation"] = (
+                    infos.pop("final_obs"),
+                    infos.pop("_final_obs"),
+                )
+            for row in np.flatnonzero(infos.get("_final_info", ())).tolist():
+                infos["final_info"][row]["episode"] = {
+                    "r": float(self._returns[row]),
+                    "l": int(self._lengths[row]),
+                    "t": seconds,
+                }
+            self._returns[ended], self._lengths[ended] = 0, 0
+        return obs, rewards, terminated, truncated, infos
+
+    def _note(self, infos: dict[str, Any]) -> None:
+        if "alive" in infos:  # else there is one agent, which always is
+            self._alive = infos["alive"].copy()
+
+    def _final(self, infos: dict[str, Any], rows: NDArray[np.int64], early: NDArray[np.bool_]) -> dict[str, Any]:
+        out = super()._final(infos, rows, early)
+        entries = self._last_entries(infos, rows, early)
+        told = np.full(self.num_envs, None, object)
+        for row in rows.tolist():
+            told[row] = {entry.key: entry.at(row) for entry in entries if entry.present[row]}
+        out["final_info"] = told
+        return out

@@ -1,0 +1,127 @@
+"""A marlvec vectorizer as a PufferEnv: agents are rows, and results are written into buffers that PufferLib owns.
+
+Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError, MissingExtraError
+from marlvec.interop.row_driver import RowDriver
+from marlvec.vector.vector_env import VectorEnv
+
+try:
+    from pufferlib import PufferEnv
+except ImportError as error:
+    raise MissingExtraError(
+        f"PufferView needs pufferlib, which cannot be imported ({error}); install it as https://puffer.ai/docs.html "
+        f"says: it compiles extensions for torch"
+    ) from error
+
+__all__ = ["PufferView"]
+
+
+class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not installed
+    """A view of a `VectorEnv` with one group of agents, for PufferLib's vectorizers and its trainer.
+
+    PufferLib's buffers hold the rows: ``observations`` (R, …), ``rewards`` (R,) float32, ``terminals`` and
+    ``truncations`` (R,) bool, and ``masks`` (R,) bool, True where the observation is that of an agent which must act.
+    Each call writes into them. Flags, padding and the ends of episodes are told in
+    `marlvec.interop.row_driver.RowDriver`; PufferLib has no place for an agent's last observation, so that is lost.
+
+    The infos are a list with one dict per agent that ended: ``"episode_return"``, ``"episode_length"``, ``"agent"``,
+    its name, and what was said to it, but for arrays and what marlvec adds.
+
+    A view is one of PufferLib's native envs, which have many agents each: ``pufferlib.vector.make(lambda buf=None,
+    seed=0: PufferView(marlvec.make(...), buf), backend=pufferlib.PufferEnv)``.
+
+    Args:
+        envs: The vectorizer, in same-step mode. Nothing else may step or reset it.
+        buf: PufferLib's buffers; None: the view has its own.
+
+    Raises:
+        MissingExtraError: (By the import.) pufferlib is not installed.
+        ArgumentError: There are several groups, the mode is another one, or the spaces are none of PufferLib's:
+            observations one Box, actions Discrete or MultiDiscrete, counted from 0, or a Box.
+
+    Attributes:
+        envs: The vectorizer.
+        driver: What steps it.
+        num_agents: R, the number of rows.
+        single_observation_space, single_action_space: Of one row.
+    """
+
+    def __init__(self, envs: VectorEnv, buf: Any = None) -> None:
+        self.driver = RowDriver(envs, "PufferView")
+        group = self.driver.rows.group
+        seen, done = group.observation_space, group.action_space
+        if not isinstance(seen, Box) or not isinstance(done, (Discrete, MultiDiscrete, Box)):
+            raise ArgumentError(
+                f"PufferView: expected one Box to observe and Discrete, MultiDiscrete or Box actions; {envs.spec.name} "
+                f"has {seen} and {done}. marlvec.make(..., wrappers=[…]) may flatten them"
+            )
+        if np.any(getattr(done, "start", 0)):
+            raise ArgumentError(f"PufferView: PufferLib counts choices from 0, and {envs.spec.name} has {done}")
+        self.envs = envs
+        self.num_agents = self.driver.rows.row_num
+        self.single_observation_space, self.single_action_space = deepcopy(seen), deepcopy(done)
+        super().__init__(buf)
+
+    def reset(self, seed: int | Sequence[int] | None = None) -> tuple[NDArray[Any], list[dict[str, Any]]]:
+        """Begin new episodes in all envs.
+
+        Args:
+            seed: Spread over the envs by `marlvec.env_seeds`; None: their random streams go on. A list with one is
+                what PufferLib's Multiprocessing hands over.
+
+        Returns:
+            ``(observations, [])``, the buffer.
+        """
+        if isinstance(seed, (list, tuple)) and len(seed) == 1:
+            (seed,) = seed
+        obs, _ = self.driver.reset(seed)
+        self.observations[:], self.masks[:] = obs, self.driver.acting
+        self.rewards[:], self.terminals[:], self.truncations[:] = 0, False, False
+        return self.observations, []
+
+    def step(
+        self, actions: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[dict[str, Any]]]:
+        """Step all envs.
+
+        Args:
+            actions: (R, …); those of rows that do not act may be anything.
+
+        Returns:
+            ``(observations, rewards, terminals, truncations, infos)``: the buffers, and one dict per agent that ended.
+
+        Raises:
+            ActionError: Wrong structure, shape, dtype or value; nothing was sent.
+        """
+        self.driver.send(actions)
+        step = self.driver.recv()
+        self.observations[:], self.masks[:], self.rewards[:] = step.obs, self.driver.acting, step.rewards
+        self.terminals[:], self.truncations[:] = step.terminated, step.truncated
+        names = self.envs.agents
+        infos = [_summary(info, names[row % len(names)]) for row, info in enumerate(step.infos) if "episode" in info]
+        return self.observations, self.rewards, self.terminals, self.truncations, infos
+
+    def close(self) -> None:
+        """Close the vectorizer."""
+        self.envs.close()
+
+
+_OURS = ("TimeLimit.truncated", "alive", "acting", "action_mask", "terminal_observation", "episode", "fault")
+
+
+def _summary(info: dict[str, Any], agent: str) -> dict[str, Any]:
+    """What PufferLib's trainer can log of an episode: numbers and words."""
+    own = {key: value for key, value in info.items() if key not in _OURS and np.ndim(value) == 0}
+    return {**own, "episode_return": info["episode"]["r"], "episode_length": info["episode"]["l"], "agent": agent}

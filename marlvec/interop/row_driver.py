@@ -1,0 +1,211 @@
+"""Steps of a vectorizer as libraries for single agents want them: flat rows, one dict of infos per row.
+
+Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import COMMON, Info
+from marlvec.errors import ArgumentError
+from marlvec.interop.agent_rows import AgentRows, cleared
+from marlvec.interop.leaves import value_at
+from marlvec.interop.row_infos import merged, said
+from marlvec.vector.result import VectorStep
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["RowDriver", "RowStep"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """One step of all rows; arrays and dicts are the caller's own.
+
+    Attributes:
+        obs: (R, …), or a tree of such arrays. Where an env's episode ended, the first observation of the next one;
+            zeros where there is no agent.
+        rewards: (R,) float64.
+        terminated, truncated: (R,) bool, the agent ended in this step.
+        infos: Per row, what was said in this step; see `RowDriver`.
+        first_infos: Per row, what was said at the reset after it; empty where there was none.
+    """
+
+    obs: Any
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    infos: list[dict[str, Any]]
+    first_infos: list[dict[str, Any]]
+
+
+class RowDriver:
+    """Resets and steps a `VectorEnv`, and says what became of each row.
+
+    An agent's flag goes up once, when it ends. If its env goes on, the row is padding from the next observation on, as
+    it is before a late birth: zeros, reward 0, no flags, whatever action it is given, until the env's next episode.
+    Envs begin a new episode, all rows together, in the step in which their last agent ends.
+
+    Each row's info has what its agent was told, what the env says as a whole, and
+
+    * ``"alive"``, ``"acting"``: of the observation that comes with it: is there an agent; must it act now;
+    * ``"action_mask"``: (k,) bool, of that observation, where there are masks;
+    * ``"TimeLimit.truncated"``: the agent was truncated, and not terminated;
+    * in the step in which the agent ended, ``"terminal_observation"``, the last it saw, and ``"episode"``:
+      ``{"r": return, "l": steps it lived, "t": seconds since the driver began}``;
+    * ``"fault"``: True, where its episode was lost. The row says truncated, and its last observation is the one
+      before the step that was lost.
+
+    Args:
+        envs: The vectorizer, in same-step mode. Nothing else may step or reset it.
+        view: Who asks, for messages.
+
+    Raises:
+        ArgumentError: There are several groups, or the mode is another one.
+
+    Attributes:
+        envs: The vectorizer.
+        rows: How the rows lie.
+        alive, acting: (R,) bool, of the latest observations.
+        acted: (R,) bool, in the latest step the row's action counted.
+        lost: (R,) bool, the latest step lost the row's episode.
+    """
+
+    def __init__(self, envs: VectorEnv, view: str) -> None:
+        self.rows = AgentRows(envs, view)
+        if envs.autoreset_mode != "same_step":
+            raise ArgumentError(
+                f"{view}: expected envs with autoreset_mode='same_step', in which a new episode's first observation "
+                f"comes with the old one's end, got {envs.autoreset_mode!r}"
+            )
+        self.envs = envs
+        self.alive, self.acting, self.acted, self.lost = np.zeros((4, self.rows.row_num), np.bool_)
+        self._returns = np.zeros(self.rows.row_num)
+        self._lengths = np.zeros(self.rows.row_num, np.int64)
+        self._leaves: list[NDArray[Any]] = []
+        self._mask: NDArray[np.bool_] | None = None
+        self._began = time.monotonic()
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether actions can be masked: they are countable choices."""
+        return self.rows.group.choices is not None
+
+    @property
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(R, k) bool, of the latest observations; all True where the envs give none, and where no agent acts.
+
+        Raises:
+            ArgumentError: The actions are no choices.
+        """
+        choices = self.rows.group.choices
+        if choices is None:
+            raise ArgumentError(f"action_masks: {self.rows.group.action_space} has no countable choices to mask")
+        return np.ones((self.rows.row_num, choices), np.bool_) if self._mask is None else self._mask.copy()
+
+    def reset(
+        self, seed: int | Sequence[int | None] | None = None, options: Any = None
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Begin new episodes in all envs.
+
+        Args:
+            seed: As in `VectorEnv.reset`.
+            options: As in `VectorEnv.reset`.
+
+        Returns:
+            ``(obs, infos)``; obs (R, …), one dict per row.
+        """
+        self.envs.reset_send(seed=seed, options=options)
+        result = self.envs.recv()
+        self._note(result)
+        self.acted, self.lost = np.zeros((2, self.rows.row_num), np.bool_)
+        self._returns[:], self._lengths[:] = 0, 0
+        now, _ = said(result.infos, self.envs.agents, self.envs.num_envs)
+        self._leaves = self._own(result.obs_leaves[0])
+        return self._tree(), self._with_words(now, self._ours())
+
+    def send(self, actions: Any) -> None:
+        """Send actions (R, …), or a tree of such arrays; those of rows that do not act may be anything.
+
+        Raises:
+            ActionError: Wrong structure, shape, dtype or value; nothing was sent.
+        """
+        self.envs.step_send(self.rows.split(actions))
+
+    def recv(self) -> RowStep:
+        """Wait for the step that `send` began."""
+        result = self.envs.recv()
+        was_alive, self.acted = self.alive, self.acting
+        self._note(result)
+        terminated, truncated = self.rows.join(result.terminated), self.rows.join(result.truncated)
+        rewards, ended = self.rows.join(result.rewards), terminated | truncated
+        self.lost = ended & self.rows.spread(result.fault)
+        self._returns += rewards
+        self._lengths += was_alive
+        now, first = said(result.infos, self.envs.agents, self.envs.num_envs)
+        ours, cut = self._ours(), truncated & ~terminated
+        for row in np.flatnonzero(cut).tolist():
+            ours[row]["TimeLimit.truncated"] = True
+        leaves = self._own(result.obs_leaves[0])
+        if ended.any():
+            self._end(result, ended, ours)
+            leaves = cleared(leaves, ended & ~self.rows.spread(result.done))
+        self._leaves = leaves
+        blank: list[dict[str, Any]] = [{} for _ in ours]
+        return RowStep(
+            self._tree(),
+            rewards.copy(),
+            terminated.copy(),
+            truncated.copy(),
+            self._with_words(now, ours),
+            self._with_words(first, blank),
+        )
+
+    def _note(self, result: VectorStep) -> None:
+        self.alive, self.acting = self.rows.join(result.alive).copy(), self.rows.join(result.acting).copy()
+        mask = result.action_masks[0]
+        self._mask = None if mask is None else self.rows.join(mask).copy()
+
+    def _own(self, leaves: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Leaves as rows, and not the vectorizer's."""
+        return [self.rows.join(leaf if self.envs.copy else leaf.copy()) for leaf in leaves]
+
+    def _tree(self) -> Any:
+        return self.rows.group.observation_tree.unflatten(self._leaves)
+
+    def _with_words(self, infos: list[Info], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What this class says of each row, with what its agent was told, and its env said."""
+        if not any(infos):  # most envs say nothing in most steps
+            return ours
+        told = ((info.get(agent, {}), info.get(COMMON, {})) for info in infos for agent in self.envs.agents)
+        return [merged(own, common, mine) for (own, common), mine in zip(told, ours, strict=True)]
+
+    def _ours(self) -> list[dict[str, Any]]:
+        """Per row what this class says of it."""
+        ours: list[dict[str, Any]] = [
+            {"TimeLimit.truncated": False, "alive": alive, "acting": acting}
+            for alive, acting in zip(self.alive.tolist(), self.acting.tolist(), strict=True)
+        ]
+        if self._mask is not None:
+            for info, mask in zip(ours, self._mask, strict=True):
+                info["action_mask"] = mask
+        return ours
+
+    def _end(self, result: VectorStep, ended: NDArray[np.bool_], ours: list[dict[str, Any]]) -> None:
+        """Say how the episodes of these rows went."""
+        tree, final = self.rows.group.observation_tree, [self.rows.join(leaf) for leaf in result.final_leaves[0]]
+        seconds = round(time.monotonic() - self._began, 6)
+        for row in np.flatnonzero(ended).tolist():
+            info, lost = ours[row], bool(self.lost[row])
+            info["terminal_observation"] = value_at(tree, self._leaves if lost else final, (row,))
+            info["episode"] = {"r": float(self._returns[row]), "l": int(self._lengths[row]), "t": seconds}
+            if lost:
+                info["fault"] = True
+                del info["episode"]  # its return is not known
+        self._returns[ended], self._lengths[ended] = 0, 0

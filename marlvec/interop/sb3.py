@@ -1,0 +1,220 @@
+"""A marlvec vectorizer as a VecEnv of Stable-Baselines3: its agents are rows, which share one policy.
+
+Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Discrete, MultiDiscrete, Space
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError, EnvRaised, MissingExtraError
+from marlvec.interop.render_mode import render_mode_of
+from marlvec.interop.row_driver import RowDriver
+from marlvec.vector.seeding import env_seeds
+from marlvec.vector.vector_env import VectorEnv
+
+try:
+    from stable_baselines3.common.vec_env import VecEnv
+except ImportError as error:
+    raise MissingExtraError(
+        f"SB3VecEnv needs stable_baselines3, which cannot be imported ({error}); install it with: "
+        f"pip install 'marlvec[sb3]'"
+    ) from error
+
+__all__ = ["SB3VecEnv"]
+
+_MASKS = "action_masks"  # the name by which sb3-contrib asks for them
+
+Rows = None | int | Iterable[int]
+
+
+class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is not installed
+    """A view of a `VectorEnv` with one group of agents, for Stable-Baselines3 and sb3-contrib.
+
+    One row per agent, and one policy for all of them. What an agent that has ended, or waits for its turn, brings into
+    a rollout is told in `marlvec.interop.row_driver.RowDriver`; `marlvec.interop.sb3_decisions.only_decisions` keeps it
+    out of what a model learns from.
+
+    * ``dones`` goes up once for each agent, when it ends; ``infos[row]["terminal_observation"]`` is the last it saw,
+      and ``infos[row]["TimeLimit.truncated"]`` says whether its time was only up.
+    * ``infos[row]["episode"]`` has its exact return and length, so that no ``VecMonitor`` is needed.
+    * ``env_method("action_masks")`` gives the masks to sb3-contrib.
+    * Methods and attributes are those of envs: a method is called once for each env that has one of the rows.
+    * ``render()`` tiles one frame per env.
+
+    Args:
+        envs: The vectorizer, in same-step mode. Nothing else may step or reset it.
+
+    Raises:
+        MissingExtraError: (By the import.) stable-baselines3 is not installed.
+        ArgumentError: There are several groups, the mode is another one, or the spaces are none that
+            Stable-Baselines3 has: Text, Graph and their like, and choices that are not counted from 0.
+
+    Attributes:
+        envs: The vectorizer.
+        driver: What steps it; its ``alive`` and ``acting``, (R,) bool, tell padding and waiting rows.
+        num_envs: R, the number of rows.
+        observation_space, action_space: Of one row.
+        reset_infos: Per row, what was said at its latest reset.
+    """
+
+    def __init__(self, envs: VectorEnv) -> None:
+        self.driver = RowDriver(envs, "SB3VecEnv")
+        self.envs = envs
+        group = self.driver.rows.group
+        for leaf in (*group.observation_tree.leaves, *group.action_tree.leaves):
+            if leaf.is_object:
+                raise ArgumentError(f"SB3VecEnv: {leaf} of {envs.spec.name} is a {leaf.space}, which has no array form")
+        _check_choices(group.action_space, envs.spec.name)
+        super().__init__(self.driver.rows.row_num, deepcopy(group.observation_space), deepcopy(group.action_space))
+
+    # --- reset and step
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Have the next `reset` seed the envs.
+
+        Args:
+            seed: Spread over the envs by `marlvec.env_seeds`, as everywhere in marlvec; None: a seed that is drawn.
+
+        Returns:
+            Per row, the seed of its env.
+        """
+        if seed is None:
+            seed = int(np.random.SeedSequence().generate_state(1)[0])
+        self._seeds = [s for s in env_seeds(seed, self.envs.num_envs) for _ in range(self.envs.agent_num)]
+        return self._seeds
+
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
+        """Have the next `reset` hand options to the envs.
+
+        Args:
+            options: One dict for all, or one per row: the same one for all rows of an env.
+
+        Raises:
+            ArgumentError: A list of another length, or rows of one env that differ.
+        """
+        if isinstance(options, list):
+            if len(options) != self.num_envs:
+                raise ArgumentError(f"options: expected one dict per row, {self.num_envs} in all, got {len(options)}")
+            for row, value in enumerate(options):
+                if value != options[row - row % self.envs.agent_num]:
+                    raise ArgumentError(f"options: rows of one env differ, the first that does is row {row}: {value}")
+        super().set_options(options)
+
+    def reset(self) -> Any:
+        """Begin new episodes in all envs, with what `seed` and `set_options` have left for this call.
+
+        Returns:
+            Observations (R, …), or a dict of such arrays.
+        """
+        first = slice(None, None, self.envs.agent_num)  # of each env
+        seeds, options = self._seeds[first], [given or None for given in self._options[first]]
+        obs, self.reset_infos = self.driver.reset(
+            None if all(seed is None for seed in seeds) else seeds, options if any(options) else None
+        )
+        self._reset_seeds()
+        self._reset_options()
+        return obs
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Send actions (R, …); those of rows that do not act may be anything.
+
+        Raises:
+            ActionError: Wrong structure, shape, dtype or value; nothing was sent.
+        """
+        self.driver.send(actions)
+
+    def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+        """Wait for the step.
+
+        Returns:
+            ``(obs, rewards, dones, infos)``: obs (R, …), rewards (R,) float32, dones (R,) bool, one dict per row.
+        """
+        step = self.driver.recv()
+        for row, info in enumerate(step.first_infos):
+            if info:
+                self.reset_infos[row] = info
+        return step.obs, step.rewards.astype(np.float32), step.terminated | step.truncated, step.infos
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(R, k) bool: what each row may do now; everything where it does not act.
+
+        Raises:
+            ArgumentError: The actions are no choices.
+        """
+        return self.driver.action_masks
+
+    def close(self) -> None:
+        """Close the vectorizer."""
+        self.envs.close()
+
+    # --- the envs behind the rows
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether the envs have it; ``"action_masks"`` is there wherever actions are choices."""
+        return self._is_maskable if attr_name == _MASKS else bool(super().has_attr(attr_name))
+
+    def get_attr(self, attr_name: str, indices: Rows = None) -> list[Any]:
+        """An attribute of the env of each of these rows.
+
+        Raises:
+            AttributeError: The envs have no such attribute.
+        """
+        rows, ids = self._rows_and_envs(indices)
+        if attr_name == "render_mode":  # asked for by VecEnv itself, of envs that need not have one
+            return [render_mode_of(self.envs)] * len(rows)
+        try:
+            values = dict(zip(ids, self.envs.get_attr(attr_name, ids), strict=True))
+        except EnvRaised as error:
+            if isinstance(error.__cause__, ArgumentError):
+                raise AttributeError(str(error.__cause__)) from error
+            raise
+        return [values[row // self.envs.agent_num] for row in rows]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Rows = None) -> None:
+        """Set an attribute of the envs that have these rows."""
+        _, ids = self._rows_and_envs(indices)
+        self.envs.set_attr(attr_name, value, ids)
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Rows = None, **method_kwargs: Any) -> list[Any]:
+        """Call a method of the envs, once for each env; each of these rows gets its env's answer."""
+        rows, ids = self._rows_and_envs(indices)
+        if method_name == _MASKS and self._is_maskable:
+            masks = self.action_masks()
+            return [masks[row] for row in rows]
+        answers = self.envs.call(method_name, *method_args, indices=ids, **method_kwargs)
+        by_env = dict(zip(ids, answers, strict=True))
+        return [by_env[row // self.envs.agent_num] for row in rows]
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Rows = None) -> list[bool]:
+        """Whether the env of each of these rows is wrapped in it, at any depth."""
+        rows, ids = self._rows_and_envs(indices)
+        wrapped = dict(zip(ids, self.envs.env_is_wrapped(wrapper_class, ids), strict=True))
+        return [wrapped[row // self.envs.agent_num] for row in rows]
+
+    def get_images(self) -> Sequence[Any]:
+        """One frame per env."""
+        return list(self.envs.render())
+
+    @property
+    def _is_maskable(self) -> bool:
+        return self.driver.has_masks and isinstance(self.action_space, (Discrete, MultiDiscrete))
+
+    def _rows_and_envs(self, indices: Rows) -> tuple[list[int], list[int]]:
+        """The rows that are meant, and the envs that have them."""
+        rows = [int(row) for row in self._get_indices(indices)]
+        if wrong := [row for row in rows if not 0 <= row < self.num_envs]:
+            raise ArgumentError(f"indices: expected rows from 0 to {self.num_envs - 1}, got {wrong[0]}")
+        return rows, sorted({row // self.envs.agent_num for row in rows})
+
+
+def _check_choices(space: Space[Any], name: str) -> None:
+    starts = np.asarray(getattr(space, "start", 0))
+    if isinstance(space, (Discrete, MultiDiscrete)) and starts.any():
+        raise ArgumentError(f"SB3VecEnv: Stable-Baselines3 counts choices from 0, and {name} has {space}")

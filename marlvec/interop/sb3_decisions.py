@@ -1,0 +1,180 @@
+"""Rollouts of Stable-Baselines3 without the steps in which no agent decided anything.
+
+Axis letters: R rows, one per (env, agent); T steps of a rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError, MissingExtraError, StateError
+from marlvec.interop.sb3 import SB3VecEnv
+
+try:
+    from stable_baselines3.common.buffers import RolloutBuffer
+except ImportError as error:
+    raise MissingExtraError(
+        f"only_decisions() needs stable_baselines3, which cannot be imported ({error}); install it with: "
+        f"pip install 'marlvec[sb3]'"
+    ) from error
+
+__all__ = ["only_decisions"]
+
+
+def only_decisions(model: Any) -> Any:
+    """Have an on-policy model learn only from rows in which an agent decided something.
+
+    Its rollouts still hold all rows, as Stable-Baselines3 wants them. What is learned from is chosen when the rollout
+    is full:
+
+    * Rows of agents that have ended, or are not born yet, are left out.
+    * Rows of agents that wait for their turn are left out, too. What they are paid meanwhile is added to the decision
+      before, and the value that follows a decision is that of the agent's next one. So ``gamma`` and ``gae_lambda``
+      count decisions, and not steps of the env.
+    * A decision whose outcome is still open when the rollout ends, because the agent waits, is left out; so is one
+      whose episode was lost to a fault.
+
+    Where every agent decides in every step, advantages are those of Stable-Baselines3, to the last bit.
+
+    Args:
+        model: ``PPO``, ``A2C``, ``MaskablePPO`` or another model with a rollout buffer, whose env is an `SB3VecEnv`
+            under any ``VecEnvWrapper``. After ``load`` it is to be given again: a saved model has no buffer.
+
+    Returns:
+        The model, with another ``rollout_buffer``.
+
+    Raises:
+        ArgumentError: Another env, or a buffer that keeps sequences (``RecurrentPPO``): make those envs with
+            ``done_on="any"``, where no agent outlives another.
+    """
+    buffer = getattr(model, "rollout_buffer", None)
+    if not isinstance(buffer, RolloutBuffer):
+        raise ArgumentError(f"only_decisions(): expected a model with a rollout buffer, got {type(model).__name__}")
+    if hasattr(buffer, "hidden_state_shape"):
+        raise ArgumentError(
+            f"only_decisions(): {type(model).__name__} learns from unbroken sequences, of which no row can be left "
+            f"out; make the envs with done_on='any', where no agent outlives another"
+        )
+    _view(model)
+    kind = type(f"Decisions{type(buffer).__name__}", (_Decisions, type(buffer)), {"model": model})
+    model.rollout_buffer = kind(
+        buffer.buffer_size,
+        buffer.observation_space,
+        buffer.action_space,
+        buffer.device,
+        gae_lambda=buffer.gae_lambda,
+        gamma=buffer.gamma,
+        n_envs=buffer.n_envs,
+        **model.rollout_buffer_kwargs,
+    )
+    return model
+
+
+def _view(model: Any) -> SB3VecEnv:
+    """The view that a model steps now."""
+    env = model.get_env()
+    view = None if env is None else env.unwrapped
+    if not isinstance(view, SB3VecEnv):
+        raise ArgumentError(f"only_decisions(): expected a model whose env is an SB3VecEnv, got {type(view).__name__}")
+    return view
+
+
+class _Decisions:
+    """What is changed of a rollout buffer; stands before its class.
+
+    Attributes:
+        model: Whose buffer it is; the model's env may change.
+        decided: (T, R) bool, the row's action counted.
+        lost: (T, R) bool, the step lost the row's episode.
+        usable: (T, R) bool, what is learned from.
+    """
+
+    model: Any
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        shape = (self.buffer_size, self.n_envs)  # type: ignore[attr-defined]
+        self.decided, self.lost, self.usable = np.zeros((3, *shape), np.bool_)
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        buffer: Any = self
+        driver = _view(self.model).driver
+        self.decided[buffer.pos], self.lost[buffer.pos] = driver.acted, driver.lost
+        super().add(*args, **kwargs)  # type: ignore[misc]
+
+    def compute_returns_and_advantage(self, last_values: Any, dones: NDArray[np.bool_]) -> None:
+        """Generalised advantages from decision to decision.
+
+        Args:
+            last_values: (R,) tensor, what the latest observations are worth.
+            dones: (R,) bool, of the latest step.
+        """
+        buffer: Any = self
+        driver = _view(self.model).driver
+        values, discount = buffer.values, buffer.gamma * buffer.gae_lambda
+        # Of what follows the step: the next decision's value and advantage, what is paid before it, and whether it
+        # lies beyond this rollout.
+        next_values = last_values.clone().cpu().numpy().flatten()
+        advantages, paid = np.zeros((2, buffer.n_envs), np.float32)
+        open_ = driver.alive & ~driver.acting
+        over = dones.astype(np.bool_)
+        for step in reversed(range(buffer.buffer_size)):
+            going = 1.0 - over.astype(np.float32)
+            next_values, advantages, paid, open_ = next_values * going, advantages * going, paid * going, open_ & ~over
+            decided, lost = self.decided[step], self.lost[step]
+            paid = paid + buffer.rewards[step]
+            found = paid + buffer.gamma * next_values - values[step] + discount * advantages
+            # An agent that waited when its episode was lost never learns what its decision came to.
+            open_ |= lost & ~decided
+            self.usable[step] = usable = decided & ~lost & ~open_
+            here = decided | lost
+            buffer.advantages[step] = np.where(usable, found, 0)
+            advantages = np.where(usable, found, np.where(here, 0, advantages)).astype(np.float32)
+            next_values = np.where(here, values[step], next_values)
+            paid = np.where(here, 0, paid).astype(np.float32)
+            open_ &= ~decided
+            over = buffer.episode_starts[step].astype(np.bool_)
+        buffer.returns = buffer.advantages + values
+
+    def get(self, batch_size: int | None = None) -> Iterator[Any]:
+        """Minibatches of what is learned from, in random order.
+
+        Args:
+            batch_size: Rows of each but the last; None: all in one.
+
+        Raises:
+            StateError: The rollout is not full, or nobody decided anything in it.
+        """
+        buffer: Any = self
+        if not buffer.full:
+            raise StateError(f"the rollout has {buffer.pos} of {buffer.buffer_size} steps")
+        if not buffer.generator_ready:
+            self._leave_out()
+            buffer.generator_ready = True
+        number = len(buffer.values)
+        order = np.random.permutation(number)  # noqa: NPY002  # Stable-Baselines3 seeds this one
+        for start in range(0, number, batch_size or number):
+            yield buffer._get_samples(order[start : start + (batch_size or number)])
+
+    def _leave_out(self) -> None:
+        """Flatten all columns, and drop the rows that are not learned from."""
+        buffer: Any = self
+        keep = buffer.swap_and_flatten(self.usable).ravel()
+        if not keep.any():
+            raise StateError(
+                f"no agent decided anything in the {buffer.buffer_size} steps of this rollout that has come to an end "
+                f"of its own; n_steps must be larger"
+            )
+        for name in ("actions", "values", "log_probs", "advantages", "returns", "action_masks"):
+            if hasattr(buffer, name):
+                setattr(buffer, name, buffer.swap_and_flatten(getattr(buffer, name))[keep])
+        obs = buffer.observations
+        buffer.observations = (
+            {key: buffer.swap_and_flatten(part)[keep] for key, part in obs.items()}
+            if isinstance(obs, dict)
+            else buffer.swap_and_flatten(obs)[keep]
+        )

@@ -1,0 +1,176 @@
+"""SuperSuit's road from a PettingZoo env to a vector env, on marlvec's vectorizer: the same calls, the same numbers.
+
+Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError
+from marlvec.interop.render_mode import render_mode_of
+from marlvec.interop.row_driver import RowDriver
+from marlvec.registry import make
+from marlvec.vector.vector_env import VectorEnv
+
+if TYPE_CHECKING:
+    from marlvec.interop.sb3 import SB3VecEnv
+
+__all__ = ["SuperSuitVecEnv", "concat_vec_envs_v1", "pettingzoo_env_to_vec_env_v1"]
+
+Infos = list[dict[str, Any]]
+
+
+class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
+    """A view of a `VectorEnv` with one group of agents, as SuperSuit's vector envs look: rows, and a list of infos.
+
+    What a row's info has, and what becomes of agents that end before their env, is told in
+    `marlvec.interop.row_driver.RowDriver`; SuperSuit itself asks for ``black_death`` there. As with SuperSuit, what is
+    said at an autoreset is put among the infos of the step before, and ``observation_space`` and ``action_space`` are
+    those of one row.
+
+    Args:
+        envs: The vectorizer, in same-step mode. Nothing else may step or reset it.
+        par_env: The env that it was made from, if there is one.
+
+    Raises:
+        ArgumentError: There are several groups, or the mode is another one.
+
+    Attributes:
+        envs: The vectorizer.
+        driver: What steps it.
+        par_env: As given.
+        num_envs: R, the number of rows.
+        observation_space, action_space, single_observation_space, single_action_space: Of one row.
+        metadata, render_mode: The envs'.
+    """
+
+    def __init__(self, envs: VectorEnv, par_env: Any = None) -> None:
+        self.driver = RowDriver(envs, "SuperSuitVecEnv")
+        group = self.driver.rows.group
+        self.envs, self.par_env = envs, par_env
+        self.num_envs = self.driver.rows.row_num
+        self.observation_space = self.single_observation_space = deepcopy(group.observation_space)
+        self.action_space = self.single_action_space = deepcopy(group.action_space)
+        self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+        self.render_mode = render_mode_of(envs)
+
+    def reset(  # type: ignore[override]  # a list of infos, as SuperSuit gives it
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Infos]:
+        """Begin new episodes in all envs.
+
+        Args:
+            seed: One int: env i gets ``seed + i``, as with SuperSuit. A list of one int or None per env: given as they
+                are. None: their random streams go on.
+            options: For the envs.
+
+        Returns:
+            ``(obs, infos)``; obs (R, …), one dict per row.
+        """
+        if isinstance(seed, (int, np.integer)):
+            seed = [int(seed) + i for i in range(self.envs.num_envs)]
+        return self.driver.reset(seed, options)
+
+    def step(  # type: ignore[override]
+        self, actions: Any
+    ) -> tuple[Any, NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint8], Infos]:
+        """Step all envs.
+
+        Args:
+            actions: (R, …), or a tree of such arrays.
+
+        Returns:
+            ``(obs, rewards, terminations, truncations, infos)``: obs (R, …), rewards (R,) float32, both flags (R,)
+            uint8, one dict per row.
+
+        Raises:
+            ActionError: Wrong structure, shape, dtype or value; nothing was sent.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Send actions to all envs; `step_wait` brings the result."""
+        self.driver.send(actions)
+
+    def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint8], Infos]:
+        """Wait for the step that `step_async` began."""
+        step = self.driver.recv()
+        infos = [{**info, **first} for info, first in zip(step.infos, step.first_infos, strict=True)]
+        flags = step.terminated.astype(np.uint8), step.truncated.astype(np.uint8)
+        return step.obs, step.rewards.astype(np.float32), *flags, infos
+
+    def render(self) -> Any:
+        """What the first env's own ``render()`` returns."""
+        return self.envs.render([0])[0]
+
+    def env_is_wrapped(self, wrapper_class: type) -> list[bool]:
+        """Per row, whether its env is wrapped in it, at any depth."""
+        return [wrapped for wrapped in self.envs.env_is_wrapped(wrapper_class) for _ in range(self.envs.agent_num)]
+
+    def close_extras(self, timeout: float = 5.0) -> None:
+        """Close the vectorizer; `close` calls this."""
+        self.envs.close(timeout)
+
+
+def pettingzoo_env_to_vec_env_v1(parallel_env: Any) -> SuperSuitVecEnv:
+    """One PettingZoo env as a vector env with a row per agent.
+
+    Args:
+        parallel_env: The env: Parallel, or AEC, which SuperSuit does not take. It is used as it is, not copied.
+
+    Raises:
+        ArgumentError: Its agents have different spaces.
+    """
+    return _viewed(make(lambda: parallel_env, 1, backend="sync"), parallel_env)
+
+
+def concat_vec_envs_v1(
+    vec_env: SuperSuitVecEnv, num_vec_envs: int, num_cpus: int = 0, base_class: str = "gymnasium"
+) -> SuperSuitVecEnv | SB3VecEnv:
+    """Many copies of an env as one vector env.
+
+    Args:
+        vec_env: What `pettingzoo_env_to_vec_env_v1` gave; its env is copied by cloudpickle. It is not closed.
+        num_vec_envs: N.
+        num_cpus: Worker processes; 0: all envs in this one.
+        base_class: ``"gymnasium"``: a `SuperSuitVecEnv`. ``"stable_baselines3"``: an
+            `marlvec.interop.sb3.SB3VecEnv`, whose ``seed()`` spreads seeds in marlvec's way.
+
+    Raises:
+        ArgumentError: Another base class, or a view that was not made from an env.
+        MissingExtraError: Stable-Baselines3 is asked for, and not installed.
+    """
+    if base_class not in ("gymnasium", "stable_baselines3"):
+        raise ArgumentError(f"base_class: expected 'gymnasium' or 'stable_baselines3', got {base_class!r}")
+    if vec_env.par_env is None:
+        raise ArgumentError("vec_env: expected what pettingzoo_env_to_vec_env_v1() gave, got a view without an env")
+    data: bytes = cloudpickle.dumps(vec_env.par_env)
+    factories: list[Callable[[], Any]] = [lambda: cloudpickle.loads(data)] * num_vec_envs
+    workers = {"backend": "async", "num_workers": min(num_cpus, num_vec_envs)} if num_cpus else {"backend": "sync"}
+    envs = make(factories, num_vec_envs, **workers)
+    if base_class == "gymnasium":
+        return _viewed(envs)
+    try:
+        from marlvec.interop.sb3 import SB3VecEnv
+
+        return SB3VecEnv(envs)
+    except BaseException:
+        envs.close()
+        raise
+
+
+def _viewed(envs: VectorEnv, par_env: Any = None) -> SuperSuitVecEnv:
+    try:
+        return SuperSuitVecEnv(envs, par_env)
+    except BaseException:
+        envs.close()
+        raise
