@@ -99,6 +99,7 @@ class Engine(Described, ABC):
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: ``"sync"``, ``"thread"`` or ``"async"``.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``.
+        brings_state: Whether each reset and step brings the envs' global state.
     """
 
     backend: str = "?"
@@ -113,6 +114,7 @@ class Engine(Described, ABC):
         self.done_on = settings.done_on
         self.copy = bool(settings.copy)
         self.on_fault = settings.on_fault
+        self.brings_state = bool(settings.state)
         self._settings = settings
         self._calls = Calls(num_envs)
         self._everyone = np.arange(num_envs)
