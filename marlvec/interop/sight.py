@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.envs.spec import AgentGroup
 from marlvec.vector.result import VectorStep
 
 __all__ = ["Sight", "scatter"]
@@ -66,19 +67,29 @@ class Sight:
             None if self.state is None or other.state is None else put(self.state, other.state),
         )
 
-    def at_ends(self, result: VectorStep, before: Sight, *, same_step: bool) -> Sight:
+    def at_ends(self, result: VectorStep, before: Sight, groups: Sequence[AgentGroup], *, same_step: bool) -> Sight:
         """The same where no episode ended; where one did, the last that was seen of it, with nobody to act.
 
         Args:
             result: The step.
             before: What was seen before it: the last there is of episodes that were lost.
+            groups: The envs' groups.
             same_step: Whether these rows are of the next episode already.
         """
         if not result.done.any():
             return self
         obs, state = self.obs, self.state
-        sources = [(result.done, result.final_leaves, result.final_state)] if same_step else []
-        sources += [(result.fault, before.obs, before.state)] if result.fault.any() else []
+        sources = []
+        if same_step:
+            # In the other modes who ended earlier shows zeros by now, so that is what is shown here, too.
+            here = [result.ended[:, group.agents] for group in groups]
+            final = [
+                [np.where(who.reshape(*who.shape, *[1] * (leaf.ndim - 2)), leaf, leaf.dtype.type()) for leaf in leaves]
+                for who, leaves in zip(here, result.final_leaves, strict=True)
+            ]
+            sources.append((result.done, final, result.final_state))
+        if result.fault.any():
+            sources.append((result.fault, before.obs, before.state))
         for rows, last, last_state in sources:
             obs = _paired(_taking(rows), obs, last)
             state = state if state is None or last_state is None else _taking(rows)(state, last_state)

@@ -16,8 +16,9 @@ from marlvec.interop.grouping import GroupMap, Seats, group_agents, seat
 from marlvec.interop.sight import Sight, scatter
 from marlvec.registry import EnvLike, make
 from marlvec.spaces import SpaceTree
+from marlvec.vector.arguments import Options, spread_options
 from marlvec.vector.result import VectorStep
-from marlvec.vector.seeding import env_seeds
+from marlvec.vector.seeding import env_seeds, spread
 from marlvec.vector.vector_env import VectorEnv
 
 try:
@@ -61,7 +62,8 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
     zeros. Tensors share the memory of marlvec's arrays, where a group is one of marlvec's; nothing is written to twice.
 
     `set_seed` counts from the next `reset` on, which gives the numbers of ``envs.reset(seed=…)``. The same holds with
-    every backend, and for partial resets (``"_reset"``) and partial steps (``"_step"``).
+    every backend, and for partial resets (``"_reset"``) and partial steps (``"_step"``). `reset` takes ``seed`` and
+    ``options``, too, as `VectorEnv.reset` does: one for all, or one per env that is reset.
 
     Args:
         envs: The vectorizer, made with ``copy=True``, and ``autoreset_mode="same_step"``, so that the next episode has
@@ -208,17 +210,30 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         self._seeds = [None] * n_envs if seed is None else list(env_seeds(seed, n_envs))
 
     def _reset(
-        self, tensordict: TensorDictBase | None = None, *, options: dict[str, Any] | None = None
+        self,
+        tensordict: TensorDictBase | None = None,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Options = None,
     ) -> TensorDictBase:
         wanted = None if tensordict is None else tensordict.get("_reset", None)
         n_envs = self.envs.num_envs
         ids = np.arange(n_envs) if wanted is None else np.flatnonzero(wanted.reshape(n_envs, -1).any(dim=1).cpu())
+        if self._rows is None and len(ids) < n_envs:
+            raise NotResetError(
+                f"reset() of envs {ids.tolist()}: the first one must be of all {n_envs}, without '_reset'"
+            )
+        for i, given in zip(ids.tolist(), spread(seed, ids.tolist(), n_envs), strict=True):
+            self._seeds[i] = self._seeds[i] if given is None else given
         # Envs that ended have begun their next episode by themselves, and it was not handed out yet.
-        asked = [i for i in ids.tolist() if not (self._same_step and self._over[i]) or self._seeds[i] is not None]
-        asked = ids.tolist() if options is not None else asked
-        if asked:
+        chosen = {
+            i: option
+            for i, option in zip(ids.tolist(), spread_options(options, len(ids)), strict=True)
+            if not (self._same_step and self._over[i]) or self._seeds[i] is not None or option is not None
+        }
+        if asked := list(chosen):
             seeds = [self._seeds[i] for i in asked]
-            self.envs.reset_send(seed=seeds, options=options, env_ids=asked)
+            self.envs.reset_send(seed=seeds, options=list(chosen.values()), env_ids=asked)
             self.result = self.envs.recv()
             fresh = Sight.of(self.result)
             self._rows = fresh if self._rows is None else self._rows.updated(self.result.env_ids, fresh)
@@ -233,7 +248,11 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         wanted = tensordict.get("_step", None)
         n_envs = self.envs.num_envs
-        ids = None if wanted is None else np.flatnonzero(wanted.reshape(n_envs, -1).any(dim=1).cpu())
+        ids = None
+        if wanted is not None:
+            ids = np.flatnonzero(wanted.reshape(n_envs, -1).any(dim=1).cpu())
+            for seats in self._seats:  # TorchRL's rollout leaves it there, and then cannot stack the steps
+                tensordict.get(seats.name).pop("_neg_step", None)
         if len(over := np.flatnonzero(self._over if ids is None else self._over[ids])):
             first = over[0] if ids is None else ids[over[0]]
             raise NotResetError(f"step() of env {first}, whose episode is over; reset() it, or ask for no step of it")
@@ -246,7 +265,8 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         before = self._rows
         assert before is not None
         after = Sight.of(result)
-        last = after.at_ends(result, before if ids is None else before.picked(ids), same_step=self._same_step)
+        seen = before if ids is None else before.picked(ids)
+        last = after.at_ends(result, seen, self.envs.spec.groups, same_step=self._same_step)
         flags = self._flags(result, ids)
         rewards, done, fault = result.rewards, result.done, result.fault
         if ids is not None:
