@@ -1,4 +1,4 @@
-"""What TorchRL's envs cost: simple_spread x 16 through marlvec's view, and through TorchRL's own ParallelEnv, in one run.
+"""What TorchRL's envs cost: simple_spread x 16 through marlvec's view, and through TorchRL's own, in one run.
 
 Run ``python benchmarks/interop_torchrl.py``, or ``--quick`` for a short look. Needs torchrl. All get the same random
 actions, drawn beforehand, and step by ``step_and_maybe_reset``; they take turns, and ratios are taken within a turn.
@@ -113,14 +113,8 @@ def measure(names: list[str], rounds: int, steps: int) -> dict[str, list[float]]
     try:
         for run, _ in running.values():
             run(5)
-        return {
-            name: found
-            for name, found in zip(
-                names,
-                np.array([[run(steps) / steps * 1e6 for run, _ in running.values()] for _ in range(rounds)]).T.tolist(),
-                strict=True,
-            )
-        }
+        times = [[run(steps) / steps * 1e6 for run, _ in running.values()] for _ in range(rounds)]
+        return dict(zip(names, np.array(times).T.tolist(), strict=True))
     finally:
         for _, close in running.values():
             close()

@@ -262,6 +262,7 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         else:
             self.envs.send(_pick(actions, ids), ids)
         result = self.result = self.envs.recv()
+        ids = None if ids is None else result.env_ids  # in the order in which they came
         before = self._rows
         assert before is not None
         after = Sight.of(result)
