@@ -42,10 +42,11 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
     Args:
         envs: The vectorizer, made with ``copy=True, autoreset_mode="disabled"``; `make` does that. Nothing else may
             step or reset it.
-        row_num: R.
     """
 
-    def __init__(self, envs: VectorEnv, row_num: int) -> None:
+    _row_per_agent: bool
+
+    def __init__(self, envs: VectorEnv) -> None:
         # Not that of the base class, which would have a worker per row.
         if envs.autoreset_mode != "disabled" or not envs.copy:
             raise ArgumentError(
@@ -60,7 +61,7 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
             )
         (self._group,) = envs.spec.groups
         self.envs = envs
-        self.env_num = self.wait_num = row_num
+        self.env_num = self.wait_num = envs.num_envs * (envs.agent_num if self._row_per_agent else 1)
         self.is_async = self.is_closed = False
         self.workers: list[Any] = []
         self._seeds: list[int | None] = [None] * envs.num_envs
@@ -162,8 +163,8 @@ class RowVectorEnv(_View):
 
     Every row is a decision: an agent that is dead, unborn or waiting for its turn would be one that nobody took.
     So envs with several agents must be made with ``done_on="any"``, and whoever does not act is an error;
-    `TurnVectorEnv` is for those. Envs are what is stepped: the rows of one must be stepped together, so ``collect(n_episode=…)``
-    wants a multiple of A.
+    `TurnVectorEnv` is for those. Envs are what is stepped: the rows of one must be stepped together, so that
+    ``collect(n_episode=…)`` wants a multiple of A.
 
     Args:
         envs: The vectorizer, see `make`.
@@ -177,13 +178,15 @@ class RowVectorEnv(_View):
         env_num: R = N × A.
     """
 
+    _row_per_agent = True
+
     def __init__(self, envs: VectorEnv) -> None:
         if envs.agent_num > 1 and envs.done_on != "any":
             raise ArgumentError(
                 "RowVectorEnv: rows of one env must end together, as Tianshou resets each row that ended: expected "
                 f"done_on='any' for {envs.agent_num} agents, got {envs.done_on!r}; RowVectorEnv.make() does that"
             )
-        super().__init__(envs, envs.num_envs * envs.agent_num)
+        super().__init__(envs)
         self._masked = self._group.mask_size is not None
 
     @classmethod
@@ -313,8 +316,10 @@ class TurnVectorEnv(_View):
         agent_idx: Name → index of its rewards.
     """
 
+    _row_per_agent = False
+
     def __init__(self, envs: VectorEnv) -> None:
-        super().__init__(envs, envs.num_envs)
+        super().__init__(envs)
         self.agents = list(envs.agents)
         self.agent_idx = {agent: a for a, agent in enumerate(self.agents)}
         self._actions = self._group.action_tree.zeros(envs.num_envs, envs.agent_num)

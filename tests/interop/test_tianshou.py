@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import marlvec
-from marlvec.errors import ActionError, ArgumentError, ContractError
+from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError
 from marlvec.registry import resolve
 from marlvec.testing import Script, ScriptedParallelEnv
 from tests.interop.envs import CountEnv
@@ -280,3 +282,10 @@ def test_tianshous_multi_agent_algorithms_learn_from_turns() -> None:
         together.update(buffer=collector.buffer, sample_size=32)
     assert any((old != new).any() for old, new in zip(before, together.parameters(), strict=True))
     view.close()
+
+
+def test_without_tianshou_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "marlvec.interop.tianshou")
+    monkeypatch.setitem(sys.modules, "tianshou.env", None)
+    with pytest.raises(MissingExtraError, match=r"need tianshou.*pip install 'marlvec\[tianshou\]'"):
+        importlib.import_module("marlvec.interop.tianshou")
