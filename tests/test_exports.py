@@ -72,7 +72,9 @@ SURFACE = {
         evaluate_match MatchResult WinRate
         alpha_rank exploitability
     """,
-    "marlvec.external": "make ExternalVectorEnv Door Episode ExternalEnv replay Replay",
+    "marlvec.external": """
+        make ExternalVectorEnv Door Episode ExternalEnv replay Replay Server Client Local Limits make_token find_token
+    """,
     "marlvec.interop.aec": "AECView",
     "marlvec.interop.cleanrl": "CleanRLVectorEnv",
     "marlvec.interop.gymnasium": "GymnasiumVectorEnv",

@@ -101,6 +101,7 @@ class Engine(Described, ABC):
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``.
         lockstep: Whether an env that was asked for something comes back by itself. False where that is up to somebody
             outside, so that nobody should wait for a certain one.
+        brings_state: Whether each reset and step brings the envs' global state.
     """
 
     backend: str = "?"
@@ -116,6 +117,7 @@ class Engine(Described, ABC):
         self.done_on = settings.done_on
         self.copy = bool(settings.copy)
         self.on_fault = settings.on_fault
+        self.brings_state = bool(settings.state)
         self._settings = settings
         self._calls = Calls(num_envs)
         self._everyone = np.arange(num_envs)

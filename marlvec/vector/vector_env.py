@@ -44,6 +44,7 @@ class VectorEnv(Controls):
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: ``"sync"``, ``"thread"`` or ``"async"``.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``: what becomes of an env at which something goes wrong.
+        brings_state: Whether each reset and step brings the envs' global state: ``make(..., state=True)``.
         spec: What one env looks like.
         metadata: The envs' metadata.
     """

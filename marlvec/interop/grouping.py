@@ -1,0 +1,136 @@
+"""Which agents go together: groups of a caller's choice, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marlvec.envs.spec import AgentGroup, EnvSpec
+from marlvec.errors import ArgumentError
+from marlvec.spaces import describe_difference
+
+__all__ = ["GroupMap", "Seats", "group_agents", "seat"]
+
+GroupMap = str | Mapping[str, Sequence[str]] | None
+"""``"spaces"`` or None, ``"all"``, ``"each"``, ``"prefix"``; or group name → names of its agents, in order."""
+
+
+def group_agents(spec: EnvSpec, group_map: GroupMap = None) -> dict[str, list[str]]:
+    """Say which agents are in which group.
+
+    Args:
+        spec: What one env looks like.
+        group_map: ``"spaces"`` or None: marlvec's own groups, agents of equal spaces; ``"all"``: one group,
+            ``"agents"``; ``"each"``: every agent one of its own, by its name; ``"prefix"``: ``agent_0, agent_1`` are
+            group ``agent``, and a name without a number is a group of its own; or a dict of group name to agent names.
+
+    Returns:
+        Group name → its agents' names. Every agent is in exactly one group.
+
+    Raises:
+        ArgumentError: ``group_map`` is none of these; a group is empty or has no proper name; an agent is unknown, in
+            two places, or in none. All that is wrong with the agents is in one message.
+    """
+    agents = list(spec.agents)
+    if group_map is None or group_map == "spaces":
+        return {group.name: [agents[a] for a in group.agents] for group in spec.groups}
+    if group_map == "all":
+        return {"agents": agents}
+    if group_map == "each":
+        return {agent: [agent] for agent in agents}
+    if group_map == "prefix":
+        found: dict[str, list[str]] = {}
+        for agent in agents:
+            found.setdefault(re.sub(r"_\d+$", "", agent), []).append(agent)
+        return found
+    if isinstance(group_map, Mapping):
+        return _checked(group_map, agents)
+    raise ArgumentError(
+        f"group_map: expected 'spaces', 'all', 'each', 'prefix', or a dict of group name to agent names, "
+        f"got {group_map!r}"
+    )
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Where the agents of one group sit. Places are a slice where that will do, which copies nothing.
+
+    Attributes:
+        name: Of the group.
+        group: Which of ``spec.groups`` they are in.
+        own: Their places in that.
+        everyone: Their places on the agent axis.
+        count: How many they are.
+        whole: Whether they are all of that group, in its order.
+    """
+
+    name: str
+    group: int
+    own: slice | list[int]
+    everyone: slice | list[int]
+    count: int
+    whole: bool
+
+
+def seat(spec: EnvSpec, name: str, members: Sequence[str]) -> Seats:
+    """Find the seats of the agents that form a group.
+
+    Args:
+        spec: What one env looks like.
+        name: The group's.
+        members: Names of its agents, in order.
+
+    Raises:
+        ArgumentError: Their spaces differ; says whose, and how.
+    """
+    seats = {spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
+    g = seats[members[0]][0]
+    home = spec.groups[g]
+    if other := next((agent for agent in members if seats[agent][0] != g), None):
+        raise ArgumentError(
+            f"group_map: the agents of group {name!r} become rows of one tensor and must have equal spaces, but "
+            f"{members[0]!r} and {other!r} differ: {_difference(home, spec.groups[seats[other][0]])}. Put them in two "
+            f"groups, or make(..., pad=True) makes them equal"
+        )
+    own = [seats[agent][1] for agent in members]
+    everyone = [home.agents[j] for j in own]
+    return Seats(name, g, _cut(own), _cut(everyone), len(own), own == list(range(len(home.agents))))
+
+
+def _cut(places: list[int]) -> slice | list[int]:
+    run = range(places[0], places[0] + len(places))
+    return slice(run.start, run.stop) if places == list(run) else places
+
+
+def _checked(group_map: Mapping[Any, Any], agents: list[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, members in group_map.items():
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"group_map: expected names of groups that are strings, got {name!r}")
+        if isinstance(members, str) or not isinstance(members, Sequence):
+            raise ArgumentError(f"group_map[{name!r}]: expected a list of agent names, got {members!r}")
+        groups[name] = list(members)
+    placed = [agent for members in groups.values() for agent in members]
+    wrong = {
+        "these groups are empty": [name for name, members in groups.items() if not members],
+        "these agents are unknown": [agent for agent in placed if agent not in agents],
+        "these agents are in it more than once": [agent for agent in agents if placed.count(agent) > 1],
+        "these agents are missing": [agent for agent in agents if agent not in placed],
+    }
+    if found := [f"{what}: {', '.join(map(str, who))}" for what, who in wrong.items() if who]:
+        raise ArgumentError(
+            f"group_map: every agent must be in exactly one group; {'; '.join(found)}. Agents: {agents}"
+        )
+    return groups
+
+
+def _difference(mine: AgentGroup, theirs: AgentGroup) -> str:
+    for what, a, b in (
+        ("observation space", mine.observation_space, theirs.observation_space),
+        ("action space", mine.action_space, theirs.action_space),
+    ):
+        if differs := describe_difference(a, b):
+            return f"{what} {differs}"
+    return f"action masks of length {mine.mask_size} and {theirs.mask_size}"

@@ -1,0 +1,396 @@
+"""A marlvec vectorizer as a vector env of Tianshou 2: one row per agent, or one row per env whose agents take turns.
+
+Axis letters: N envs, A agents, R rows, n rows or envs of one call.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Self
+
+import numpy as np
+from gymnasium.spaces import Discrete
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import COMMON
+from marlvec.errors import ArgumentError, ContractError, MissingExtraError
+from marlvec.interop.leaves import value_at
+from marlvec.registry import EnvLike, make
+from marlvec.vector.infos import infos_to_list
+from marlvec.vector.result import VectorStep
+from marlvec.vector.seeding import spread
+from marlvec.vector.vector_env import VectorEnv
+
+try:
+    from tianshou.env import BaseVectorEnv
+except ImportError as error:
+    raise MissingExtraError(
+        f"the views for Tianshou need tianshou, which cannot be imported ({error}); pip install 'marlvec[tianshou]'"
+    ) from error
+
+__all__ = ["RowVectorEnv", "TurnVectorEnv"]
+
+Ids = int | Sequence[int] | NDArray[np.int64] | None
+Step = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], NDArray[Any]]
+
+
+class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is not installed
+    """What both views have in common.
+
+    Args:
+        envs: The vectorizer, made with ``copy=True, autoreset_mode="disabled"``; `make` does that. Nothing else may
+            step or reset it.
+    """
+
+    _row_per_agent: bool
+
+    def __init__(self, envs: VectorEnv) -> None:
+        # Not that of the base class, which would have a worker per row.
+        if envs.autoreset_mode != "disabled" or not envs.copy:
+            raise ArgumentError(
+                f"{type(self).__name__}: Tianshou resets envs itself and keeps what it is given: expected "
+                f"autoreset_mode='disabled' and copy=True, got {envs.autoreset_mode!r} and copy={envs.copy}; "
+                f"{type(self).__name__}.make() does that"
+            )
+        if len(envs.groups) > 1:
+            raise ArgumentError(
+                f"{type(self).__name__}: Tianshou stacks the agents' observations, so their spaces must be equal; "
+                f"{envs.spec.name} has groups {', '.join(envs.groups)}. make(..., pad=True) makes one of them"
+            )
+        (self._group,) = envs.spec.groups
+        self.envs = envs
+        self.env_num = self.wait_num = envs.num_envs * (envs.agent_num if self._row_per_agent else 1)
+        self.is_async = self.is_closed = False
+        self.workers: list[Any] = []
+        self._seeds: list[int | None] = [None] * envs.num_envs
+
+    @classmethod
+    def make(cls, env: EnvLike | Sequence[EnvLike], num_envs: int | None = None, **kwargs: Any) -> Self:
+        """Build envs and a view of them.
+
+        Args:
+            env: As in `marlvec.make`.
+            num_envs: N.
+            kwargs: All else that `marlvec.make` takes, except ``autoreset_mode``.
+
+        Raises:
+            MarlvecError: As `marlvec.make`, and as the constructor.
+        """
+        envs = make(env, num_envs, autoreset_mode="disabled", **kwargs)
+        try:
+            return cls(envs)
+        except BaseException:
+            envs.close()
+            raise
+
+    def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
+        """Per row: its space, or an attribute of its env."""
+        self._assert_is_not_closed()
+        rows = [int(row) for row in self._wrap_id(id)]
+        spaces = {"observation_space": self._group.observation_space, "action_space": self._group.action_space}
+        if key in spaces:
+            return [deepcopy(spaces[key]) for _ in rows]
+        found = self.envs.get_attr(key, sorted({self._env_of(row) for row in rows}))
+        by_env = dict(zip(sorted({self._env_of(row) for row in rows}), found, strict=True))
+        return [by_env[self._env_of(row)] for row in rows]
+
+    def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
+        """Set an attribute of the rows' envs."""
+        self._assert_is_not_closed()
+        self.envs.set_attr(key, value, sorted({self._env_of(int(row)) for row in self._wrap_id(id)}))
+
+    def seed(self, seed: int | Sequence[int] | None = None) -> list[Any]:
+        """Seed the next reset of each env.
+
+        Args:
+            seed: One for all, spread by `marlvec.env_seeds`; or one per env (N).
+
+        Returns:
+            One seed per env.
+        """
+        self._assert_is_not_closed()
+        self._seeds = spread(seed, range(self.envs.num_envs), self.envs.num_envs)
+        return list(self._seeds)
+
+    def render(self, **kwargs: Any) -> list[Any]:
+        """One frame per env."""
+        self._assert_is_not_closed()
+        return list(self.envs.render(**kwargs))
+
+    def close(self) -> None:
+        """Close the vectorizer, and with it all envs."""
+        if not self.is_closed:
+            self.envs.close()
+            self.is_closed = True
+
+    @abstractmethod
+    def _env_of(self, row: int) -> int:
+        """The env that a row belongs to."""
+
+    def _begin(self, env_ids: list[int], seed: Any, options: Any) -> VectorStep:
+        """Reset envs; rows in their order."""
+        given = spread(seed, env_ids, self.envs.num_envs)
+        seeds = [self._seeds[i] if own is None else own for i, own in zip(env_ids, given, strict=True)]
+        self.envs.reset_send(seed=seeds, options=options, env_ids=env_ids)
+        result = self.envs.recv()
+        for i in env_ids:
+            self._seeds[i] = None
+        return result
+
+    def _public(self, leaves: list[NDArray[Any]]) -> Any:
+        tree = self._group.action_tree.unflatten(leaves)
+        return {self._group.name: tree} if self.envs.grouped else tree
+
+    def _masks(self, result: VectorStep) -> NDArray[np.bool_] | None:
+        """(n, A, k), all True where the envs give none; None if there is nothing to choose."""
+        mask = result.action_masks[0]
+        if mask is None and isinstance(self._group.action_space, Discrete):
+            return np.ones((len(result), self.envs.agent_num, int(self._group.action_space.n)), np.bool_)
+        return mask
+
+    def _said(self, result: VectorStep) -> list[dict[str, Any]]:
+        """Infos, one dict per env."""
+        return infos_to_list(result.infos, self.envs.agents, len(result))
+
+
+class RowVectorEnv(_View):
+    """N envs as N × A rows that share a policy; the agents of env i are the rows i * A to i * A + A - 1.
+
+    Tianshou's single-agent algorithms learn from all rows alike. Where the envs' spaces declare action masks,
+    observations are ``{"obs": …, "mask": …}``, as its algorithms take them, else the plain arrays.
+
+    Every row is a decision: an agent that is dead, unborn or waiting for its turn would be one that nobody took.
+    So envs with several agents must be made with ``done_on="any"``, and whoever does not act is an error;
+    `TurnVectorEnv` is for those. Envs are what is stepped: the rows of one must be stepped together, so that
+    ``collect(n_episode=…)`` wants a multiple of A.
+
+    Args:
+        envs: The vectorizer, see `make`.
+
+    Raises:
+        MissingExtraError: (By the import.) tianshou is not installed.
+        ArgumentError: The vectorizer was made otherwise.
+
+    Attributes:
+        envs: The vectorizer.
+        env_num: R = N × A.
+    """
+
+    _row_per_agent = True
+
+    def __init__(self, envs: VectorEnv) -> None:
+        if envs.agent_num > 1 and envs.done_on != "any":
+            raise ArgumentError(
+                "RowVectorEnv: rows of one env must end together, as Tianshou resets each row that ended: expected "
+                f"done_on='any' for {envs.agent_num} agents, got {envs.done_on!r}; RowVectorEnv.make() does that"
+            )
+        super().__init__(envs)
+        self._masked = self._group.mask_size is not None
+
+    @classmethod
+    def make(cls, env: EnvLike | Sequence[EnvLike], num_envs: int | None = None, **kwargs: Any) -> Self:
+        """Build envs and a view of them, with ``done_on="any"``; see `marlvec.make`."""
+        return super().make(env, num_envs, **{"done_on": "any"} | kwargs)
+
+    def reset(self, env_id: Ids = None, *, seed: Any = None, options: Any = None) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Begin new episodes.
+
+        Args:
+            env_id: Rows, all of an env together; None for all.
+            seed: As in `VectorEnv.reset`.
+            options: Likewise.
+
+        Returns:
+            ``(obs, infos)`` of these rows, in their order.
+
+        Raises:
+            ArgumentError: The rows of an env are not together.
+            ContractError: An agent does not act.
+        """
+        self._assert_is_not_closed()
+        env_ids, whose, seats = self._whole(env_id)
+        result = self._begin(env_ids.tolist(), seed, options)
+        self._check_acting(result)
+        rows = np.argsort(result.env_ids)[whose] * self.envs.agent_num + seats
+        return self._obs(result)[rows], self._infos(result)[rows]
+
+    def step(self, action: Any, id: Ids = None) -> Step:
+        """Step the envs of these rows.
+
+        Args:
+            action: (n, …), one per row.
+            id: The rows, all of an env together; None for all.
+
+        Returns:
+            ``(obs, rewards, terminated, truncated, infos)`` of these rows, in their order; rewards float64.
+
+        Raises:
+            ArgumentError: The rows of an env are not together.
+            ActionError: Wrong actions.
+            ContractError: An agent does not act, and its env goes on.
+        """
+        self._assert_is_not_closed()
+        env_ids, whose, seats = self._whole(id)
+        agent_num = self.envs.agent_num
+        back = np.argsort(whose * agent_num + seats)
+        leaves = [np.asarray(leaf)[back] for leaf in self._group.action_tree.flatten(action)]
+        leaves = [leaf.reshape(len(env_ids), agent_num, *leaf.shape[1:]) for leaf in leaves]
+        self.envs.send(self._public(leaves), env_ids)
+        result = self.envs.recv()
+        self._check_acting(result)
+        rows = np.argsort(result.env_ids)[whose] * agent_num + seats  # they come in any order
+        rewards, terminated, truncated = (
+            array.reshape(-1)[rows] for array in (result.rewards, result.terminated, result.truncated)
+        )
+        return self._obs(result)[rows], rewards, terminated, truncated, self._infos(result)[rows]
+
+    def _env_of(self, row: int) -> int:
+        return row // self.envs.agent_num
+
+    def _whole(self, rows: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The envs of these rows, ascending; and of each row which of them it is, and its seat."""
+        ids = np.asarray(self._wrap_id(rows), np.int64)
+        env_ids, whose, counts = np.unique(ids // self.envs.agent_num, return_inverse=True, return_counts=True)
+        if len(torn := env_ids[counts != self.envs.agent_num]):
+            raise ArgumentError(
+                f"rows {ids.tolist()}: env {torn[0]} has {self.envs.agent_num} rows, which are stepped and reset "
+                f"together; collect(n_episode=…) wants a multiple of that"
+            )
+        return env_ids, whose, ids % self.envs.agent_num
+
+    def _check_acting(self, result: VectorStep) -> None:
+        idle = np.argwhere(~result.acting & ~result.done[:, None])
+        if len(idle):
+            i, a = idle[0].tolist()
+            raise ContractError(
+                f"env {result.env_ids[i]}, agent {self.envs.agents[a]!r} does not act now, but Tianshou would record a "
+                f"decision of its; use TurnVectorEnv for envs in which agents wait, die or are born late"
+            )
+
+    def _obs(self, result: VectorStep) -> NDArray[Any]:
+        tree, (leaves,) = self._group.observation_tree, result.obs_leaves
+        if tree.is_leaf and not self._masked:
+            (leaf,) = leaves
+            return leaf.reshape(-1, *leaf.shape[2:])
+        rows = np.empty((len(result), self.envs.agent_num), np.object_)
+        mask = self._masks(result)
+        for place in np.ndindex(*rows.shape):
+            value = value_at(tree, leaves, place)
+            rows[place] = {"obs": value, "mask": mask[place].copy()} if self._masked and mask is not None else value
+        return rows.reshape(-1)
+
+    def _infos(self, result: VectorStep) -> NDArray[Any]:
+        said, agents = self._said(result), self.envs.agents
+        return np.array(
+            [
+                {**said[k].get(COMMON, {}), **said[k].get(who, {}), "env_id": i * len(agents) + a}
+                for k, i in enumerate(result.env_ids.tolist())
+                for a, who in enumerate(agents)
+            ],
+            np.object_,
+        )
+
+
+class TurnVectorEnv(_View):
+    """N envs as N rows in which one agent acts at a time: Tianshou's own form of several agents.
+
+    Observations are ``{"agent_id": …, "obs": …}``, and ``"mask"`` for Discrete actions, rewards are (n, A); so
+    ``MultiAgentOnPolicyAlgorithm(algorithms=[…], env=view)`` and its off-policy sister learn from them. Agents that act
+    at the same time are asked one after the other, each with what it sees now; the env is stepped when all have
+    answered, and that row has the rewards of all. Who is dead, unborn or waits for its turn is not asked, so agents may
+    come and go. An episode's last row shows what its actor sees in the end, and is truncated if that cut anybody off.
+
+    Args:
+        envs: The vectorizer, see `make`.
+
+    Raises:
+        MissingExtraError: (By the import.) tianshou is not installed.
+        ArgumentError: The vectorizer was made otherwise.
+
+    Attributes:
+        envs: The vectorizer.
+        env_num: N.
+        agents: The agents' names.
+        agent_idx: Name → index of its rewards.
+    """
+
+    _row_per_agent = False
+
+    def __init__(self, envs: VectorEnv) -> None:
+        super().__init__(envs)
+        self.agents = list(envs.agents)
+        self.agent_idx = {agent: a for a, agent in enumerate(self.agents)}
+        self._actions = self._group.action_tree.zeros(envs.num_envs, envs.agent_num)
+        self._asked: list[list[int]] = [[] for _ in range(envs.num_envs)]  # agents that have yet to answer
+        self._seen: list[Mapping[str, Any]] = [{} for _ in range(envs.num_envs)]
+
+    def reset(self, env_id: Ids = None, *, seed: Any = None, options: Any = None) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Begin new episodes in these envs; ``(obs, infos)`` in their order. Arguments as in `VectorEnv.reset`."""
+        self._assert_is_not_closed()
+        ids = [int(i) for i in self._wrap_id(env_id)]
+        result = self._begin(sorted(ids), seed, options)
+        self._take(result)
+        obs, *_, infos = self._rows(ids, dict.fromkeys(ids, None))
+        return obs, infos
+
+    def step(self, action: Any, id: Ids = None) -> Step:
+        """Give the actions of the agents that were asked.
+
+        Args:
+            action: (n, …), one per env.
+            id: The envs; None for all.
+
+        Returns:
+            ``(obs, rewards, terminated, truncated, infos)`` of these envs, in their order; rewards (n, A) float64.
+
+        Raises:
+            ActionError: Wrong actions.
+        """
+        self._assert_is_not_closed()
+        ids = [int(i) for i in self._wrap_id(id)]
+        given = [np.asarray(leaf) for leaf in self._group.action_tree.flatten(action)]
+        actors = {i: self._asked[i].pop(0) for i in ids}
+        for k, i in enumerate(ids):
+            for leaf, answers in zip(self._actions, given, strict=True):
+                leaf[i, actors[i]] = answers[k]
+        rewards = np.zeros((self.env_num, len(self.agents)))
+        terminated, truncated = np.zeros(self.env_num, np.bool_), np.zeros(self.env_num, np.bool_)
+        while ready := sorted(i for i in ids if not self._asked[i] and not terminated[i] and not truncated[i]):
+            self.envs.send(self._public([leaf[ready] for leaf in self._actions]), ready)
+            result = self.envs.recv()
+            stepped = result.env_ids  # in the order in which they came
+            rewards[stepped] += result.rewards
+            truncated[stepped] = result.done & result.truncated.any(axis=1)
+            terminated[stepped] = result.done & ~truncated[stepped]
+            self._take(result)
+        obs, infos = self._rows(ids, actors)
+        return obs, rewards[ids], terminated[ids], truncated[ids], infos
+
+    def _env_of(self, row: int) -> int:
+        return row
+
+    def _take(self, result: VectorStep) -> None:
+        """Keep what these envs show, and whom to ask."""
+        masks, said = self._masks(result), self._said(result)
+        for k, i in enumerate(result.env_ids.tolist()):
+            self._asked[i] = np.flatnonzero(result.acting[k]).tolist()
+            self._seen[i] = {
+                "leaves": [leaf[k] for leaf in result.obs_leaves[0]],
+                "mask": None if masks is None else masks[k],
+                "said": said[k],
+            }
+
+    def _rows(self, ids: list[int], actors: Mapping[int, int | None]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What is shown to whoever is asked next, or in the end to who acted last."""
+        obs, infos = np.empty(len(ids), np.object_), np.empty(len(ids), np.object_)
+        for k, i in enumerate(ids):
+            seen, last = self._seen[i], actors[i]
+            a = self._asked[i][0] if self._asked[i] else 0 if last is None else last
+            agent = self.agents[a]
+            obs[k] = {"agent_id": agent, "obs": value_at(self._group.observation_tree, seen["leaves"], (a,))}
+            if seen["mask"] is not None:
+                obs[k]["mask"] = seen["mask"][a].copy()
+            infos[k] = {**seen["said"].get(COMMON, {}), **seen["said"].get(agent, {}), "env_id": i}
+        return obs, infos

@@ -1,0 +1,380 @@
+"""A marlvec vectorizer as a TorchRL env: one tensordict of N envs, nested tensordicts of (N, n) agents.
+
+Axis letters: N envs, A agents, n agents of one of TorchRL's groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
+from marlvec.interop.grouping import GroupMap, Seats, group_agents, seat
+from marlvec.interop.sight import Sight, scatter
+from marlvec.registry import EnvLike, make
+from marlvec.spaces import SpaceTree
+from marlvec.vector.arguments import Options, spread_options
+from marlvec.vector.result import VectorStep
+from marlvec.vector.seeding import env_seeds, spread
+from marlvec.vector.vector_env import VectorEnv
+
+try:
+    import torch
+    from tensordict import TensorDict, TensorDictBase
+    from torchrl.data import Composite, Unbounded
+    from torchrl.envs import EnvBase, MarlGroupMapType
+
+    from marlvec.interop.torchrl_specs import ActionReader, action_spec, flags_spec, nested, observation_spec
+except ImportError as error:
+    raise MissingExtraError(
+        f"MarlvecEnv needs torchrl, which cannot be imported ({error}); pip install 'marlvec[torchrl]'"
+    ) from error
+
+__all__ = ["MarlvecEnv"]
+
+_FLAGS = ("done", "terminated", "truncated")
+_ROOT = {*_FLAGS, "state", "fault", "next", "reward", "action", "observation", "_reset", "_step"}
+_TORCHRL_NAMES = {MarlGroupMapType.ALL_IN_ONE_GROUP: "all", MarlGroupMapType.ONE_GROUP_PER_AGENT: "each"}
+
+
+class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is not installed
+    """A view of a `VectorEnv` as TorchRL's batched, multi-agent env: ``batch_size`` is ``(N,)``.
+
+    ===================================  ==========  ==================================================================
+    key, after `reset` and in ``"next"`` shape
+    ===================================  ==========  ==================================================================
+    ``(group, "observation")``           (N, n, …)   what the agents see; nested tensordicts for Dict and Tuple spaces
+    ``(group, "mask")``                  (N, n)      whether the agent must act now: not dead, not waiting for its turn
+    ``(group, "action_mask")``           (N, n, k)   which choices are allowed; all True where ``mask`` is False
+    ``(group, "reward")``                (N, n, 1)   what the step paid, to those who waited, too
+    ``(group, "done")`` and the like     (N, n, 1)   the agent has ended, in this step or before, and how
+    ``"done"``                           (N, 1)      the episode is over, and `reset` is to begin the next one
+    ``"terminated"``, ``"truncated"``    (N, 1)      likewise; it counts as truncated if that cut anybody off
+    ``"state"``                          (N, …)      with ``make(..., state=True)``
+    ``"fault"``                          (N, 1)      the episode was lost, unless ``on_fault="raise"``
+    ===================================  ==========  ==================================================================
+
+    The action goes to ``(group, "action")``: (N, n) for a Discrete space, (N, n, k) with ``categorical_actions=False``.
+    In ``"next"`` an episode that ends has its true last observation. Observations of agents that are not there are
+    zeros. Tensors share the memory of marlvec's arrays, where a group is one of marlvec's; nothing is written to twice.
+
+    `set_seed` counts from the next `reset` on, which gives the numbers of ``envs.reset(seed=…)``. The same holds with
+    every backend, and for partial resets (``"_reset"``) and partial steps (``"_step"``). `reset` takes ``seed`` and
+    ``options``, too, as `VectorEnv.reset` does: one for all, or one per env that is reset.
+
+    Args:
+        envs: The vectorizer, made with ``copy=True``, and ``autoreset_mode="same_step"``, so that the next episode has
+            begun when TorchRL asks for it, or ``"disabled"``. Nothing else may step or reset it.
+        group_map: Which agents share tensors: None, ``"spaces"``, ``"all"``, ``"each"``, ``"prefix"``, TorchRL's
+            ``MarlGroupMapType``, or a dict of group name to agent names. Agents of a group must have equal spaces.
+        categorical_actions: Whether choices are numbers from 0; else they are one-hot.
+        action_masks: Which groups have ``"action_mask"``: None: those whose spaces declare one; True: also those whose
+            envs may give one with their infos; False: none.
+        reward_dtype: Dtype of rewards.
+        device: Where tensors are to be; None: on the CPU.
+
+    Raises:
+        MissingExtraError: (By the import.) torchrl is not installed.
+        ArgumentError: The vectorizer was made otherwise, or ``group_map`` is wrong; says what is wrong with it.
+        UnsupportedSpaceError: A space has values that no tensor can hold.
+
+    Attributes:
+        envs: The vectorizer.
+        group_map: Group name → names of its agents.
+        result: The last `VectorStep`, for all that has no place in a tensordict, such as ``result.infos``; or None.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv,
+        *,
+        group_map: GroupMap | MarlGroupMapType = None,
+        categorical_actions: bool = True,
+        action_masks: bool | None = None,
+        reward_dtype: torch.dtype = torch.float32,
+        device: Any = None,
+    ) -> None:
+        if envs.autoreset_mode == "next_step" or not envs.copy:
+            raise ArgumentError(
+                "MarlvecEnv: TorchRL resets envs itself and keeps what it is given: expected copy=True and "
+                f"autoreset_mode='same_step' or 'disabled', got copy={envs.copy} and {envs.autoreset_mode!r}"
+            )
+        super().__init__(device=device, batch_size=(envs.num_envs,), allow_done_after_reset=True)
+        self.envs = envs
+        chosen = _TORCHRL_NAMES[group_map] if isinstance(group_map, MarlGroupMapType) else group_map
+        self.group_map = group_agents(envs.spec, chosen)
+        if taken := _ROOT.intersection(self.group_map):
+            raise ArgumentError(f"group_map: {taken.pop()!r} cannot name a group, which TorchRL uses itself")
+        self._seats = [seat(envs.spec, name, members) for name, members in self.group_map.items()]
+        self._readers = [ActionReader(group.action_tree, categorical=categorical_actions) for group in envs.spec.groups]
+        self._mask_sizes = [
+            {None: group.mask_size, True: group.choices, False: None}[action_masks] for group in envs.spec.groups
+        ]
+        self._reward_dtype = reward_dtype
+        self._same_step = envs.autoreset_mode == "same_step"
+        self._tells_faults = envs.on_fault != "raise"
+        self._wants_masks = action_masks is not False
+        self.result: VectorStep | None = None
+        self._rows: Sight | None = None
+        shape = envs.num_envs, envs.agent_num
+        self._terminated, self._truncated = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)  # so far
+        self._over = np.zeros(envs.num_envs, np.bool_)  # the episode has ended and TorchRL did not ask for the next
+        self._seeds: list[int | None] = [None] * envs.num_envs
+        self._make_specs(categorical_actions)
+        self.is_closed = False
+
+    @classmethod
+    def make(
+        cls,
+        env: EnvLike | Sequence[EnvLike],
+        num_envs: int | None = None,
+        *,
+        group_map: GroupMap | MarlGroupMapType = None,
+        categorical_actions: bool = True,
+        action_masks: bool | None = None,
+        reward_dtype: torch.dtype = torch.float32,
+        device: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Build envs and a view of them.
+
+        Args:
+            env: As in `marlvec.make`.
+            num_envs: N.
+            group_map: This and what follows as in the constructor.
+            categorical_actions: Whether choices are numbers.
+            action_masks: Which groups have masks.
+            reward_dtype: Dtype of rewards.
+            device: Where tensors are to be.
+            kwargs: All else that `marlvec.make` takes.
+
+        Raises:
+            MarlvecError: As `marlvec.make`, and as the constructor.
+        """
+        envs = make(env, num_envs, **kwargs)
+        try:
+            return cls(
+                envs,
+                group_map=group_map,
+                categorical_actions=categorical_actions,
+                action_masks=action_masks,
+                reward_dtype=reward_dtype,
+                device=device,
+            )
+        except BaseException:
+            envs.close()
+            raise
+
+    def __repr__(self) -> str:
+        groups = ", ".join(f"{name}: {len(members)}" for name, members in self.group_map.items())
+        return f"MarlvecEnv({self.envs.spec.name}, num_envs={self.envs.num_envs}, {groups}, device={self.device})"
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the vectorizer, and with it all envs."""
+        self.envs.close()
+        super().close(raise_if_closed=raise_if_closed)
+
+    # --- what TorchRL asks for
+
+    def _make_specs(self, categorical: bool) -> None:
+        spec, n_envs = self.envs.spec, self.envs.num_envs
+        parts: dict[str, dict[str, Any]] = {"observation": {}, "action": {}, "reward": {}, "done": {}}
+        for seats in self._seats:
+            lead = n_envs, seats.count
+            tree = spec.groups[seats.group].observation_tree
+            seen = {"observation": observation_spec(tree, *lead), "mask": flags_spec(*lead)}
+            if (size := self._mask_sizes[seats.group]) is not None:
+                seen["action_mask"] = flags_spec(*lead, size)
+            told = {
+                "observation": seen,
+                "action": {"action": action_spec(spec.groups[seats.group].action_tree, *lead, categorical=categorical)},
+                "reward": {"reward": Unbounded((*lead, 1), dtype=self._reward_dtype)},
+                "done": {name: flags_spec(*lead, 1) for name in _FLAGS},
+            }
+            for kind, own in told.items():
+                parts[kind][seats.name] = Composite(own, shape=lead)
+        parts["done"] |= {name: flags_spec(n_envs, 1) for name in _FLAGS}
+        if self.envs.brings_state:
+            assert self.envs.state_space is not None
+            parts["observation"]["state"] = observation_spec(SpaceTree(self.envs.state_space), n_envs)
+        if self._tells_faults:
+            parts["observation"]["fault"] = flags_spec(n_envs, 1)
+        for kind, own in parts.items():
+            setattr(self, f"{kind}_spec", Composite(own, shape=(n_envs,)).to(self.device or "cpu"))
+
+    def _set_seed(self, seed: int | None) -> None:
+        n_envs = self.envs.num_envs
+        self._seeds = [None] * n_envs if seed is None else list(env_seeds(seed, n_envs))
+
+    def _reset(
+        self,
+        tensordict: TensorDictBase | None = None,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Options = None,
+    ) -> TensorDictBase:
+        wanted = None if tensordict is None else tensordict.get("_reset", None)
+        n_envs = self.envs.num_envs
+        ids = np.arange(n_envs) if wanted is None else np.flatnonzero(wanted.reshape(n_envs, -1).any(dim=1).cpu())
+        if self._rows is None and len(ids) < n_envs:
+            raise NotResetError(
+                f"reset() of envs {ids.tolist()}: the first one must be of all {n_envs}, without '_reset'"
+            )
+        for i, given in zip(ids.tolist(), spread(seed, ids.tolist(), n_envs), strict=True):
+            self._seeds[i] = self._seeds[i] if given is None else given
+        # Envs that ended have begun their next episode by themselves, and it was not handed out yet.
+        chosen = {
+            i: option
+            for i, option in zip(ids.tolist(), spread_options(options, len(ids)), strict=True)
+            if not (self._same_step and self._over[i]) or self._seeds[i] is not None or option is not None
+        }
+        if asked := list(chosen):
+            seeds = [self._seeds[i] for i in asked]
+            self.envs.reset_send(seed=seeds, options=list(chosen.values()), env_ids=asked)
+            self.result = self.envs.recv()
+            fresh = Sight.of(self.result)
+            self._rows = fresh if self._rows is None else self._rows.updated(self.result.env_ids, fresh)
+        assert self._rows is not None
+        for i in asked:
+            self._seeds[i] = None
+        self._over[ids] = False
+        ended = np.isin(np.arange(n_envs), ids)[:, None]
+        self._terminated, self._truncated = self._terminated & ~ended, self._truncated & ~ended
+        return self._tensors(self._rows, np.zeros(n_envs, np.bool_), {})
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        wanted = tensordict.get("_step", None)
+        n_envs = self.envs.num_envs
+        ids = None
+        if wanted is not None:
+            ids = np.flatnonzero(wanted.reshape(n_envs, -1).any(dim=1).cpu())
+            for seats in self._seats:  # TorchRL's rollout leaves it there, and then cannot stack the steps
+                tensordict.get(seats.name).pop("_neg_step", None)
+        if len(over := np.flatnonzero(self._over if ids is None else self._over[ids])):
+            first = over[0] if ids is None else ids[over[0]]
+            raise NotResetError(f"step() of env {first}, whose episode is over; reset() it, or ask for no step of it")
+        actions = self._actions(tensordict)
+        if ids is None:
+            self.envs.step_send(actions)
+        else:
+            self.envs.send(_pick(actions, ids), ids)
+        result = self.result = self.envs.recv()
+        ids = None if ids is None else result.env_ids  # in the order in which they came
+        before = self._rows
+        assert before is not None
+        after = Sight.of(result)
+        seen = before if ids is None else before.picked(ids)
+        last = after.at_ends(result, seen, self.envs.spec.groups, same_step=self._same_step)
+        flags = self._flags(result, ids)
+        rewards, done, fault = result.rewards, result.done, result.fault
+        if ids is not None:
+            after, last = before.updated(ids, after), before.updated(ids, last)
+            rewards, done, fault = (scatter(ids, array, n_envs) for array in (rewards, done, fault))
+        self._rows = after
+        self._over = self._over | done if ids is not None else done.copy()
+        out = self._tensors(last, fault, {"reward": rewards, **flags})
+        return out if wanted is None else _stepped(wanted.reshape(n_envs), out, tensordict)
+
+    # --- from arrays to tensors, and back
+
+    def _flags(self, result: VectorStep, ids: NDArray[np.int64] | None) -> dict[str, NDArray[np.bool_]]:
+        """Who has ended so far, (N, A), and under ``"root"`` which envs were cut off in this step, (N,)."""
+        back = result.alive & ~result.done[:, None]  # those of the next episode are not meant; some are born again
+        cut = result.done & result.truncated.any(axis=1)
+        if ids is None:
+            self._terminated = result.terminated | (self._terminated & ~back)
+            self._truncated = result.truncated | (self._truncated & ~back)
+        else:
+            self._terminated, self._truncated = self._terminated.copy(), self._truncated.copy()
+            self._terminated[ids] = result.terminated | (self._terminated[ids] & ~back)
+            self._truncated[ids] = result.truncated | (self._truncated[ids] & ~back)
+            cut = scatter(ids, cut, self.envs.num_envs)
+        done = result.done if ids is None else scatter(ids, result.done, self.envs.num_envs)
+        return {
+            "terminated": self._terminated,
+            "truncated": self._truncated,
+            "done": self._terminated | self._truncated,
+            "root": np.stack([done & ~cut, cut, done]),
+        }
+
+    def _tensors(self, rows: Sight, fault: NDArray[np.bool_], step: dict[str, NDArray[Any]]) -> TensorDictBase:
+        """All that TorchRL is told: of a reset, or with rewards and flags of a step."""
+        n_envs = self.envs.num_envs
+        source: dict[str, Any] = {}
+        agents: dict[str, Any] = {}
+        if step:
+            root = torch.from_numpy(step.pop("root")).unsqueeze(-1)
+            source = dict(zip(("terminated", "truncated", "done"), root, strict=True))
+            agents = {name: torch.from_numpy(array).unsqueeze(-1) for name, array in step.items()}
+            agents["reward"] = agents["reward"].to(self._reward_dtype)
+        agents["mask"] = torch.from_numpy(rows.acting)
+        for seats in self._seats:
+            tree = self.envs.spec.groups[seats.group].observation_tree
+            leaves = [torch.from_numpy(leaf)[:, seats.own] for leaf in rows.obs[seats.group]]
+            own = {name: tensor[:, seats.everyone] for name, tensor in agents.items()}
+            own["observation"] = nested(tree.space, tree.unflatten(leaves))
+            if (mask := self._mask(rows, seats)) is not None:
+                own["action_mask"] = mask
+                self.full_action_spec[seats.name, "action"].update_mask(mask.to(self.device or "cpu"))
+            source[seats.name] = TensorDict(own, batch_size=(n_envs, seats.count), device=self.device)
+        if rows.state is not None:
+            source["state"] = torch.from_numpy(rows.state)
+        if self._tells_faults:
+            source["fault"] = torch.from_numpy(fault).unsqueeze(-1)
+        return TensorDict(source, batch_size=(n_envs,), device=self.device)
+
+    def _mask(self, rows: Sight, seats: Seats) -> torch.Tensor | None:
+        mask = rows.masks[seats.group]
+        size = self._mask_sizes[seats.group]
+        if size is None:
+            if mask is not None and self._wants_masks:
+                raise ContractError(
+                    f"{self.envs.spec.name} gives action masks with its infos, which the specs of this MarlvecEnv do "
+                    f"not know of: give it action_masks=True to have them, or False to do without"
+                )
+            return None
+        if mask is None:
+            return torch.ones(self.envs.num_envs, seats.count, size, dtype=torch.bool)
+        return torch.from_numpy(mask)[:, seats.own]
+
+    def _actions(self, tensordict: TensorDictBase) -> Any:
+        """Actions in the form that the vectorizer takes."""
+        spec, n_envs = self.envs.spec, self.envs.num_envs
+        found: list[list[NDArray[Any]]] = [[] for _ in spec.groups]
+        for seats in self._seats:
+            action = tensordict.get((seats.name, "action"), None)
+            if action is None:
+                raise ActionError(f"step(): expected an action under {(seats.name, 'action')}, there is none")
+            leaves = self._readers[seats.group].leaves(action)
+            if seats.whole:
+                found[seats.group] = leaves
+                continue
+            target = found[seats.group] = found[seats.group] or [
+                np.zeros((n_envs, len(spec.groups[seats.group].agents), *leaf.shape[2:]), leaf.dtype) for leaf in leaves
+            ]
+            for whole, leaf in zip(target, leaves, strict=True):
+                whole[:, seats.own] = leaf
+        trees = [group.action_tree.unflatten(leaves) for group, leaves in zip(spec.groups, found, strict=True)]
+        return dict(zip(self.envs.groups, trees, strict=True)) if self.envs.grouped else trees[0]
+
+
+def _pick(actions: Any, ids: NDArray[np.int64]) -> Any:
+    if isinstance(actions, dict):
+        return {key: _pick(part, ids) for key, part in actions.items()}
+    if isinstance(actions, tuple):
+        return tuple(_pick(part, ids) for part in actions)
+    return actions[ids]
+
+
+def _stepped(wanted: torch.Tensor, out: TensorDictBase, before: TensorDictBase) -> TensorDictBase:
+    """Of envs that were not asked: what was so before, and no reward."""
+
+    def merge(key: Any, tensor: torch.Tensor) -> torch.Tensor:
+        rows = wanted.reshape(-1, *[1] * (tensor.ndim - 1))
+        old = before.get(key, None)
+        return torch.where(rows, tensor, torch.zeros_like(tensor) if old is None else old)
+
+    return out.named_apply(merge, nested_keys=True)
