@@ -10,9 +10,12 @@ ARGS ?=
 # Processes that share the tests among them: they wait more than they work.
 JOBS ?= 2
 BIN := $(VENV)/bin
+# Libraries that do not fit beside one another, or are too large for everybody: each the name of an extra, and of its
+# tests, tests/interop/test_<name>*.py, which skip where it is not installed.
+INTEROP ?= envpool
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs soak coverage checklist faults clean
+.PHONY: help demo test interop lint format bench docs soak coverage checklist faults clean
 # Two pip runs in one virtual environment would trip over each other.
 .NOTPARALLEL:
 .SUFFIXES:
@@ -28,6 +31,10 @@ demo: $(VENV)/.stamp-run ## Set up, then the main job: simple_spread in 16 envs,
 
 test: $(VENV)/.stamp-test ## Set up, then all tests but the soak
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+interop: $(INTEROP:%=.venv-interop/%/.stamp) ## Tests of libraries that get a virtual environment each; INTEROP="envpool" for some
+	@for name in $(INTEROP); do echo "marlvec: tests/interop/test_$$name*.py"; \
+		.venv-interop/$$name/bin/python -m pytest -n $(JOBS) tests/interop/test_$$name*.py $(ARGS) || exit 1; done
 
 lint: $(VENV)/.stamp-lint ## ruff, mypy --strict and the floors of the house
 	$(BIN)/ruff check .
@@ -62,7 +69,7 @@ faults: $(VENV)/.stamp-test ## The catalogue of faults, and the tests that cover
 	$(BIN)/python -m tests.faults.table
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) site dist build demo.png htmlcov .coverage .coverage.* .checklist.json \
+	rm -rf $(VENV) .venv-interop site dist build demo.png htmlcov .coverage .coverage.* .checklist.json \
 		.hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find marlvec connectors tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -75,6 +82,13 @@ $(VENV)/.stamp-docs: EXTRAS = docs
 $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
 	@echo "marlvec: installing .[$(EXTRAS)] into $(VENV) (once; a minute or so)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+.venv-interop/%/.stamp: pyproject.toml
+	@echo "marlvec: installing .[$*] into .venv-interop/$* (once; a minute or so)"
+	@$(PYTHON) -m venv .venv-interop/$*
+	@.venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' \
+		'pytest>=9.0' 'pytest-xdist>=3.8' 'hypothesis>=6.120'
 	@touch $@
 
 $(VENV)/.stamp-venv:

@@ -87,10 +87,10 @@ def make(
         num_envs: N; default 1, or the length of the list.
         backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
             that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled worlds in
-            this process, for envs that have them (docs/native.md); ``"pool"``: one object that holds all envs
-            (docs/interop.md): ``gymnasium.make_vec``'s for Gymnasium's ids, or what your factory makes of ``num_envs``
-            and ``seed``; ids of EnvPool's know no other backend, and take it whatever is asked for; ``"auto"``: native
-            where that has the same numbers bit for bit, is installed and supports all that is asked for, else async.
+            this process, for envs that have them (docs/native.md); ``"pool"``: one object that holds all envs, e.g.
+            ``gymnasium.make_vec``'s (docs/interop.md), and the only one for EnvPool's ids, so leave it out there;
+            ``"auto"``: native where that has the same numbers bit for bit, is installed and supports all that is asked
+            for, else async.
         num_workers: Worker processes or threads; default: one per usable core, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
             returns its first observation, and ``infos["final_observation"]`` the last one; ``"next_step"``: the next
@@ -203,15 +203,9 @@ def make(
         return make_native(recipes, num_workers, settings)
     if backend == "thread":
         return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
-    if backend == "pool":
-        if num_workers is not None:
-            raise ArgumentError(
-                f"num_workers={num_workers!r}: a pool has threads of its own; for EnvPool's, num_threads=…"
-            )
-        return make_pool(recipes, settings)
     if num_workers is not None:
-        raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend='sync' has none")
-    return SyncVectorEnv(recipes, **settings)
+        raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend={backend!r} has none")
+    return make_pool(recipes, settings) if backend == "pool" else SyncVectorEnv(recipes, **settings)
 
 
 def register(

@@ -13,7 +13,8 @@ import pytest
 SURFACE = {
     "marlvec": """
         make register
-        VectorEnv SyncVectorEnv ThreadVectorEnv AsyncVectorEnv NativeVectorEnv VectorStep PerEnv
+        VectorEnv SyncVectorEnv ThreadVectorEnv AsyncVectorEnv NativeVectorEnv PoolVectorEnv VectorStep
+        PerEnv
         Fault RestartLimit RestartQuietly
         RecordVideo tile_frames
         env_seeds infos_to_list infos_from_list

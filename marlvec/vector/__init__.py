@@ -5,6 +5,7 @@ from marlvec.vector.control import PerEnv
 from marlvec.vector.fault_log import Fault
 from marlvec.vector.infos import infos_from_list, infos_to_list
 from marlvec.vector.native import NativeVectorEnv
+from marlvec.vector.pool import PoolVectorEnv
 from marlvec.vector.rendering import tile_frames
 from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.result import VectorStep
@@ -19,6 +20,7 @@ __all__ = [
     "ThreadVectorEnv",
     "AsyncVectorEnv",
     "NativeVectorEnv",
+    "PoolVectorEnv",
     "PerEnv",
     "Fault",
     "RestartLimit",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,11 @@ import marlvec
 from marlvec import VectorEnv, env_seeds
 from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.vector.pool import PoolVectorEnv
+from tests.test_docs import run
 from tests.vector.reference import MODES
 from tests.vector.trees import flatten
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "envpool_cartpole.py"
 
 pytestmark = pytest.mark.checklist(125)
 
@@ -207,6 +211,11 @@ def test_frames() -> None:
         envs.reset(seed=0)
         frames = envs.render()
         assert [frame.shape[2] for frame in frames] == [3, 3]
+
+
+def test_the_example_learns(tmp_path: Path) -> None:
+    *_, last = run(EXAMPLE, tmp_path).splitlines()
+    assert float(last.split()[4].rstrip(",")) > 100, last
 
 
 def test_a_collector_runs_on_a_stream() -> None:
