@@ -285,8 +285,8 @@ def serve(
     from marlvec.cli import arguments, serving
     from marlvec.collect import Collector
 
-    _settle_in()
-    with _plain_errors(traceback):
+    settle_in()
+    with plain_errors(traceback):
         whats, files = serving.apart(policy or [])
         named = arguments.policies(whats)
         chains = arguments.connectors(connectors or [], tuple(named))
