@@ -102,6 +102,7 @@ async function move(column) {
   const agent = AGENTS[you];
   const [obs, legal] = [game.observe(you), game.legal()];
   draw(game.play(column));
+  say("The policy thinks …");
   await guarded(async () => {
     await episode.log({ [agent]: obs }, { [agent]: column }, { masks: { [agent]: legal } });
     await next();
