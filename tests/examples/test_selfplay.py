@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +13,27 @@ import pytest
 from typer.testing import CliRunner
 
 from marlvec.cli import app
+from tests.examples import scripts
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("tensorboard")
 pytest.importorskip("matplotlib")
 pytest.importorskip("numba", reason="compiled worlds, or it would take minutes")
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Run an example in this process, which has torch already; its results."""
+def run(tmp_path: Path) -> Run:
+    """Run an example that keeps what it found; its results."""
 
     def run(name: str, *args: str) -> dict[str, Any]:
         folder = tmp_path / "kept"
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--folder", str(folder), *args])
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        scripts.run(name, "--folder", folder, *args)
         found: dict[str, Any] = json.loads((folder / "results.json").read_text())
         return found
 
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng():
-        yield run
-    torch.set_num_threads(threads)
+    return run
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -78,7 +72,7 @@ def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert re.search(r"against random: \d\d\.\d% \[", printed)
     # A person can play against what it has kept.
-    policy = f"{EXAMPLES / name}.py:LEAGUE@{kept / 'pool'}/main_0"
+    policy = f"{scripts.EXAMPLES / name}.py:LEAGUE@{kept / 'pool'}/main_0"
     command = ["play", "connect_four", "--policy", policy, "--seat", "player_1", "--games", "1"]
     result = CliRunner().invoke(app, command, input="4\n" * 3 + "1\n2\n3\n5\n6\n7\n" * 6, prog_name="marlvec")
     assert result.exit_code == 0, result.output
