@@ -26,7 +26,7 @@ from marlvec.connectors.saving import read_file, write_file
 from marlvec.interop.torch_policy import TorchPolicy
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=100_000, help="env steps, those before --resume included")
+parser.add_argument("--steps", type=int, default=200_000, help="env steps, those before --resume included")
 parser.add_argument("--num-envs", type=int, default=128)
 parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there, else processes")
 parser.add_argument("--seed", type=int, default=0)
@@ -200,7 +200,7 @@ def plot(curve: list[list[float]], table: np.ndarray) -> None:
         left.plot(steps, line, "o-", markersize=3, label=label)
     left.set(title="simple_tag: touches an episode", xlabel="env steps")
     left.legend()
-    right.imshow(table, cmap="Oranges", vmin=0)
+    right.imshow(table, cmap="Oranges", vmin=0, vmax=1.5 * table.max())
     for (i, j), value in np.ndenumerate(table):
         right.text(j, i, f"{value:.2f}", ha="center", va="center")
     right.set(title="in the end", xticks=(0, 1), yticks=(0, 1))
