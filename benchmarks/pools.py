@@ -106,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="CartPole-v1")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=0, help="calls in a round; default: about 60,000 env steps")
     options = parser.parse_args()
@@ -113,7 +114,7 @@ def main() -> None:
     table = Table(title=f"{options.task}, {options.threads} threads of EnvPool's, {options.rounds} rounds")
     for heading in ("what", "envs", "rows a call", "bare, µs a call", "bare ÷ ours, clock", "bare ÷ ours, processor"):
         table.add_column(heading, justify="right")
-    for size in SIZES:
+    for size in options.sizes:
         cases: list[tuple[str, int, dict[str, Any]]] = [
             ("step, next_step", size, {"autoreset_mode": "next_step"}),
             ("step, next_step, copy=False", size, {"autoreset_mode": "next_step", "copy": False}),
