@@ -44,6 +44,5 @@ for generation in range(GENERATIONS):
     best = np.argsort(returns)[-ELITE:]
     mean, spread = lines.weights[best].mean(axis=0), lines.weights[best].std(axis=0) + 0.1
     cut = np.count_nonzero(rows.truncated)
-    played_out = f"{cut} episodes of {played.sum():.0f} ran out of time"
-    print(f"generation {generation}: mean return {returns.mean():6.1f}, {played_out}")
+    print(f"generation {generation}: mean return {returns.mean():6.1f}, {cut} of {played.sum():.0f} ran out of time")
 envs.close()

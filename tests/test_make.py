@@ -315,7 +315,7 @@ def test_every_setting_reaches_the_vectorizer() -> None:
 
 def test_wrong_settings_are_refused_before_anything_starts() -> None:
     for settings, words in (
-        ({"backend": "cloud"}, "backend must be 'async', 'thread', 'sync', 'native' or 'auto', got 'cloud'"),
+        ({"backend": "cloud"}, "backend must be 'async', 'thread', 'sync', 'native', 'pool' or 'auto', got 'cloud'"),
         ({"num_envs": 0}, "at least 1, got 0"),
         ({"num_workers": 3}, "num_workers must be an integer from 1 to num_envs=2, got 3"),
         ({"num_workers": 0}, "num_workers must be an integer from 1 to num_envs=2, got 0"),

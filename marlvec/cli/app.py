@@ -77,7 +77,7 @@ def rollout(
     connectors: Connectors = None,
     settings: Settings = None,
     backend: Annotated[
-        Backend, typer.Option(help="Worker processes, threads, neither, or compiled worlds.")
+        Backend, typer.Option(help="Worker processes, threads, neither, compiled worlds, or a pool.")
     ] = Backend.ASYNC,
     num_workers: NumWorkers = None,
     seed: Seed = None,

@@ -17,6 +17,7 @@ class Backend(StrEnum):
     THREAD = "thread"
     SYNC = "sync"
     NATIVE = "native"
+    POOL = "pool"
     AUTO = "auto"
 
 
