@@ -22,6 +22,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 CONNECTORS = ROOT / "docs" / "connectors.md"
 QUICKSTART = ROOT / "examples" / "quickstart.py"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != QUICKSTART)
+LIBRARIES = ("tianshou", "torchrl")  # which need not be installed
 _BLOCK = re.compile(
     r"^<!-- run -->\n```python\n(?P<code>.*?)^```\n(?:\n<!-- output -->\n```text\n(?P<output>.*?)^```\n)?", re.S | re.M
 )
@@ -106,6 +107,9 @@ def test_every_connector_has_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_as_it_stands(path: Path, tmp_path: Path) -> None:
+    for name in LIBRARIES:
+        if re.search(rf"^(import|from) {name}\b", path.read_text(encoding="utf-8"), re.M):
+            pytest.importorskip(name, exc_type=ImportError)
     assert run(path, tmp_path).strip()
 
 
