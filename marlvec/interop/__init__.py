@@ -1,5 +1,6 @@
 """marlvec's envs as other libraries want them: one module per library, imported only by whoever asks for it.
 
 `marlvec.interop.aec`, `marlvec.interop.cleanrl`, `marlvec.interop.gymnasium`, `marlvec.interop.pettingzoo`,
-`marlvec.interop.pufferlib`, `marlvec.interop.sb3`, `marlvec.interop.sb3_decisions` and `marlvec.interop.supersuit`.
+`marlvec.interop.pufferlib`, `marlvec.interop.sb3`, `marlvec.interop.sb3_decisions`, `marlvec.interop.supersuit`,
+`marlvec.interop.tianshou` and `marlvec.interop.torchrl`. `marlvec.make` uses `marlvec.interop.envpool`.
 """

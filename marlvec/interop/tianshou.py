@@ -330,7 +330,7 @@ class TurnVectorEnv(_View):
         """Begin new episodes in these envs; ``(obs, infos)`` in their order. Arguments as in `VectorEnv.reset`."""
         self._assert_is_not_closed()
         ids = [int(i) for i in self._wrap_id(env_id)]
-        result = self._begin(sorted(ids), seed, options)
+        result = self._begin(ids, seed, options)
         self._take(result)
         obs, *_, infos = self._rows(ids, dict.fromkeys(ids, None))
         return obs, infos

@@ -318,7 +318,9 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             own["observation"] = nested(tree.space, tree.unflatten(leaves))
             if (mask := self._mask(rows, seats)) is not None:
                 own["action_mask"] = mask
-                self.full_action_spec[seats.name, "action"].update_mask(mask.to(self.device or "cpu"))
+                spec = self.full_action_spec[seats.name, "action"]
+                if hasattr(spec, "update_mask"):  # a MultiDiscrete of several axes has none in TorchRL
+                    spec.update_mask(mask.to(self.device or "cpu"))
             source[seats.name] = TensorDict(own, batch_size=(n_envs, seats.count), device=self.device)
         if rows.state is not None:
             source["state"] = torch.from_numpy(rows.state)

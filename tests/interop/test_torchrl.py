@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete, Text
+from pettingzoo import ParallelEnv
 
 import marlvec
 from marlvec import env_seeds
@@ -345,6 +347,51 @@ def test_random_actions_keep_to_the_masks() -> None:
         view.close()
 
 
+class Pairs(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """Two choices at a time, of which each has one that is forbidden."""
+
+    metadata = {"name": "pairs"}
+    possible_agents = ["a", "b"]
+
+    def __init__(self, nvec: list[Any]) -> None:
+        self.space = MultiDiscrete(nvec)
+        k = int(self.space.nvec.sum())
+        self.seen = Dict(observation=Box(0, 1, (2,)), action_mask=MultiBinary(k))
+        self.mask = np.arange(k) % 3 != 0
+
+    def observation_space(self, agent: str) -> Any:
+        return self.seen
+
+    def action_space(self, agent: str) -> Any:
+        return self.space
+
+    def look(self) -> Any:
+        return {who: {"observation": np.zeros(2, np.float32), "action_mask": self.mask} for who in ("a", "b")}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.t, self.agents = 0, ["a", "b"]
+        return self.look(), {}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.t += 1
+        if self.space.nvec.ndim == 1:
+            assert all(action[0] == 1 and action[1] != 1 for action in actions.values()), actions
+        over = self.t == 4
+        self.agents = [] if over else self.agents
+        flags = dict.fromkeys(actions, False)
+        return self.look(), dict.fromkeys(actions, 1.0), flags, dict.fromkeys(actions, over), {}
+
+
+@pytest.mark.parametrize("categorical", [True, False])
+@pytest.mark.parametrize("nvec", [[2, 3], [[2, 3], [2, 2]]])
+def test_masks_of_several_choices_hold(nvec: list[Any], categorical: bool) -> None:
+    view = MarlvecEnv.make(partial(Pairs, nvec), N, backend="sync", categorical_actions=categorical)
+    check_env_specs(view, break_when_any_done="both")
+    data = view.rollout(20, break_when_any_done=False)
+    assert data["agents", "action_mask"].shape[-1] == np.sum(nvec)
+    view.close()
+
+
 def test_only_some_envs_may_be_asked_to_step() -> None:
     """``break_when_all_done``: each env stops where its episode ends."""
     view = MarlvecEnv.make(factories_of("parallel", 4), backend="sync")
@@ -416,7 +463,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         with pytest.raises(ArgumentError, match="expected copy=True"):
             MarlvecEnv.make("simple_spread", 2, backend="sync", **options)
     with pytest.raises(UnsupportedSpaceError, match="observation: Text"):
-        MarlvecEnv.make(partial(SampleEnv, marlvec_text(), SPACES["discrete"]), 1, backend="sync")
+        MarlvecEnv.make(partial(SampleEnv, Text(5), SPACES["discrete"]), 1, backend="sync")
     for mode in MODES:
         view = MarlvecEnv.make("simple_spread", 2, backend="sync", autoreset_mode=mode, max_episode_steps=1)
         assert isinstance(view, EnvBase)
@@ -438,12 +485,6 @@ def test_what_makes_no_sense_is_refused() -> None:
         view.close()
         assert view.is_closed
         assert view.envs.closed
-
-
-def marlvec_text() -> Any:
-    from gymnasium.spaces import Text
-
-    return Text(5)
 
 
 def test_int_keys_and_numbers_of_agents_are_names() -> None:
