@@ -60,7 +60,7 @@ class Snapshot:
             fds=_open_fds(),
             threads=frozenset(threading.enumerate()),
             pids=frozenset(int(name) for name in os.listdir(PROC) if name.isdigit()),
-            shm=frozenset(os.listdir(SHM)) if SHM.is_dir() else frozenset(),
+            shm=frozenset(_shared_memory()),
         )
 
 
@@ -180,6 +180,11 @@ def _new_processes(before: frozenset[int], now: frozenset[int]) -> Iterator[str]
 
 
 # --- shared memory
+
+
+def _shared_memory() -> list[str]:
+    # Semaphores have names for a moment only, while somebody makes one; marlvec has none, other programs have hundreds.
+    return [name for name in os.listdir(SHM) if not name.startswith("sem.")] if SHM.is_dir() else []
 
 
 def _used_by_others(path: Path) -> bool:
