@@ -8,6 +8,7 @@
     │   ├── NotResetError             ... a step of an env that has no running episode
     │   ├── EpisodesFull              ... no more episodes can run at a time
     │   ├── EpisodeOver               ... in an episode that has ended, or was lost
+    │   │   └── EpisodeCut            ... because the collector's side has ended it
     │   └── BrokenError               ... after a worker died; only close() is left
     ├── ArgumentError (ValueError)    an argument is wrong; nothing was sent to any env
     │   └── ActionError               the actions have the wrong shape, dtype or structure
@@ -64,6 +65,7 @@ __all__ = [
     "EnvFault",
     "EnvRaised",
     "EnvTimeout",
+    "EpisodeCut",
     "EpisodeOver",
     "EpisodesFull",
     "Failure",
@@ -116,6 +118,10 @@ class EpisodesFull(StateError):
 
 class EpisodeOver(StateError):
     """The episode has ended, or was lost; the text says how."""
+
+
+class EpisodeCut(EpisodeOver):
+    """The collector's side has ended the episode: it begins new ones, time was up, or nothing was heard of it."""
 
 
 class BrokenError(StateError):

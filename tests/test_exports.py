@@ -59,6 +59,8 @@ SURFACE = {
         ArgumentError ActionError
         RegistryError UnknownEnvError AlreadyRegisteredError
         SerialisationError UnsupportedSpaceError ContractError FetchTimeout
+        EpisodesFull EpisodeOver EpisodeCut AnswerTimeout DriverGone
+        ProtocolError RefusedError ConnectionLost
         EnvFault EnvRaised EnvArgumentError EnvContractError EnvTimeout WorkerDied Failure RemoteCause
         RestartQuietly ResourceError CheckpointError MissingExtraError
         ContractWarning
@@ -70,6 +72,10 @@ SURFACE = {
         Scoreboard Game MatchTable Tally Ratings Elo Skill
         evaluate_match MatchResult WinRate
         alpha_rank exploitability
+    """,
+    "marlvec.external": """
+        make ExternalVectorEnv Door Episode ExternalEnv replay Replay
+        Server Client Local Limits make_token find_token
     """,
     "marlvec.interop.gymnasium": "GymnasiumVectorEnv",
     "marlvec.interop.pettingzoo": "ParallelView",

@@ -70,6 +70,11 @@ class FreeTraffic(Traffic):
         self._beginning_N[slice(None) if env_ids is None else env_ids] = True
         self._note_sent(env_ids)
 
+    def abandon(self) -> None:
+        """Let what is on the way go by, also what another collector has sent: it never takes in the last of it."""
+        self._num_away = self._envs.num_envs
+        super().abandon()
+
     def begin_next(self, arrival: Arrival, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
         """Have these envs begin the next episode some time; none has now."""
         self.reset(env_ids=env_ids)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from marlvec.errors import ClosedError, DriverGone, EpisodeOver
+from marlvec.errors import ClosedError, DriverGone, EpisodeCut
 from marlvec.external.row import Row
 
 if TYPE_CHECKING:
@@ -84,8 +86,10 @@ class Desk:
 
     def __init__(self, num_envs: int, max_backlog: int, idle_timeout: float | None = None) -> None:
         self.lock = threading.RLock()
-        self._arrived = threading.Condition(self.lock)  # the collector's thread waits here
         self._changed = threading.Condition(self.lock)  # those outside wait here, for a free place or for room
+        # The collector's thread waits for its bell, rung without the lock: it would wake up only to wait for that.
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ring_at: int | None = None  # with how many rows it is to be rung; None: nobody listens
         self.places = [_Place() for _ in range(num_envs)]
         self.max_backlog = max_backlog
         self.numbers = count()
@@ -145,13 +149,18 @@ class Desk:
         self._look(i)
 
     def fail(self, error: Exception) -> None:
-        """Have the collector's thread raise this."""
+        """Have the collector's thread raise this; `tell` after it, as after all that may concern that thread."""
         self._errors.append(error)
-        self._arrived.notify_all()
+        self._ring()
 
     def look_around(self) -> None:
         """Have the collector's thread see whether anybody is left."""
-        self._arrived.notify_all()
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._ring_at is not None:
+            self._ring_at = None
+            self._later.append(partial(self._bell.put, None))
 
     @property
     def _is_hopeless(self) -> bool:
@@ -185,7 +194,7 @@ class Desk:
                 place.wants = what
                 if what == "reset" and (running := place.running) is not None:  # it is not wanted any more
                     place.running = None
-                    self._let_go(running, EpisodeOver(f"{running} was lost: the collector begins new episodes"))
+                    self._let_go(running, EpisodeCut(f"episode {running.id} was lost: the collector begins new ones"))
                 if place.asked is not None:
                     due.append(place.asked)
                     place.asked, place.since = None, now
@@ -210,39 +219,39 @@ class Desk:
             DriverGone: There is nothing, and nobody left to bring something.
             ClosedError: It was closed.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        ends = float("inf") if timeout is None else time.monotonic() + timeout
+        self._listen(1, ends)
+        if patience > 0 and 0 < len(self._ready) < most:
+            with self.lock:
+                enough = min(most, sum(place.is_awaited for place in self.places))
+            self._listen(enough, time.monotonic() + patience)
         with self.lock:
-            taken = self._take_all(most, patience) if self._await(deadline) else []
-        self.tell()
-        return taken
+            if self.closed:
+                raise ClosedError("the vectorizer was closed while somebody waited for its envs")
+            if self._errors:
+                raise self._errors.popleft()
+            if not self._ready and self._is_hopeless:
+                raise DriverGone(
+                    "nobody is left who brings rows: every run() has returned. Nothing is lost; start() one, and "
+                    "collect() again"
+                )
+            chosen = sorted(list(self._ready)[:most])
+            return [(i, self._take(i)) for i in chosen]
 
-    def _await(self, deadline: float | None) -> bool:
-        """Wait for the first row; False if time ran out."""
+    def _listen(self, enough: int, ends: float) -> None:
+        """Wait until so many rows are there, or until then, or until it is of no use to wait."""
         while True:
-            now = time.monotonic()
-            self.look_for_idle(now)
-            if self._ready or self._is_hopeless:
-                return True
-            ends = min(self._look_at, deadline if deadline is not None else float("inf"))
-            if deadline is not None and now >= deadline:
-                return False
-            self._arrived.wait(None if ends == float("inf") else max(0.0, ends - now))
-
-    def _take_all(self, most: int, patience: float) -> list[Taken]:
-        if self.closed:
-            raise ClosedError("the vectorizer was closed while somebody waited for its envs")
-        if self._errors:
-            raise self._errors.popleft()
-        if not self._ready:
-            raise DriverGone(
-                "nobody is left who brings rows: every run() has returned. Nothing is lost; start() one, and collect() "
-                "again"
-            )
-        if patience > 0 and len(self._ready) < most:
-            enough = min(most, sum(place.is_awaited for place in self.places))
-            self._arrived.wait_for(lambda: len(self._ready) >= enough or self._errors, patience)
-        chosen = sorted(list(self._ready)[:most])
-        return [(i, self._take(i)) for i in chosen]
+            with self.lock:
+                now = time.monotonic()
+                self.look_for_idle(now)
+                is_over = len(self._ready) >= enough or self._is_hopeless or now >= ends
+                self._ring_at = None if is_over else enough
+                until = min(self._look_at, ends)
+            self.tell()
+            if is_over:
+                return
+            with suppress(queue.Empty):
+                self._bell.get(timeout=None if until == float("inf") else max(0.0, until - now))
 
     def look_for_idle(self, now: float) -> None:
         """Lose episodes of which nothing was heard for too long, if it is time to look."""
@@ -258,7 +267,7 @@ class Desk:
             episode = place.episode
             assert episode is not None
             what = f"nothing was heard for {self._idle_timeout} s"
-            episode.over = EpisodeOver(f"episode {episode.id} was cut off: {what}")
+            episode.over = EpisodeCut(f"episode {episode.id} was cut off: {what}")
             self._later.append(partial(episode.lost, episode.over))
             self.lose(episode, TimeoutError(what))
 
@@ -283,8 +292,9 @@ class Desk:
                 if place.wants is None or place.rows:
                     continue
                 if (running := place.running) is not None:
-                    self._let_go(running, EpisodeOver(f"{running} was lost: the collector does not go on with it"))
-                    self.lose(running, EpisodeOver("the collector does not go on with it"))
+                    what = "the collector does not go on with it"
+                    self._let_go(running, EpisodeCut(f"episode {running.id} was lost: {what}"))
+                    self.lose(running, EpisodeCut(what))
                 else:
                     place.recalled = True
                     self._look(i)
@@ -300,7 +310,7 @@ class Desk:
             self._later += self._wait_for_place
             self._wait_for_place.clear()
             self._changed.notify_all()
-            self._arrived.notify_all()
+            self._ring()
         self.tell()
 
     def _let_go(self, episode: Episode, reason: Exception) -> None:
@@ -320,4 +330,5 @@ class Desk:
             self._ready.pop(i, None)
         elif i not in self._ready:
             self._ready[i] = None
-            self._arrived.notify_all()
+            if self._ring_at is not None and len(self._ready) >= self._ring_at:
+                self._ring()

@@ -109,6 +109,7 @@ class Door:
         """Have whoever collects raise this, as soon as can be. No episode is lost by it."""
         with self._desk.lock:
             self._desk.fail(error)
+        self._desk.tell()
 
     def arrive(self) -> None:
         """Somebody drives from now on: the collector relies on it, until `depart`."""
@@ -121,3 +122,4 @@ class Door:
             assert self._desk.drivers
             self._desk.drivers -= 1
             self._desk.look_around()
+        self._desk.tell()

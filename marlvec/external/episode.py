@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from marlvec.envs.spec import COMMON, Info
-from marlvec.errors import AnswerTimeout, ArgumentError, BusyError, EpisodeOver, MarlvecError, StateError
+from marlvec.errors import AnswerTimeout, ArgumentError, BusyError, EpisodeCut, EpisodeOver, MarlvecError, StateError
 from marlvec.external.desk import Desk
 from marlvec.external.inspection import Inspection
 from marlvec.external.row import Answer, Ending, Row
@@ -108,7 +108,7 @@ class Episode:
             masks: Agent name to action mask.
 
         Raises:
-            EpisodeOver: It has ended, or was lost; or time was up, and this was its end.
+            EpisodeOver: It has ended, or was lost; `EpisodeCut` if time was up, and this was its end.
             BusyError: An answer is due, or too many rows wait.
             ArgumentError: Nobody acts, or an agent is unknown.
             StateError: An agent has ended already.
@@ -288,11 +288,8 @@ class Episode:
     def wait_for_room(self, timeout: float | None = None) -> None:
         """Wait until another row may be put down.
 
-        Args:
-            timeout: Seconds; None for ever.
-
         Raises:
-            AnswerTimeout: There was none in time: nobody collects, or more slowly than rows come.
+            AnswerTimeout: There was no room within so many seconds (None: for ever): nobody collects, or too slowly.
             EpisodeOver: It has ended, or was lost.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -317,7 +314,7 @@ class Episode:
         """Time is up: everybody is truncated, with what they see now."""
         self._ended.update({a: (seen.get(a), False, True) for a in self._alive | seen.keys()})
         self._desk.put(self.env_id, self._row(paid, told, done=True))
-        self.over = EpisodeOver(f"episode {self.id} was cut: it has made as many steps as max_episode_steps allows")
+        self.over = EpisodeCut(f"episode {self.id} was cut: it has made as many steps as max_episode_steps allows")
         self._desk.leave(self.env_id)
         raise self.over
 

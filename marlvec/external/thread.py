@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Self
 from marlvec.errors import (
     AnswerTimeout,
     ArgumentError,
-    BusyError,
     ClosedError,
     DriverGone,
+    EpisodeCut,
     EpisodeOver,
     EpisodesFull,
     StateError,
 )
-from marlvec.external.episode import Episode, Flags
+from marlvec.external.episode import Flags
+from marlvec.external.running import Running
 
 if TYPE_CHECKING:
     from marlvec.external.vector_env import ExternalVectorEnv
@@ -56,7 +57,7 @@ class ExternalEnv:
     dicts of agent name to one.
 
     If `run` raises, whoever collects is told at once (`DriverGone`), and the episodes that it was running are lost. So
-    they are by `stop`.
+    they are by `stop`. An `EpisodeCut` that it lets out is no reason to end: it is called again.
 
     Args:
         envs: Where its episodes run.
@@ -83,13 +84,16 @@ class ExternalEnv:
         self.door, self.timeout = envs.door, timeout
         self._max_episodes = max_episodes
         self._alone = self.door.agents[0] if len(self.door.agents) == 1 and not dicts else None
-        self._runs: dict[Hashable, _Run] = {}
+        self._runs: dict[Hashable, Running] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
 
     def run(self) -> None:
-        """Drive the simulator; called in the thread that `start` starts. Return when `stopping`."""
+        """Drive the simulator; called in the thread that `start` starts. Return when `stopping`.
+
+        Called again where it lets out an `EpisodeCut`: its other episodes are lost then, if it has any.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no run()")
 
     # --- the thread
@@ -163,16 +167,20 @@ class ExternalEnv:
 
     def _main(self) -> None:
         name, error = type(self).__name__, None
-        try:
-            self.run()
-        except BaseException as raised:  # sys.exit() too
-            if not (self.stopping and isinstance(raised, StateError)):  # else it is how stop() and close() end it
-                error = raised
-        with self._changed:
-            runs = list(self._runs.values())
-            self._runs.clear()
-        for run in runs:
-            run.episode.abandon(error or DriverGone(f"{name}.run() returned before it had ended"))
+        while True:
+            try:
+                self.run()
+            except BaseException as raised:  # sys.exit() too
+                if not (self.stopping and isinstance(raised, StateError)):  # else it is how stop() and close() end it
+                    error = raised
+            with self._changed:
+                runs = list(self._runs.values())
+                self._runs.clear()
+            for run in runs:
+                run.episode.abandon(error or DriverGone(f"{name}.run() returned before it had ended"))
+            if not isinstance(error, EpisodeCut):
+                break
+            error = None
         if error is not None:
             gone = DriverGone(f"{name}.run() raised {type(error).__name__}: {error}")
             gone.__cause__ = error
@@ -229,7 +237,7 @@ class ExternalEnv:
                         raise
                     self._changed.wait(left)
                     continue
-                self._runs[key] = _Run(episode, box)
+                self._runs[key] = Running(episode, box)
                 return key
 
     def get_action(self, episode_id: Hashable, obs: Any, *, masks: Any = None, timeout: float | None = _DEFAULT) -> Any:
@@ -246,7 +254,7 @@ class ExternalEnv:
 
         Raises:
             AnswerTimeout: None came in time. They may still come: `wait_for_action`, or end the episode.
-            EpisodeOver: There is no such episode: it has ended, or was lost; or time was up, and this was its end.
+            EpisodeOver: There is no such episode, or no more: `EpisodeCut` if time was up, and this was its end.
             ClosedError: `stop` was called, or the vectorizer was closed.
             MarlvecError: As `Episode.ask`; nothing was asked then.
         """
@@ -340,7 +348,7 @@ class ExternalEnv:
 
     # --- inside
 
-    def _running(self, episode_id: Hashable) -> _Run:
+    def _running(self, episode_id: Hashable) -> Running:
         with self._changed:
             run = self._runs.get(episode_id)
             if run is None and self._stopping:
@@ -375,25 +383,3 @@ class ExternalEnv:
 
     def _seconds(self, timeout: float | None) -> float | None:
         return self.timeout if timeout == _DEFAULT else timeout
-
-
-class _Run:
-    """A running episode and the way back.
-
-    Args:
-        episode: The episode.
-        box: Where its answers come in, and why it was lost.
-
-    Attributes:
-        asked: Whether an answer is due that nobody has taken out of the box.
-    """
-
-    __slots__ = ("asked", "box", "episode")
-
-    def __init__(self, episode: Episode, box: queue.SimpleQueue[Any]) -> None:
-        self.episode, self.box, self.asked = episode, box, False
-
-    def check_idle(self, call: str) -> None:
-        """Raise if the next answer in the box would be one to an earlier question."""
-        if self.asked:
-            raise BusyError(f"{call}(): what was asked before is still to be taken; wait_for_action() first")

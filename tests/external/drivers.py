@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.errors import EpisodeOver
+from marlvec.errors import EpisodeCut
 from marlvec.external import ExternalEnv, ExternalVectorEnv
 from marlvec.policies import FunctionPolicy
 
@@ -34,7 +34,7 @@ def play_parallel(self: ExternalEnv, env: Any, env_id: int | None, seed: int | N
     while True:
         try:
             actions = self.get_action(episode, obs)
-        except EpisodeOver:  # time was up
+        except EpisodeCut:  # time was up
             return
         obs, rewards, terminated, truncated, infos = env.step(actions)
         self.log_returns(episode, rewards, infos)

@@ -19,6 +19,7 @@ from marlvec.errors import (
     BusyError,
     ClosedError,
     ContractError,
+    EpisodeCut,
     EpisodeOver,
     EpisodesFull,
     FetchTimeout,
@@ -449,7 +450,7 @@ def test_what_the_collector_drops_is_told(envs: ExternalVectorEnv) -> None:
     waiting.end()
     collecting.wait()
     collecting.collector.reset()
-    assert [type(error) for error in told] == [EpisodeOver]
+    assert [type(error) for error in told] == [EpisodeCut]
     assert "the collector" in str(told[0])
     with pytest.raises(EpisodeOver):
         running.ask({"a": see(3, 1)}, answer=print)

@@ -20,6 +20,7 @@ from marlvec.errors import (
     BusyError,
     ClosedError,
     DriverGone,
+    EpisodeCut,
     EpisodeOver,
     EpisodesFull,
     StateError,
@@ -314,6 +315,13 @@ def test_an_interrupt_loses_nothing() -> None:
         assert collector.collect(episodes=1)["main"].rewards.tolist() == [5]
 
 
+def test_one_collector_after_the_other() -> None:
+    with external.make(ONE, num_envs=2) as envs:
+        for _ in range(2):
+            with Game(envs), Game(envs):
+                assert len(collecting(envs).collect(episodes=3)["main"]) == 12
+
+
 @pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
 def test_batches_have_exactly_the_size_that_was_asked_for(unit: str) -> None:
     with external.make(ONE, num_envs=4) as envs:
@@ -345,7 +353,9 @@ def test_collecting_in_the_background_and_from_here_again() -> None:
             assert [len(batch["main"]) for batch in batches] == [8, 8, 8]
         assert len(collector.collect(episodes=1)["main"]) == 4
         assert game.is_alive
-        collector.reset()  # the running episode is lost, and with it a simulator that does not look at that
+        collector.reset()  # the running episodes are lost, and their simulator begins anew
+        assert len(collector.collect(episodes=1)["main"]) == 4
+        assert envs.faults == ()
 
 
 @pytest.mark.fault("G9")
@@ -360,7 +370,7 @@ def test_an_episode_that_does_not_end_is_cut() -> None:
             for t in range(3):
                 game.get_action(episode, [t], timeout=30)
                 game.log_returns(episode, 1)
-            with pytest.raises(EpisodeOver, match="was cut: it has made as many steps as max_episode_steps allows"):
+            with pytest.raises(EpisodeCut, match="was cut: it has made as many steps as max_episode_steps allows"):
                 game.get_action(episode, [3])
             assert game._runs == {}
         thread.join()
@@ -369,6 +379,14 @@ def test_an_episode_that_does_not_end_is_cut() -> None:
         assert rows.truncated.tolist() == [False, False, True] * 2
         assert rows.rewards.tolist() == [1] * 6
         assert not rows.terminated.any()
+
+
+def test_run_is_called_again_where_time_was_up() -> None:
+    """It need not look at the limit: the last row is there all the same, and it plays on."""
+    with external.make(ONE, max_episode_steps=3) as envs, Game(envs, length=10):
+        rows = collecting(envs).collect(episodes=4)["main"]
+    assert rows.next_obs[:, 0].tolist() == [1, 2, 3] * 4
+    assert rows.truncated.tolist() == [False, False, True] * 4
 
 
 @pytest.mark.fault("G9")
