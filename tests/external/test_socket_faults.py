@@ -351,7 +351,7 @@ def test_messages_in_fragments() -> None:
 @pytest.mark.fault("G6")
 @pytest.mark.fault("G7")
 def test_hostile_messages_end_the_connection_and_nothing_else() -> None:
-    hostile = [message_of(Type.STEP, obs={"a": array}) for array in ATTACKS.values() if "nan" not in str(array)]
+    hostile = [message_of(Type.STEP, obs={"a": array}) for array in ATTACKS.values() if isinstance(array, list)]
     hostile += [pack_frame(Frame(Type.STEP, 2, 0, body)) for body in _BODIES]
     with served(resume_seconds=0) as there, Honest(there):
         for data in hostile:
