@@ -55,9 +55,10 @@ class FreeTraffic(Traffic):
     def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
         """All envs that are back: what they bring later and is not needed now is needed next time."""
         self._needed = needed(0)
-        if not self._needed:
+        if not self._needed or self._num_away == len(self.all_ids):
             return _NOBODY
-        return self._going[~self._away_N[self._going]]
+        idle = self._going[~self._away_N[self._going]]
+        return None if len(idle) == len(self.all_ids) else idle
 
     def send(self, actions: Any, env_ids: IntArray | None) -> None:
         """Have envs step that were `due`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from marlvec.external.episode import Episode
 
 __all__ = ["Desk", "Taken"]
+
+_LOG = logging.getLogger("marlvec")
 
 Taken = tuple[int, Row | None]
 """A slot and its next row; None where it was recalled, and there is none."""
@@ -176,7 +179,10 @@ class Desk:
             if not later:
                 return
             for callback in later:
-                callback()
+                try:
+                    callback()
+                except Exception:  # of somebody else's making, in whatever thread: nobody here can be blamed for it
+                    _LOG.exception("a callback of an episode outside has failed")
 
     # --- the collector's thread
 

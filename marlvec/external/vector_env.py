@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.spec import EnvSpec
 from marlvec.envs.time_limit import check_limit
-from marlvec.errors import ArgumentError, BrokenError, EpisodeCut, Failure
+from marlvec.errors import ArgumentError, BrokenError, ClosedError, EpisodeCut, Failure
 from marlvec.external.desk import Desk
 from marlvec.external.door import Door
 from marlvec.external.inspection import Inspection
@@ -193,7 +193,7 @@ class ExternalVectorEnv(VectorEnv):
             buffers.truncated[i] = alive
             summary = f"{type(reason).__name__}: {reason}"
             report.faults[i] = Failure(i, "episode", summary, "", reason)
-            if not isinstance(reason, EpisodeCut):  # who drops it himself need not be told
+            if not isinstance(reason, (ClosedError, EpisodeCut)):  # who drops it on purpose need not be told
                 self._recovery.log.note([i], [i], "episode", summary, "lose", quiet=False)
 
     def _shut_down(self, timeout: float) -> None:

@@ -347,7 +347,6 @@ def test_masks_are_taken_from_observations_and_from_beside_them() -> None:
 # --- slots
 
 
-@pytest.mark.fault("G10")
 def test_no_more_episodes_than_slots(envs: ExternalVectorEnv) -> None:
     freed: list[int] = []
     one, _ = envs.door.begin(), envs.door.begin()
@@ -390,7 +389,6 @@ def test_an_episode_in_which_nobody_acted_leaves_no_trace(envs: ExternalVectorEn
 # --- what goes wrong
 
 
-@pytest.mark.fault("G1")
 @pytest.mark.parametrize("moment", ["first asked", "answered", "asked", "logged ahead"])
 def test_an_abandoned_episode_is_a_fault_of_its_own(
     envs: ExternalVectorEnv, moment: str, caplog: pytest.LogCaptureFixture
@@ -435,6 +433,25 @@ def test_a_callback_that_raises_costs_its_own_episode(envs: ExternalVectorEnv) -
     play(envs.door.begin(), stamp=2)
     assert collecting.wait()["main"].obs[:, 0].tolist() == [2] * 5
     assert [fault.summary for fault in envs.faults] == ["ValueError: of no use"]
+
+
+def test_callbacks_that_fail_are_nobody_elses_affair(envs: ExternalVectorEnv, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("of no use")
+
+    collecting = Collecting(envs).collect(episodes=1)
+    dropped = envs.door.begin(on_lost=broken)
+    ask(dropped, {"a": see(3, 0)})
+    other = envs.door.begin()
+    with pytest.raises(EpisodesFull):
+        envs.door.begin(on_free=broken)
+    play(other, stamp=1)
+    collecting.wait()
+    collecting.collector.reset()
+    collecting.collect(episodes=1)
+    play(envs.door.begin(), stamp=2)
+    assert len(collecting.wait()["main"]) == 5
+    assert [record.message for record in caplog.records] == ["a callback of an episode outside has failed"] * 2
 
 
 def test_what_the_collector_drops_is_told(envs: ExternalVectorEnv) -> None:
