@@ -6,18 +6,21 @@
 Round trips a second on loopback, with one client: an observation goes there, through connectors and a policy, and the
 actions come back. The echo sends the same bytes back as they are: the library `websockets`, its asyncio server and its
 blocking client, as anybody would write it. Each server is a process of its own; rounds take turns, and what is told is
-the median over rounds. Then how long 16 clients wait, each asking again as soon as it is answered.
+the median over rounds. Beside it stands the processor time of both sides for one round trip, which other programs on
+the machine change little. Then how long 16 clients wait, each asking again as soon as it is answered.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +34,7 @@ AGENTS = tuple(f"agent_{i}" for i in range(3))
 SIZE = 18  # as simple_spread has
 
 OURS = f"""
-import sys, threading
+import logging, sys, threading
 import numpy as np
 import marlvec
 from gymnasium.spaces import Box, Discrete
@@ -48,6 +51,7 @@ with external.make(spaces, 16, copy=False) as envs, external.Server(envs) as ser
                 collector.collect(env_steps=256)
         except Exception:
             pass
+    logging.getLogger('marlvec').setLevel(logging.ERROR)  # clients leave in the middle
     threading.Thread(target=collect, daemon=True).start()
     print(server.url, flush=True)
     sys.stdin.read()
@@ -71,15 +75,15 @@ asyncio.run(main())
 
 
 @contextmanager
-def server(program: str) -> Iterator[str]:
-    """Run a program that prints its url, and ends with its input."""
+def server(program: str) -> Iterator[tuple[str, int]]:
+    """Run a program that prints its url, and ends with its input; gives the url, and the process's id."""
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield process.stdout.readline().strip()
+        yield process.stdout.readline().strip(), process.pid
     finally:
         process.stdin.close()
         process.kill()
@@ -99,41 +103,40 @@ def message() -> bytes:
     )
 
 
-def rate(ask: Callable[[], Any], seconds: float) -> float:
-    """Calls a second."""
+def processor_seconds(pid: int) -> float:
+    """Processor time of this process and of another one, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return time.process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rate(ask: Callable[[], Any], pid: int, seconds: float) -> tuple[float, float]:
+    """Calls a second, and microseconds of processor time for each."""
     for _ in range(20):
         ask()
-    count, began = 0, time.perf_counter()
+    count, began, busy = 0, time.perf_counter(), processor_seconds(pid)
     while time.perf_counter() - began < seconds:
         for _ in range(20):
             ask()
         count += 20
-    return count / (time.perf_counter() - began)
+    return count / (time.perf_counter() - began), (processor_seconds(pid) - busy) / count * 1e6
 
 
-def one_client(rounds: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Round trips a second of each round, ours and the echo's."""
-    ours, bare = [], []
+def one_client(rounds: int, seconds: float) -> Any:
+    """What `rate` says of each round: (rounds, ours and the echo's, round trips and processor time)."""
+    found = []
     with ExitStack() as stack:
-        client = stack.enter_context(Client(stack.enter_context(server(OURS)), timeout=30))
-        socket = stack.enter_context(connect(stack.enter_context(server(BARE)), compression=None))
-        episode, seen, data = client.start_episode(), obs(), message()
-
-        def echo() -> None:
-            socket.send(data)
-            socket.recv()
-
+        (url, pid), (bare_url, bare_pid) = (stack.enter_context(server(program)) for program in (OURS, BARE))
+        ask, echo = ask_ours(url, stack), ask_bare(bare_url, stack)
         for _ in range(rounds):
-            ours.append(rate(lambda: client.get_action(episode, seen), seconds))
-            bare.append(rate(echo, seconds))
-    return ours, bare
+            found.append((rate(ask, pid, seconds), rate(echo, bare_pid, seconds)))
+    return np.array(found)
 
 
 def many_clients(ask_of: Callable[[str, ExitStack], Callable[[], Any]], program: str, n: int, seconds: float) -> Any:
     """How long each of n clients waits, in milliseconds: median, 99 %; and answers a second in all."""
     times: list[list[float]] = [[] for _ in range(n)]
     with ExitStack() as stack:
-        url = stack.enter_context(server(program))
+        url, _ = stack.enter_context(server(program))
         asks = [ask_of(url, stack) for _ in range(n)]
         deadline = time.perf_counter() + seconds
 
@@ -175,12 +178,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     rounds, seconds = (3, 0.5) if quick else (9, 2.0)
-    ours, bare = one_client(rounds, seconds)
-    ratio = np.median(np.array(ours) / np.array(bare))
+    found = one_client(rounds, seconds)
+    (ours, own_us), (bare, bare_us) = np.median(found, axis=0)
+    ratio, share = np.median(found[:, 0] / found[:, 1], axis=0)
     print(f"one client, {len(message())} bytes, 3 agents, {rounds} rounds of {seconds} s each")
-    print(f"  marlvec          {np.median(ours):8,.0f} round trips/s")
-    print(f"  bare echo        {np.median(bare):8,.0f} round trips/s")
-    print(f"  marlvec / echo   {ratio:8.2f}        (asked for: at least 0.6)")
+    print(f"  marlvec          {ours:8,.0f} round trips/s   {own_us:8,.0f} µs of processor time each")
+    print(f"  bare echo        {bare:8,.0f} round trips/s   {bare_us:8,.0f} µs")
+    print(f"  marlvec / echo   {ratio:8.2f}                 {share:8.2f}      (asked for: 0.6 of its round trips)")
     for name, ask_of, program in (("marlvec", ask_ours, OURS), ("bare echo", ask_bare, BARE)):
         p50, p99, total = many_clients(ask_of, program, 16, 4 * seconds)
         print(f"16 clients of {name:10} median {p50:6.2f} ms, 99 % {p99:6.2f} ms, {total:8,.0f} round trips/s in all")

@@ -60,7 +60,8 @@ SURFACE = {
         ArgumentError ActionError
         RegistryError UnknownEnvError AlreadyRegisteredError
         SerialisationError UnsupportedSpaceError ContractError FetchTimeout
-        EpisodesFull EpisodeOver EpisodeCut AnswerTimeout DriverGone ProtocolError RefusedError ConnectionLost
+        EpisodesFull EpisodeOver EpisodeCut AnswerTimeout DriverGone
+        ProtocolError RefusedError ConnectionLost
         EnvFault EnvRaised EnvArgumentError EnvContractError EnvTimeout WorkerDied Failure RemoteCause
         RestartQuietly ResourceError CheckpointError MissingExtraError
         ContractWarning
@@ -74,7 +75,8 @@ SURFACE = {
         alpha_rank exploitability
     """,
     "marlvec.external": """
-        make ExternalVectorEnv Door Episode ExternalEnv replay Replay Server Client Local Limits make_token find_token
+        make ExternalVectorEnv Door Episode ExternalEnv replay Replay
+        Server Client Local Limits make_token find_token
     """,
     "marlvec.interop.aec": "AECView",
     "marlvec.interop.cleanrl": "CleanRLVectorEnv",

@@ -112,7 +112,7 @@ class Server:
         return int(self._weights.version)
 
     def publish(self, source: Collector | Mapping[str, Policy] | Policy, version: int | None = None) -> int:
-        """Give clients that decide for themselves what policies have learned until now.
+        """Give clients that decide for themselves what policies have learned until now. Call it between two batches.
 
         Args:
             source: A collector: its policies, and what their connectors have learned; or policy id to policy; or one

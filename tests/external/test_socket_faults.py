@@ -351,7 +351,7 @@ def test_messages_in_fragments() -> None:
 @pytest.mark.fault("G6")
 @pytest.mark.fault("G7")
 def test_hostile_messages_end_the_connection_and_nothing_else() -> None:
-    hostile = [message_of(Type.STEP, obs={"a": array}) for array in ATTACKS.values() if "nan" not in str(array)]
+    hostile = [message_of(Type.STEP, obs={"a": array}) for array in ATTACKS.values() if isinstance(array, list)]
     hostile += [pack_frame(Frame(Type.STEP, 2, 0, body)) for body in _BODIES]
     with served(resume_seconds=0) as there, Honest(there):
         for data in hostile:
@@ -948,3 +948,39 @@ def test_a_thousand_clients() -> None:
     assert seen.accept_seconds < 5
     assert seen.p99_ms < 100
     assert seen.wrong == 0
+
+
+@pytest.mark.fault("G16")
+def test_a_request_with_something_on_its_heels() -> None:
+    """Found by mutated bytes: what follows is looked at before the request is answered."""
+    with served() as there, Honest(there):
+        for request in (upgrade(there), upgrade(there, Origin="http://evil.example"), b"GET /\r\n\r\n"):
+            for rest in (b"\x00" * 50, b"\xff" * 50, masked(b"x" * 5000), masked(hello()), masked(b"", 8)):
+                with dial(there) as sock:
+                    sock.sendall(request + rest)
+                    sock.shutdown(socket.SHUT_WR)
+                    read_all(sock)
+
+
+@pytest.mark.fault("G16")
+def test_a_defect_of_our_own_closes_one_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served() as there, Honest(there), Raw(there.url) as raw:
+        house = there.server._loop.house
+        receive, accept = house.receive, house.accept
+
+        def fail(connection: Any, data: bytes) -> None:
+            if b"defect" in data:
+                raise ZeroDivisionError
+            receive(connection, data)
+
+        monkeypatch.setattr(house, "receive", fail)
+        raw.link.send(b"defect")
+        raw.wait_for_end()
+        monkeypatch.setattr(house, "accept", lambda connection: (accept(connection), 1 // 0))
+        with suppress(ConnectionLost), socket.create_connection((there.server.host, there.server.port)):
+            until(lambda: "the server goes on" in caplog.text)
+        monkeypatch.setattr(house, "accept", accept)
+        Raw(there.url).close()
+    assert caplog.text.count("a defect in marlvec") == 2

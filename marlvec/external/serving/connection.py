@@ -158,6 +158,8 @@ class Connection:
 
     def _answer(self, request: Request) -> None:
         """Let a request in, or not."""
+        if self._protocol.eof_sent:  # what came on its heels was no message: the protocol has hung up already
+            return
         headers = {name: request.headers.get_all(name) for name in ("Host", "Origin", "Sec-WebSocket-Protocol")}
         refusal = self._gate.refusal(request.path, headers)
         if refusal is None:

@@ -100,10 +100,11 @@ class Loop:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._turn()
-        except BaseException:
-            _LOG.exception("the server's thread has failed: a defect in marlvec")
-            raise
+                try:
+                    self._turn()
+                except Exception:
+                    _LOG.exception("a defect in marlvec; the server goes on")
+                    time.sleep(_SWEEP)
         finally:
             self._put_away()
 
@@ -172,6 +173,10 @@ class Loop:
             pass
         except (OSError, EOFError) as error:
             self.house.drop(connection, str(error) or type(error).__name__)
+            return
+        except Exception:  # whoever has found it must not take the others along
+            _LOG.exception("a defect in marlvec: %r is closed", connection)
+            self.house.drop(connection, "a defect in marlvec")
             return
         self._watch(connection)
 
