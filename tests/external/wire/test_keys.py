@@ -13,7 +13,7 @@ from marlvec.external.wire.handshake import ClientHandshake, ServerHandshake, We
 from marlvec.external.wire.keys import ENVIRONMENT_VARIABLE, check_token, find_token, make_token, proof
 from marlvec.external.wire.schema import Message, Type
 
-TOKEN, ANOTHER = "the-token-of-these-tests-" + 18 * "a", "another-token-of-tests---" + 18 * "b"  # names of cases stay the same
+TOKEN, ANOTHER = 32 * "t", 32 * "a"  # not drawn: names of cases stay the same
 SERVER = b"s" * 16
 HOST = "127.0.0.1:8000"
 WELCOME = Welcome(b"w" * 32, False, 0, ("a", "b"), [{}], {"window": 4}, 7)
