@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 import marlvec
 from marlvec.cli import app
-from marlvec.connectors import FlattenObs, NormalizeObs, Rows
+from marlvec.connectors import AgentPipeline, ClipObs, FlattenObs, NormalizeObs, Rows
 from marlvec.errors import CheckpointError, ContractError, RefusedError
 from marlvec.external import Client, make_token
 from marlvec.policies import FunctionPolicy, Policy, load_policy, save_policy
+from marlvec.selfplay import OpponentPool
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYERS = '''
@@ -103,9 +104,36 @@ def test_a_trained_policy_answers_with_what_its_connectors_know(tmp_path: Path) 
             assert [int(actions[name]) for name in client.agents] == wanted.tolist()
             client.end_episode(episode)
             episode = client.start_episode()
-            client.log_action(episode, seen, actions)
-            with pytest.raises(ContractError, match="takes no logged actions"):
-                client.end_episode(episode)
+            client.log_action(episode, seen, actions)  # a person's moves, say
+            client.get_action(episode, seen)
+            client.end_episode(episode)
+
+
+def test_who_acts_in_another_space_than_the_env_cannot_be_told_what_was_done() -> None:
+    options = ("--env-spec", "simple_spread", "--set", "continuous_actions=true")
+    with serving(*options) as url, Client(url, timeout=30) as client:
+        episode = client.start_episode()
+        seen = {name: np.zeros(18, np.float32) for name in client.agents}
+        actions = client.get_action(episode, seen)
+        assert all(((action >= 0) & (action <= 1)).all() for action in actions.values())
+        client.log_action(episode, seen, actions)
+        with pytest.raises(ContractError, match="takes no logged actions"):
+            client.end_episode(episode)
+
+
+def test_an_opponent_of_a_pool_answers_with_the_connectors_it_was_kept_with(tmp_path: Path) -> None:
+    pool = OpponentPool(lambda: learner(0), folder=tmp_path / "pool")
+    for number in (1, 3):
+        pool.add(f"old_{number}", learner(number), agent_connectors=AgentPipeline([FlattenObs(), ClipObs(-0.5, 0.5)]))
+    obs = np.linspace(-1, 1, 54, dtype=np.float32).reshape(3, 18)
+    clipped = Rows({"obs": obs.clip(-0.5, 0.5)})
+    for path, number in ((tmp_path / "pool", 3), (tmp_path / "pool" / "old_1", 1)):
+        options = ("--env-spec", "simple_spread", "--policy", f"players.py:Learner@{path}")
+        with serving(*options) as url, Client(url, timeout=30) as client:
+            episode = client.start_episode()
+            actions = client.get_action(episode, dict(zip(client.agents, obs, strict=True)))
+            client.end_episode(episode)
+        assert [int(action) for action in actions.values()] == learner(number).act(clipped, explore=False).tolist()
 
 
 def rows_of(obs: Any) -> Rows:

@@ -247,8 +247,9 @@ def serve(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[ID=]WHAT[@FILE]",
-            help="Who answers, as in [b]marlvec rollout[/]; FILE is what it has learned, as save_policy() writes it.",
+            metavar="[ID=]WHAT[@PATH]",
+            help="Who answers, as in [b]marlvec rollout[/]; PATH is what it has learned: a file of save_policy(), a "
+            "pool of opponents (its newest), or POOL/ID.",
         ),
     ] = None,
     mapping: Mapping = None,
@@ -283,39 +284,27 @@ def serve(
     """
     from marlvec import external
     from marlvec.cli import arguments, serving
-    from marlvec.collect import Collector
 
     settle_in()
-    with plain_errors(traceback):
-        whats, files = serving.apart(policy or [])
-        named = arguments.policies(whats)
-        chains = arguments.connectors(connectors or [], tuple(named))
-        with external.make(env_spec, num_envs, **arguments.env_kwargs(settings or [])) as envs:
-            named, played_by = arguments.cast(named, mapping or [], envs.agents, envs.groups)
-            collector = Collector(
-                envs,
-                named,
-                played_by,
-                agent_connectors=chains if chains else None,
-                policies_to_train=(),
-                explore=explore,
-                seed=seed,
+    with plain_errors(traceback), external.make(env_spec, num_envs, **arguments.env_kwargs(settings or [])) as envs:
+        collector = serving.collector_of(
+            envs, policy or [], mapping or [], connectors or [], explore=explore, seed=seed
+        )
+        with external.Server(
+            envs,
+            host,
+            port,
+            token=external.find_token(token_file),
+            allow_remote=allow_remote,
+            hosts=name or (),
+            origins=origin or (),
+            logs=serving.takes_logs(collector),
+        ) as server:
+            Console(stderr=True, emoji=False).print(
+                f"{envs.spec.name}: {', '.join(collector.policies)} at {server.url}; Ctrl-C ends it",
+                highlight=False,
             )
-            serving.restore(collector, named, files)
-            with external.Server(
-                envs,
-                host,
-                port,
-                token=external.find_token(token_file),
-                allow_remote=allow_remote,
-                hosts=name or (),
-                origins=origin or (),
-                logs=False,
-            ) as server:
-                Console(stderr=True, emoji=False).print(
-                    f"{envs.spec.name}: {', '.join(named)} at {server.url}; Ctrl-C ends it", highlight=False
-                )
-                serving.answer(collector)
+            serving.answer(collector)
 
 
 @app.command()

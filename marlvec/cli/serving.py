@@ -7,37 +7,93 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marlvec.cli import arguments, players
 from marlvec.collect import Collector
 from marlvec.errors import ArgumentError
 from marlvec.policies import Policy, load_policy
+from marlvec.selfplay import Opponent
+from marlvec.selfplay.pool_index import INDEX
+from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["answer", "apart", "restore"]
+__all__ = ["answer", "collector_of", "takes_logs"]
+
+_ID = re.compile(r"([\w.-]+)=")
 
 _AT_A_TIME = 64  # env steps between two looks at whether it is time to go
 
 
-def apart(texts: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
-    """Take ``[ID=]WHAT[@FILE]`` apart: what `marlvec.cli.arguments.policies` takes, and policy id to file.
+def collector_of(
+    envs: VectorEnv,
+    texts: Sequence[str],
+    mapping: Sequence[str],
+    connectors: Sequence[str],
+    *,
+    explore: bool,
+    seed: int | None,
+) -> Collector:
+    """What answers for the policies of the options ``--policy [ID=]WHAT[@PATH]``; it trains none of them.
+
+    Args:
+        envs: Where the questions come from.
+        texts: ``PATH`` is a file of `save_policy`, or an opponent of a pool, as `marlvec.cli.players` finds it.
+        mapping: Options ``--mapping``.
+        connectors: Options ``--connectors``.
+        explore: Whether policies explore.
+        seed: Of their random streams.
 
     Raises:
-        ArgumentError: There is no such file.
+        ArgumentError: An option is wrong, or a file is another policy's.
+        CheckpointError: A file is damaged, or holds something else.
     """
+    whats, files, opponents = _apart(texts)
+    named: dict[str, Policy] = {**arguments.policies(whats), **{name: one.policy() for name, one in opponents.items()}}
+    chains = arguments.connectors(connectors, tuple(named))
+    acting = {name: one.action_connectors() for name, one in opponents.items()}
+    seeing: Any = chains
+    if opponents:
+        if not isinstance(chains, dict) or chains.keys() & opponents.keys():
+            raise ArgumentError(
+                f"--connectors: {', '.join(opponents)} bring what they learned with; ID=CHAIN for others"
+            )
+        seeing = {**chains, **{name: one.agent_connectors() for name, one in opponents.items()}}
+    named, played_by = arguments.cast(named, mapping, envs.agents, envs.groups)
+    collector = Collector(
+        envs,
+        named,
+        played_by,
+        agent_connectors=seeing or None,
+        action_connectors=acting or None,
+        policies_to_train=(),
+        explore=explore,
+        seed=seed,
+    )
+    _restore(collector, named, files)
+    return collector
+
+
+def _apart(texts: Sequence[str]) -> tuple[list[str], dict[str, Path], dict[str, Opponent]]:
+    """What `marlvec.cli.arguments.policies` takes; policy id to its file; and opponents, by id."""
     whats: list[str] = []
     files: dict[str, Path] = {}
+    opponents: dict[str, Opponent] = {}
     for text in texts:
-        what, at, file = text.rpartition("@")
+        what, at, path = text.rpartition("@")
         if not at:
             whats.append(text)
-            continue
-        if not Path(file).is_file():
-            raise ArgumentError(f"--policy {text}: there is no file {file}; save_policy() writes one")
-        whats.append(what)
-        match = re.match(r"([\w.-]+)=", what)
-        files[match[1] if match else what.rpartition(":")[2]] = Path(file)
-    return whats, files
+        elif Path(path).is_file():
+            whats.append(what)
+            match = _ID.match(what)
+            files[match[1] if match else what.rpartition(":")[2]] = Path(path)
+        elif Path(path).is_dir() or Path(path).parent.joinpath(INDEX).exists():
+            name, player = players.one_player(text)
+            assert isinstance(player, Opponent)  # of a pool
+            opponents[name] = player
+        else:
+            raise ArgumentError(f"--policy {text}: there is no file {path}; save_policy() writes one, or a pool")
+    return whats, files, opponents
 
 
-def restore(collector: Collector, policies: Mapping[str, Policy], files: Mapping[str, Path]) -> None:
+def _restore(collector: Collector, policies: Mapping[str, Policy], files: Mapping[str, Path]) -> None:
     """Have policies and their connectors know what they had learned.
 
     Raises:
@@ -59,6 +115,15 @@ def restore(collector: Collector, policies: Mapping[str, Policy], files: Mapping
                     chain.reset()  # what it remembers is of other episodes
         except (ArgumentError, ValueError, KeyError) as error:
             raise ArgumentError(f"{file} does not fit policy {policy_id!r} or its connectors: {error}") from error
+
+
+def takes_logs(collector: Collector) -> bool:
+    """Whether clients may say what was done, as a page does of the person who plays there.
+
+    Not where a policy acts in another space than its env: nobody knows what it would have said for what was done.
+    """
+    chains = collector.action_connectors.values()
+    return all(chain.policy_space_ == chain.env_space for chain in chains)
 
 
 def answer(collector: Collector) -> None:
