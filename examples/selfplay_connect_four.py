@@ -39,7 +39,7 @@ from marlvec.selfplay import (
 )
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=300_000, help="env steps, those before --resume included")
+parser.add_argument("--steps", type=int, default=200_000, help="env steps, those before --resume included")
 parser.add_argument("--num-envs", type=int, default=256)
 parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there, else processes")
 parser.add_argument("--seed", type=int, default=0)
@@ -52,29 +52,29 @@ parser.add_argument("--resume", action="store_true", help="go on with what is in
 
 
 # 1. The policy. What it plays against is built by the same function, and gets its weights from the pool.
-class Net(nn.Module):
-    """Two towers over the flat board: what to do, and what the position is worth.
+LINES = [
+    [7 * (row + i * down) + column + i * right for i in range(4)]
+    for down, right in ((0, 1), (1, 0), (1, 1), (1, -1))
+    for row in range(6 - 3 * down)
+    for column in range(7)
+    if 0 <= column + 3 * right < 7
+]
 
-    They look at the board and at its mirror image, so that what is learned on the left is known on the right.
-    """
+
+class Net(nn.Module):
+    """Looks at each of the 69 lines of four fields with the same eyes, then at all of them and the board together."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.actor = self._tower(7, 0.01)
-        self.critic = self._tower(1, 1.0)
-
-    @staticmethod
-    def _tower(out: int, gain: float) -> nn.Sequential:
-        layers = [nn.Linear(84, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, out)]
-        for layer in layers[::2]:
-            nn.init.orthogonal_(layer.weight, gain if layer is layers[-1] else 2**0.5)
-            nn.init.zeros_(layer.bias)
-        return nn.Sequential(*layers)
+        self.line = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Flatten())
+        self.trunk = nn.Sequential(nn.Linear(16 * len(LINES) + 84, 128), nn.ReLU())
+        self.actor, self.critic = nn.Linear(128, 7), nn.Linear(128, 1)
+        nn.init.orthogonal_(self.actor.weight, 0.01)
 
     def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
-        both = torch.cat([obs, obs.reshape(-1, 6, 7, 2).flip(2).flatten(1)])
-        (here, there), (value, other) = self.actor(both).chunk(2), self.critic(both).chunk(2)
-        return {"inputs": here + there.flip(1), "values": (value + other) / 2}
+        lines = self.line(obs.reshape(-1, 42, 2)[:, LINES].flatten(2))  # (n, 84) is own stones, the other's, by field
+        seen = self.trunk(torch.cat([lines, obs], dim=1))
+        return {"inputs": self.actor(seen), "values": self.critic(seen)}
 
 
 def make_policy() -> TorchPolicy:
