@@ -93,7 +93,7 @@ def test_kuhn_poker_is_learned(run: Run, tmp_path: Path) -> None:
     assert first["env_steps"] == 8192
     found = run("selfplay_kuhn", *short, "--steps", "32768", "--resume")
     assert found["env_steps"] == 32768
-    assert found["average"] < 0.3, "0.458 is who plays at random"
+    assert found["average"] < 0.25, "0.458 is who plays at random"
     steps = steps_of(tmp_path / "kept" / "logs")
     assert steps == list(range(2048, 32769, 2048))
     assert (tmp_path / "kept" / "kuhn.png").read_bytes().startswith(b"\x89PNG")
