@@ -54,20 +54,20 @@ def arrays_of(path: Path) -> dict[str, Any]:
 def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = ("--batch", "2048", "--num-envs", "128", "--snapshot-every", "16384", "--evaluate-every", "32768")
     name, kept = "selfplay_connect_four", tmp_path / "kept"
-    first = run(name, *short, "--steps", "16384", "--games", "20")
-    assert first["env_steps"] == 16384
+    first = run(name, *short, "--steps", "8192", "--games", "20")
+    assert first["env_steps"] == 8192
     before = arrays_of(kept / "learner.npz")
     with pytest.raises(SystemExit):  # it does not write over what there is
-        run(name, *short, "--steps", "16384")
+        run(name, *short, "--steps", "8192")
     assert "--resume goes on with it" in capsys.readouterr().err
-    found = run(name, *short, "--steps", "40960", "--games", "100", "--resume")
-    assert found["env_steps"] == 40960
+    found = run(name, *short, "--steps", "28672", "--games", "60", "--resume")
+    assert found["env_steps"] == 28672
     assert found["random"] > 0.6, "who knows nothing wins half of its games"
-    assert steps_of(kept / "logs") == list(range(2048, 40961, 2048))
+    assert steps_of(kept / "logs") == list(range(2048, 28673, 2048))
     after = arrays_of(kept / "learner.npz")
     assert after.keys() == before.keys()
     assert after["adam/0/step"] > before["adam/0/step"] > 0
-    assert [step for step, _ in json.loads(str(after["progress"]))[1]] == [16384, 40960]
+    assert [step for step, _ in json.loads(str(after["progress"]))[1]] == [8192, 28672]
     assert (kept / "connect_four.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert re.search(r"against random: \d\d\.\d% \[", printed)
@@ -87,7 +87,7 @@ def test_kuhn_poker_is_learned(run: Run, tmp_path: Path) -> None:
     assert first["env_steps"] == 8192
     found = run("selfplay_kuhn", *short, "--steps", "32768", "--resume")
     assert found["env_steps"] == 32768
-    assert found["average"] < 0.3, "0.458 is who plays at random"
+    assert found["average"] < 0.25, "0.458 is who plays at random"
     steps = steps_of(tmp_path / "kept" / "logs")
     assert steps == list(range(2048, 32769, 2048))
     assert (tmp_path / "kept" / "kuhn.png").read_bytes().startswith(b"\x89PNG")
