@@ -45,6 +45,8 @@ class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ra
             say: the number of envs, the mode, the env's own arguments.
     """
 
+    env: RLlibVectorEnv | None
+
     def make_env(self) -> None:
         """Build the vectorizer, and close the one before it."""
         if self.env is not None:
@@ -58,13 +60,14 @@ class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ra
                 f"(num_envs_per_env_runner), the rest of env_config is for the env, the mode is 'next_step'"
             )
         action_masks = ours.pop("action_masks", False)
+        own: dict[str, Any] = {}
         env = self.config.env
         if not env:
             raise ArgumentError("RLlibEnvRunner: expected an env, config.environment(env), got none")
         if isinstance(env, str) and _global_registry.contains(ENV_CREATOR, env):
-            env, own = partial(_global_registry.get(ENV_CREATOR, env), context), {}
+            env = partial(_global_registry.get(ENV_CREATOR, env), context)
         elif isinstance(env, type) and issubclass(env, MultiAgentEnv):
-            env, own = partial(env, context), {}
+            env = partial(env, context)
         else:
             own = dict(context)
         envs = make(

@@ -123,8 +123,8 @@ class RLlibEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not ins
         self.envs.step_send(self._dicts.arrays([action_dict]))
         result = self.envs.recv()
         self._note(result)
-        obs, rewards, terminateds, truncateds, infos = (column[0] for column in self._dicts.read(result))
-        return obs, rewards, terminateds, truncateds, infos
+        told = self._dicts.read(result)
+        return told.obs[0], told.rewards[0], told.terminateds[0], told.truncateds[0], told.infos[0]
 
     def render(self) -> Any:
         """What the env's own ``render()`` returns."""
