@@ -46,6 +46,8 @@ class AgentDicts:
       ended, as their last. Who waits for a turn is only paid; RLlib adds that to the agent's action before.
     * Where time was up for some, ``truncateds`` says so under ``"__all__"`` alone: if each agent said it of itself,
       RLlib would take the episode for terminated, and bootstrap nobody.
+    * RLlib ends an episode when all agents have ended that it has seen. Where others live that it has not, those ends
+      are told one step later.
     * After a fault an agent's last observation is the one before it, and ``infos[agent]["fault"]`` is True.
 
     Args:
@@ -74,42 +76,67 @@ class AgentDicts:
             (name, deepcopy(group.action_space)) for name, group in zip(self._names, ordered, strict=True)
         )
         self._acting = np.zeros((envs.num_envs, envs.agent_num), np.bool_)
+        # Agents that RLlib knows of in the running episode, and that have not ended; ends that it is told late.
+        self._open: list[set[str]] = [set() for _ in range(envs.num_envs)]
+        self._late: list[dict[str, list[Any]]] = [{} for _ in range(envs.num_envs)]
         # Kept only where a fault may ask for it.
         self._last: list[dict[str, Any]] | None = None
         if envs.on_fault != "raise":
             self._last = [{} for _ in range(envs.num_envs)]
 
-    def read(self, result: VectorStep) -> Told:
-        """Translate a step or reset of all envs."""
+    def read(self, result: VectorStep, *, begins: bool = False) -> Told:
+        """Translate a step of all envs, or a reset where ``begins``."""
         self._acting = result.acting.copy()
-        told = Told([], [], [], [], [])
-        ended = result.ended
-        seen, here = (result.acting | ended).tolist(), (result.alive | ended).tolist()
-        rewards, terminated, truncated = result.rewards.tolist(), result.terminated.tolist(), result.truncated.tolist()
-        done, cut = result.done.tolist(), (result.done & result.truncated.any(axis=1)).tolist()
-        fault, was_reset = result.fault.tolist(), result.reset_mask.tolist()
         said = infos_to_list(result.infos, self._names, len(result))
+        told = Told([], [], [], [], [])
         for i in range(len(result)):
-            obs = {
-                name: self._observation(result, i, a)
-                for a, name in enumerate(self._names)
-                if seen[i][a] and not (fault[i] and ended[i, a])
-            }
-            if self._last is not None:
-                if fault[i]:
-                    last = self._last[i]
-                    gone = [name for a, name in enumerate(self._names) if ended[i, a] and name in last]
-                    obs.update((name, last[name]) for name in gone)
-                self._last[i] = {} if done[i] else {**self._last[i], **obs}
-            present = [] if was_reset[i] else [(a, name) for a, name in enumerate(self._names) if here[i][a]]
-            told.obs.append(obs)
-            told.rewards.append({name: rewards[i][a] for a, name in present})
-            told.terminateds.append({name: terminated[i][a] for a, name in present})
-            told.truncateds.append({name: truncated[i][a] and not done[i] for a, name in present})
-            told.terminateds[i][ALL] = done[i] and not cut[i]
-            told.truncateds[i][ALL] = cut[i]
-            told.infos.append(self._infos(result, i, obs, said[i], fault=fault[i]))
+            for column, entries in zip(told, self._env(result, i, said[i], begins=begins), strict=True):
+                column.append(entries)
         return told
+
+    def _env(self, result: VectorStep, i: int, said: Mapping[str, Any], *, begins: bool) -> tuple[dict[str, Any], ...]:
+        """What is told of env ``i``, a dict of each kind."""
+        if begins or result.reset_mask[i]:
+            begins, self._open[i], self._late[i] = True, set(), {}
+        done, fault = bool(result.done[i]), bool(result.fault[i])
+        ended = {a: name for a, name in enumerate(self._names) if result.ended[i, a]}
+        seen = (result.acting[i] | result.ended[i]).tolist()
+        obs = {
+            name: self._observation(result, i, a)
+            for a, name in enumerate(self._names)
+            if seen[a] and not (fault and a in ended)
+        }
+        if self._last is not None:
+            last = self._last[i]
+            obs.update((name, last[name]) for name in ended.values() if fault and name in last)
+            self._last[i] = {} if done else {**({} if begins else last), **obs}
+        here = [] if begins else np.flatnonzero(result.alive[i] | result.ended[i]).tolist()
+        rewards, terminated, truncated = (
+            {self._names[a]: row[a].item() for a in here}
+            for row in (result.rewards[i], result.terminated[i], result.truncated[i])
+        )
+        told = obs, rewards, terminated, truncated, self._infos(result, i, obs, said, fault=fault)
+        self._tell_ends(i, told, set(ended.values()), done=done)
+        return told
+
+    def _tell_ends(self, i: int, told: tuple[dict[str, Any], ...], ended: set[str], *, done: bool) -> None:
+        """Put the flags of env ``i`` into the form in which RLlib understands them."""
+        obs, _, terminated, truncated, _ = told
+        late, self._late[i] = self._late[i], {}
+        known = self._open[i]
+        if not done and known and known <= ended:
+            self._late[i] = {name: [column.pop(name) for column in told] for name in known}
+        for name, entries in late.items():
+            for column, entry in zip(told, entries, strict=True):
+                column[name] = entry
+        # Who is terminated and truncated at once is terminated; and who never had an observation is nobody to RLlib.
+        cut = done and any(
+            truncated[name] and not terminated[name] for name in truncated.keys() & (known | late.keys())
+        )
+        if done:
+            truncated.update(dict.fromkeys(truncated, False))
+        terminated[ALL], truncated[ALL] = done and not cut, cut
+        self._open[i] = (known | obs.keys()) - ended - late.keys()
 
     def arrays(self, actions: Sequence[Mapping[str, Any]]) -> Any:
         """Turn one dict of actions per env into what `VectorEnv.step` takes.

@@ -102,7 +102,7 @@ class RLlibEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not ins
         self.envs.reset_send(seed=None if seed is None else [seed], options=options)
         result = self.envs.recv()
         self._note(result)
-        told = self._dicts.read(result)
+        told = self._dicts.read(result, begins=True)
         return told.obs[0], told.infos[0]
 
     def step(

@@ -48,6 +48,8 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
         metadata, render_mode: The envs'.
     """
 
+    closed = True  # until there is something to close; RLlib's class asks as it is thrown away
+
     def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
         if envs.autoreset_mode != "next_step" or not envs.copy or envs.on_fault == "mask":
             raise ArgumentError(
@@ -69,6 +71,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.envs = [_Seat(self, i) for i in range(self.num_envs)]
+        self.closed = False
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -83,7 +86,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
             ``(obs, infos)``, one dict per env; of agents that must act.
         """
         self.vectorizer.reset_send(seed=seed, options=options)
-        told = self._dicts.read(self.vectorizer.recv())
+        told = self._dicts.read(self.vectorizer.recv(), begins=True)
         return told.obs, told.infos
 
     def step(self, actions: Sequence[Mapping[str, Any]]) -> Told:

@@ -43,7 +43,7 @@ def config_of(
     """A config of one module for all agents whose names differ by a number, played at random."""
 
     def module_of(agent_id: str, episode: Any, **kwargs: Any) -> str:
-        return agent_id.rpartition("_")[0]
+        return agent_id.rpartition("_")[0] or "agent"
 
     return (
         PPOConfig()
@@ -73,11 +73,11 @@ def runner_of(env: Any, env_num: int, **how: Any) -> RLlibEnvRunner:
     return runner
 
 
-def played(runner: RLlibEnvRunner, steps: int) -> list[list[Any]]:
+def played(runner: RLlibEnvRunner, steps: int, **how: Any) -> list[list[Any]]:
     """Per env its episodes that came to an end within so many steps, whole: chunks put together."""
     found: dict[str, Any] = {}
     for _ in range(2):  # so that episodes are cut, and go on
-        for chunk in runner.sample(num_timesteps=steps * runner.num_envs // 2):
+        for chunk in runner.sample(num_timesteps=steps * runner.num_envs // 2, **how):
             if chunk.id_ in found:
                 found[chunk.id_].concat_episode(chunk)
             else:
