@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +38,7 @@ from tests.vector.kinds import SCRIPTED, factories_of  # noqa: E402
 from tests.vector.reference import assert_trees_equal  # noqa: E402
 
 N = 2
+ROOT = Path(__file__).resolve().parents[2]
 
 Factory = Callable[[], Any]
 
@@ -303,3 +309,15 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(BusyError, match="env 1"):
         envs.envs[1].step({})
     envs.close()
+
+
+@pytest.mark.time_limit(400)
+def test_the_example_trains_two_iterations(tmp_path: Path) -> None:
+    """In a process of its own, since RLlib's algorithms start Ray."""
+    script = ROOT / "examples" / "rllib_ppo_spread.py"
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = [sys.executable, str(script), "--steps", "320", "--batch", "160", "--num-envs", "8"]
+    result = subprocess.run(run, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "320 env steps" in result.stdout
+    assert re.search(r"mean return of an agent: -\d+\.\d, with random moves -\d+\.\d", result.stdout)
