@@ -12,7 +12,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 # Libraries that do not fit beside one another, or are too large for everybody: each the name of an extra, and of its
 # tests, tests/interop/test_<name>*.py, which skip where it is not installed.
-INTEROP ?= envpool
+INTEROP ?= envpool rllib
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test interop lint format bench docs soak coverage checklist faults clean
@@ -87,7 +87,7 @@ $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
 .venv-interop/%/.stamp: pyproject.toml
 	@echo "marlvec: installing .[$*] into .venv-interop/$* (once; a minute or so)"
 	@$(PYTHON) -m venv .venv-interop/$*
-	@.venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' \
+	@.venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$*,butterfly]' \
 		'pytest>=9.0' 'pytest-xdist>=3.8' 'hypothesis>=6.120'
 	@touch $@
 

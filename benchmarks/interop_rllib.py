@@ -2,8 +2,9 @@
 
 Run ``python benchmarks/interop_rllib.py`` in an environment that has ray[rllib] and torch. Both runners play the same
 16 envs, once with random actions and once with a module (a net of 64 × 64) in the loop: RLlib's episodes, metrics and
-connectors are the same in both. "envs alone" is only the step of RLlib's vector env, dicts in and dicts out. Contestants
-take turns in short rounds, ratios are taken inside a round, and medians over rounds are quoted with their quartiles.
+connectors are the same in both. "envs alone" is only the step of RLlib's vector env, dicts in and dicts out.
+Contestants take turns in short rounds, ratios are taken inside a round, and medians over rounds are quoted with their
+quartiles.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ while done < args.steps:
     result = algo.train()["env_runners"]
     done = int(result["num_env_steps_sampled_lifetime"])
     steps.append(done)
-    returns.append(result["episode_return_mean"] / 3)  # of an agent
+    returns.append(result.get("episode_return_mean", np.nan) / 3)  # of an agent; there is none before an episode's end
 print(f"{done:,} env steps in {time.perf_counter() - started:.0f} s")
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 CONNECTORS = ROOT / "docs" / "connectors.md"
 QUICKSTART = ROOT / "examples" / "quickstart.py"
-NEEDS = {"envpool_cartpole": "envpool"}
+NEEDS = {"envpool_cartpole": "envpool", "rllib_ppo_spread": "ray"}
 """Examples that need a library which `make test` does not install; `make interop` runs them."""
 # Training takes minutes: tests/examples/ runs short versions.
 TRAINING = ("ppo_simple_spread", "mappo_simple_tag", "selfplay_connect_four", "selfplay_kuhn")

@@ -221,7 +221,7 @@ def test_only_observations_pass_where_there_are_masks() -> None:
 
 
 def test_rewards_that_a_piece_changes_are_changed_in_the_episode() -> None:
-    connector = connected(ClipReward(low=-1, high=1))
+    connector = connected(ClipReward(limit=1))
     episode = episode_of((1, 1))
     call(connector, episode)
     step(episode, (1, 2), reward=5.0)
