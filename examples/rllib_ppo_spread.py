@@ -69,6 +69,8 @@ while done < args.steps:
     done = int(result["num_env_steps_sampled_lifetime"])
     steps.append(done)
     returns.append(result.get("episode_return_mean", np.nan) / 3)  # of an agent; there is none before an episode's end
+    if len(steps) % 10 == 0:
+        print(f"{done:,} env steps: {returns[-1]:.1f}", flush=True)
 print(f"{done:,} env steps in {time.perf_counter() - started:.0f} s")
 
 
