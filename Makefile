@@ -8,11 +8,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 # Processes that share the tests among them: they wait more than they work.
-JOBS ?= 2
+JOBS ?= 3
 BIN := $(VENV)/bin
 # Libraries that do not fit beside one another, or are too large for everybody: each the name of an extra, and of its
 # tests, tests/interop/test_<name>*.py, which skip where it is not installed.
-INTEROP ?= envpool
+INTEROP ?= envpool rllib tianshou
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test interop lint format bench docs soak coverage checklist faults clean
@@ -87,8 +87,8 @@ $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
 .venv-interop/%/.stamp: pyproject.toml
 	@echo "marlvec: installing .[$*] into .venv-interop/$* (once; a minute or so)"
 	@$(PYTHON) -m venv .venv-interop/$*
-	@.venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' \
-		'pytest>=9.0' 'pytest-xdist>=3.8' 'hypothesis>=6.120'
+	@.venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$*,butterfly,classic,native]' \
+		$(if $(filter rllib tianshou,$*),torch==2.13.0) 'pytest>=9.0' 'pytest-xdist>=3.8' 'hypothesis>=6.120'
 	@touch $@
 
 $(VENV)/.stamp-venv:

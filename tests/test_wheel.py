@@ -100,6 +100,7 @@ print(json.dumps([files, missing]))
     files, missing = json.loads(run(python, "-c", code, cwd=tmp_path))
     needs = {  # what nobody else imports
         "marlvec.interop.pufferlib": "pufferlib",
+        "marlvec.interop.rllib": "ray",
         "marlvec.interop.sb3": "stable_baselines3",
         "marlvec.interop.torch_": "torch",
         "marlvec.native.": "numba",

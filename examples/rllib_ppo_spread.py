@@ -1,0 +1,96 @@
+"""RLlib's PPO on marlvec's envs: three agents spread over three landmarks, and share one policy.
+
+`RLlibEnvRunner` steps all envs in one vectorizer, and `RLlibConnector` has marlvec's connectors prepare what the policy
+sees; all else here is RLlib's. In the end the policy plays whole episodes against random moves; with --plot the returns
+on the way are drawn.
+"""
+
+import argparse
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import ray
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+from marlvec.connectors import AgentPipeline, NormalizeObs
+from marlvec.interop.rllib import RLlibEnvRunner
+from marlvec.interop.rllib_connector import RLlibConnector
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--steps", type=int, default=1_600, help="env steps; 200000 take some minutes")
+parser.add_argument("--num-envs", type=int, default=32)
+parser.add_argument("--backend", default="sync")
+parser.add_argument("--batch", type=int, default=800, help="env steps between two updates")
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--plot", type=Path, default=None, help="where to draw the returns")
+args = parser.parse_args()
+
+for name in ("ray", "ray.rllib", "ray.tune"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+
+config = (
+    PPOConfig()
+    .environment("simple_spread", env_config={"marlvec": {"backend": args.backend}})
+    .env_runners(
+        env_runner_cls=RLlibEnvRunner,
+        num_env_runners=0,
+        num_envs_per_env_runner=args.num_envs,
+        rollout_fragment_length=args.batch // args.num_envs,
+        env_to_module_connector=lambda env, spaces, device: RLlibConnector(AgentPipeline([NormalizeObs(clip=5)])),
+    )
+    .multi_agent(policies={"everyone"}, policy_mapping_fn=lambda agent, episode, **kwargs: "everyone")
+    .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], vf_share_layers=False))
+    .training(
+        train_batch_size=args.batch,
+        minibatch_size=args.batch * 3 // 4,
+        num_epochs=8,
+        lr=7e-4,
+        gamma=0.95,
+        lambda_=0.95,
+        entropy_coeff=0.005,
+        vf_clip_param=1e6,
+        use_kl_loss=False,
+        clip_param=0.2,
+        grad_clip=0.5,
+    )
+    .debugging(seed=args.seed, log_level="ERROR")
+)
+
+ray.init(num_cpus=1, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+algo = config.build_algo()
+runner = algo.env_runner
+started = time.perf_counter()
+steps, returns, done = [], [], 0
+while done < args.steps:
+    result = algo.train()["env_runners"]
+    done = int(result["num_env_steps_sampled_lifetime"])
+    steps.append(done)
+    returns.append(result.get("episode_return_mean", np.nan) / 3)  # of an agent; there is none before an episode's end
+    if len(steps) % 10 == 0:
+        print(f"{done:,} env steps: {returns[-1]:.1f}", flush=True)
+print(f"{done:,} env steps in {time.perf_counter() - started:.0f} s")
+
+
+def play(**how) -> float:
+    """Mean return of an agent over 96 whole episodes."""
+    episodes = runner.sample(num_episodes=96, **how)
+    return float(np.mean([episode.get_return() / 3 for episode in episodes]))
+
+
+learnt, random = play(explore=False), play(random_actions=True)
+print(f"mean return of an agent: {learnt:.1f}, with random moves {random:.1f}")
+algo.stop()
+ray.shutdown()
+
+if args.plot is not None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.5), dpi=80, layout="constrained")
+    axes.plot(steps, returns, label="PPO, exploring")
+    axes.axhline(random, color="grey", linestyle="--", label="random moves")
+    axes.set(xlabel="env steps", ylabel="return of an agent", title="simple_spread, RLlib on marlvec")
+    axes.legend()
+    figure.savefig(args.plot)

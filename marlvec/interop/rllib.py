@@ -1,0 +1,105 @@
+"""RLlib's training on marlvec's vectorizers: an env runner for the new API stack."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from marlvec.errors import ArgumentError, MissingExtraError
+from marlvec.registry import make
+
+try:
+    from ray.rllib.callbacks.utils import make_callback
+    from ray.rllib.env.env_context import EnvContext
+    from ray.rllib.env.multi_agent_env import MultiAgentEnv
+    from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+    from ray.tune.registry import ENV_CREATOR, _global_registry
+
+    from marlvec.interop.rllib_vector import RLlibVectorEnv
+except ImportError as error:
+    raise MissingExtraError(
+        f"RLlibEnvRunner needs ray, which cannot be imported ({error}); install it with: pip install 'marlvec[rllib]'"
+    ) from error
+
+__all__ = ["RLlibEnvRunner"]
+
+_OURS = "marlvec"  # the key of env_config under which stands what marlvec.make() is told
+
+
+class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ray is not installed
+    """RLlib's `MultiAgentEnvRunner` with one vectorizer of marlvec's for all envs of the runner.
+
+    ``config.environment("simple_spread", env_config={"N": 5, "marlvec": {"backend": "native"}})`` and
+    ``config.env_runners(env_runner_cls=RLlibEnvRunner, num_envs_per_env_runner=16)``.
+
+    * The env is all that `marlvec.make` takes, or, as everywhere in RLlib, a `MultiAgentEnv` or a name that
+      ``ray.tune.register_env`` knows; then each env is built from ``env_config``.
+    * ``env_config`` is what the env is told; under ``"marlvec"`` stands what `marlvec.make` is told, and
+      ``action_masks`` of `RLlibVectorEnv`.
+    * A runner's first reset takes RLlib's seed for it, spread over the envs by `marlvec.env_seeds`.
+    * RLlib's check of single envs is not run: none of them can be stepped alone. `make` has checks of its own.
+
+    Raises:
+        MissingExtraError: (By the import.) ray is not installed, or has no RLlib.
+        ArgumentError: (As the runner is built.) There is no env, or ``env_config["marlvec"]`` says what is RLlib's to
+            say: the number of envs, the mode, the env's own arguments.
+    """
+
+    env: RLlibVectorEnv | None
+
+    def make_env(self) -> None:
+        """Build the vectorizer, and close the one before it."""
+        if self.env is not None:
+            self.env.close()
+            self.env = None
+        context = self._context()
+        ours = dict(context.pop(_OURS, {}))
+        if taken := {"num_envs", "autoreset_mode", "env_kwargs", "copy"}.intersection(ours):
+            raise ArgumentError(
+                f"env_config[{_OURS!r}]: {sorted(taken)} are not for it to say: RLlib says how many envs there are "
+                f"(num_envs_per_env_runner), the rest of env_config is for the env, the mode is 'next_step'"
+            )
+        action_masks = ours.pop("action_masks", False)
+        own: dict[str, Any] = {}
+        env = self.config.env
+        if not env:
+            raise ArgumentError("RLlibEnvRunner: expected an env, config.environment(env), got none")
+        if isinstance(env, str) and _global_registry.contains(ENV_CREATOR, env):
+            env = partial(_global_registry.get(ENV_CREATOR, env), context)
+        elif isinstance(env, type) and issubclass(env, MultiAgentEnv):
+            env = partial(env, context)
+        else:
+            own = dict(context)
+        envs = make(
+            env, self.config.num_envs_per_env_runner, autoreset_mode="next_step", env_kwargs=own or None, **ours
+        )
+        try:
+            self.env = RLlibVectorEnv(envs, action_masks=action_masks)
+        except BaseException:
+            envs.close()
+            raise
+        self.num_envs = self.env.num_envs
+        self._needs_initial_reset = True
+        make_callback(
+            "on_environment_created",
+            callbacks_objects=self._callbacks,
+            callbacks_functions=self.config.callbacks_on_environment_created,
+            kwargs={
+                "env_runner": self,
+                "metrics_logger": self.metrics,
+                "env": self.env,
+                "env_context": context,
+            },
+        )
+
+    def _context(self) -> EnvContext:
+        """The env_config, which knows whose it is."""
+        given = self.config.env_config
+        if isinstance(given, EnvContext):
+            return given.copy_with_overrides()
+        return EnvContext(
+            dict(given),
+            worker_index=self.worker_index,
+            num_workers=self.config.num_env_runners,
+            remote=self.config.remote_worker_envs,
+        )

@@ -1,0 +1,253 @@
+"""Steps of a vectorizer as RLlib's dicts, one per env and agent, and RLlib's actions as arrays.
+
+Axis letters: N envs, A agents, A_g agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, Space
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import COMMON, AgentGroup
+from marlvec.errors import ActionError, ContractError
+from marlvec.interop.leaves import value_at
+from marlvec.interop.row_infos import merged
+from marlvec.spaces import Leaf
+from marlvec.vector.infos import infos_to_list
+from marlvec.vector.result import VectorStep
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["ALL", "MASK", "OBSERVATIONS", "AgentDicts", "Told"]
+
+ALL = "__all__"
+OBSERVATIONS, MASK = "observations", "action_mask"  # as RLlib's own modules with masks call them
+
+
+class Told(NamedTuple):
+    """What RLlib is told of some envs: one dict per env in each list."""
+
+    obs: list[dict[str, Any]]
+    rewards: list[dict[str, float]]
+    terminateds: list[dict[str, bool]]
+    truncateds: list[dict[str, bool]]
+    infos: list[dict[str, dict[str, Any]]]
+
+
+class AgentDicts:
+    """Translates between the arrays of a `VectorEnv` and RLlib's dicts.
+
+    * RLlib takes every observation for a question, so one is given to agents that must act now, and to those that
+      ended, as their last. Who waits for a turn is only paid; RLlib adds that to the agent's action before.
+    * Where time was up for some, ``truncateds`` says so under ``"__all__"`` alone: if each agent said it of itself,
+      RLlib would take the episode for terminated, and bootstrap nobody.
+    * RLlib ends an episode when all agents have ended that it has seen. Where others live that it has not, those ends
+      are told one step later.
+    * After a fault an agent's last observation is the one before it, and ``infos[agent]["fault"]`` is True.
+
+    Args:
+        envs: The vectorizer.
+        action_masks: Whether observations are ``{"observations": …, "action_mask": …}`` wherever actions are choices,
+            the mask (k,) float32. If not, and the env gives masks, they stand in ``infos[agent]["action_mask"]``, int8.
+
+    Attributes:
+        observation_spaces, action_spaces: Agent to its own copy of its space, in the order of the agent axis.
+    """
+
+    def __init__(self, envs: VectorEnv, *, action_masks: bool) -> None:
+        self._envs = envs
+        spec = envs.spec
+        self._names = spec.agents
+        self._mask_sizes = [group.choices if action_masks else None for group in spec.groups]
+        self._seats = {a: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
+        self._arrays = [_array_leaf(group) for group in spec.groups]
+        ordered = [spec.groups[self._seats[a][0]] for a in range(len(self._names))]
+        sizes = [self._mask_sizes[self._seats[a][0]] for a in range(len(self._names))]
+        self.observation_spaces: dict[str, Space[Any]] = OrderedDict(
+            (name, _with_mask(group.observation_space, size))
+            for name, group, size in zip(self._names, ordered, sizes, strict=True)
+        )
+        self.action_spaces: dict[str, Space[Any]] = OrderedDict(
+            (name, deepcopy(group.action_space)) for name, group in zip(self._names, ordered, strict=True)
+        )
+        self._acting = np.zeros((envs.num_envs, envs.agent_num), np.bool_)
+        # Agents that RLlib knows of in the running episode, and that have not ended; ends that it is told late.
+        self._open: list[set[str]] = [set() for _ in range(envs.num_envs)]
+        self._late: list[dict[str, list[Any]]] = [{} for _ in range(envs.num_envs)]
+        # Kept only where a fault may ask for it.
+        self._last: list[dict[str, Any]] | None = None
+        if envs.on_fault != "raise":
+            self._last = [{} for _ in range(envs.num_envs)]
+
+    def read(self, result: VectorStep, *, begins: bool = False) -> Told:
+        """Translate a step of all envs, or a reset where ``begins``."""
+        self._acting = result.acting.copy()
+        said = infos_to_list(result.infos, self._names, len(result))
+        told = Told([], [], [], [], [])
+        for i in range(len(result)):
+            for column, entries in zip(told, self._env(result, i, said[i], begins=begins), strict=True):
+                column.append(entries)
+        return told
+
+    def _env(self, result: VectorStep, i: int, said: Mapping[str, Any], *, begins: bool) -> tuple[dict[str, Any], ...]:
+        """What is told of env ``i``, a dict of each kind."""
+        if begins or result.reset_mask[i]:
+            begins, self._open[i], self._late[i] = True, set(), {}
+        done, fault = bool(result.done[i]), bool(result.fault[i])
+        ended = {a: name for a, name in enumerate(self._names) if result.ended[i, a]}
+        seen = (result.acting[i] | result.ended[i]).tolist()
+        obs = {
+            name: self._observation(result, i, a)
+            for a, name in enumerate(self._names)
+            if seen[a] and not (fault and a in ended)
+        }
+        if self._last is not None:
+            last = self._last[i]
+            obs.update((name, last[name]) for name in ended.values() if fault and name in last)
+            self._last[i] = {} if done else {**({} if begins else last), **obs}
+        here = [] if begins else np.flatnonzero(result.alive[i] | result.ended[i]).tolist()
+        rewards, terminated, truncated = (
+            {self._names[a]: row[a].item() for a in here}
+            for row in (result.rewards[i], result.terminated[i], result.truncated[i])
+        )
+        told = obs, rewards, terminated, truncated, self._infos(result, i, obs, said, fault=fault)
+        self._tell_ends(i, told, set(ended.values()), done=done)
+        return told
+
+    def _tell_ends(self, i: int, told: tuple[dict[str, Any], ...], ended: set[str], *, done: bool) -> None:
+        """Put the flags of env ``i`` into the form in which RLlib understands them."""
+        obs, _, terminated, truncated, _ = told
+        late, self._late[i] = self._late[i], {}
+        known = self._open[i]
+        if not done and known and known <= ended:
+            self._late[i] = {name: [column.pop(name) for column in told] for name in known}
+        for name, entries in late.items():
+            for column, entry in zip(told, entries, strict=True):
+                column[name] = entry
+        # Who is terminated and truncated at once is terminated; and who never had an observation is nobody to RLlib.
+        cut = done and any(
+            truncated[name] and not terminated[name] for name in truncated.keys() & (known | late.keys())
+        )
+        if done:
+            truncated.update(dict.fromkeys(truncated, False))
+        terminated[ALL], truncated[ALL] = done and not cut, cut
+        self._open[i] = (known | obs.keys()) - ended - late.keys()
+
+    def arrays(self, actions: Sequence[Mapping[str, Any]]) -> Any:
+        """Turn one dict of actions per env into what `VectorEnv.step` takes.
+
+        Args:
+            actions: Agent to action, for every agent that must act. Those of other agents are ignored.
+
+        Raises:
+            ActionError: An agent must act and has no action, a name is unknown, or an action has another form than its
+                space; names env and agent.
+        """
+        n_envs, groups = self._envs.num_envs, self._envs.spec.groups
+        if len(actions) != n_envs:
+            raise ActionError(f"actions: expected one dict per env, {n_envs} in all, got {len(actions)}")
+        chosen: list[list[tuple[int, int, Any]]] = [[] for _ in groups]  # per group: env, place in the group, action
+        for i, (own, acting) in enumerate(zip(actions, self._acting.tolist(), strict=True)):
+            if unknown := [name for name in own if name not in self.action_spaces]:
+                raise ActionError(f"actions of env {i}: no agent {unknown[0]!r}; there are {list(self._names)}")
+            for a, name in enumerate(self._names):
+                if not acting[a]:
+                    continue
+                if name not in own:
+                    raise ActionError(f"actions of env {i}: {name!r} must act, and only {list(own)} have an action")
+                g, j = self._seats[a]
+                chosen[g].append((i, j, own[name]))
+        trees = [self._batch(group, rows) for group, rows in zip(groups, chosen, strict=True)]
+        return dict(zip(self._envs.groups, trees, strict=True)) if self._envs.grouped else trees[0]
+
+    def _observation(self, result: VectorStep, i: int, a: int) -> Any:
+        g, j = self._seats[a]
+        leaves = result.obs_leaves[g]
+        # Results are copies already, so that of a plain array a view will do.
+        obs = leaves[0][i, j] if self._arrays[g] else value_at(self._tree(g), leaves, (i, j))
+        if (size := self._mask_sizes[g]) is None:
+            return obs
+        mask = result.action_masks[g]
+        allowed = np.ones(size, np.float32) if mask is None else mask[i, j].astype(np.float32)
+        return {OBSERVATIONS: obs, MASK: allowed}
+
+    def _tree(self, g: int) -> Any:
+        return self._envs.spec.groups[g].observation_tree
+
+    def _infos(
+        self, result: VectorStep, i: int, obs: Mapping[str, Any], said: Mapping[str, Any], *, fault: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Of agents that have an observation: RLlib keeps no info without one."""
+        common, infos = said.get(COMMON, {}), {}
+        for a, name in enumerate(self._names):
+            if name not in obs:
+                continue
+            ours: dict[str, Any] = {"fault": True} if fault else {}
+            g, j = self._seats[a]
+            mask = result.action_masks[g]
+            if mask is not None and self._mask_sizes[g] is None:
+                ours[MASK] = mask[i, j].astype(np.int8)
+            infos[name] = merged(said.get(name, {}), common, ours)
+        return infos
+
+    def _batch(self, group: AgentGroup, chosen: Sequence[tuple[int, int, Any]]) -> Any:
+        """(N, A_g, …), zeros for agents that do not act."""
+        tree = group.action_tree
+        parts: list[list[Any]] = [[] for _ in tree.leaves]
+        for i, j, action in chosen:
+            try:
+                values = tree.flatten(action)
+            except ContractError as error:
+                raise ActionError(f"{self._where(group, i, j)}: {error}") from None
+            for part, value in zip(parts, values, strict=True):
+                part.append(value)
+        at = [i for i, _, _ in chosen], [j for _, j, _ in chosen]
+        batch = []
+        for leaf, part in zip(tree.leaves, parts, strict=True):
+            for (i, j, _), value in zip(chosen, part, strict=True):
+                if not leaf.is_object and np.shape(value) != leaf.shape:
+                    raise ActionError(
+                        f"{self._where(group, i, j)}: expected shape {leaf.shape} for {leaf}, got {np.shape(value)}"
+                    )
+            rows = _stacked(leaf, part)
+            # The dtype is RLlib's, so that the vectorizer can refuse what would not keep its value.
+            whole = leaf.blank(self._envs.num_envs, len(group.agents)).astype(rows.dtype)
+            whole[at] = rows
+            batch.append(whole)
+        return tree.unflatten(batch)
+
+    def _where(self, group: AgentGroup, i: int, j: int) -> str:
+        return f"action of env {i}, agent {self._names[group.agents[j]]!r}"
+
+
+def _stacked(leaf: Leaf, values: Sequence[Any]) -> NDArray[Any]:
+    """(n, *leaf.shape)."""
+    if not values:
+        return leaf.blank(0)
+    if not leaf.is_object:
+        return np.array(values)
+    cells = leaf.blank(len(values))
+    for k, value in enumerate(values):
+        cells[k] = value
+    return cells
+
+
+def _array_leaf(group: AgentGroup) -> bool:
+    """Whether an observation is one array, or one number of a Discrete."""
+    leaves = group.observation_tree.leaves
+    return (
+        len(leaves) == 1
+        and not leaves[0].path
+        and not leaves[0].is_object
+        and (bool(leaves[0].shape) or isinstance(leaves[0].space, Discrete))
+    )
+
+
+def _with_mask(space: Space[Any], size: int | None) -> Space[Any]:
+    space = deepcopy(space)
+    return space if size is None else Dict({OBSERVATIONS: space, MASK: Box(0.0, 1.0, (size,), np.float32)})

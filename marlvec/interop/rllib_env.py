@@ -1,0 +1,139 @@
+"""One env of marlvec as RLlib's MultiAgentEnv."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Self
+
+from gymnasium.spaces import Dict
+
+from marlvec.errors import ArgumentError, MissingExtraError
+from marlvec.interop.render_mode import render_mode_of
+from marlvec.interop.rllib_dicts import AgentDicts
+from marlvec.registry import EnvLike, make
+from marlvec.vector.result import VectorStep
+from marlvec.vector.vector_env import VectorEnv
+
+try:
+    from ray.rllib.env.multi_agent_env import MultiAgentEnv
+except ImportError as error:
+    raise MissingExtraError(
+        f"RLlibEnv needs ray, which cannot be imported ({error}); install it with: pip install 'marlvec[rllib]'"
+    ) from error
+
+__all__ = ["RLlibEnv"]
+
+
+class RLlibEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
+    """A view of the one env of a `VectorEnv`, for code that is written for RLlib's envs.
+
+    For training, `marlvec.interop.rllib.RLlibEnvRunner` steps many at once. What is told to whom, and how time limits
+    are, is written at `marlvec.interop.rllib_dicts.AgentDicts`.
+
+    Args:
+        envs: The vectorizer, made with ``num_envs=1, autoreset_mode="disabled"``; `make` does that. Nothing else may
+            step or reset it.
+        action_masks: Whether observations are ``{"observations": …, "action_mask": …}`` wherever actions are choices.
+
+    Raises:
+        MissingExtraError: (By the import.) ray is not installed, or has no RLlib.
+        ArgumentError: It has several envs, or resets them itself.
+
+    Attributes:
+        envs: The vectorizer.
+        possible_agents: All agents' names.
+        agents: Names of those alive now; before the first reset, all.
+        observation_spaces, action_spaces: Agent to space.
+        metadata, render_mode: The env's.
+    """
+
+    def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
+        if envs.num_envs != 1 or envs.autoreset_mode != "disabled" or not envs.copy:
+            raise ArgumentError(
+                "RLlibEnv drives one env by itself: expected num_envs=1, autoreset_mode='disabled' and copy=True, got "
+                f"num_envs={envs.num_envs}, autoreset_mode={envs.autoreset_mode!r} and copy={envs.copy}; "
+                "RLlibEnv.make() does that"
+            )
+        self.envs = envs
+        self.possible_agents = list(envs.agents)
+        self.agents = list(envs.agents)
+        self._agent_ids = set(envs.agents)  # asked for by RLlib's check
+        self._dicts = AgentDicts(envs, action_masks=action_masks)
+        self.observation_spaces, self.action_spaces = self._dicts.observation_spaces, self._dicts.action_spaces
+        self.observation_space = Dict(OrderedDict(self.observation_spaces))
+        self.action_space = Dict(OrderedDict(self.action_spaces))
+        self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+        self.render_mode = render_mode_of(envs)
+        super().__init__()
+
+    @classmethod
+    def make(cls, env: EnvLike, *, backend: str = "sync", action_masks: bool = False, **kwargs: Any) -> Self:
+        """Build one env and a view of it.
+
+        Args:
+            env: As in `marlvec.make`.
+            backend: Where it runs; ``"sync"``: in this process.
+            action_masks: As in the constructor.
+            kwargs: All else that `marlvec.make` takes, except ``num_envs`` and ``autoreset_mode``.
+
+        Raises:
+            MarlvecError: As `marlvec.make`.
+        """
+        envs = make(env, 1, backend=backend, autoreset_mode="disabled", **kwargs)
+        try:
+            return cls(envs, action_masks=action_masks)
+        except BaseException:
+            envs.close()
+            raise
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Begin an episode.
+
+        Args:
+            seed: For the env, as it is; None: its own random stream goes on.
+            options: For the env.
+
+        Returns:
+            ``(obs, infos)`` of the agents that must act.
+        """
+        self.envs.reset_send(seed=None if seed is None else [seed], options=options)
+        result = self.envs.recv()
+        self._note(result)
+        told = self._dicts.read(result, begins=True)
+        return told.obs[0], told.infos[0]
+
+    def step(
+        self, action_dict: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Step the env.
+
+        Args:
+            action_dict: Agent to action, for every agent that must act.
+
+        Returns:
+            ``(obs, rewards, terminateds, truncateds, infos)``.
+
+        Raises:
+            ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.
+            NotResetError: The episode is over, or none was begun.
+        """
+        self.envs.step_send(self._dicts.arrays([action_dict]))
+        result = self.envs.recv()
+        self._note(result)
+        told = self._dicts.read(result)
+        return told.obs[0], told.rewards[0], told.terminateds[0], told.truncateds[0], told.infos[0]
+
+    def render(self) -> Any:
+        """What the env's own ``render()`` returns."""
+        return self.envs.render()[0]
+
+    def close(self) -> None:
+        """Close the vectorizer and the env."""
+        self.envs.close()
+
+    def _note(self, result: VectorStep) -> None:
+        alive = result.alive[0].tolist()
+        self.agents = [name for name, here in zip(self.possible_agents, alive, strict=True) if here]

@@ -1,0 +1,146 @@
+"""A marlvec vectorizer as RLlib's VectorMultiAgentEnv."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from gymnasium.spaces import Dict
+from gymnasium.vector.utils import batch_space
+
+from marlvec.errors import ArgumentError, BusyError, MissingExtraError
+from marlvec.interop.render_mode import render_mode_of
+from marlvec.interop.rllib_dicts import AgentDicts, Told
+from marlvec.vector.vector_env import VectorEnv
+
+try:
+    from ray.rllib.env.multi_agent_env import MultiAgentEnv
+    from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
+except ImportError as error:
+    raise MissingExtraError(
+        f"RLlibVectorEnv needs ray, which cannot be imported ({error}); install it with: pip install 'marlvec[rllib]'"
+    ) from error
+
+__all__ = ["RLlibVectorEnv"]
+
+
+class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
+    """A view of a `VectorEnv` with any groups of agents, as RLlib's new API stack steps many envs.
+
+    What is told to whom, and how time limits are, is written at `marlvec.interop.rllib_dicts.AgentDicts`. An env whose
+    episode is over ignores its actions in the next call, and shows the next episode's first observations.
+
+    Args:
+        envs: The vectorizer, in next-step mode. Nothing else may step or reset it.
+        action_masks: Whether observations are ``{"observations": …, "action_mask": …}`` wherever actions are choices.
+
+    Raises:
+        MissingExtraError: (By the import.) ray is not installed, or has no RLlib.
+        ArgumentError: The mode is another one, ``copy=False``, or faulty envs stay out (``on_fault="mask"``).
+
+    Attributes:
+        vectorizer: The vectorizer.
+        envs: N objects that tell the spaces of an env, and render it; they cannot be stepped.
+        num_envs: N.
+        single_observation_spaces, single_action_spaces: Agent to space; ``single_observation_space`` and
+            ``single_action_space`` are the same as Dict spaces.
+        metadata, render_mode: The envs'.
+    """
+
+    closed = True  # until there is something to close; RLlib's class asks as it is thrown away
+
+    def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
+        if envs.autoreset_mode != "next_step" or not envs.copy or envs.on_fault == "mask":
+            raise ArgumentError(
+                "RLlibVectorEnv: RLlib wants an episode's end and the next one's beginning in two steps, keeps what it "
+                "is given, and has no place for envs that stay out: expected autoreset_mode='next_step', copy=True and "
+                f"on_fault='raise' or 'restart', got {envs.autoreset_mode!r}, copy={envs.copy} and {envs.on_fault!r}"
+            )
+        super().__init__()
+        self.vectorizer = envs
+        self.num_envs = envs.num_envs
+        self.metadata = dict(envs.metadata)
+        self.render_mode = render_mode_of(envs)
+        self._dicts = AgentDicts(envs, action_masks=action_masks)
+        self.single_observation_spaces = self._dicts.observation_spaces
+        self.single_action_spaces = self._dicts.action_spaces
+        # Ordered ones, for Dict sorts the keys of others.
+        self.single_observation_space = Dict(OrderedDict(self.single_observation_spaces))
+        self.single_action_space = Dict(OrderedDict(self.single_action_spaces))
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.envs = [_Seat(self, i) for i in range(self.num_envs)]
+        self.closed = False
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[dict[str, Any]], list[dict[str, dict[str, Any]]]]:
+        """Begin new episodes in all envs.
+
+        Args:
+            seed: One int, spread over the envs by `marlvec.env_seeds`; or one per env; or None.
+            options: For all envs.
+
+        Returns:
+            ``(obs, infos)``, one dict per env; of agents that must act.
+        """
+        self.vectorizer.reset_send(seed=seed, options=options)
+        told = self._dicts.read(self.vectorizer.recv(), begins=True)
+        return told.obs, told.infos
+
+    def step(self, actions: Sequence[Mapping[str, Any]]) -> Told:
+        """Step all envs.
+
+        Args:
+            actions: Per env, agent to action, for every agent that must act.
+
+        Returns:
+            ``(obs, rewards, terminateds, truncateds, infos)``, one dict per env in each.
+
+        Raises:
+            ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.
+        """
+        self.vectorizer.step_send(self._dicts.arrays(actions))
+        return self._dicts.read(self.vectorizer.recv())
+
+    def render(self) -> tuple[Any, ...]:
+        """What each env's own ``render()`` returns."""
+        return tuple(self.vectorizer.render())
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env."""
+        return tuple(self.vectorizer.call(name, *args, **kwargs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of every env."""
+        return tuple(self.vectorizer.get_attr(name))
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the vectorizer."""
+        self.vectorizer.close()
+
+
+class _Seat(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
+    """One env of an `RLlibVectorEnv`, for those who ask it for its spaces."""
+
+    def __init__(self, view: RLlibVectorEnv, index: int) -> None:
+        self.possible_agents = list(view.vectorizer.agents)
+        self.agents = list(self.possible_agents)
+        self.observation_spaces, self.action_spaces = view.single_observation_spaces, view.single_action_spaces
+        self.observation_space, self.action_space = view.single_observation_space, view.single_action_space
+        self.metadata, self.render_mode = view.metadata, view.render_mode
+        self._view, self._index = view, index
+        super().__init__()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> NoReturn:
+        raise self._busy("reset")
+
+    def step(self, action_dict: Mapping[str, Any]) -> NoReturn:
+        raise self._busy("step")
+
+    def render(self) -> Any:
+        return self._view.vectorizer.render(indices=[self._index])[0]
+
+    def _busy(self, call: str) -> BusyError:
+        return BusyError(f"{call}() of env {self._index}, which its vectorizer steps with the others; {call}() that")

@@ -1,0 +1,323 @@
+"""RLlib's runner on marlvec's envs gives the numbers of the plain envs: whole episodes, every agent."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore:::ray", "ignore::DeprecationWarning")
+
+from gymnasium.spaces import Box, Discrete  # noqa: E402
+from ray.rllib.env.multi_agent_env import MultiAgentEnv  # noqa: E402
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode  # noqa: E402
+from ray.rllib.utils.pre_checks.env import check_multiagent_environments  # noqa: E402
+from ray.tune.registry import register_env  # noqa: E402
+
+import marlvec  # noqa: E402
+from marlvec import env_seeds  # noqa: E402
+from marlvec.errors import ActionError, ArgumentError, BusyError  # noqa: E402
+from marlvec.interop.rllib_env import RLlibEnv  # noqa: E402
+from marlvec.interop.rllib_vector import RLlibVectorEnv  # noqa: E402
+from marlvec.registry import resolve  # noqa: E402
+from marlvec.testing import RaisingEnv  # noqa: E402
+from tests.interop.rllib_runner import played, runner_of  # noqa: E402
+from tests.vector.drivers import COMMON, News, driver_of  # noqa: E402
+from tests.vector.kinds import SCRIPTED, factories_of  # noqa: E402
+from tests.vector.reference import assert_trees_equal  # noqa: E402
+
+N = 2
+ROOT = Path(__file__).resolve().parents[2]
+
+Factory = Callable[[], Any]
+
+
+def archers() -> Any:
+    """Knights and archers that die one by one."""
+    return resolve("knights_archers_zombies")(spawn_delay=2, max_zombies=30, line_death=True, max_cycles=200)
+
+
+@contextmanager
+def running(env: Any, env_num: int = N, **how: Any) -> Iterator[Any]:
+    runner = runner_of(env, env_num, **how)
+    try:
+        yield runner
+    finally:
+        runner.stop()
+
+
+class Life:
+    """What one agent's episode must hold, by a plain loop."""
+
+    def __init__(self, first: Any, said: dict[str, Any]) -> None:
+        self.obs, self.infos, self.rewards, self.owed, self.ended = [first], [said], [], 0.0, (False, False)
+        self.hanging = False
+
+    def step(self, obs: Any, said: dict[str, Any], ended: tuple[bool, bool]) -> None:
+        self.obs.append(obs)
+        self.infos.append(said)
+        self.rewards.append(self.owed)
+        self.owed, self.hanging, self.ended = 0.0, False, ended
+
+
+def lives(driver: Any, news: News, actions_of: Callable[[int, int], Any]) -> tuple[dict[int, Life], News]:
+    """Play an episode to its end with each agent's own actions."""
+
+    def said(a: int) -> dict[str, Any]:
+        return {**news.infos.get(COMMON, {}), **news.infos.get(driver.names[a], {})}
+
+    found = {a: Life(news.obs[a], said(a)) for a in sorted(news.acting)}
+    while news.alive:
+        acting = sorted(news.acting)
+        for a in acting:
+            found[a].hanging = True
+        news = driver.step({a: actions_of(a, len(found[a].rewards)) for a in acting})
+        for a, reward in news.rewards.items():
+            if a in found:
+                found[a].owed += reward
+        for a in sorted(news.acting | set(news.ended)):
+            if a in found and found[a].hanging:
+                found[a].step(news.obs.get(a, found[a].obs[-1]), said(a), news.ended.get(a, (False, False)))
+            elif a not in found and a not in news.ended:  # RLlib counts what was paid before as nobody's
+                found[a] = Life(news.obs[a], said(a))
+    return found, news
+
+
+def check(factories: list[Factory], episodes: list[list[Any]], masked: bool = False) -> tuple[int, int]:
+    """Compare whole episodes with those of plain envs; how many there were, and how many of them time cut off."""
+    count = cut = 0
+    for factory, seed, own in zip(factories, env_seeds(3, len(factories)), episodes, strict=True):
+        driver = driver_of(factory())
+        news = driver.reset(seed, None)
+        for number, episode in enumerate(own):
+            if number:
+                news = driver.reset(None, None)
+            agents = episode.agent_episodes
+            found, news = lives(driver, news, lambda a, t, d=driver, own=agents: own[d.names[a]].get_actions(t))
+            assert {driver.names[a] for a in found} == set(agents)
+            assert episode.is_done
+            # One that was cut off in the last step must be told as that; one that ended so before, may be.
+            if (False, True) in [found[a].ended for a in news.ended if a in found]:
+                assert (episode.is_terminated, episode.is_truncated) == (False, True)
+            elif all(life.ended[0] for life in found.values()):
+                assert (episode.is_terminated, episode.is_truncated) == (True, False)
+            for a, life in found.items():
+                mine = agents[driver.names[a]]
+                for t, (obs, said) in enumerate(zip(life.obs, life.infos, strict=True)):
+                    seen, where = mine.get_observations(t), f"{driver.names[a]}, episode {number}, {t}"
+                    assert_trees_equal(seen["observations"] if masked else seen, obs, where)
+                    info = mine.get_infos(t)
+                    assert_trees_equal({key: info[key] for key in said}, said, where)
+                    assert info.keys() - said.keys() <= {"action_mask", "__common__"}
+                assert len(mine) == len(life.rewards)
+                assert mine.get_rewards().tolist() == life.rewards
+                assert mine.is_terminated == life.ended[0], (driver.names[a], number)
+                assert mine.is_truncated or life.ended != (False, True)
+            count, cut = count + 1, cut + episode.is_truncated
+        driver.env.close()
+    return count, cut
+
+
+@pytest.mark.parametrize("kind", ["simple_tag", "archers", "connect_four"])
+def test_whole_episodes_are_those_of_the_plain_env(kind: str) -> None:
+    factories = {
+        "simple_tag": [partial(resolve("simple_tag"), max_cycles=12)] * N,
+        "archers": [archers] * N,
+        "connect_four": list(factories_of("pettingzoo/classic/connect_four", N)),
+    }[kind]
+    modules = {"simple_tag": {"adversary", "agent"}, "archers": {"archer", "knight"}, "connect_four": {"player"}}[kind]
+    steps = {"simple_tag": 40, "archers": 400, "connect_four": 90}[kind]
+    masks = {"action_masks": True} if kind == "connect_four" else {}
+    with running(factories[0], modules=modules, marlvec={"backend": "sync", **masks}) as runner:
+        count, cut = check(factories, played(runner, steps), masked=bool(masks))
+    assert count >= 2 * N
+    assert cut == (count if kind == "simple_tag" else 0)
+
+
+@pytest.mark.parametrize("kind", SCRIPTED)
+def test_agents_that_come_and_go_are_those_of_the_plain_env(kind: str) -> None:
+    masked = "masked" in kind
+    modules = {"player" if kind.startswith("turns") else "agent"}
+    with running(factories_of(kind, N), modules=modules, marlvec={"backend": "sync", "action_masks": masked}) as runner:
+        count, cut = check(factories_of(kind, N), played(runner, 80, random_actions=not masked), masked=masked)
+    assert count >= 4 * N
+    assert cut
+
+
+@pytest.mark.checklist(126)
+@pytest.mark.parametrize("kind", ["simple_tag", "connect_four", "parallel", "turns", "keyed"])
+def test_one_env_passes_rllibs_own_check_and_plays_as_the_plain_one(kind: str) -> None:
+    factory = factories_of("pettingzoo/classic/connect_four" if kind == "connect_four" else kind, 1)[0]
+    checked, env = RLlibEnv.make(factory), RLlibEnv.make(factory)
+    check_multiagent_environments(checked)
+    checked.close()
+    driver = driver_of(factory())
+    for seed in (5, 6):
+        news = driver.reset(seed, None)
+        obs, _ = env.reset(seed=seed)
+        over = False
+        while not over:
+            assert_trees_equal(obs, {driver.names[a]: news.obs[a] for a in news.acting | set(news.ended)}, kind)
+            actions = {driver.names[a]: env.get_action_space(driver.names[a]).sample() for a in sorted(news.acting)}
+            news = driver.step({driver.names.index(name): action for name, action in actions.items()})
+            obs, rewards, terminateds, truncateds, _ = env.step(actions)
+            assert env.agents == [driver.names[a] for a in sorted(news.alive)]
+            over = terminateds["__all__"] or truncateds["__all__"]
+            assert over == (not news.alive)
+            if kind in ("simple_tag", "connect_four"):  # others may tell ends late
+                assert rewards == {driver.names[a]: reward for a, reward in news.rewards.items()}
+    driver.env.close()
+    env.close()
+
+
+def test_time_that_is_up_is_bootstrapped_and_an_end_is_not() -> None:
+    """The trap: if each agent says it was truncated, RLlib says the episode has terminated."""
+    envs = RLlibVectorEnv(marlvec.make("simple_tag", 2, backend="sync", autoreset_mode="next_step", max_cycles=3))
+    obs, _ = envs.reset(seed=0)
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations=obs[0])
+    for _ in range(3):
+        actions = [{name: np.int64(1) for name in own} for own in obs]
+        obs, rewards, terminateds, truncateds, infos = envs.step(actions)
+        episode.add_env_step(
+            obs[0], actions[0], rewards[0], infos[0], terminateds=terminateds[0], truncateds=truncateds[0]
+        )
+    assert truncateds[0] == {**dict.fromkeys(envs.envs[0].possible_agents, False), "__all__": True}
+    assert (episode.is_terminated, episode.is_truncated) == (False, True)
+    assert all(own.is_truncated and not own.is_terminated for own in episode.agent_episodes.values())
+    # The next call begins the next episode, whatever the actions.
+    obs, rewards, terminateds, truncateds, _ = envs.step([{}, {}])
+    assert set(obs[0]) == set(envs.envs[0].possible_agents)
+    assert (rewards[0], terminateds[0], truncateds[0]) == ({}, {"__all__": False}, {"__all__": False})
+    envs.close()
+
+
+def test_an_episode_lost_to_a_fault_is_cut_off_at_what_was_seen_last() -> None:
+    how = {"backend": "sync", "autoreset_mode": "next_step", "on_fault": "restart"}
+    envs = RLlibVectorEnv(marlvec.make([partial(RaisingEnv, at=2)] * 2, **how))
+    obs, _ = envs.reset(seed=0)
+    for _ in range(20):
+        before = obs
+        obs, rewards, terminateds, truncateds, infos = envs.step(
+            [{name: envs.single_action_spaces[name].sample() for name in own} for own in obs]
+        )
+        if truncateds[0]["__all__"]:
+            break
+    assert truncateds[0]["__all__"]
+    assert not terminateds[0]["__all__"]
+    assert infos[0]
+    for name, info in infos[0].items():
+        assert info["fault"] is True
+        assert_trees_equal(obs[0][name], before[0][name], name)
+        assert rewards[0][name] == 0
+    envs.close()
+
+
+def test_seeds_and_env_configs_reach_the_envs() -> None:
+    seen = []
+    for seed in (3, 3, 4):
+        with running("simple_spread", seed=seed, N=2, marlvec={"backend": "sync", "max_episode_steps": 4}) as runner:
+            (first, second) = runner.sample(num_episodes=2, random_actions=True)
+        seen.append([episode.get_observations(0)["agent_0"] for episode in (first, second)])
+        assert (len(first), first.is_truncated, set(first.agent_ids)) == (4, True, {"agent_0", "agent_1"})
+    np.testing.assert_array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[0], seen[2])
+    assert not np.array_equal(*seen[0])
+
+
+class Counter(MultiAgentEnv):
+    """One agent that sees how many steps were made."""
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.possible_agents = self.agents = ["agent_0"]
+        self.observation_spaces, self.action_spaces = (
+            {"agent_0": Box(0, 99, (1,), np.float32)},
+            {"agent_0": Discrete(2)},
+        )
+        self.length, self.count = (config or {}).get("length", 3), 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.count = 0
+        return {"agent_0": np.zeros(1, np.float32)}, {}
+
+    def step(self, action_dict: Any) -> Any:
+        self.count += 1
+        over = self.count == self.length
+        return (
+            {"agent_0": np.full(1, self.count, np.float32)},
+            {"agent_0": 1.0},
+            {"__all__": over},
+            {"__all__": False},
+            {},
+        )
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_envs_of_rllibs_own_kind_are_built_from_the_env_config(registered: bool) -> None:
+    if registered:
+        register_env("marlvec-counter", Counter)
+    with running("marlvec-counter" if registered else Counter, length=5, marlvec={"backend": "sync"}) as runner:
+        for episode in runner.sample(num_episodes=3, random_actions=True):
+            assert episode.get_observations()["agent_0"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+            assert episode.is_terminated
+
+
+def test_masks_stand_in_the_infos_unless_observations_have_them() -> None:
+    env = RLlibEnv.make("pettingzoo/classic/connect_four")
+    obs, infos = env.reset(seed=0)
+    assert obs["player_0"].shape == (6, 7, 2)
+    assert infos["player_0"]["action_mask"].tolist() == [1] * 7
+    env.close()
+    env = RLlibEnv.make("pettingzoo/classic/connect_four", action_masks=True)
+    obs, infos = env.reset(seed=0)
+    assert env.get_observation_space("player_0").contains(obs["player_0"])
+    assert "action_mask" not in infos["player_0"]
+    env.close()
+
+
+def test_what_is_wrong_is_said() -> None:
+    with pytest.raises(ArgumentError, match="next_step.*got 'same_step'"):
+        RLlibVectorEnv(marlvec.make("simple_spread", 1, backend="sync"))
+    with pytest.raises(ArgumentError, match="num_envs=1"):
+        RLlibEnv(marlvec.make("simple_spread", 2, backend="sync"))
+    with pytest.raises(ArgumentError, match=r"env_config\['marlvec'\].*num_envs"):
+        runner_of("simple_spread", 2, marlvec={"num_envs": 3})
+    envs = RLlibVectorEnv(marlvec.make("simple_spread", 2, backend="sync", autoreset_mode="next_step"))
+    envs.reset()
+    good = dict.fromkeys(("agent_0", "agent_1", "agent_2"), 0)
+    for bad, words in [
+        ([good], "one dict per env, 2"),
+        ([good, {"agent_0": 0}], "env 1: 'agent_1' must act"),
+        ([good, {**good, "bob": 1}], "env 1: no agent 'bob'"),
+        ([good, {**good, "agent_2": np.zeros(2)}], "env 1, agent 'agent_2': expected shape"),
+        ([good, {**good, "agent_2": 9}], "9"),
+    ]:
+        with pytest.raises(ActionError, match=words):
+            envs.step(bad)
+    with pytest.raises(BusyError, match="env 1"):
+        envs.envs[1].step({})
+    envs.close()
+
+
+@pytest.mark.time_limit(400)
+def test_the_example_trains_two_iterations(tmp_path: Path) -> None:
+    """In a process of its own, since RLlib's algorithms start Ray."""
+    script = ROOT / "examples" / "rllib_ppo_spread.py"
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = [sys.executable, str(script), "--steps", "480", "--batch", "240", "--num-envs", "8"]
+    result = subprocess.run(run, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "480 env steps" in result.stdout
+    assert re.search(r"mean return of an agent: -\d+\.\d, with random moves -\d+\.\d", result.stdout)
