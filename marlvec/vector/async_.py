@@ -217,18 +217,16 @@ class AsyncVectorEnv(VectorEnv):
         dog, crew = self._watchdog, self._crew
         if dog is None:
             return crew.ready(timeout, waiting_for)
-        if timeout is None and (ready := crew.ready(dog.pause, waiting_for)) and not dog.is_due():
-            return ready  # nearly always, and then this is all that the watch costs
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
+            left = math.inf if timeout is None else deadline - time.monotonic()
+            ready = crew.ready(max(0.0, min(left, dog.pause)), waiting_for)
             if dog.is_due() and self._calls.pending not in CONTROL_CALLS:  # those take as long as they take
                 self._put_down(w for w in dog.look(crew.busy()) if not crew.has_said(w))
                 if self._doomed:
-                    return []
-            left = deadline - time.monotonic()
-            ready = crew.ready(max(0.0, min(left, dog.pause)), waiting_for)
+                    return []  # what is there will be there: messages are read later, and who is gone is in crew.closed
             if ready or left <= 0:
-                return ready
+                return ready  # never waited for again: a closed end is reported once
 
     def _put_down(self, hung: Iterable[int]) -> None:
         """Kill workers that hang. Whatever they still say is not heard: being asked where it is may wake an env."""

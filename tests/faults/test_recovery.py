@@ -31,6 +31,7 @@ from benchmarks.recovery import (
 from marlvec import AsyncVectorEnv, RestartLimit
 from marlvec.envs.testing import CounterEnv, ExitingEnv, RaisingEnv, decode
 from marlvec.errors import EnvTimeout, FetchTimeout, WorkerDied
+from marlvec.vector.watchdog import Watchdog
 from tests.faults.programs import run
 
 ACTIONS = np.ones((2, 3), np.int64)
@@ -60,6 +61,21 @@ def test_a_worker_that_has_answered_for_some_of_its_envs_and_is_dead_before_anyb
             envs.recv()
         assert caught.value.result.env_ids.tolist() == [0]
         assert decode(caught.value.result.obs[0, 0]).t == 1
+
+
+@pytest.mark.fault("A1")
+@pytest.mark.parametrize("fetch", [AsyncVectorEnv.step_fetch, AsyncVectorEnv.recv], ids=["step_fetch", "recv"])
+def test_a_death_is_heard_of_though_it_is_time_to_look_for_hangs(fetch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed end is reported once: what has been heard must not get lost over the look."""
+    monkeypatch.setattr(Watchdog, "is_due", lambda dog: True)
+    with AsyncVectorEnv([CounterEnv, CounterEnv], num_workers=2, step_timeout=60) as envs:
+        envs.reset()
+        send = envs.step_send if fetch is AsyncVectorEnv.step_fetch else envs.send
+        os.kill(envs.worker_pids[1], signal.SIGSTOP)
+        send(ACTIONS)
+        os.kill(envs.worker_pids[1], signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="worker 1"):
+            fetch(envs)
 
 
 # --- an env hangs
