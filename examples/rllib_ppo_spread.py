@@ -75,8 +75,8 @@ print(f"{done:,} env steps in {time.perf_counter() - started:.0f} s")
 
 
 def play(**how) -> float:
-    """Mean return of an agent over 96 whole episodes."""
-    episodes = runner.sample(num_episodes=96, **how)
+    """Mean return of an agent over three whole episodes an env."""
+    episodes = runner.sample(num_episodes=3 * args.num_envs, **how)
     return float(np.mean([episode.get_return() / 3 for episode in episodes]))
 
 

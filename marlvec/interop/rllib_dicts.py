@@ -39,6 +39,20 @@ class Told(NamedTuple):
     infos: list[dict[str, dict[str, Any]]]
 
 
+class _Rows(NamedTuple):
+    """A step's flags and rewards as lists: per env, per agent where there are several."""
+
+    ended: list[list[bool]]
+    seen: list[list[bool]]
+    here: list[list[bool]]
+    rewards: list[list[float]]
+    terminated: list[list[bool]]
+    truncated: list[list[bool]]
+    done: list[bool]
+    fault: list[bool]
+    was_reset: list[bool]
+
+
 class AgentDicts:
     """Translates between the arrays of a `VectorEnv` and RLlib's dicts.
 
@@ -88,35 +102,41 @@ class AgentDicts:
         """Translate a step of all envs, or a reset where ``begins``."""
         self._acting = result.acting.copy()
         said = infos_to_list(result.infos, self._names, len(result))
+        ended, flags = result.ended, (result.terminated.tolist(), result.truncated.tolist())
+        # Plain lists, since reading single entries out of arrays is what would cost here.
+        rows = _Rows(
+            ended.tolist(), (result.acting | ended).tolist(), (result.alive | ended).tolist(), result.rewards.tolist(),
+            *flags, result.done.tolist(), result.fault.tolist(), result.reset_mask.tolist(),
+        )  # fmt: skip
         told = Told([], [], [], [], [])
         for i in range(len(result)):
-            for column, entries in zip(told, self._env(result, i, said[i], begins=begins), strict=True):
+            for column, entries in zip(told, self._env(result, rows, i, said[i], begins=begins), strict=True):
                 column.append(entries)
         return told
 
-    def _env(self, result: VectorStep, i: int, said: Mapping[str, Any], *, begins: bool) -> tuple[dict[str, Any], ...]:
+    def _env(
+        self, result: VectorStep, rows: _Rows, i: int, said: Mapping[str, Any], *, begins: bool
+    ) -> tuple[dict[str, Any], ...]:
         """What is told of env ``i``, a dict of each kind."""
-        if begins or result.reset_mask[i]:
+        if begins or rows.was_reset[i]:
             begins, self._open[i], self._late[i] = True, set(), {}
-        done, fault = bool(result.done[i]), bool(result.fault[i])
-        ended = {a: name for a, name in enumerate(self._names) if result.ended[i, a]}
-        seen = (result.acting[i] | result.ended[i]).tolist()
+        done, fault, seen = rows.done[i], rows.fault[i], rows.seen[i]
+        ended = {name for name, is_over in zip(self._names, rows.ended[i], strict=True) if is_over}
         obs = {
             name: self._observation(result, i, a)
             for a, name in enumerate(self._names)
-            if seen[a] and not (fault and a in ended)
+            if seen[a] and not (fault and name in ended)
         }
         if self._last is not None:
             last = self._last[i]
-            obs.update((name, last[name]) for name in ended.values() if fault and name in last)
+            obs.update((name, last[name]) for name in self._names if fault and name in ended and name in last)
             self._last[i] = {} if done else {**({} if begins else last), **obs}
-        here = [] if begins else np.flatnonzero(result.alive[i] | result.ended[i]).tolist()
+        here = [] if begins else [(a, name) for a, name in enumerate(self._names) if rows.here[i][a]]
         rewards, terminated, truncated = (
-            {self._names[a]: row[a].item() for a in here}
-            for row in (result.rewards[i], result.terminated[i], result.truncated[i])
+            {name: row[a] for a, name in here} for row in (rows.rewards[i], rows.terminated[i], rows.truncated[i])
         )
         told = obs, rewards, terminated, truncated, self._infos(result, i, obs, said, fault=fault)
-        self._tell_ends(i, told, set(ended.values()), done=done)
+        self._tell_ends(i, told, ended, done=done)
         return told
 
     def _tell_ends(self, i: int, told: tuple[dict[str, Any], ...], ended: set[str], *, done: bool) -> None:
