@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,6 +21,8 @@ from marlvec.envs.testing import SingleEnv
 from marlvec.errors import ArgumentError, BrokenError, ContractError, EnvRaised
 from marlvec.vector.pool import PoolVectorEnv
 from tests.vector.reference import MODES, record, replay
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.checklist(125)
 
@@ -45,6 +50,12 @@ def test_same_step_over_envs_that_leave_resets_to_others() -> None:
 
 
 def test_worker_processes_of_gymnasium() -> None:
+    """Run apart: multiprocessing keeps a tracker and shared memory for as long as the process lives that asked."""
+    code = f"import {__name__} as tests; tests.play_in_worker_processes()"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=ROOT, timeout=150)
+
+
+def play_in_worker_processes() -> None:
     """Calls come in halves; envs in other processes cannot be asked for anything else."""
     calls = record(factories_of(2), "next_step", interrupt=0.2)
     with PoolVectorEnv(AsyncVectorEnv(factories_of(2)), autoreset_mode="next_step") as mine:
