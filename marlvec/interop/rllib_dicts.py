@@ -108,11 +108,11 @@ class AgentDicts:
             ended.tolist(), (result.acting | ended).tolist(), (result.alive | ended).tolist(), result.rewards.tolist(),
             *flags, result.done.tolist(), result.fault.tolist(), result.reset_mask.tolist(),
         )  # fmt: skip
-        told = Told([], [], [], [], [])
+        columns: list[list[dict[str, Any]]] = [[] for _ in Told._fields]
         for i in range(len(result)):
-            for column, entries in zip(told, self._env(result, rows, i, said[i], begins=begins), strict=True):
+            for column, entries in zip(columns, self._env(result, rows, i, said[i], begins=begins), strict=True):
                 column.append(entries)
-        return told
+        return Told(*columns)
 
     def _env(
         self, result: VectorStep, rows: _Rows, i: int, said: Mapping[str, Any], *, begins: bool
