@@ -26,7 +26,8 @@ warnings.simplefilter("ignore", DeprecationWarning)
 for name in ("ray", "ray.rllib", "ray.tune"):
     logging.getLogger(name).setLevel(logging.ERROR)
 
-import torch  # noqa: E402  # what it imports warns
+# After that, since what these import warns and logs.
+import torch  # noqa: E402
 from mpe2 import simple_spread_v3  # noqa: E402
 from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # noqa: E402

@@ -152,7 +152,7 @@ def check_connector(
         spaces = _ACTIONS
     elif isinstance(piece, LearnerConnector):
         obs, action = space or _OBS[0], action_space or Discrete(4)
-        check_learner(build, obs, action, columns or {}, num_envs, len(agents), seed)  # type: ignore[arg-type]
+        check_learner(build, obs, action, columns or {}, num_envs, len(agents), seed)  # type: ignore[arg-type]  # builds what `piece` is
         return
     else:
         raise ArgumentError(f"expected a connector, or a function that makes one, got {piece!r}")

@@ -18,7 +18,7 @@ from marlvec.connectors import AgentConnector, Pipeline
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
 
-__all__ = ["cast", "connectors", "env_kwargs", "load", "policies"]
+__all__ = ["cast", "connectors", "env_kwargs", "load", "policies", "policy_id"]
 
 _ID = r"([\w.-]+)="
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -32,13 +32,18 @@ def policies(texts: Sequence[str]) -> dict[str, Policy]:
     """
     found: dict[str, Policy] = {}
     for text in texts:
-        match = re.match(_ID, text)
-        what = text[match.end() :] if match else text
-        name = match[1] if match else what.rpartition(":")[2]
+        name, what = policy_id(text)
         if name in found:
             raise ArgumentError(f"--policy {text}: there are two policies {name!r}; give one another id: ID={what}")
         found[name] = RandomPolicy() if what == "random" else _policy(text, load(text, what))
     return found
+
+
+def policy_id(text: str) -> tuple[str, str]:
+    """The id that ``[ID=]WHAT`` gives a policy, and ``WHAT``; without one it is the last part of ``WHAT``."""
+    match = re.match(_ID, text)
+    what = text[match.end() :] if match else text
+    return match[1] if match else what.rpartition(":")[2], what
 
 
 def load(text: str, what: str) -> Any:

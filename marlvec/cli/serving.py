@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from marlvec.selfplay.pool_index import INDEX
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["answer", "collector_of", "takes_logs"]
-
-_ID = re.compile(r"([\w.-]+)=")
 
 _AT_A_TIME = 64  # env steps between two looks at whether it is time to go
 
@@ -82,8 +79,7 @@ def _apart(texts: Sequence[str]) -> tuple[list[str], dict[str, Path], dict[str, 
             whats.append(text)
         elif Path(path).is_file():
             whats.append(what)
-            match = _ID.match(what)
-            files[match[1] if match else what.rpartition(":")[2]] = Path(path)
+            files[arguments.policy_id(what)[0]] = Path(path)
         elif Path(path).is_dir() or Path(path).parent.joinpath(INDEX).exists():
             name, player = players.one_player(text)
             assert isinstance(player, Opponent)  # of a pool

@@ -96,15 +96,15 @@ class _Decisions:
     model: Any
 
     def reset(self) -> None:
-        super().reset()  # type: ignore[misc]
-        shape = (self.buffer_size, self.n_envs)  # type: ignore[attr-defined]
+        super().reset()  # type: ignore[misc]  # of the buffer class that this is mixed into
+        shape = (self.buffer_size, self.n_envs)  # type: ignore[attr-defined]  # that class's, too
         self.decided, self.lost, self.usable = np.zeros((3, *shape), np.bool_)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
         buffer: Any = self
         driver = _view(self.model).driver
         self.decided[buffer.pos], self.lost[buffer.pos] = driver.acted, driver.lost
-        super().add(*args, **kwargs)  # type: ignore[misc]
+        super().add(*args, **kwargs)  # type: ignore[misc]  # likewise
 
     def compute_returns_and_advantage(self, last_values: Any, dones: NDArray[np.bool_]) -> None:
         """Generalised advantages from decision to decision.

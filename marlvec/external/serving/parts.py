@@ -5,7 +5,7 @@ from __future__ import annotations
 from marlvec.errors import MissingExtraError
 
 try:
-    import websockets.server  # noqa: F401
+    import websockets.server  # noqa: F401  # only to say here what is missing, once for all parts
 except ImportError as error:
     raise MissingExtraError(
         f"external envs over a socket need websockets, which cannot be imported ({error}); "
