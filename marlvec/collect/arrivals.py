@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.places import Places, places_of
 from marlvec.vector.result import VectorStep
 
 __all__ = ["Arrival"]
@@ -29,7 +30,7 @@ class Arrival:
     Attributes:
         env_ids: (n,) int64, ascending.
         everything: Whether these are all envs.
-        where: The same as an index: a slice where these are all envs.
+        where: The same as an index.
         obs, final: Per group, per leaf: (n, A_g, …), present and final observations.
         missing: (n, A) bool, the agent ended and has no final observation.
         masks: Per group (n, A_g, k) bool, or None.
@@ -84,7 +85,7 @@ class Arrival:
         self._writable = writable
         if not self.everything and np.count_nonzero(step.env_ids[1:] < step.env_ids[:-1]):
             self._choose(np.argsort(step.env_ids))  # first come, first in row: no order to build on
-        self.where: slice | NDArray[np.int64] = slice(None) if self.everything else self.env_ids
+        self.where: Places = slice(None) if self.everything else places_of(self.env_ids)
         self.ended = self.terminated | self.truncated
         if np.count_nonzero(self.fault):
             self.ended[self.fault] = False  # there are no final observations of what was lost
@@ -116,7 +117,7 @@ class Arrival:
         """Those rows alone for which (n,) says so."""
         part = copy.copy(self)
         part._choose(np.flatnonzero(chosen))
-        part.everything, part.where, part.ended = False, part.env_ids, self.ended[chosen]
+        part.everything, part.where, part.ended = False, places_of(part.env_ids), self.ended[chosen]
         mine = set(part.env_ids.tolist())
         part.given = [given for given in self.given if given[0] in mine]
         part.untrained = [i for i in self.untrained if i in mine]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.idlers import Part
+from marlvec.collect.places import Places, places_of
 from marlvec.collect.roles import Role
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
@@ -31,12 +32,14 @@ class Selection:
         flat: (n,) their positions among (envs, agents of the group), flattened; None for all of them.
         env_id, agent_index: (n,) whose they are.
         lanes: (n,) ``env * A + agent``, ascending.
+        places: The same as an index.
     """
 
     flat: IntArray | None
     env_id: IntArray
     agent_index: IntArray
     lanes: IntArray
+    places: Places
 
     def pick(self, leaf: AnyArray) -> AnyArray:
         """Rows of an array (envs, agents of the group, …); views where these are all."""
@@ -119,8 +122,8 @@ class Cast:
         if (found := self._everyone.get(key)) is None:
             mask = np.ones((len(env_ids), len(self._columns[role.group_index])), np.bool_)
             found = self._select(role, env_ids, mask)
-            if len(found.lanes) == mask.size:
-                found = Selection(None, found.env_id, found.agent_index, found.lanes)
+            flat = None if len(found.lanes) == mask.size else found.flat
+            found = Selection(flat, found.env_id, found.agent_index, found.lanes, places_of(found.lanes))
             if len(self._everyone) >= _REMEMBERED:
                 self._everyone.clear()
             self._everyone[key] = found
@@ -142,7 +145,8 @@ class Cast:
         flat = np.flatnonzero(mask)
         env_id = env_ids[flat // len(columns)]
         agent = columns[flat % len(columns)]
-        return Selection(flat, env_id, agent, env_id * len(self._agents) + agent)
+        lanes = env_id * len(self._agents) + agent
+        return Selection(flat, env_id, agent, lanes, lanes)
 
     def actions(self, parts: Sequence[Part], env_ids: IntArray, *, grouped: bool) -> Any:
         """Actions of these envs in the form the vectorizer takes; zeros for agents that do not act.

@@ -268,7 +268,7 @@ class Company:
         if len(lanes):
             env_t = self._episodes.length_N[lanes // len(agents)]
             start = new.trajectories.append(rows.columns, lanes, 0, env_t)  # it closes nothing, so nobody asks when
-            ready = Ready.block(lanes, start)
+            ready = Ready.block(lanes, lanes, start)
             slot_L[lanes] = ready.slots
             new.ready = new.ready.join(ready)
         self.cast.update()

@@ -43,21 +43,21 @@ class Intake:
             last: Whether these are final observations.
         """
         episodes, group = self._episodes, self._cast.groups[role.group_index]
-        lanes, n = chosen.lanes, len(chosen.lanes)
-        first = ~episodes.seen_L[lanes]
-        reward = episodes.owed_L[lanes]
+        lanes, places, n = chosen.lanes, chosen.places, len(chosen.lanes)
+        first = ~episodes.seen_L[places]
+        reward = episodes.owed_L[places].copy()
         if np.count_nonzero(first):  # what was paid before an agent's first row goes to its first transition
             reward[first] = 0.0
             episodes.owed_L[lanes[~first]] = 0.0
-            episodes.seen_L[lanes] = True
+            episodes.seen_L[places] = True
         else:
-            episodes.owed_L[lanes] = 0.0
+            episodes.owed_L[places] = 0.0
         leaves = (arrival.final if last else arrival.obs)[role.group_index]
         columns: dict[str, Tree] = {
             "env_id": chosen.env_id,
             "agent_index": chosen.agent_index,
             "eps_id": episodes.eps_id_N[chosen.env_id],
-            "t": episodes.turn_L[lanes],
+            "t": episodes.turn_L[places].copy(),
             "obs": group.observation_tree.unflatten([chosen.pick(leaf) for leaf in leaves]),
             "reward": reward,
             "terminated": self._cast.pick(role, chosen, arrival.terminated) if last else np.zeros(n, np.bool_),

@@ -225,7 +225,7 @@ class Loop:
             role.idlers.note_sent(lanes, answer.for_env)
             role.off_policy.forget(lanes)
             role.agent_connectors.on_policy_output(answer.rows)
-            self._episodes.turn_L[lanes] += 1
+            self._episodes.turn_L[answer.ready.places] += 1
             self._metrics.agent_steps += len(lanes)
             self.gain.decisions += len(lanes)
         for role, rest in zip(self._roles, waiting, strict=True):
@@ -361,19 +361,19 @@ class Loop:
                 chosen = self._cast.everyone(role, arrival.env_ids)
             else:
                 chosen = self._cast.select(role, arrival.env_ids, arrival.acting)
-            lanes = chosen.lanes
+            lanes, places = chosen.lanes, chosen.places
             if not len(lanes):
                 continue
-            before = self.slot_L[lanes]
+            before = self.slot_L[places].copy()
             rows, kept = self._intake.rows(role, chosen, arrival, last=False)
             if kept is not None:  # nobody is asked about the others; their open rows stay open
                 role.idlers.add(lanes[~kept])
-                lanes, before = lanes[kept], before[kept]
+                places, before = (lanes := lanes[kept]), before[kept]
                 if not len(lanes):
                     continue
             start = self._store(role, rows, lanes, before)
-            ready = Ready.block(lanes, start)
-            self.slot_L[lanes] = ready.slots
+            ready = Ready.block(lanes, places, start)
+            self.slot_L[places] = ready.slots
             role.ready = role.ready.join(ready)
         self._hooks.start()
 

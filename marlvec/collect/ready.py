@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.columns import Where
+from marlvec.collect.places import Places
 
 __all__ = ["Ready"]
 
@@ -20,25 +21,27 @@ class Ready:
 
     Attributes:
         lanes: (n,) whose they are: ``env * A + agent``.
+        places: The same as an index.
         slots: (n,) where they are stored.
         where: The same as a slice, where they stand in a row.
     """
 
     lanes: IntArray
+    places: Places
     slots: IntArray
     where: Where
 
     @classmethod
-    def block(cls, lanes: IntArray, start: int) -> Ready:
+    def block(cls, lanes: IntArray, places: Places, start: int) -> Ready:
         """Rows in consecutive slots."""
         stop = start + len(lanes)
-        return cls(lanes, np.arange(start, stop), slice(start, stop))
+        return cls(lanes, places, np.arange(start, stop), slice(start, stop))
 
     @classmethod
     def none(cls) -> Ready:
         """No rows."""
         nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, slice(0, 0))
+        return cls(nothing, nothing, nothing, slice(0, 0))
 
     def move(self, slots: IntArray) -> None:
         """Note where the rows are now; those in a row have stayed so."""
@@ -48,8 +51,8 @@ class Ready:
 
     def take(self, mask: NDArray[np.bool_]) -> Ready:
         """Some of them."""
-        slots = self.slots[mask]
-        return Ready(self.lanes[mask], slots, slots)
+        lanes, slots = self.lanes[mask], self.slots[mask]
+        return Ready(lanes, lanes, slots, slots)
 
     def join(self, other: Ready) -> Ready:
         """These and others."""
@@ -58,4 +61,5 @@ class Ready:
         lanes = np.concatenate([self.lanes, other.lanes])
         slots = np.concatenate([self.slots, other.slots])
         order = np.argsort(lanes, kind="stable")
-        return Ready(lanes[order], slots[order], slots[order])
+        lanes, slots = lanes[order], slots[order]
+        return Ready(lanes, lanes, slots, slots)

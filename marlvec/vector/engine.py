@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypedDict
 
@@ -17,6 +17,7 @@ from marlvec.vector.actions import VALIDATE_MODES, ActionWriter
 from marlvec.vector.arguments import check_choice
 from marlvec.vector.buffers import Buffers, Selection
 from marlvec.vector.calls import CONTROL_CALLS, STREAM, Calls
+from marlvec.vector.copies import Copies
 from marlvec.vector.described import Described
 from marlvec.vector.faults import out_of_space, raise_failures
 from marlvec.vector.obituary import Loss
@@ -107,7 +108,6 @@ class Engine(Described, ABC):
     backend: str = "?"
     lockstep: bool = True
     _place: str = "?"  # where envs run, for messages
-    _copier: Callable[[NDArray[Any]], NDArray[Any]] = staticmethod(np.ndarray.copy)  # of arrays of all envs' rows
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
         if num_envs < 1:
@@ -119,6 +119,7 @@ class Engine(Described, ABC):
         self.on_fault = settings.on_fault
         self.brings_state = bool(settings.state)
         self._settings = settings
+        self._copier = Copies()  # of arrays of all envs' rows
         self._calls = Calls(num_envs)
         self._everyone = np.arange(num_envs)
         self._everyone.flags.writeable = False

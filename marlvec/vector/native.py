@@ -15,6 +15,7 @@ from marlvec.native.contract import NativeEnv
 from marlvec.native.plan import plan
 from marlvec.vector.actions import ActionWriter
 from marlvec.vector.buffers import Buffers
+from marlvec.vector.copies import Copies
 from marlvec.vector.engine import Settings, SettingsArguments
 from marlvec.vector.faults import capture, raise_failures
 from marlvec.vector.native_shard import NativeShard
@@ -71,7 +72,7 @@ class NativeVectorEnv(VectorEnv):
             max_episode_steps=max_episode_steps,
             render_modes=[None] * n if render_modes is None else render_modes,
         )
-        self._copier = self._shard.copy
+        self._copier = Copies(self._shard.copy)
         spec = self._shard.spec
         buffers = Buffers(spec, n)
         self._shard.attach(buffers)

@@ -87,14 +87,13 @@ class NativeShard:
                 return Report()
         raise ValueError(f"no such operation: {operation!r}")
 
-    def copy(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Copy an array of all worlds' rows; a large one with all threads, since fresh memory is slow to touch."""
+    def copy(self, out: NDArray[Any], array: NDArray[Any]) -> None:
+        """Copy an array of all worlds' rows into another one, a large one with all threads."""
         if self._num_threads == 1 or array.nbytes < _LARGE:
-            return array.copy()
-        out = np.empty(array.shape, array.dtype)
+            np.copyto(out, array)
+            return
         bounds = np.linspace(0, len(array), self._num_threads + 1, dtype=np.int64).tolist()
         self._helpers.share([partial(np.copyto, out[lo:hi], array[lo:hi]) for lo, hi in pairwise(bounds)])
-        return out
 
     def close(self) -> None:
         """Let the threads end."""

@@ -239,6 +239,7 @@ class VectorEnv(Controls):
         if not self._calls.closed:
             self._calls.closed = True
             del self._buffers  # the memory goes now, or with the last view of it that the caller keeps
+            self._copier.forget()
             self._shut_down(timeout)
 
     def __enter__(self) -> Self:

@@ -650,7 +650,7 @@ def test_a_thousand_agents_in_a_hundred_envs(backend: str) -> None:
 
 
 def work_of(agent_num: int, kinds: int) -> tuple[dict[str, int], float]:
-    """Calls of functions, in Python and C, for building and for an episode; and the seconds of an episode at best."""
+    """Calls of functions, in Python and C, for building and for an episode; and its processor seconds at best."""
     calls: dict[str, int] = {}
     count = 0
 
@@ -683,16 +683,16 @@ def work_of(agent_num: int, kinds: int) -> tuple[dict[str, int], float]:
         counted("episode", episode)
         best = float("inf")
         for _ in range(5):
-            began = time.perf_counter()
+            began = time.thread_time()  # other programs' time does not count, and under load there is much of it
             episode()
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
     return calls, best
 
 
 @pytest.mark.fault("D11")
 @pytest.mark.parametrize("kinds", ["one", "all"])
 def test_ten_times_the_agents_are_ten_times_the_work(kinds: str) -> None:
-    """Counted in calls, with all agents alike and with all of them different; and by the clock, very generously."""
+    """Counted in calls, with all agents alike and with all of them different; and, generously, in time."""
     few, many = 60, 600
     (small, soon), (large, late) = (work_of(n, 1 if kinds == "one" else n) for n in (few, many))
     for part in ("build", "episode"):

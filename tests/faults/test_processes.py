@@ -385,7 +385,7 @@ for context in ("forkserver", "spawn", "fork"):
         try:
             envs.step(np.zeros((3, 3), np.int64))
         except WorkerDied as died:
-            print(context, died.exitcode, time.monotonic() - begin < 1)
+            print(context, died.exitcode, time.monotonic() - begin < 3)  # who waits for a signal waits for ever
 """
 
 

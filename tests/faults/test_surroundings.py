@@ -70,18 +70,18 @@ def test_what_others_left_is_never_opened(tmp_path: Path) -> None:
 TRACKERS = """
 from multiprocessing import resource_tracker, shared_memory
 tracker = resource_tracker._resource_tracker
-def cmdline(pid):
+def read(pid, what):
     try:
-        return open(f"/proc/{pid}/cmdline").read()
-    except OSError:
+        return open(f"/proc/{pid}/{what}").read()
+    except OSError:  # somebody else's, and gone by now
         return ""
 for context in ("forkserver", "spawn", "fork"):
     with marlvec.make(CounterEnv, 3, num_workers=2, context=context) as envs:
         play(envs)
         assert tracker._pid is None
         pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]
-        ours = [pid for pid in pids if open(f"/proc/{pid}/stat").read().split()[3] == str(os.getpid())]
-        assert not any("resource_tracker" in cmdline(pid) for pid in (*ours, *envs.worker_pids))
+        ours = [pid for pid in pids if read(pid, "stat").split()[3:4] == [str(os.getpid())]]
+        assert not any("resource_tracker" in read(pid, "cmdline") for pid in (*ours, *envs.worker_pids))
 print("none of ours")
 resource_tracker.ensure_running()
 for context in ("forkserver", "spawn", "fork"):
