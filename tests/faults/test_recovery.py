@@ -121,18 +121,24 @@ def test_what_a_hung_env_says_after_its_time_is_not_heard(on_fault: str) -> None
 # --- and is replaced
 
 
-@pytest.mark.parametrize(("context", "limit"), [("forkserver", 0.6), ("fork", 0.45), ("spawn", 3.5)])
-def test_a_worker_is_back_soon(context: str, limit: float, tmp_path: Path) -> None:
-    """In a program of its own: to fork this one, with all that tests have left in its memory, takes long."""
+@pytest.mark.parametrize(("context", "limit", "share"), [("forkserver", 0.6, 1), ("fork", 0.45, 1), ("spawn", 3.5, 3)])
+def test_a_worker_is_back_soon(context: str, limit: float, share: float, tmp_path: Path) -> None:
+    """In a program of its own: to fork this one, with all that tests have left in its memory, takes long.
+
+    On a machine where all is slow: within so many times what a new interpreter takes there to import marlvec.
+    """
     times = 6 if context != "spawn" else 2
     program = f"""
-import logging
+import logging, subprocess
 from benchmarks.recovery import bring_back
 logging.getLogger("marlvec").setLevel(logging.ERROR)  # each fault is a warning
+begin = time.monotonic()
+subprocess.run([sys.executable, "-c", "import marlvec.vector.worker"], check=True)
+print(time.monotonic() - begin)
 print(bring_back({context!r}, {times}).max())
 """
-    (took,) = run(program, tmp_path)
-    assert float(took) < limit
+    start, took = map(float, run(program, tmp_path))
+    assert took < max(limit, share * start)
 
 
 def test_siblings_go_on_meanwhile() -> None:
