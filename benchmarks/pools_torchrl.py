@@ -35,15 +35,15 @@ def bare(num_envs: int) -> Step:
 
 
 def envs(num_envs: int) -> Step:
-    """marlvec's vectorizer."""
+    """The vectorizer by itself."""
     return Ours(TASK, num_envs, num_envs, 1, autoreset_mode="next_step").step
 
 
 def view(num_envs: int) -> Step:
-    """marlvec's env for TorchRL."""
+    """Ours in the form that TorchRL takes."""
     from marlvec.interop.torchrl import MarlvecEnv
 
-    return _stepping(MarlvecEnv.make(f"envpool/{TASK}", num_envs, num_threads=1), "agents")
+    return _stepping(MarlvecEnv.make(f"envpool/{TASK}", num_envs, num_threads=1))
 
 
 def theirs(num_envs: int) -> Step:
@@ -51,10 +51,10 @@ def theirs(num_envs: int) -> Step:
     sys.modules["gym"] = gymnasium
     from torchrl.envs import MultiThreadedEnv
 
-    return _stepping(MultiThreadedEnv(num_envs, TASK, create_env_kwargs={"num_threads": 1}), None)
+    return _stepping(MultiThreadedEnv(num_envs, TASK, create_env_kwargs={"num_threads": 1}))
 
 
-def _stepping(env: Any, group: str | None) -> Step:
+def _stepping(env: Any) -> Step:
     import torch
 
     torch.set_num_threads(1)

@@ -242,7 +242,9 @@ class Trajectories:
                 columns[name] = own.pop(name)
         columns["policy_version"] = answers["policy_version"].get(slots)
         columns.update((name, value) for name, value in own.items() if name not in columns)  # what connectors added
-        columns.update((name, column.get(slots)) for name, column in answers.items() if name not in columns)
+        for name in sorted(answers, key=_LATER.__contains__):  # those are last, whenever they came
+            if name not in columns:
+                columns[name] = answers[name].get(slots)
         return columns, int(unroll_ids[-1]) + 1
 
     def forget(self, slots: IntArray, current: IntArray) -> IntArray:
