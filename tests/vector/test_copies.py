@@ -16,7 +16,7 @@ from marlvec.testing import CounterEnv
 from marlvec.vector import copies
 from marlvec.vector.copies import Copies
 
-LARGE = 1 << 17  # numbers of 8 bytes in a piece that is large enough
+LARGE = 1 << 14  # numbers of 8 bytes in a piece that is large enough
 
 
 def address(array: np.ndarray[Any, Any]) -> int:
