@@ -32,7 +32,7 @@ from peers import ENVS
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from yardsticks import usable_cores
+from yardsticks import spread, usable_cores
 
 NUM_ENVS, BATCH = 16, 1600
 
@@ -235,16 +235,11 @@ def report(console: Console, env: str, found: dict[str, Any]) -> None:
         table.add_column(heading, justify="left" if not heading else "right")
     for name, spent in found.items():
         clock, processor = np.median(spent, axis=0)
-        ratios = [_spread(part) for part in (spent / found[own]).T]
+        ratios = [spread(part, 1) for part in (spent / found[own]).T]
         table.add_row(
             name, f"{1 / clock / 3:,.0f}", f"{clock * 1e6:.1f}", ratios[0], f"{processor * 1e6:.1f}", ratios[1]
         )
     console.print(table)
-
-
-def _spread(ratios: Any) -> str:
-    low, middle, high = np.percentile(ratios, [25, 50, 75])
-    return f"{middle:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def main() -> None:

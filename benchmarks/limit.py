@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from yardsticks import Bare, Contestant, HandLoop, Lockstep, usable_cores
+from yardsticks import Bare, Contestant, HandLoop, Lockstep, spread, usable_cores
 
 import marlvec
 from marlvec.testing import NoOpEnv
@@ -146,18 +146,13 @@ def report(console: Console, title: str, num_envs: int, times: dict[str, Any]) -
             name,
             f"{np.median(seconds) * 1e6:,.0f}",
             f"{num_envs / np.median(seconds):,.0f}",
-            _spread(times[names[0]] / seconds),
-            _spread(times[names[1]] / seconds),
-            _spread(seconds / times[names[2]]),
+            spread(times[names[0]] / seconds),
+            spread(times[names[1]] / seconds),
+            spread(seconds / times[names[2]]),
         )
     console.print(table)
-    ratio = _spread(times["async step()"] / times["collect(), default connectors"])
+    ratio = spread(times["async step()"] / times["collect(), default connectors"])
     console.print(f"collect() with the default connectors against async step(): {ratio}\n")
-
-
-def _spread(ratios: Any) -> str:
-    low, middle, high = np.percentile(ratios, [25, 50, 75])
-    return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from pettingzoo import ParallelEnv
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from yardsticks import Bare, Contestant, usable_cores
+from yardsticks import Bare, Contestant, spread, usable_cores
 
 import marlvec
 from marlvec.testing import NoOpEnv
@@ -234,13 +234,8 @@ def report(console: Console, title: str, times: dict[str, Any]) -> None:
         table.add_column(heading, justify="left" if not heading else "right")
     bare, ours = next(iter(times.values())), times["marlvec async"]
     for name, seconds in times.items():
-        table.add_row(name, f"{np.median(seconds) * 1e6:,.0f}", _spread(bare / seconds), _spread(seconds / ours))
+        table.add_row(name, f"{np.median(seconds) * 1e6:,.0f}", spread(bare / seconds), spread(seconds / ours))
     console.print(table)
-
-
-def _spread(ratios: Any) -> str:
-    low, middle, high = np.percentile(ratios, [25, 50, 75])
-    return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def main() -> None:

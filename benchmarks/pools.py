@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -27,15 +28,15 @@ SIZES = (64, 1024, 4096)
 Clock = Callable[[], float]
 
 
-class Contestant:
+class Contestant(ABC):
     """Counts what it does: env steps that are no resets, and seconds by two clocks."""
 
     def __init__(self, num_envs: int, batch_size: int) -> None:
         self.num_envs, self.batch_size = num_envs, batch_size
 
+    @abstractmethod
     def step(self, t: int) -> int:
         """Step once, and return how many env steps that were."""
-        raise NotImplementedError
 
     def run(self, steps: int) -> tuple[float, float]:
         """Seconds per env step, by the clock and of the processor."""

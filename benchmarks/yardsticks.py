@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-__all__ = ["Bare", "Contestant", "HandLoop", "Lockstep", "usable_cores"]
+__all__ = ["Bare", "Contestant", "HandLoop", "Lockstep", "spread", "usable_cores"]
 
 MakeEnv = Callable[[], Any]
 
@@ -248,3 +248,9 @@ class HandLoop:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def spread(ratios: Any, digits: int = 2) -> str:
+    """Median of some ratios, and their quartiles."""
+    low, middle, high = np.percentile(ratios, [25, 50, 75])
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.places import Places, places_of
+from marlvec.collect.columns import Where
+from marlvec.collect.places import places_of
 from marlvec.vector.result import VectorStep
 
 __all__ = ["Arrival"]
@@ -85,7 +86,7 @@ class Arrival:
         self._writable = writable
         if not self.everything and np.count_nonzero(step.env_ids[1:] < step.env_ids[:-1]):
             self._choose(np.argsort(step.env_ids))  # first come, first in row: no order to build on
-        self.where: Places = slice(None) if self.everything else places_of(self.env_ids)
+        self.where: Where = slice(None) if self.everything else places_of(self.env_ids)
         self.ended = self.terminated | self.truncated
         if np.count_nonzero(self.fault):
             self.ended[self.fault] = False  # there are no final observations of what was lost

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.columns import Where
 from marlvec.collect.idlers import Part
-from marlvec.collect.places import Places, places_of
+from marlvec.collect.places import places_of
 from marlvec.collect.roles import Role
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
@@ -39,7 +40,7 @@ class Selection:
     env_id: IntArray
     agent_index: IntArray
     lanes: IntArray
-    places: Places
+    places: Where
 
     def pick(self, leaf: AnyArray) -> AnyArray:
         """Rows of an array (envs, agents of the group, …); views where these are all."""

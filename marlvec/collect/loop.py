@@ -368,11 +368,11 @@ class Loop:
             rows, kept = self._intake.rows(role, chosen, arrival, last=False)
             if kept is not None:  # nobody is asked about the others; their open rows stay open
                 role.idlers.add(lanes[~kept])
-                places, before = (lanes := lanes[kept]), before[kept]
+                lanes, before = lanes[kept], before[kept]
+                places = lanes
                 if not len(lanes):
                     continue
-            start = self._store(role, rows, lanes, before)
-            ready = Ready.block(lanes, places, start)
+            ready = Ready.block(lanes, places, self._store(role, rows, lanes, before))
             self.slot_L[places] = ready.slots
             role.ready = role.ready.join(ready)
         self._hooks.start()

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.columns import Where
-from marlvec.collect.places import Places
 
 __all__ = ["Ready"]
 
@@ -27,12 +26,12 @@ class Ready:
     """
 
     lanes: IntArray
-    places: Places
+    places: Where
     slots: IntArray
     where: Where
 
     @classmethod
-    def block(cls, lanes: IntArray, places: Places, start: int) -> Ready:
+    def block(cls, lanes: IntArray, places: Where, start: int) -> Ready:
         """Rows in consecutive slots."""
         stop = start + len(lanes)
         return cls(lanes, places, np.arange(start, stop), slice(start, stop))

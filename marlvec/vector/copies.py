@@ -13,7 +13,7 @@ __all__ = ["Copies"]
 
 _LARGE = 1 << 16  # bytes; smaller pieces malloc gives out again by itself
 _EACH = 4  # pieces of one size: who steps has the rows of now and of before in hand, and two more are underway
-_MOST = 1 << 28  # bytes in all that are kept where nobody uses them
+_MOST = 1 << 28  # bytes in all that are remembered, in use or not
 
 AnyArray = NDArray[Any]
 

@@ -21,6 +21,11 @@ import marlvec
 from marlvec.errors import *
 from marlvec.envs.testing import CounterEnv, HangingEnv, SlowEnv, decode_reward
 
+def import_seconds():  # what a new interpreter takes to import marlvec, on the machine as it is now
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import marlvec.vector.worker"], check=True)
+    return time.monotonic() - begin
+
 def play(envs, steps=7):
     envs.reset(seed=1)
     for t in range(steps):

@@ -129,12 +129,10 @@ def test_a_worker_is_back_soon(context: str, limit: float, share: float, tmp_pat
     """
     times = 6 if context != "spawn" else 2
     program = f"""
-import logging, subprocess
+import logging
 from benchmarks.recovery import bring_back
 logging.getLogger("marlvec").setLevel(logging.ERROR)  # each fault is a warning
-begin = time.monotonic()
-subprocess.run([sys.executable, "-c", "import marlvec.vector.worker"], check=True)
-print(time.monotonic() - begin)
+print(import_seconds())
 print(bring_back({context!r}, {times}).max())
 """
     start, took = map(float, run(program, tmp_path))

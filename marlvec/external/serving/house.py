@@ -238,8 +238,8 @@ class House:
         connection.close()
         self._penalties.pop(connection, None)
         if not isinstance(who, Session):
-            self.tally.strangers += 1
             _LOG.info("%s is gone before it was let in: %s", connection.address, plain(reason))
+            self.tally.strangers += 1  # last: whoever sees the count, in any thread, finds the line
         elif who.connection is connection:
             who.detach()
             if who.is_leaving or self._limits.resume_seconds == 0:
