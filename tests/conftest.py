@@ -23,6 +23,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Before any env is imported: pygame greets on import, and opens a window unless told otherwise.
 os.environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"
 os.environ["SDL_VIDEODRIVER"] = "dummy"
+# Before torch is: its threads would wait for each other, and for the other processes that tests run in.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("marlvec", deadline=None, print_blob=True)
 settings.register_profile("marlvec-ci", settings.get_profile("marlvec"), derandomize=True)

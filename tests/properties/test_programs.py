@@ -19,7 +19,7 @@ from tests.properties.worlds import Design, Seat
 
 pytestmark = pytest.mark.many_processes
 
-EXAMPLES, WITH_PROCESSES = 1_000, 300  # of `make test`; `make soak` runs ten times as many
+EXAMPLES, WITH_PROCESSES = 1_000, 200  # of `make test`; `make soak` runs ten times as many
 LINES = (10, 13, 15, 23, 34, 41, 42, 44, 45, 46, 47, 50, 51, 55, 56, 57, 63)
 
 BIT = Seat(Discrete(2), Discrete(2))
