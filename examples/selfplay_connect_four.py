@@ -192,7 +192,7 @@ def main() -> None:
         marlvec.make("connect_four", num_envs=args.num_envs, backend=args.backend) as envs,
         marlvec.make("connect_four", num_envs=64, backend=args.backend) as arena,
         marlvec.LiveTable(max(args.steps - done, 1), title="connect four", policies=["main"]) as table,
-        marlvec.TensorBoardLogger(args.folder / "logs", first_step=done) as logs,
+        marlvec.TensorBoardLogger(args.folder / "logs", policies=["main"], first_step=done) as logs,
     ):
         elo = Elo(k=16, fixed={"random": 0})
         board = Scoreboard(envs.agents, table=MatchTable(decay=0.99), ratings=elo, note=["main"])

@@ -164,7 +164,7 @@ def main() -> None:
     with (
         marlvec.make("kuhn_poker", num_envs=args.num_envs, backend=args.backend) as envs,
         marlvec.LiveTable(max(args.steps - done, 1), title="Kuhn poker", policies=["main"]) as table,
-        marlvec.TensorBoardLogger(args.folder / "logs", first_step=done) as logs,
+        marlvec.TensorBoardLogger(args.folder / "logs", policies=["main"], first_step=done) as logs,
     ):
         board = Scoreboard(envs.agents, ratings=Elo(k=1), note=["main"])
         options = {"when": [Every(max(args.steps // args.snapshots, 1))], "board": board}

@@ -101,6 +101,25 @@ def test_agents_may_be_left_out(tmp_path: Path) -> None:
     assert not any(tag.startswith("agents/") for tag in values)
 
 
+def test_curves_are_of_the_policies_that_were_asked_for(tmp_path: Path) -> None:
+    """Of those that come later, too: a pool of opponents grows."""
+    pytest.importorskip("tensorboard")
+    for chosen, written in ((None, {"old", "new"}), (["new"], {"new"}), ([], set())):
+        folder = tmp_path / str(chosen)
+        with SyncVectorEnv(counters(1)) as envs, TensorBoardLogger(folder, policies=chosen) as logger:
+            players = ["old"]
+            collector = Collector(envs, {"old": noop()}, lambda *_, players=players: players[-1], callbacks=[logger])
+            collector.collect(episodes=2)
+            collector.add_policy("new", noop())
+            players.append("new")
+            collector.collect(episodes=3)
+        found = {
+            tag.split("/")[1] for _, values in read_events(folder) for tag in values if tag.startswith("policies/")
+        }
+        assert found == written
+        assert all("episodes/return_mean" in values for _, values in read_events(folder))
+
+
 def test_curves_go_on_where_a_checkpoint_was(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     with SyncVectorEnv(counters(1)) as envs, TensorBoardLogger(tmp_path / "a", first_step=700) as logger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterable
 from os import PathLike, fspath
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ class TensorBoardLogger(Callback):
     Args:
         folder: Where to. Each logger writes a file of its own there.
         agents: Whether to write a curve for each agent, too.
+        policies: Whose curves to write; None: everybody's, which with a pool of opponents are many.
         first_step: How many env steps were made before: a training that goes on from a checkpoint goes on with its
             curves, too.
 
@@ -39,7 +41,14 @@ class TensorBoardLogger(Callback):
         MissingExtraError: TensorBoard is not installed.
     """
 
-    def __init__(self, folder: str | PathLike[str], *, agents: bool = True, first_step: int = 0) -> None:
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        *,
+        agents: bool = True,
+        policies: Collection[str] | None = None,
+        first_step: int = 0,
+    ) -> None:
         try:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.compat.proto.summary_pb2 import Summary
@@ -52,12 +61,14 @@ class TensorBoardLogger(Callback):
         self._event, self._summary = Event, Summary
         self._writer: Any = EventFileWriter(fspath(folder))
         self._agents, self._first_step = agents, first_step
+        self._policies = None if policies is None else frozenset(policies)
         self._began = time.perf_counter()
         self._env_steps = 0
         self._seconds: dict[str, float] = {}
 
     def on_sample_end(self, batch: MultiAgentBatch, metrics: Metrics) -> None:
-        values = {**_statistics(metrics, agents=self._agents), **self._pace(metrics)}
+        policies = [name for name in metrics.policies if self._policies is None or name in self._policies]
+        values = {**_statistics(metrics, policies, agents=self._agents), **self._pace(metrics)}
         summary = self._summary(value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()])
         step = self._first_step + metrics.env_steps
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
@@ -83,9 +94,9 @@ class TensorBoardLogger(Callback):
         self.close()
 
 
-def _statistics(metrics: Metrics, *, agents: bool) -> dict[str, float]:
+def _statistics(metrics: Metrics, policies: Iterable[str], *, agents: bool) -> dict[str, float]:
     groups = {"episodes": {"return": metrics.returns, "length": metrics.lengths, "duration": metrics.durations}}
-    groups |= {f"policies/{name}": metrics.policy(name) for name in metrics.policies}
+    groups |= {f"policies/{name}": metrics.policy(name) for name in policies}
     if agents:
         groups |= {f"agents/{name}": metrics.agent(name) for name in metrics.agents}
     values = {
