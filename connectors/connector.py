@@ -197,7 +197,10 @@ class Connector(ABC):
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def _not_set_up(self) -> StateError:
-        return StateError(f"{self.name} does not know its space: call bind(space) on its pipeline, or setup(space)")
+        return StateError(
+            f"{self.name} does not know its space: call bind(space) on its pipeline, or setup(space); in a Collector "
+            f"whose policies find out when episodes begin whom they play, call its reset() first"
+        )
 
 
 class AgentConnector(Connector):

@@ -85,6 +85,12 @@ class SavedPipeline:
         Raises:
             CheckpointError: They differ in pieces, agents or spaces; says where.
         """
+        if own.space is None and self.space is not None:
+            raise CheckpointError(
+                path,
+                "is of a pipeline that knows its spaces, and this one does not: call bind() first, or reset() of the "
+                "Collector that it belongs to",
+            )
         if own.agents != self.agents:
             raise CheckpointError(path, f"is of the agents {list(self.agents)}, not of {list(own.agents)}")
         for what in ("space", "action_space"):

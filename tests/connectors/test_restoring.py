@@ -15,6 +15,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marlvec import Collector, RandomPolicy, VectorEnv, make
 from marlvec.connectors import (
     ActionPipeline,
     AgentIndicator,
@@ -29,7 +30,7 @@ from marlvec.connectors.learner.gae import GeneralAdvantageEstimation
 from marlvec.connectors.learner.pipeline import LearnerPipeline
 from marlvec.connectors.names import CLASSES
 from marlvec.connectors.saving import read_file, write_file
-from marlvec.errors import ArgumentError, CheckpointError, ContractError, RegistryError, SerialisationError
+from marlvec.errors import ArgumentError, CheckpointError, ContractError, RegistryError, SerialisationError, StateError
 from tests.connectors.lives import (
     ACTION,
     AGENTS,
@@ -206,10 +207,36 @@ def test_the_file_of_another_side_or_of_one_not_bound_is_refused(saved: Path, tm
     bound.bind(OBS)
     unbound.save(tmp_path / "unbound.npz")
     bound.save(tmp_path / "bound.npz")
-    with pytest.raises(CheckpointError, match="is of another space: expected None, got Box"):
+    with pytest.raises(CheckpointError, match=r"this one does not: call bind\(\) first, or reset\(\)"):
         unbound.restore(tmp_path / "bound.npz")
     with pytest.raises(CheckpointError, match="is of another space: expected Box.*, got None"):
         bound.restore(tmp_path / "unbound.npz")
+
+
+@pytest.mark.fault("H10")
+def test_chains_of_a_new_collector_are_restored_once_it_knows_who_plays_whom(tmp_path: Path) -> None:
+    """Which group of agents a policy plays, and so its chain's spaces, a function tells when episodes begin."""
+
+    def build(envs: VectorEnv) -> Collector:
+        chains = {name: [FlattenObs(), NormalizeObs()] for name in ("hunter", "prey")}
+        policies = {name: RandomPolicy() for name in chains}
+        return Collector(
+            envs, policies, lambda who, *_: "prey" if who == "agent_0" else "hunter", agent_connectors=chains
+        )
+
+    with make("simple_tag", num_envs=2, backend="sync") as envs, make("simple_tag", num_envs=2) as others:
+        old, new = build(envs), build(others)
+        old.collect(env_steps=20)
+        chain, fresh = old.agent_connectors["hunter"], new.agent_connectors["hunter"]
+        chain.save(tmp_path / "hunter.npz")
+        with pytest.raises(CheckpointError, match=r"reset\(\) of the Collector"):
+            fresh.restore(tmp_path / "hunter.npz")
+        with pytest.raises(StateError, match=r"in a Collector .* call its reset\(\) first"):
+            fresh.load_state_dict(chain.state_dict())
+        new.reset()
+        fresh.restore(tmp_path / "hunter.npz")
+        same_tree(fresh.state_dict(), chain.state_dict())
+        new.collect(env_steps=20)
 
 
 @pytest.mark.fault("H10")
