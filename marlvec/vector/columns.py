@@ -74,7 +74,7 @@ class Columns:
             cut: Takes its rows of an array.
         """
         found = {path: (cut(values), cut(self._given[path])) for path, values in self._values.items()}
-        return {path: pair for path, pair in found.items() if pair[1].any()}
+        return {path: pair for path, pair in found.items() if np.count_nonzero(pair[1])}
 
     def _make(self, path: Path, column: NDArray[Any]) -> NDArray[Any]:
         if path in self._values:  # of another shape or dtype than before: what is there was somebody else's

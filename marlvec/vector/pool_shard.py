@@ -110,31 +110,55 @@ class PoolShard:
         self._asked[ids] = _RESET
         self._over[ids] = False
         self.line.ask(len(ids), partial(self._pool.begin, ids, seeds, options))
+        self._buffers.events[ids] = False
+        self._final_columns.forget(ids)
+        self._fresh[ids] = True
 
     def ask_step(self, ids: Ids) -> None:
-        """Ask for a step with the actions in the rows."""
+        """Ask for a step with the actions in the rows. What they say of the step before is gone then."""
         ids = self._in_order(ids)
-        over = self._over[self._rows(ids)]
-        if np.count_nonzero(over):
-            again, going = ids[over], ids[~over]
-            self._over[again] = False
-            self._asked[again] = _NEXT
-            self._asked[going] = _STEP
-            if self._pool.own_mode == "disabled":
-                nothing: list[None] = [None] * len(again)
-                self.line.ask(len(again), partial(self._pool.begin, again, nothing, nothing))
-                if not len(going):
-                    return
-                ids = going
+        rows = self._rows(ids)
+        began = None
+        if np.count_nonzero(self._over[rows]):
+            began = np.array(self._over[rows])
+            self._asked[rows] = np.where(began, _NEXT, _STEP)
+            self._over[rows] = False
         else:
-            self._asked[self._rows(ids)] = _STEP
-        self._send(ids)
+            self._asked[rows] = _STEP
+        going = ids
+        if began is not None and self._pool.own_mode == "disabled":
+            self._begin(ids[began])
+            going = ids[~began]
+        if len(going):
+            self._send(going)
+        self._clear(ids, rows, began)  # while the pool is at work
+
+    def _begin(self, ids: Ids) -> None:
+        nothing: list[None] = [None] * len(ids)
+        self.line.ask(len(ids), partial(self._pool.begin, ids, nothing, nothing))
+
+    def _clear(self, ids: Ids, rows: Selection, began: BoolArray | None) -> None:
+        """Make room for a step of these envs; of those that ``began``, for the autoreset of next_step."""
+        buffers = self._buffers
+        if self._any_told:  # final observations of the episode before go with the first step of the next
+            stepped = self._fresh[rows] & self._told[rows]
+            if began is not None:
+                stepped &= ~began
+            if np.count_nonzero(stepped):
+                self._clear_finals(ids[stepped])
+        buffers.events[rows] = False
+        if self._final_columns:
+            self._final_columns.forget(rows)
+        if began is None:
+            self._fresh[rows] = False
+        else:
+            self._fresh[rows] = buffers.reset_mask[rows] = began
 
     def _send(self, ids: Ids) -> None:
         rows, buffers = self._rows(ids), self._buffers
         acting = buffers.acting[rows]
         actions: list[NDArray[Any]] = [leaf[rows] for leaf in buffers.actions[0]]
-        if not acting.all():  # what the others are made to say may be anything
+        if np.count_nonzero(acting) < acting.size:  # what the others are made to say may be anything
             for k, (action, harmless) in enumerate(zip(actions, self._harmless, strict=True)):
                 lead = acting.reshape(acting.shape + (1,) * (action.ndim - 2))
                 actions[k] = np.where(lead, action, harmless)
@@ -152,7 +176,7 @@ class PoolShard:
             ContractError: The pool says something that cannot be.
         """
         ids = self._in_order(reply.env_ids)
-        if ids is not reply.env_ids and not np.array_equal(ids, reply.env_ids):
+        if ids is not reply.env_ids and np.count_nonzero(ids != reply.env_ids):
             reply = reply.only(np.argsort(reply.env_ids))
         report, rows = Report(infos=reply.infos), self._rows(ids)
         ended = reply.terminated | reply.truncated
@@ -177,33 +201,18 @@ class PoolShard:
         return ready, report
 
     def _note_beginnings(self, reply: PoolReply, ids: Ids, rows: Selection, ended: BoolArray) -> BoolArray | None:
-        """Clear what these rows said before, unless an autoreset in the same step goes on with it.
+        """Write what was paid, unless an autoreset in the same step goes on with what the step has said.
 
         Returns:
             Whose episodes begin with this row, (n,) bool; None where nobody's does.
         """
-        buffers = self._buffers
         asked = self._asked[rows]
         began = None if not np.count_nonzero(asked) else asked != _STEP
         self._check_beginnings(reply, ended, began)
-        if self._any_told:  # final observations of the episode before go with the first step of the next
-            stepped = self._fresh[rows] & self._told[rows]
-            if began is not None:
-                stepped &= ~began
-            if np.count_nonzero(stepped):
-                self._clear_finals(ids[stepped])
-        self._fresh[rows] = False if began is None else began
-        new: Selection = rows
         if began is not None and self._mode == "same_step" and np.count_nonzero(again := asked == _AGAIN):
-            new = ids[~again]
-            buffers.reward[new] = reply.reward[~again]
+            self._buffers.reward[ids[~again]] = reply.reward[~again]
         else:
-            buffers.reward[rows] = reply.reward
-        buffers.events[new] = False
-        if self._final_columns:
-            self._final_columns.forget(new)
-        if began is not None and self._mode == "next_step":
-            buffers.reset_mask[rows] = asked == _NEXT
+            self._buffers.reward[rows] = reply.reward
         return began
 
     def _check_beginnings(self, reply: PoolReply, ended: BoolArray, began: BoolArray | None) -> None:
@@ -224,12 +233,11 @@ class PoolShard:
                 )
         if began is None:
             return
-        begun = began[:, None]
-        if np.count_nonzero(ended & begun):
-            over = ids[ended.any(axis=1) & began].tolist()
-            raise self._broken(f"in envs {over} the episode is over right after its reset")
-        if np.count_nonzero((reply.reward != 0) & begun):
-            raise self._broken(f"envs {ids[reply.reward.any(axis=1) & began].tolist()} pay for a reset")
+        paid = reply.reward != 0
+        if np.count_nonzero((ended | paid) & began[:, None]):
+            if over := ids[ended.any(axis=1) & began].tolist():
+                raise self._broken(f"in envs {over} the episode is over right after its reset")
+            raise self._broken(f"envs {ids[paid.any(axis=1) & began].tolist()} pay for a reset")
         if reply.present is not None and not reply.present[began].any(axis=1).all():
             empty = ids[began & ~reply.present.any(axis=1)].tolist()
             raise self._broken(f"in envs {empty} nobody is there after a reset")
@@ -242,7 +250,7 @@ class PoolShard:
         before = self._buffers.alive[rows]
         if began is not None:
             before = np.where(began[:, None], True if reply.present is None else reply.present, before)
-        if reply.present is None and before.all():
+        if reply.present is None and np.count_nonzero(before) == before.size:
             if began is not None:
                 self._had_rows[rows] = True
             return None
@@ -258,10 +266,12 @@ class PoolShard:
     def _note_ends(self, reply: PoolReply, rows: Selection, ended: BoolArray, present: BoolArray | None) -> BoolArray:
         """Write who ended, who is alive and who acts; returns in which envs the episode is over, (n,) bool."""
         buffers = self._buffers
-        buffers.terminated[rows] |= reply.terminated & ended
-        buffers.truncated[rows] |= reply.truncated & ended
-        alive = ~ended if present is None else present & ~ended
-        done = ended.any(axis=1) & ~alive.any(axis=1)
+        terminated, truncated, alive = reply.terminated, reply.truncated, ~ended
+        if present is not None:
+            terminated, truncated, alive = terminated & ended, truncated & ended, alive & present
+        buffers.terminated[rows] |= terminated
+        buffers.truncated[rows] |= truncated
+        done = ended[:, 0] if ended.shape[1] == 1 else ended.any(axis=1) & ~alive.any(axis=1)
         buffers.done[rows] |= done
         if reply.endings is not None:
             alive = alive | reply.endings.ended[:, None]
@@ -283,11 +293,11 @@ class PoolShard:
             self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
         report.final_infos.update({i: report.infos.pop(i) for i in over.tolist() if i in report.infos})
         self._asked[over] = _AGAIN
+        self._fresh[over] = True
         if self._pool.own_mode == "next_step":
             self._send(over)
         else:
-            nothing: list[None] = [None] * len(over)
-            self.line.ask(len(over), partial(self._pool.begin, over, nothing, nothing))
+            self._begin(over)
         return reply.env_ids[~done]
 
     # --- rows ---

@@ -219,7 +219,7 @@ class DuckPool(Pool):
             parts = [leaf[rows] for leaf in actions]
         # A copy: the pool's threads read it while the buffers go on.
         action = self._actions.unflatten([np.array(part, order="C") for part in parts])
-        if ids is self._everyone or (len(ids) == len(self._everyone) and np.array_equal(ids, self._everyone)):
+        if len(ids) == len(self._everyone):
             self._pool.send(action)
         else:
             self._pool.send(action, ids.astype(np.int32))

@@ -116,7 +116,7 @@ class Pool(ABC):
         """Ask these envs for a step.
 
         Args:
-            ids: Which.
+            ids: Which, ascending.
             actions: Per leaf of the action space (n, A, *leaf.shape), which it must not keep; all lie in the space.
             acting: (n, A) bool, whose actions count; nobody's in envs whose episode is over.
         """
