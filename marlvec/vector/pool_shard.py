@@ -134,6 +134,7 @@ class PoolShard:
         self._clear(ids, rows, began)  # while the pool is at work
 
     def _begin(self, ids: Ids) -> None:
+        """Ask for these envs' next episodes."""
         nothing: list[None] = [None] * len(ids)
         self.line.ask(len(ids), partial(self._pool.begin, ids, nothing, nothing))
 
