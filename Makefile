@@ -14,6 +14,9 @@ BIN := $(VENV)/bin
 # tests, tests/interop/test_<name>*.py, which skip where it is not installed.
 INTEROP ?= envpool rllib tianshou
 
+# Some images for containers set this. Hundreds of programs and workers that tests start would then compile marlvec again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test interop lint format bench docs soak coverage checklist faults clean
 # Two pip runs in one virtual environment would trip over each other.

@@ -1,10 +1,10 @@
-"""How fast native worlds are: against a bare loop over mpe2's own env, with one thread and two, and against VMAS.
+"""How fast native worlds are: against a bare loop over mpe2's own env, with one thread and two, and beside peers.
 
 Run ``python benchmarks/native.py``; ``--env simple_tag`` for another scenario. All contestants take turns in short
 rounds; ratios are taken inside a round, and medians over rounds are quoted. Against the bare loop what counts is the
 processor time of this process, so that other work on the machine does not; one thread against two is by the clock, and
-means something on an idle machine alone. Random actions are made outside of the timer. VMAS takes part if it can be
-imported here (it needs torch; its dynamics and seeds are its own, so it does other work).
+means something on an idle machine alone. Random actions are made outside of the timer. VMAS and JaxMARL take part if
+they can be imported here (with torch, with jax; their dynamics and seeds are their own, so they do other work).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -101,6 +102,44 @@ class Vmas:
         return (clock() - begin) / (steps * self.num_envs)
 
 
+class JaxMarl:
+    """JaxMARL, compiled for the processor, one thread; it resets episodes by itself, every 25 steps."""
+
+    def __init__(self, name: str, num_envs: int) -> None:
+        # Read when jax is imported for the first time.
+        os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        import jax
+        import jaxmarl
+
+        self.num_envs = num_envs
+        env = jaxmarl.make(f"MPE_{name}_v3")
+        self._key = jax.random.PRNGKey(0)
+
+        def step(key: Any, state: Any, actions: Any) -> Any:
+            key, own = jax.random.split(key)
+            return key, jax.vmap(env.step)(jax.random.split(own, num_envs), state, actions)
+
+        self._step, self._wait = jax.jit(step), jax.block_until_ready
+        rng = np.random.default_rng(0)
+        self._actions = [
+            {who: jax.numpy.asarray(rng.integers(5, size=num_envs)) for who in env.agents} for _ in range(32)
+        ]
+        _, self._state = jax.vmap(env.reset)(jax.random.split(self._key, num_envs))
+        self.run(2, time.perf_counter)
+
+    def run(self, steps: int, clock: Clock) -> float:
+        """Seconds per env step."""
+        begin = clock()
+        for t in range(steps):
+            self._key, (obs, self._state, *told) = self._step(self._key, self._state, self._actions[t & 31])
+            self._wait((obs, told))  # a policy has to see them
+        return (clock() - begin) / (steps * self.num_envs)
+
+
+PEERS = {"VMAS": ("vmas", Vmas), "JaxMARL": ("jaxmarl", JaxMarl)}
+
+
 def compile_times(name: str) -> str:
     """Seconds that the first make() takes in a new process: with nothing on disk, and with what the one before left."""
     code = (
@@ -130,21 +169,31 @@ def main() -> None:
     console.print(compile_times(options.env))
     bare = Bare(options.env)
     table = Table(title=f"{options.env}, {options.rounds} rounds")
-    for heading in ("envs", "µs a step()", "M env steps/s", "× bare mpe2", "2 threads ÷ 1 (clock)", "× VMAS"):
+    for heading in (
+        "envs",
+        "µs a step()",
+        "M env steps/s",
+        "× bare mpe2",
+        "2 threads ÷ 1 (clock)",
+        *(f"× {name}" for name in PEERS),
+    ):
         table.add_column(heading, justify="right")
     for size in SIZES:
         one, two = Native(options.env, size, 1), Native(options.env, size, 2)
-        peer = Vmas(options.env, size) if importlib.util.find_spec("vmas") else None
+        peers = {
+            name: make(options.env, size) for name, (module, make) in PEERS.items() if importlib.util.find_spec(module)
+        }
         steps = max(8, 200_000 // size // 10)
-        ratios, gains, leads, costs = [], [], [], []
+        ratios, gains, costs = [], [], []
+        leads: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(options.rounds):
             reference = bare.run(200, time.process_time)
             cost = one.run(steps, time.process_time)
             costs.append(cost)
             ratios.append(reference / cost)
             gains.append(one.run(steps, time.perf_counter) / two.run(steps, time.perf_counter))
-            if peer is not None:
-                leads.append(peer.run(max(2, steps // 10), time.process_time) / cost)
+            for name, peer in peers.items():
+                leads[name].append(peer.run(max(2, steps // 10), time.process_time) / cost)
         one.close()
         two.close()
         cost = float(np.median(costs))
@@ -154,7 +203,7 @@ def main() -> None:
             f"{1e-6 / cost:.2f}",
             f"{np.median(ratios):,.0f}",
             f"{np.median(gains):.2f}",
-            f"{np.median(leads):,.1f}" if leads else "–",
+            *(f"{np.median(leads[name]):,.1f}" if name in leads else "–" for name in PEERS),
         )
     console.print(table)
 
