@@ -79,7 +79,7 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             seed = [int(seed) + i for i in range(self.envs.num_envs)]
         return self.driver.reset(seed, options)
 
-    def step(  # type: ignore[override]
+    def step(  # type: ignore[override]  # likewise
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint8], Infos]:
         """Step all envs.

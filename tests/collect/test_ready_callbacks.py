@@ -113,11 +113,9 @@ def test_curves_are_of_the_policies_that_were_asked_for(tmp_path: Path) -> None:
             collector.add_policy("new", noop())
             players.append("new")
             collector.collect(episodes=3)
-        found = {
-            tag.split("/")[1] for _, values in read_events(folder) for tag in values if tag.startswith("policies/")
-        }
-        assert found == written
-        assert all("episodes/return_mean" in values for _, values in read_events(folder))
+        events = [values for _, values in read_events(folder)]
+        assert {tag.split("/")[1] for values in events for tag in values if tag.startswith("policies/")} == written
+        assert all("episodes/return_mean" in values for values in events)
 
 
 def test_curves_go_on_where_a_checkpoint_was(tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ def family(pids: list[int]) -> list[int]:
 
 def begin(envs: AsyncVectorEnv) -> list[list[int]]:
     """What each env has started."""
-    return [family(pids) for pids in envs.reset()[1]["daemons"].tolist()]
+    families = [family(pids) for pids in envs.reset()[1]["daemons"].tolist()]
+    assert all(len(pids) > 6 for pids in families)
+    return families
 
 
 @pytest.mark.fault("A17")
@@ -166,6 +168,7 @@ def test_daemons_of_a_vectorizer_in_an_env_go_with_that_env(context: str, inner_
     with AsyncVectorEnv([Outer], context=context) as envs:
         pids = envs.reset()[1]["pids"][0].tolist()
         everybody = family(pids)
+        assert len(everybody) > 8
         if inner_server_too:
             os.kill(pids[0], signal.SIGKILL)
             time.sleep(0.1)
