@@ -70,16 +70,20 @@ class Pipeline(Chain[P]):
         if self._space is None and self._stages and self._needs_space:
             raise self._not_bound()
         n = len(rows)
+        start = perf_counter_ns()
         for stage in self._stages:
             piece = stage.piece
-            start = perf_counter_ns()
             try:
                 out = piece(rows)
             except Exception as error:
                 error.add_note(f"in connector {stage.name!r} of {self.name}")
                 raise
-            stage.ns += perf_counter_ns() - start
+            now = perf_counter_ns()
+            stage.ns += now - start
             stage.calls += 1
+            start = now
+            if out is rows:
+                continue
             if not isinstance(out, Rows):
                 raise ContractError(
                     f"connector {stage.name!r} of {self.name} must return Rows, got {type(out).__name__}"

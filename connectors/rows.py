@@ -72,8 +72,8 @@ class Rows:
         return ArgumentError(f"{where} has {length} rows, the columns before it have {self._n}")
 
     @classmethod
-    def _of(cls, columns: dict[str, Tree], n: int) -> Rows:
-        """Build rows from columns that are known to be sound."""
+    def of_length(cls, columns: dict[str, Tree], n: int) -> Rows:
+        """Rows of columns that are known to have ``n`` entries each: nothing is checked, and the dict is kept."""
         rows = cls.__new__(cls)
         rows.columns = columns
         rows._n = n
@@ -124,7 +124,7 @@ class Rows:
         if not self.columns:
             return Rows(columns)
         self._check(columns)
-        return Rows._of({**self.columns, **columns}, self._n)
+        return Rows.of_length({**self.columns, **columns}, self._n)
 
     def drop(self, *names: str) -> Rows:
         """Return rows without these columns.
@@ -148,7 +148,9 @@ class Rows:
         """
         if isinstance(index, slice):
             length = len(range(*index.indices(self._n)))
-            return Rows._of({name: map_tree(lambda leaf: leaf[index], c) for name, c in self.columns.items()}, length)
+            return Rows.of_length(
+                {name: map_tree(lambda leaf: leaf[index], c) for name, c in self.columns.items()}, length
+            )
         where = np.asarray(index)
         if where.ndim != 1 or (where.dtype.kind not in "biu" and where.size):
             raise ArgumentError(f"take() wants 1-D ints, a bool mask or a slice, got {where.dtype} of {where.shape}")
@@ -164,7 +166,7 @@ class Rows:
             name: column[where] if type(column) is np.ndarray else map_tree(lambda leaf: _choose(leaf, where), column)
             for name, column in self.columns.items()
         }
-        return Rows._of(chosen, len(where))
+        return Rows.of_length(chosen, len(where))
 
     @classmethod
     def concat(cls, parts: Sequence[Rows]) -> Rows:
@@ -189,7 +191,7 @@ class Rows:
                 columns[name] = zip_trees(np.concatenate, [part.columns[name] for part in parts])
             except ValueError as error:
                 raise ArgumentError(f"column {name!r} cannot be concatenated: {error}") from error
-        return cls._of(columns, sum(len(part) for part in parts))
+        return cls.of_length(columns, sum(len(part) for part in parts))
 
 
 def _choose(leaf: Any, where: NDArray[Any]) -> Any:

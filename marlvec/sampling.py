@@ -99,8 +99,7 @@ def _draw_of(leaf: Leaf) -> _Draw:
     space: Any = leaf.space
     dtype, start = leaf.dtype, getattr(space, "start", 0)
     if _draws_like(space, Discrete):
-        low, high = int(start), int(start + space.n)
-        return lambda rng, n: rng.integers(low, high, size=n).astype(dtype, copy=False)
+        return _DiscreteDraw(int(start), int(space.n), dtype)
     if _draws_like(space, MultiDiscrete):
         sizes = np.asarray(space.nvec)
         return lambda rng, n: (rng.integers(sizes, size=(n, *sizes.shape)) + start).astype(dtype, copy=False)
@@ -114,6 +113,22 @@ def _draw_of(leaf: Leaf) -> _Draw:
 def _draws_like(space: Space[Any], kind: type[Space[Any]]) -> bool:
     """Whether this is such a space, and not a user's that narrows what its members are."""
     return isinstance(space, kind) and type(space).sample is kind.sample
+
+
+class _DiscreteDraw:
+    """Draws one of ``start`` … ``start + n - 1``."""
+
+    _FEW = 2**31  # up to so many, uniform floats hit each equally often, but for a share of 2**-22
+
+    def __init__(self, start: int, n: int, dtype: np.dtype[Any]) -> None:
+        self._start, self._n, self._dtype = start, n, dtype
+
+    def __call__(self, rng: Generator, n: int) -> AnyArray:
+        if self._n > self._FEW:
+            return rng.integers(self._start, self._start + self._n, size=n).astype(self._dtype, copy=False)
+        # A third of the time of integers(); random() is below 1 by 2**-53 at least, so the last one is not passed.
+        drawn: AnyArray = (rng.random((n,)) * self._n).astype(self._dtype)
+        return drawn + self._dtype.type(self._start) if self._start else drawn
 
 
 class _OwnDraw:

@@ -37,6 +37,7 @@ class Arrival:
         masks: Per group (n, A_g, k) bool, or None.
         rewards: (n, A) float64.
         terminated, truncated, ended, alive, acting: (n, A) bool; nobody has ended in an episode that was lost.
+        eventful: Whether anybody has ended, or an episode is over.
         done, fault, quiet: (n,) bool.
         given: (env id, agent name, action, whether it is the env's) of agents that do something unasked.
         untrained: Ids of envs whose episode begins here and is for no batch.
@@ -52,6 +53,7 @@ class Arrival:
         "done",
         "ended",
         "env_ids",
+        "eventful",
         "everything",
         "fault",
         "final",
@@ -79,7 +81,9 @@ class Arrival:
         self.rewards, self.terminated, self.truncated = step.rewards, step.terminated, step.truncated
         self.missing = step.final_missing
         self.alive, self.acting, self.done = step.alive, step.acting, step.done
-        self.fault, self.quiet = step.fault, step.quiet
+        self.eventful = step.eventful
+        # Where nothing has happened these are all False, like the done flags, and nobody writes to them.
+        self.fault, self.quiet = (step.fault, step.quiet) if self.eventful else (step.done, step.done)
         self.state, self.final_state = step.state, step.final_state
         self.given, self.untrained = step.off_policy_actions, step.untrained
         self.is_first = False
@@ -87,8 +91,8 @@ class Arrival:
         if not self.everything and np.count_nonzero(step.env_ids[1:] < step.env_ids[:-1]):
             self._choose(np.argsort(step.env_ids))  # first come, first in row: no order to build on
         self.where: Where = slice(None) if self.everything else places_of(self.env_ids)
-        self.ended = self.terminated | self.truncated
-        if np.count_nonzero(self.fault):
+        self.ended = self.terminated | self.truncated if self.eventful else self.terminated
+        if self.eventful and np.count_nonzero(self.fault):
             self.ended[self.fault] = False  # there are no final observations of what was lost
 
     def _choose(self, rows: NDArray[np.int64]) -> None:

@@ -267,10 +267,9 @@ class Company:
             lanes = lanes[kept]
         if len(lanes):
             env_t = self._episodes.length_N[lanes // len(agents)]
-            start = new.trajectories.append(rows.columns, lanes, 0, env_t)  # it closes nothing, so nobody asks when
-            ready = Ready.block(lanes, lanes, start)
-            slot_L[lanes] = ready.slots
-            new.ready = new.ready.join(ready)
+            slots = new.trajectories.append(rows.columns, lanes, 0, env_t)  # it closes nothing, so nobody asks when
+            slot_L[lanes] = slots
+            new.ready = new.ready.join(Ready.block(lanes, lanes, slots))
         self.cast.update()
 
     def drop_idle(self, loop: Loop) -> None:

@@ -63,7 +63,7 @@ class Intake:
             "terminated": self._cast.pick(role, chosen, arrival.terminated) if last else np.zeros(n, np.bool_),
             "truncated": self._cast.pick(role, chosen, arrival.truncated) if last else np.zeros(n, np.bool_),
             "first": first,
-            "last": np.full(n, last),
+            "last": (np.ones if last else np.zeros)(n, np.bool_),
         }
         mask = arrival.masks[role.group_index]
         if mask is not None:
@@ -71,7 +71,7 @@ class Intake:
         if arrival.state is not None:
             columns["state"] = _state(chosen, arrival, last=last)
         began = perf_counter()
-        rows, kept = role.observe(Rows(columns))
+        rows, kept = role.observe(Rows.of_length(columns, n))
         self._metrics.timers["agent_connectors"].add(perf_counter() - began)
         return rows, kept
 

@@ -254,12 +254,13 @@ class Loop:
         self.gain.env_steps += len(arrival.env_ids)
         self._episodes.pay(envs, arrival.rewards)
         self._hooks.step(arrival)
-        if np.count_nonzero(arrival.fault):  # a fifth of the time of any()
-            self._lose(arrival)
-        if np.count_nonzero(arrival.ended):
-            self._close(arrival)
-        if np.count_nonzero(arrival.done):
-            self._turn_over(arrival)
+        if arrival.eventful:
+            if arrival.fault.any():
+                self._lose(arrival)
+            if arrival.ended.any():
+                self._close(arrival)
+            if arrival.done.any():
+                self._turn_over(arrival)
         self._observe(arrival)
 
     def _lose(self, arrival: Arrival) -> None:
@@ -372,23 +373,21 @@ class Loop:
                 places = lanes
                 if not len(lanes):
                     continue
-            ready = Ready.block(lanes, places, self._store(role, rows, lanes, before))
-            self.slot_L[places] = ready.slots
-            role.ready = role.ready.join(ready)
+            slots = self._store(role, rows, lanes, before)
+            self.slot_L[places] = slots
+            role.ready = role.ready.join(Ready.block(lanes, places, slots))
         self._hooks.start()
 
-    def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None) -> int:
-        """Store rows and close the transitions that led to them; returns the first row's slot."""
+    def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None) -> IntArray:
+        """Store rows and close the transitions that led to them; returns the rows' slots, which are consecutive."""
         env_id = rows["env_id"]
         env_t, rounds = self._episodes.length_N[env_id], self.traffic.round_N[env_id]
-        start = role.trajectories.append(rows.columns, lanes, rounds, env_t, missing)
-        slots = np.arange(start, start + len(lanes))
-        acted = before >= 0
-        if np.count_nonzero(acted) < len(lanes):
-            before, slots = before[acted], slots[acted]
-        role.trajectories.link(before, slots)
+        slots = outcomes = role.trajectories.append(rows.columns, lanes, rounds, env_t, missing)
+        if np.count_nonzero(acted := before >= 0) < len(lanes):
+            before, outcomes = before[acted], slots[acted]
+        role.trajectories.link(before, outcomes)
         self.gain.agent_steps += len(before)
-        return start
+        return slots
 
     def _note_given(self, arrival: Arrival) -> None:
         """Note what agents do without asking their policies."""

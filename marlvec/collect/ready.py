@@ -31,10 +31,10 @@ class Ready:
     where: Where
 
     @classmethod
-    def block(cls, lanes: IntArray, places: Where, start: int) -> Ready:
-        """Rows in consecutive slots."""
-        stop = start + len(lanes)
-        return cls(lanes, places, np.arange(start, stop), slice(start, stop))
+    def block(cls, lanes: IntArray, places: Where, slots: IntArray) -> Ready:
+        """Rows in consecutive slots; at least one."""
+        start = int(slots[0])
+        return cls(lanes, places, slots, slice(start, start + len(slots)))
 
     @classmethod
     def none(cls) -> Ready:

@@ -234,8 +234,7 @@ class Role:
         trajectories = Trajectories(self._who, self._num_lanes)
         if len(ready.lanes):
             waiting = self.trajectories.rows(ready.where)
-            start = trajectories.append(waiting, ready.lanes, 0, self.trajectories.env_t(ready.where))
-            ready.move(np.arange(start, start + len(ready.lanes)))
+            ready.move(trajectories.append(waiting, ready.lanes, 0, self.trajectories.env_t(ready.where)))
             slot_L[ready.lanes] = ready.slots
         self.trajectories = trajectories
         if self.group_index >= 0:
@@ -248,7 +247,7 @@ class Role:
             ContractError: It answered in the wrong form; names the policy.
             Exception: Whatever the policy raises, with a note that names it.
         """
-        rows = Rows(self.trajectories.rows(ready.where))
+        rows = Rows.of_length(self.trajectories.rows(ready.where), len(ready.lanes))
         policy = self.policy
         version = int(policy.version)
 
@@ -326,7 +325,8 @@ class Role:
         columns = {name: column for name, column in rows.columns.items() if name not in answer.given.columns}
         columns["actions"] = self._policy_tree.unflatten(own)
         columns["actions_for_env"] = self._env_tree.unflatten(answer.for_env)
-        columns["policy_version"] = np.full(len(rows), answer.version)
+        columns["policy_version"] = versions = np.empty(len(rows), np.int64)
+        versions.fill(answer.version)  # half the time of np.full
         answer.parts = self.trajectories.check_answer(columns, asked=not _all_given(columns))
         answer.rows = rows
 

@@ -76,7 +76,7 @@ class Trajectories:
         tick: IntArray | int,
         env_t: IntArray,
         missing: NDArray[np.bool_] | None = None,
-    ) -> int:
+    ) -> IntArray:
         """Store rows.
 
         Args:
@@ -88,7 +88,7 @@ class Trajectories:
                 (n,) which of them have no observation of their own, so that the one there does not count.
 
         Returns:
-            The first row's slot; the others follow.
+            (n,) their slots, one after the other.
 
         Raises:
             ContractError: A column is missing, new, or has changed its form.
@@ -113,7 +113,7 @@ class Trajectories:
         self._final[where] = final
         self._missing[where] = False if missing is None else missing
         self._size = stop
-        return start
+        return np.arange(start, stop)
 
     def _learn(self, columns: Mapping[str, Tree]) -> None:
         if self._rows and columns.keys() - self._rows.keys() == {"action_mask"} and self._rows.keys() < columns.keys():

@@ -161,7 +161,7 @@ class Calls:
         self.arrived += len(env_ids)
 
     def hand_out(self) -> NDArray[np.int64]:
-        """Take all that has arrived."""
+        """Take all that has arrived; of a stream of calls in the order of arrival, unless these are all envs."""
         batches, self._batches = self._batches, []
         everything = self.arrived == self.outstanding
         self.outstanding -= self.arrived
@@ -170,7 +170,7 @@ class Calls:
             in_order, self.pending = self.pending not in STREAM, None
             if self._whole is not None:
                 whole, self._whole = self._whole, None
-                return whole if in_order else _join(batches)
+                return whole if in_order or len(whole) == len(self._busy) else _join(batches)
         self._mark_each()
         ids = _join(batches)
         self._busy[ids] = False

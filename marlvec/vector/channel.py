@@ -7,7 +7,6 @@ numbers in the buffers, a payload.
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import struct
@@ -155,29 +154,28 @@ class Channel:
 class Patience:
     """Decides how to wait: look again and again for a short while, or go to sleep at once.
 
-    Being woken on another core costs 10 to 50 µs, more than a cheap env's whole step. Where the last waits were about
-    that short, the next one begins by looking, and gives the core away between two looks; where they were longer, it
-    sleeps at once, and nobody's core is taken.
+    A sleeper is woken 50 to 200 µs late, the more so where its core went to sleep with it, and who wakes it pays about
+    as much. Where most of the last waits were short, the next one begins by looking, and gives the core away between
+    two looks; else it sleeps at once, and nobody's core is taken.
 
     Args:
-        eager: Whether there is a core to look on. Where each core has a worker, the parent has none: it sleeps.
+        window: Seconds to look for; a wait that ends within them is short. 0 where there is no core to look on: always
+            sleep.
     """
 
-    __slots__ = ("_expected",)
+    __slots__ = ("_hope", "_window")
 
-    _SHORT = 200e-6  # seconds; a wait that is longer on average is slept through
-    _MEMORY = 0.1  # weight of the last wait in that average
-
-    def __init__(self, *, eager: bool = True) -> None:
-        self._expected = 4 * self._SHORT if eager else math.inf
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._hope = 0.0  # share of short waits, of those lately
 
     def wait(self, poll: select.poll, timeout_ms: int | None = None) -> list[tuple[int, int]]:
         """Do as ``poll.poll(timeout_ms)`` does."""
-        if self._expected == math.inf:
+        if not self._window:
             return poll.poll(timeout_ms)
         start = time.perf_counter()
         events = self._look(poll, start) or poll.poll(timeout_ms)
-        self._learn(time.perf_counter() - start)
+        self._learn(time.perf_counter() - start, ended=bool(events))
         return events
 
     def receive(self, poll: select.poll, channel: Channel) -> Message:
@@ -189,19 +187,21 @@ class Patience:
         start = time.perf_counter()
         self._look(poll, start)
         message = channel.recv()
-        self._learn(time.perf_counter() - start)
+        self._learn(time.perf_counter() - start, ended=True)
         return message
 
     def _look(self, poll: select.poll, start: float) -> list[tuple[int, int]]:
         events: list[tuple[int, int]] = []
-        if self._expected < self._SHORT:
-            end = start + 2 * self._SHORT
+        if self._hope > 0.5:
+            end = start + self._window
             while not (events := poll.poll(0)) and time.perf_counter() < end:
                 os.sched_yield()
         return events
 
-    def _learn(self, took: float) -> None:
-        self._expected += self._MEMORY * (min(took, 4 * self._SHORT) - self._expected)
+    def _learn(self, took: float, *, ended: bool) -> None:
+        short = took < self._window
+        if ended or not short:
+            self._hope += 0.25 * (short - self._hope)
 
 
 def pair() -> tuple[Channel, tuple[int, int]]:

@@ -25,6 +25,7 @@ from marlvec.vector.shares import Shares, usable_cores
 __all__ = ["Crew", "Starting"]
 
 _MOMENT = 0.01  # seconds in which workers that are killed together are gone
+_LOOK = 400e-6  # seconds to look for an answer before sleeping
 _LONG = 2e6  # seconds, as many as poll() can count in milliseconds
 
 
@@ -71,13 +72,14 @@ class Crew:
         self.memory_fd = -1
         self._hung: dict[int, tuple[float, int, str]] = {}  # put down: seconds it was given, at work on, its stacks
         self._by_fd: dict[int, int] = {}
-        self._patience = Patience()
+        self._patience = Patience(0.0)
         self._any = select.poll()
         self._one: list[select.poll] = []
 
     def watch(self) -> None:
         """Listen to all workers from now on."""
-        self._patience = Patience(eager=len(self.workers) < usable_cores())
+        # Where each core has a worker, one that looks takes the core from it.
+        self._patience = Patience(_LOOK if len(self.workers) < usable_cores() else 0.0)
         self._one = [select.poll() for _ in self.workers]
         for w in range(len(self.workers)):
             self._watch(w)

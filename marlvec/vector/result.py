@@ -129,6 +129,12 @@ class VectorStep:
         return self.terminated | self.truncated
 
     @property
+    def eventful(self) -> bool:
+        """Whether in any row an agent ended, or an episode ended or was lost."""
+        flags = self.done, self.terminated, self.truncated
+        return bool(self._faults) or any(map(np.count_nonzero, flags))
+
+    @property
     def has_final(self) -> BoolArray:
         """(n, A) bool: the agent ended in this step, and has a final observation: its episode was not lost."""
         return self.ended & ~self.fault[:, None] if self._faults else self.ended
@@ -207,7 +213,9 @@ class VectorStep:
 
         An info ``"off_policy_action"`` is what a policy would say, ``"logged_action"`` what the env was given.
         """
-        mine = self.env_ids.tolist() if self._infos else ()
+        if not self._infos:
+            return []
+        mine = self.env_ids.tolist()
         return [
             (i, who, entries[key], key == "logged_action")
             for i in mine
@@ -219,7 +227,9 @@ class VectorStep:
     @property
     def untrained(self) -> list[int]:
         """Ids of envs whose episode begins with this row and is for no batch: ``"training_enabled"`` is False."""
-        mine = self.env_ids.tolist() if self._infos else ()
+        if not self._infos:
+            return []
+        mine = self.env_ids.tolist()
         return [i for i in mine if self._infos.get(i, {}).get(COMMON, {}).get("training_enabled") is False]
 
     def _stack(self, infos: Mapping[int, Info]) -> dict[str, Any]:

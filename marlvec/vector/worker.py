@@ -26,6 +26,7 @@ from marlvec.vector.faults import capture, pack_failure
 from marlvec.vector.memory import map_memory
 from marlvec.vector.reports import Report, pack_report
 from marlvec.vector.shard import Shard
+from marlvec.vector.shares import usable_cores
 from marlvec.vector.stacks import write_stacks_to
 from marlvec.vector.watchdog import PROGRESS_BYTES
 
@@ -37,6 +38,7 @@ Plan = dict[str, Any]
 (arguments of `Shard`).
 """
 
+_LOOK = 1e-3  # seconds to look for a request before sleeping: about what policies need to decide
 _NAMES = {code: name for name, code in ch.OPERATIONS.items()}
 
 
@@ -79,12 +81,14 @@ class WorkerLink:
         first_env_id: Index of the first of them among all envs.
     """
 
-    def __init__(self, channel: Channel, shard: Shard, buffers: Buffers, first_env_id: int, *, shared: bool) -> None:
+    def __init__(
+        self, channel: Channel, shard: Shard, buffers: Buffers, first_env_id: int, *, shared: bool, window: float
+    ) -> None:
         self.shard = shard
         self.first_env_id = first_env_id
         self._channel = channel
         self._buffers = buffers
-        self._shared = shared
+        self._shared, self._window = shared, window
         self._has_objects = buffers.has_objects
         self._plain_steps = shared and not buffers.has_objects
         self._closing: int | None = None
@@ -92,7 +96,7 @@ class WorkerLink:
     def requests(self) -> Iterator[Request]:
         """Wait for one request after the other, until the parent wants to close."""
         channel, everyone = self._channel, self.shard.everyone
-        poll, patience = select.poll(), Patience()
+        poll, patience = select.poll(), Patience(self._window)
         poll.register(channel.read_fd, select.POLLIN)
         while True:
             message = patience.receive(poll, channel)
@@ -243,6 +247,7 @@ def _attach_and_serve(
     gc.collect()
     gc.freeze()
     channel.send(ch.OK, message.number)
-    link = WorkerLink(channel, shard, buffers, first, shared=shared)
+    window = _LOOK if num_workers <= usable_cores() else 0.0
+    link = WorkerLink(channel, shard, buffers, first, shared=shared, window=window)
     loop(link)
     link.close()
