@@ -144,7 +144,7 @@ class ActionWriter:
             return
         low, high = bounds
         good = (array >= low) & (array <= high)  # False for NaN too
-        if good.all():
+        if np.count_nonzero(good) == good.size:
             return
         leaf = group.action_tree.leaves[k]
         if leaf.shape:

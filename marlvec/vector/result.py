@@ -193,7 +193,7 @@ class VectorStep:
         if self.final_leaves is not self.obs_leaves:
             out["final_observation"] = self.final_obs
             out["_final_observation"] = whole
-            if self.final_missing.any():
+            if np.count_nonzero(self.final_missing):
                 out["final_observation_missing"] = self.final_missing
         if self.state is not None:
             out["state"] = self.state

@@ -111,7 +111,7 @@ class AnswerReader:
 
     def _parts(self, answer: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
         parts = tuple(answer) if isinstance(answer, (tuple, list)) and not hasattr(answer, "_fields") else ()
-        if parts and isinstance(parts[-1], Mapping):
+        if parts and (parts[-1].__class__ is dict or isinstance(parts[-1], Mapping)):
             match parts:
                 case (obs, info):
                     return obs, None, None, None, info
@@ -166,7 +166,7 @@ class AnswerReader:
                     yield (OF_AGENTS, name), rows[:, None] if seats is None else seats.spread(rows)
 
     def _leaves_of(self, path: Path, value: Any, n: int) -> Iterator[tuple[Path, NDArray[Any]]]:
-        if isinstance(value, Mapping):
+        if value.__class__ is not np.ndarray and isinstance(value, Mapping):
             for key, inner in value.items():
                 yield from self._leaves_of((*path, str(key)), inner, n)
             return

@@ -16,6 +16,7 @@ from marlvec.errors import ArgumentError, BusyError, ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.vector.pools.answers import AnswerReader
 from marlvec.vector.pools.pool import Pool, PoolReply
+from marlvec.vector.pools.wire import Wire
 
 __all__ = ["DuckPool", "PoolForm", "form_of"]
 
@@ -132,6 +133,7 @@ class DuckPool(Pool):
         # With several players EnvPool waits for batch_size envs even where these are all of them.
         self.alone = form.batch_size >= form.num_envs and form.num_players == 1
         self._pool, self._open = pool, open
+        self._wire: Wire | None = None  # there once the pool has taken its first actions, which it looks at
         self._form = form
         agents = form.num_players
         space, mask_size = split_action_mask(form.observation_space, form.action_space)
@@ -217,19 +219,22 @@ class DuckPool(Pool):
         else:
             rows = self._rows[ids]
             parts = [leaf[rows] for leaf in actions]
+        everyone = len(ids) == len(self._everyone)
+        if self._wire is not None:
+            self._wire.send(parts[0], None if everyone else ids)
+            return
         # A copy: the pool's threads read it while the buffers go on.
         action = self._actions.unflatten([np.array(part, order="C") for part in parts])
-        if len(ids) == len(self._everyone):
-            self._pool.send(action)
-        else:
-            self._pool.send(action, ids.astype(np.int32))
+        self._pool.send(action, *(() if everyone else (ids.astype(np.int32),)))
+        if self._actions.is_leaf and Wire.fits(self._pool):
+            self._wire = Wire(self._pool)
 
     def recv(self) -> PoolReply:
         if self._resetting is not None:
             ids, self._resetting = self._resetting, None
             answer = self._pool.reset(ids.astype(np.int32))
         else:
-            answer = self._pool.recv()
+            answer = self._pool.recv() if self._wire is None else self._wire.recv()
         reply, rows = self._reader.read(answer, self._last)
         self._in_flight -= len(reply.env_ids)
         if len(self.spec.agents) > 1:
@@ -261,7 +266,7 @@ class DuckPool(Pool):
         self._drop_pool()
 
     def _drop_pool(self) -> None:
-        pool, self._pool = self._pool, None
+        pool, self._pool, self._wire = self._pool, None, None
         close = getattr(pool, "close", None)
         if close is not None:
             close()
