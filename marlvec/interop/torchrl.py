@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.connectors.trees import map_tree
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
 from marlvec.interop.grouping import GroupMap, Seats, group_agents, seat
 from marlvec.interop.sight import Sight, scatter
@@ -27,6 +28,7 @@ try:
     from torchrl.data import Composite, Unbounded
     from torchrl.envs import EnvBase, MarlGroupMapType
 
+    from marlvec.interop.torchrl_rows import blank_others, with_old_rows
     from marlvec.interop.torchrl_specs import ActionReader, action_spec, flags_spec, nested, observation_spec
 except ImportError as error:
     raise MissingExtraError(
@@ -245,6 +247,34 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         self._terminated, self._truncated = self._terminated & ~ended, self._truncated & ~ended
         return self._tensors(self._rows, np.zeros(n_envs, np.bool_), {})
 
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Reset the envs whose episode is over: as TorchRL would, and sooner done where the next ones have begun."""
+        over = self._over
+        if not self._has_begun_all(tensordict):
+            return super().maybe_reset(tensordict)
+        assert self._rows is not None
+        fresh = self._tensors(self._rows, np.zeros(len(over), np.bool_), {})  # the others' rows are what they were
+        for key in self.done_keys:
+            fresh.set(key, torch.zeros_like(tensordict.get(key)))
+        if not over.all():  # where all begin at a time, TorchRL leaves what others have put there
+            blank_others(tensordict, torch.from_numpy(over), keep=fresh)
+        self._over = np.zeros_like(over)
+        self._terminated, self._truncated = np.zeros_like(self._terminated), np.zeros_like(self._truncated)
+        return tensordict.update(fresh)
+
+    def _has_begun_all(self, tensordict: TensorDictBase) -> bool:
+        """Whether all that TorchRL is about to ask for are first rows of episodes that have begun already."""
+        over = self._over
+        if not self._same_step or self.device is not None or tensordict.get("_reset", None) is not None:
+            return False
+        ended = self._terminated | self._truncated
+        return bool(
+            over.any()
+            and not ended[~over].any()
+            and all(self._seeds[i] is None for i in np.flatnonzero(over).tolist())
+            and np.array_equal(tensordict.get("done").numpy().reshape(-1), over)
+        )
+
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         wanted = tensordict.get("_step", None)
         n_envs = self.envs.num_envs
@@ -276,7 +306,7 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         self._rows = after
         self._over = self._over | done if ids is not None else done.copy()
         out = self._tensors(last, fault, {"reward": rewards, **flags})
-        return out if wanted is None else _stepped(wanted.reshape(n_envs), out, tensordict)
+        return out if wanted is None else with_old_rows(out, wanted.reshape(n_envs), tensordict)
 
     # --- from arrays to tensors, and back
 
@@ -364,19 +394,4 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
 
 
 def _pick(actions: Any, ids: NDArray[np.int64]) -> Any:
-    if isinstance(actions, dict):
-        return {key: _pick(part, ids) for key, part in actions.items()}
-    if isinstance(actions, tuple):
-        return tuple(_pick(part, ids) for part in actions)
-    return actions[ids]
-
-
-def _stepped(wanted: torch.Tensor, out: TensorDictBase, before: TensorDictBase) -> TensorDictBase:
-    """Of envs that were not asked: what was so before, and no reward."""
-
-    def merge(key: Any, tensor: torch.Tensor) -> torch.Tensor:
-        rows = wanted.reshape(-1, *[1] * (tensor.ndim - 1))
-        old = before.get(key, None)
-        return torch.where(rows, tensor, torch.zeros_like(tensor) if old is None else old)
-
-    return out.named_apply(merge, nested_keys=True)
+    return map_tree(lambda leaf: leaf[ids], actions)
