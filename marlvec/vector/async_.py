@@ -195,7 +195,7 @@ class AsyncVectorEnv(VectorEnv):
         if everyone and not ready and not crew.starting:
             # Waiting for one after the other wakes this process less often than listening to all.
             deadline = None if timeout is None else time.monotonic() + timeout
-            for w, queue in enumerate(crew.outstanding):
+            for w, queue in reversed(list(enumerate(crew.outstanding))):
                 while queue:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
                     # Of those whose end was closed nothing more is heard by listening.
