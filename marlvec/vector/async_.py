@@ -193,7 +193,8 @@ class AsyncVectorEnv(VectorEnv):
             raise self._loss(*self._doomed.pop(0))
         ready = crew.heard()
         if everyone and not ready and not crew.starting:
-            # Waiting for one after the other wakes this process less often than listening to all.
+            # Waiting for one after the other wakes this process less often than listening to all. The last one goes
+            # first: where every core has a worker, we have ours back once that one has finished.
             deadline = None if timeout is None else time.monotonic() + timeout
             for w, queue in reversed(list(enumerate(crew.outstanding))):
                 while queue:
@@ -201,6 +202,9 @@ class AsyncVectorEnv(VectorEnv):
                     # Of those whose end was closed nothing more is heard by listening.
                     heard = (crew.closed and crew.heard()) or self._listen(left, w)
                     if not heard:
+                        # Who is in time is not to be named among those who were not.
+                        if not self._doomed and (said := crew.heard() or crew.ready(0.0)):
+                            self._take_in(said)
                         return bool(self._news)
                     if not self._take_in(heard):
                         return True
