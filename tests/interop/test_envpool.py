@@ -18,6 +18,7 @@ import marlvec
 from marlvec import VectorEnv, env_seeds
 from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.vector.pool import PoolVectorEnv
+from marlvec.vector.pools.wire import Wire
 from tests.test_docs import run
 from tests.vector.reference import MODES
 from tests.vector.trees import flatten
@@ -172,6 +173,30 @@ def test_a_pool_of_ones_own_is_made_anew_and_closed() -> None:
         assert np.array_equal(seeded[:, 0], bare("CartPole-v1", num_envs=4, seed=env_seeds(8, 4)).reset()[0])
         envs.reset(env_ids=[2])
         envs.step(envs.random_action())
+
+
+def test_who_has_a_recv_of_their_own_is_heard() -> None:
+    pool = bare("CartPole-v1", num_envs=4, seed=1)
+    said = pool.recv
+
+    def generous() -> Any:
+        obs, reward, *flags, info = said()
+        return obs, reward + (info["elapsed_step"] > 0), *flags, info
+
+    pool.recv = generous
+    with PoolVectorEnv(pool, autoreset_mode="next_step") as envs:
+        envs.reset()
+        for _ in range(3):
+            assert envs.step(envs.random_action())[1].ravel().tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("task", "fits"), [("CartPole-v1", True), ("Pong-v5", True), ("BinPack-v2", False), ("TicTacToe-v1", False)]
+)
+def test_the_short_way_is_for_single_players_whose_observations_are_one_array(task: str, fits: bool) -> None:
+    pool = bare(task, num_envs=2, seed=1)
+    assert Wire.fits(pool) == fits
+    pool.close()
 
 
 def test_seeds_of_the_first_episodes() -> None:
