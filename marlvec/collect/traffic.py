@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.arrivals import Arrival
+from marlvec.collect.halves import Halves
 from marlvec.errors import EnvFault
 from marlvec.vector.vector_env import VectorEnv
 
@@ -32,7 +33,8 @@ class Traffic:
     Envs go in *rounds*: in each, all that live make a step, or as many as are still needed. Without overlap a round
     begins when all of the one before are back. With overlap an env goes on alone as soon as it is certain that the next
     round is one in which all take part, whatever those bring that are still on the way. So every env makes the steps
-    it would have made without, and neither more nor fewer.
+    it would have made without, and neither more nor fewer. Where that turns out to cost more than it brings (`Halves`),
+    rounds begin as they do without.
 
     Args:
         envs: The envs.
@@ -46,6 +48,7 @@ class Traffic:
 
     def __init__(self, envs: VectorEnv, *, overlap: bool) -> None:
         self._envs, self._overlap = envs, overlap
+        self._halves = Halves(envs.num_envs)
         self.all_ids: IntArray = np.arange(envs.num_envs)
         self.living = self.all_ids
         self._resting_N = np.zeros(envs.num_envs, np.bool_)
@@ -80,6 +83,7 @@ class Traffic:
 
     def begin_call(self, needed: EnvsNeeded) -> None:
         """Something new is asked for: where a call has failed, what was certain then may be so no more."""
+        self._halves.begin_call()
         to_come = self._num_away + self._behind
         if to_come and not needed(to_come - 1):
             self._open, self._behind = int(self.round_N.max()), 0
@@ -104,16 +108,21 @@ class Traffic:
             if not self._all_take_part:
                 chosen = np.sort(going[np.argsort(steps_N[going], kind="stable")[:k]])
             else:
-                chosen = self._half(going) if self._overlap else going
+                chosen = self._half(going) if self._in_halves else going
             return None if len(chosen) == len(self.all_ids) else chosen
         if not self._overlap or self._num_away == len(self.living):
             return _NOBODY
         idle = going[~self._away_N[going]]
         rounds = self.round_N[idle]
-        if np.count_nonzero(rounds == self._open) and needed(self._num_away + self._behind) >= len(going):
+        may_open = self._in_halves and np.count_nonzero(rounds == self._open)
+        if may_open and needed(self._num_away + self._behind) >= len(going):
             self._open += 1
             self._behind += len(going)
         return self._half(idle[rounds < self._open])
+
+    @property
+    def _in_halves(self) -> bool:
+        return self._overlap and self._halves.pay
 
     def _half(self, env_ids: IntArray) -> IntArray:
         """Every other one of these where they are more than half of all: so every worker has some of both halves."""
@@ -164,9 +173,13 @@ class Traffic:
             EnvFault: An env raised or a worker died.
         """
         if self._inbox:
-            return self._hand_out(self._inbox.pop(0))
-        at_least = (len(self._going) + 1) // 2
-        return self._hand_out(self._take(at_least if self._overlap and at_least < self._num_away else None))
+            arrival = self._inbox.pop(0)
+        else:
+            at_least = (len(self._going) + 1) // 2
+            arrival = self._take(at_least if self._in_halves and at_least < self._num_away else None)
+        if self._overlap:
+            self._halves.note(len(arrival.env_ids))
+        return self._hand_out(arrival)
 
     def begin_next(self, arrival: Arrival, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
         """Have these envs begin the next episode, again where that fails, and put its first rows into the arrival.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from marlvec.collect import Collector, MultiAgentBatch
+from marlvec.collect.halves import Halves
 from marlvec.connectors import FilterRows, FrameStack
 from marlvec.envs.testing import RaisingEnv
 from marlvec.errors import EnvRaised
@@ -50,6 +51,17 @@ class Scattered(SyncVectorEnv):
             self._requests.insert(self.order.randint(0, len(self._requests)), (operation, env_ids[k : k + 1], own))
 
 
+class Whims(Halves):
+    """Changes its mind without a reason."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        super().__init__(num_envs)
+        self.random = random.Random(seed)
+
+    def note(self, env_steps: int) -> None:
+        self.pay = self.random.random() < 0.5
+
+
 def same_batch(got: MultiAgentBatch, want: MultiAgentBatch) -> None:
     """To the bit, ids and order included."""
     assert (got.env_steps, got.agent_steps, list(got)) == (want.env_steps, want.agent_steps, list(want))
@@ -73,6 +85,7 @@ def same_batch(got: MultiAgentBatch, want: MultiAgentBatch) -> None:
     mode=st.sampled_from(MODES),
     calls=CALLS,
     copy=st.booleans(),
+    whims=st.none() | st.integers(0, 2**32),
 )
 def test_rows_are_the_references_in_whatever_order_envs_come_back(
     kind: str,
@@ -85,6 +98,7 @@ def test_rows_are_the_references_in_whatever_order_envs_come_back(
     mode: str,
     calls: list[tuple[Any, int]],
     copy: bool,
+    whims: int | None,
 ) -> None:
     made = factories(kind, num_envs, agent_num)
     with Scattered(made, order, autoreset_mode=mode, copy=copy, validate="strict") as envs:
@@ -92,6 +106,8 @@ def test_rows_are_the_references_in_whatever_order_envs_come_back(
         collector = Collector(
             envs, policies, given_mapping(mapping, envs.agents), batch_mode=batch_mode, seed=seed, overlap=True
         )
+        if whims is not None:
+            collector._loop.traffic._halves = Whims(num_envs, whims)
         reference = Reference(kind, num_envs, agent_num, seed, mapping=mapping, salts=SALTS)
         for unit, amount in calls:
             check_batch(reference, collector.collect(**{unit: amount}), getattr(reference, batch_mode)(unit, amount))
