@@ -74,9 +74,10 @@ class Collector(Gathering):
         count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
         batch_size: How much a batch of ``for batch in collector`` and of `background` is, as ``count_by`` counts.
         overlap: Whether policies answer for envs that are back while the workers step the others, half of them at a
-            time, so that neither waits for the other; not for long where that turns out to be slower. Batches are the
-            same, to the bit, as long as policies and connectors answer each row for itself: one that draws from one random stream for all rows, or
-            keeps running statistics, meets rows in another order. Callbacks hear of fewer envs at a time.
+            time, so that neither waits for the other; where that is slower it is found out, and left. Batches are the
+            same, to the bit, as long as policies and connectors answer each row for itself: one that draws from one
+            random stream for all rows, or keeps running statistics, meets rows in another order. Callbacks hear of
+            fewer envs at a time.
         random_steps: So many env steps, the first of this collector, are made with uniformly random legal actions, as
             many in every env. No policy is asked; rows of them are marked in the column ``off_policy``, and what
             policies add says nothing there (NaN, 0).
