@@ -91,7 +91,8 @@ def make(
             ``gymnasium.make_vec``'s (docs/interop.md), and the only one for EnvPool's ids, so leave it out there;
             ``"auto"``: native where that has the same numbers bit for bit, is installed and supports all that is asked
             for, else async.
-        num_workers: Worker processes or threads; default: one per usable core, at most one per env.
+        num_workers: Worker processes or threads; default: one per core that this process may use, by its affinity and
+            the quota of its container, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
             returns its first observation, and ``infos["final_observation"]`` the last one; ``"next_step"``: the next
             step begins it, ignoring the action, and ``infos["reset_mask"]`` marks that row; ``"disabled"``: nothing,

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from marlvec.errors import Failure
 from marlvec.vector import channel as ch
 from marlvec.vector.channel import ChannelClosed, Patience
+from marlvec.vector.cores import usable_cores
 from marlvec.vector.faults import unpack_failure
 from marlvec.vector.launch import WorkerProcess
 from marlvec.vector.obituary import Obituary
-from marlvec.vector.shares import Shares, usable_cores
+from marlvec.vector.shares import Shares
 
 __all__ = ["Crew", "Starting"]
 

@@ -16,10 +16,11 @@ from marlvec.native.plan import plan
 from marlvec.vector.actions import ActionWriter
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.copies import Copies
+from marlvec.vector.cores import usable_cores
 from marlvec.vector.engine import Settings, SettingsArguments
 from marlvec.vector.faults import capture, raise_failures
 from marlvec.vector.native_shard import NativeShard
-from marlvec.vector.shares import Shares, usable_cores
+from marlvec.vector.shares import Shares
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["NativeVectorEnv", "is_exact", "make_native"]

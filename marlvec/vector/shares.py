@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -11,8 +10,9 @@ from numpy.typing import NDArray
 
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.vector.cores import usable_cores
 
-__all__ = ["Shares", "agree", "usable_cores"]
+__all__ = ["Shares", "agree"]
 
 _REMEMBERED = 64  # sets of envs
 
@@ -96,8 +96,3 @@ def agree(specs: Sequence[EnvSpec], starts: Sequence[int], mode: str) -> EnvSpec
         if mode == "compatible":
             common = common.widened(spec)
     return common
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -22,11 +22,11 @@ from marlvec.vector import channel as ch
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.builder import ShardFailed
 from marlvec.vector.channel import Channel, ChannelClosed, Message, Patience
+from marlvec.vector.cores import usable_cores
 from marlvec.vector.faults import capture, pack_failure
 from marlvec.vector.memory import map_memory
 from marlvec.vector.reports import Report, pack_report
 from marlvec.vector.shard import Shard
-from marlvec.vector.shares import usable_cores
 from marlvec.vector.stacks import write_stacks_to
 from marlvec.vector.watchdog import PROGRESS_BYTES
 
