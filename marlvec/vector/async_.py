@@ -7,6 +7,7 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -212,7 +213,7 @@ class AsyncVectorEnv(VectorEnv):
         while not self._news:
             ready = crew.heard() or self._listen(timeout)
             if not ready:
-                return False
+                return bool(self._news)
             self._take_in(ready)
         return True
 
@@ -237,8 +238,7 @@ class AsyncVectorEnv(VectorEnv):
         for w in hung:
             self._crew.put_down(w, self.step_timeout or 0.0)
             self._doomed.append((w, None))
-        if self._doomed and not self._news:
-            raise self._loss(*self._doomed.pop(0))
+        self._tell_loss()
 
     def _take_in(self, ready: Sequence[int]) -> bool:
         """Take in one reply of each of these workers. False where one is gone, and it is to be told next."""
@@ -257,9 +257,23 @@ class AsyncVectorEnv(VectorEnv):
                 how = None
             self._doomed.append((w, how))
         self._taking = False
-        if self._doomed and not self._news:
-            raise self._loss(*self._doomed.pop(0))
+        self._tell_loss()
         return not self._doomed
+
+    def _tell_loss(self) -> None:
+        """Raise what there is to tell of a worker that is gone, unless others have news, which come first."""
+        if not self._doomed or self._news:
+            return
+        gone, crew = {w for w, _ in self._doomed}, self._crew
+        said = {*crew.heard(), *crew.ready(0.0)} - gone - crew.starting.keys()
+        self._taking = True
+        for w in sorted(said):
+            with suppress(ch.ChannelClosed):  # then it is in crew.closed, and its turn comes
+                if crew.outstanding[w] and (how := self._take(w)) is not None:
+                    self._doomed.append((w, how))
+        self._taking = False
+        if not self._news:
+            raise self._loss(*self._doomed.pop(0))
 
     def _take(self, w: int) -> str | None:
         """Take in one reply that is there; says what is wrong with it if it cannot be right."""

@@ -194,8 +194,11 @@ class Patience:
         events: list[tuple[int, int]] = []
         if self._hope > 0.5:
             end = start + self._window
-            while not (events := poll.poll(0)) and time.perf_counter() < end:
-                os.sched_yield()
+            try:
+                while not (events := poll.poll(0)) and time.perf_counter() < end:
+                    os.sched_yield()
+            except OSError:  # an env has taken this process's limit of files down below one
+                self._window = self._hope = 0.0
         return events
 
     def _learn(self, took: float, *, ended: bool) -> None:

@@ -118,6 +118,26 @@ def test_what_a_hung_env_says_after_its_time_is_not_heard(on_fault: str) -> None
         assert caught.value.result.env_ids.tolist() == [0]
 
 
+class Dying(CounterEnv):
+    """Takes its time, and its process along."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        time.sleep(0.3)
+        os._exit(3)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_what_the_others_have_said_by_then_comes_with_the_error(culprit: int) -> None:
+    kinds = [Dying if w == culprit else CounterEnv for w in (0, 1)]
+    factories = [partial(kind, 5, env_index=i) for i, kind in enumerate(kinds)]
+    with AsyncVectorEnv(factories, num_workers=2) as envs:
+        envs.reset()
+        with pytest.raises(WorkerDied) as caught:
+            envs.step(ACTIONS)
+        assert caught.value.env_ids == (culprit,)
+        assert caught.value.result.env_ids.tolist() == [1 - culprit]
+
+
 # --- and is replaced
 
 
