@@ -115,8 +115,8 @@ def test_a_slow_env_holds_up_nobody() -> None:
     factories.append(partial(SlowEnv, 5, agent_num=A, env_index=3, seconds=slow))
     with AsyncVectorEnv(factories, num_workers=4) as envs:
         envs.reset(seed=0)
+        start = time.monotonic()  # before it is asked: it may be at work before this thread goes on
         envs.send(np.ones((4, A), np.int64))
-        start = time.monotonic()
         cycles = dict.fromkeys(range(4), 0)
         while cycles[3] == 0:
             step = envs.recv(min_envs=1, timeout=5)
