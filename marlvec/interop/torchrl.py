@@ -6,6 +6,7 @@ Axis letters: N envs, A agents, n agents of one of TorchRL's groups.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
@@ -290,7 +291,7 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         if ids is None:
             self.envs.step_send(actions)
         else:
-            self.envs.send(_pick(actions, ids), ids)
+            self.envs.send(map_tree(itemgetter(ids), actions), ids)
         result = self.result = self.envs.recv()
         ids = None if ids is None else result.env_ids  # in the order in which they came
         before = self._rows
@@ -391,7 +392,3 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
                 whole[:, seats.own] = leaf
         trees = [group.action_tree.unflatten(leaves) for group, leaves in zip(spec.groups, found, strict=True)]
         return dict(zip(self.envs.groups, trees, strict=True)) if self.envs.grouped else trees[0]
-
-
-def _pick(actions: Any, ids: NDArray[np.int64]) -> Any:
-    return map_tree(lambda leaf: leaf[ids], actions)

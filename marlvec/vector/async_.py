@@ -7,7 +7,6 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -240,8 +239,13 @@ class AsyncVectorEnv(VectorEnv):
             self._doomed.append((w, None))
         self._tell_loss()
 
-    def _take_in(self, ready: Sequence[int]) -> bool:
+    def _take_in(self, ready: Iterable[int]) -> bool:
         """Take in one reply of each of these workers. False where one is gone, and it is to be told next."""
+        self._take_each(ready)
+        self._tell_loss()
+        return not self._doomed
+
+    def _take_each(self, ready: Iterable[int]) -> None:
         self._taking = True
         for w in ready:
             how: str | None = None
@@ -257,21 +261,13 @@ class AsyncVectorEnv(VectorEnv):
                 how = None
             self._doomed.append((w, how))
         self._taking = False
-        self._tell_loss()
-        return not self._doomed
 
     def _tell_loss(self) -> None:
         """Raise what there is to tell of a worker that is gone, unless others have news, which come first."""
         if not self._doomed or self._news:
             return
-        gone, crew = {w for w, _ in self._doomed}, self._crew
-        said = {*crew.heard(), *crew.ready(0.0)} - gone - crew.starting.keys()
-        self._taking = True
-        for w in sorted(said):
-            with suppress(ch.ChannelClosed):  # then it is in crew.closed, and its turn comes
-                if crew.outstanding[w] and (how := self._take(w)) is not None:
-                    self._doomed.append((w, how))
-        self._taking = False
+        said = {*self._crew.heard(), *self._crew.ready(0.0)}
+        self._take_each(sorted(said - {w for w, _ in self._doomed}))
         if not self._news:
             raise self._loss(*self._doomed.pop(0))
 

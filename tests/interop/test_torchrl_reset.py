@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -69,11 +68,9 @@ def played(view: MarlvecEnv, steps: int, seed_at: int = -1) -> list[TensorDictBa
     ],
 )
 def test_both_ways_say_the_same(env: Any, steps: int, seed_at: int, mode: str) -> None:
-    made = partial(dict, autoreset_mode=mode, backend="sync")
-    with_seed = partial(played, steps=steps, seed_at=seed_at)
-    fast, slow = Counting.make(env, 3, **made()), Slow.make(env, 3, **made())
+    fast, slow = (kind.make(env, 3, autoreset_mode=mode, backend="sync") for kind in (Counting, Slow))
     try:
-        pairs = list(zip(with_seed(fast), with_seed(slow), strict=True))
+        pairs = list(zip(played(fast, steps, seed_at), played(slow, steps, seed_at), strict=True))
         assert sum(int(before["next", "done"].any()) for before, _ in pairs[::2]) > 1
         for ours, theirs in pairs:
             keys = set(ours.keys(True, True))

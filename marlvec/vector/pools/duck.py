@@ -133,7 +133,8 @@ class DuckPool(Pool):
         # With several players EnvPool waits for batch_size envs even where these are all of them.
         self.alone = form.batch_size >= form.num_envs and form.num_players == 1
         self._pool, self._open = pool, open
-        self._wire: Wire | None = None  # there once the pool has taken its first actions, which it looks at
+        self._wire: Wire | None = None
+        self._looks_at_actions = True  # EnvPool does, at the first ones; the wire comes after that
         self._form = form
         agents = form.num_players
         space, mask_size = split_action_mask(form.observation_space, form.action_space)
@@ -225,9 +226,14 @@ class DuckPool(Pool):
             return
         # A copy: the pool's threads read it while the buffers go on.
         action = self._actions.unflatten([np.array(part, order="C") for part in parts])
-        self._pool.send(action, *(() if everyone else (ids.astype(np.int32),)))
-        if self._actions.is_leaf and Wire.fits(self._pool):
-            self._wire = Wire(self._pool)
+        if everyone:
+            self._pool.send(action)
+        else:
+            self._pool.send(action, ids.astype(np.int32))
+        if self._looks_at_actions:
+            self._looks_at_actions = False  # it has
+            if self._actions.is_leaf and Wire.fits(self._pool):
+                self._wire = Wire(self._pool)
 
     def recv(self) -> PoolReply:
         if self._resetting is not None:
@@ -266,7 +272,7 @@ class DuckPool(Pool):
         self._drop_pool()
 
     def _drop_pool(self) -> None:
-        pool, self._pool, self._wire = self._pool, None, None
+        pool, self._pool, self._wire, self._looks_at_actions = self._pool, None, None, True
         close = getattr(pool, "close", None)
         if close is not None:
             close()
