@@ -26,10 +26,6 @@ __all__ = ["PoolShard"]
 Ids = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-# What an env was asked for last: a step; a reset; the autoreset of same_step, of which its row tells together with the
-# step before; the autoreset of next_step.
-_STEP, _RESET, _AGAIN, _NEXT = range(4)
-
 
 class PoolShard:
     """All envs of a pool.
@@ -54,7 +50,8 @@ class PoolShard:
         self._check_mode()
         n = pool.num_envs
         self._everyone = np.arange(n)
-        self._asked = np.full(n, _RESET, np.int8)
+        self._begins = np.ones(n, np.bool_)  # it was asked for a new episode last, not for a step
+        self._again = np.zeros(n, np.bool_)  # same_step: and its row tells of the step before, too
         self._over = np.zeros(n, np.bool_)  # next_step: the episode is over, the next step begins another
         self._fresh = np.zeros(n, np.bool_)  # the next step is the episode's first
         self._told = np.zeros(n, np.bool_)  # final observations are in the row
@@ -107,8 +104,8 @@ class PoolShard:
             self._final_columns.forget(slice(None))
         if self.line.empty and any(seed is not None for seed in seeds):
             self.line.start_anew()
-        self._asked[ids] = _RESET
-        self._over[ids] = False
+        self._begins[ids] = True
+        self._again[ids] = self._over[ids] = False
         self.line.ask(len(ids), partial(self._pool.begin, ids, seeds, options))
         self._buffers.events[ids] = False
         self._final_columns.forget(ids)
@@ -121,10 +118,10 @@ class PoolShard:
         began = None
         if np.count_nonzero(self._over[rows]):
             began = np.array(self._over[rows])
-            self._asked[rows] = np.where(began, _NEXT, _STEP)
             self._over[rows] = False
-        else:
-            self._asked[rows] = _STEP
+        self._begins[rows] = False if began is None else began
+        if self._mode == "same_step":
+            self._again[rows] = False
         going = ids
         if began is not None and self._pool.own_mode == "disabled":
             self._begin(ids[began])
@@ -207,10 +204,10 @@ class PoolShard:
         Returns:
             Whose episodes begin with this row, (n,) bool; None where nobody's does.
         """
-        asked = self._asked[rows]
-        began = None if not np.count_nonzero(asked) else asked != _STEP
+        asked = self._begins[rows]
+        began = asked if np.count_nonzero(asked) else None
         self._check_beginnings(reply, ended, began)
-        if began is not None and self._mode == "same_step" and np.count_nonzero(again := asked == _AGAIN):
+        if began is not None and self._mode == "same_step" and np.count_nonzero(again := self._again[rows]):
             self._buffers.reward[ids[~again]] = reply.reward[~again]
         else:
             self._buffers.reward[rows] = reply.reward
@@ -234,11 +231,13 @@ class PoolShard:
                 )
         if began is None:
             return
-        paid = reply.reward != 0
-        if np.count_nonzero((ended | paid) & began[:, None]):
-            if over := ids[ended.any(axis=1) & began].tolist():
-                raise self._broken(f"in envs {over} the episode is over right after its reset")
-            raise self._broken(f"envs {ids[paid.any(axis=1) & began].tolist()} pay for a reset")
+        first = began.nonzero()[0]
+        if np.count_nonzero(over := ended[first]):
+            raise self._broken(
+                f"in envs {ids[first][over.any(axis=1)].tolist()} the episode is over right after its reset"
+            )
+        if np.count_nonzero(paid := reply.reward[first]):
+            raise self._broken(f"envs {ids[first][paid.any(axis=1)].tolist()} pay for a reset")
         if reply.present is not None and not reply.present[began].any(axis=1).all():
             empty = ids[began & ~reply.present.any(axis=1)].tolist()
             raise self._broken(f"in envs {empty} nobody is there after a reset")
@@ -248,6 +247,8 @@ class PoolShard:
 
         Who has a row, was not alive and had none before is born. Who had one is padding, to keep rows in their places.
         """
+        if reply.present is None and len(self.spec.agents) == 1:
+            return None  # who has ended is asked for nothing but a new episode
         before = self._buffers.alive[rows]
         if began is not None:
             before = np.where(began[:, None], True if reply.present is None else reply.present, before)
@@ -293,7 +294,7 @@ class PoolShard:
         if reply.columns:
             self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
         report.final_infos.update({i: report.infos.pop(i) for i in over.tolist() if i in report.infos})
-        self._asked[over] = _AGAIN
+        self._begins[over] = self._again[over] = True
         self._fresh[over] = True
         if self._pool.own_mode == "next_step":
             self._send(over)
@@ -337,10 +338,10 @@ class PoolShard:
     def _snapshot(self, reply: PoolReply, ended: BoolArray) -> None:
         """Keep the observations of agents that ended, before the next episode writes over them."""
         buffers, endings = self._buffers, reply.endings
-        where, who = np.nonzero(ended)
+        where, who = (ended[:, 0].nonzero()[0], 0) if ended.shape[1] == 1 else np.nonzero(ended)
         envs = reply.env_ids[where]
         for k, target in enumerate(buffers.final_obs[0]):
-            target[envs, who] = buffers.obs[0][k][envs, who] if endings is None else endings.obs[k][where, who]
+            target[envs, who] = reply.obs[k][where, who] if endings is None else endings.obs[k][where, who]
         self._told[envs] = True
         self._any_told = True
 
