@@ -9,6 +9,7 @@ from marlvec.envs import infos as info_dicts
 from marlvec.envs.adapter import Adapter
 from marlvec.envs.contract import AgentId, broken, flag, mapping, names_of, real, refuse_unknown
 from marlvec.envs.pettingzoo import agents_and_spaces, space_of
+from marlvec.envs.pettingzoo_wrappers import teller
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
 from marlvec.errors import ContractError
@@ -43,6 +44,7 @@ class PettingZooAECEnv(Adapter):
         super().__init__(env, *agents_and_spaces(env))
         self._status = [_UNBORN] * len(self.ids)
         self._acting: int | None = None
+        self._teller = self.env
         if self.resets_itself:
             raise ContractError(
                 f"{self.name} is turn-based and declares that it resets itself: the flags of the episode that ended "
@@ -54,7 +56,7 @@ class PettingZooAECEnv(Adapter):
         self._status = [_UNBORN] * len(self.ids)
         self._acting = None
         self._call_reset(seed, options)
-        env = self.env
+        env, self._teller = self.env, teller(self.env)
         agents = self._listed("reset()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
@@ -72,7 +74,7 @@ class PettingZooAECEnv(Adapter):
 
     def step(self, slot: Slot) -> Info | None:
         """Let the selected agent move."""
-        env, mover = self.env, self._acting
+        env, told, mover = self.env, self._teller, self._acting
         if mover is None:
             broken(self.name, "step()", "no agent has a turn: the game is over, or it was never reset")
         self._acting = None
@@ -82,8 +84,8 @@ class PettingZooAECEnv(Adapter):
         last_infos: dict[AgentId, Any] = {}
         self._account(slot, last_infos)
         # The dead take their turns until a live agent is selected or nobody is left.
-        while env.agents:
-            agent = env.agent_selection
+        while told.agents:
+            agent = told.agent_selection
             a = self._place(agent, "step()")
             flags = self._flags_of(agent, "step()")
             if not any(flags):
@@ -92,7 +94,7 @@ class PettingZooAECEnv(Adapter):
                 break
             self._end(slot, a, flags, last_infos)
             env.step(None)
-            if agent in env.agents:
+            if agent in told.agents:
                 broken(self.name, "step()", f"step(None) of the dead agent {agent!r} left it in env.agents")
             self._account(slot, last_infos)
         slot.done = _LIVE not in self._status
@@ -117,7 +119,7 @@ class PettingZooAECEnv(Adapter):
     def _account(self, slot: Slot, last_infos: dict[AgentId, Any]) -> None:
         """Write what the env's last own step paid, and find out who came and who went."""
         status, reward = self._status, slot.reward
-        for agent, value in mapping(self.env.rewards, self.name, "step()", "rewards").items():
+        for agent, value in mapping(self._teller.rewards, self.name, "step()", "rewards").items():
             paid = real(value, self.name, agent)
             if paid != 0.0:
                 a = self._place(agent, "step()")
@@ -146,14 +148,14 @@ class PettingZooAECEnv(Adapter):
         slot.terminated[a], slot.truncated[a] = flags
         slot.alive[a] = slot.acting[a] = False
         self._observe(slot, a, self.env.observe(agent), False)
-        info = mapping(self.env.infos, self.name, "step()", "infos").get(agent)
+        info = mapping(self._teller.infos, self.name, "step()", "infos").get(agent)
         last_infos[agent] = dict(info) if isinstance(info, Mapping) else info
 
     def _select(self, slot: Slot, call: str) -> int:
         """Note whose turn it is."""
-        agent = self.env.agent_selection
+        agent = self._teller.agent_selection
         a = self._place(agent, call)
-        if self._status[a] != _LIVE or agent not in self.env.agents:
+        if self._status[a] != _LIVE or agent not in self._teller.agents:
             live = [name for name, status in zip(self.ids, self._status, strict=True) if status == _LIVE]
             broken(self.name, call, f"agent_selection is {agent!r}, which is not live; live are {names_of(live)}")
         self._acting = a
@@ -172,14 +174,14 @@ class PettingZooAECEnv(Adapter):
 
     def _listed(self, call: str) -> frozenset[AgentId]:
         """Return ``env.agents``, checked."""
-        agents = self.env.agents
+        agents = self._teller.agents
         refuse_unknown(agents, self._index, self.name, call, "env.agents")
         return frozenset(agents)
 
     def _flags_of(self, agent: AgentId, call: str) -> tuple[bool, bool]:
         """One agent's termination and truncation flags; False where the env says nothing of it."""
-        terminations = mapping(self.env.terminations, self.name, call, "terminations")
-        truncations = mapping(self.env.truncations, self.name, call, "truncations")
+        terminations = mapping(self._teller.terminations, self.name, call, "terminations")
+        truncations = mapping(self._teller.truncations, self.name, call, "truncations")
         return (
             flag(terminations.get(agent, False), self.name, agent, "termination"),
             flag(truncations.get(agent, False), self.name, agent, "truncation"),
@@ -187,7 +189,7 @@ class PettingZooAECEnv(Adapter):
 
     def _infos(self, slot: Slot, last_infos: dict[AgentId, Any]) -> Info | None:
         """Infos of those who are left, and the last ones of those who ended, without masks."""
-        infos = mapping(self.env.infos, self.name, "infos", "infos")
+        infos = mapping(self._teller.infos, self.name, "infos", "infos")
         if last_infos:
             infos = {**infos, **last_infos}
         told = info_dicts.by_agent(infos, self._index, self.agents, self.name) if any(infos.values()) else None
