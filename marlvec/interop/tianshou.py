@@ -15,7 +15,7 @@ from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
 from marlvec.envs.spec import COMMON
-from marlvec.errors import ArgumentError, ContractError, MissingExtraError
+from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError
 from marlvec.interop.leaves import value_at
 from marlvec.registry import EnvLike, make
 from marlvec.vector.infos import infos_to_list
@@ -332,8 +332,7 @@ class TurnVectorEnv(_View):
         ids = [int(i) for i in self._wrap_id(env_id)]
         result = self._begin(ids, seed, options)
         self._take(result)
-        obs, *_, infos = self._rows(ids, dict.fromkeys(ids, None))
-        return obs, infos
+        return self._rows(ids, dict.fromkeys(ids, None))
 
     def step(self, action: Any, id: Ids = None) -> Step:
         """Give the actions of the agents that were asked.
@@ -351,19 +350,23 @@ class TurnVectorEnv(_View):
         self._assert_is_not_closed()
         ids = [int(i) for i in self._wrap_id(id)]
         given = [np.asarray(leaf) for leaf in self._group.action_tree.flatten(action)]
-        actors = {i: self._asked[i].pop(0) for i in ids}
-        for k, i in enumerate(ids):
-            for leaf, answers in zip(self._actions, given, strict=True):
-                leaf[i, actors[i]] = answers[k]
+        if (got := given[0].shape[:1]) != (len(ids),):
+            raise ActionError(
+                f"step(): expected one action for each of {len(ids)} envs, got {got[0] if got else 'one'}"
+            )
+        asked, held = self._asked, self._actions  # each look at self goes through Tianshou's __getattribute__
+        actors = {i: asked[i].pop(0) for i in ids}
+        for leaf, answers in zip(held, given, strict=True):
+            leaf[ids, list(actors.values())] = answers
         rewards = np.zeros((self.env_num, len(self.agents)))
-        terminated, truncated = np.zeros(self.env_num, np.bool_), np.zeros(self.env_num, np.bool_)
-        while ready := sorted(i for i in ids if not self._asked[i] and not terminated[i] and not truncated[i]):
-            self.envs.send(self._public([leaf[ready] for leaf in self._actions]), ready)
+        terminated, truncated = np.zeros((2, self.env_num), np.bool_)
+        while ready := sorted(i for i in ids if not asked[i] and not terminated[i] and not truncated[i]):
+            self.envs.send(self._public([leaf[ready] for leaf in held]), ready)
             result = self.envs.recv()
             stepped = result.env_ids  # in the order in which they came
             rewards[stepped] += result.rewards
-            truncated[stepped] = result.done & result.truncated.any(axis=1)
-            terminated[stepped] = result.done & ~truncated[stepped]
+            truncated[stepped] = cut = result.done & result.truncated.any(axis=1)
+            terminated[stepped] = result.done & ~cut
             self._take(result)
         obs, infos = self._rows(ids, actors)
         return obs, rewards[ids], terminated[ids], truncated[ids], infos
@@ -373,10 +376,10 @@ class TurnVectorEnv(_View):
 
     def _take(self, result: VectorStep) -> None:
         """Keep what these envs show, and whom to ask."""
-        masks, said = self._masks(result), self._said(result)
-        for k, i in enumerate(result.env_ids.tolist()):
-            self._asked[i] = np.flatnonzero(result.acting[k]).tolist()
-            self._seen[i] = {
+        masks, said, asked, seen = self._masks(result), self._said(result), self._asked, self._seen
+        for k, (i, acting) in enumerate(zip(result.env_ids.tolist(), result.acting.tolist(), strict=True)):
+            asked[i] = [a for a, acts in enumerate(acting) if acts]
+            seen[i] = {
                 "leaves": [leaf[k] for leaf in result.obs_leaves[0]],
                 "mask": None if masks is None else masks[k],
                 "said": said[k],
@@ -385,11 +388,12 @@ class TurnVectorEnv(_View):
     def _rows(self, ids: list[int], actors: Mapping[int, int | None]) -> tuple[NDArray[Any], NDArray[Any]]:
         """What is shown to whoever is asked next, or in the end to who acted last."""
         obs, infos = np.empty(len(ids), np.object_), np.empty(len(ids), np.object_)
+        tree, agents, asked, shown = self._group.observation_tree, self.agents, self._asked, self._seen
         for k, i in enumerate(ids):
-            seen, last = self._seen[i], actors[i]
-            a = self._asked[i][0] if self._asked[i] else 0 if last is None else last
-            agent = self.agents[a]
-            obs[k] = {"agent_id": agent, "obs": value_at(self._group.observation_tree, seen["leaves"], (a,))}
+            seen, last = shown[i], actors[i]
+            a = asked[i][0] if asked[i] else 0 if last is None else last
+            agent = agents[a]
+            obs[k] = {"agent_id": agent, "obs": value_at(tree, seen["leaves"], (a,))}
             if seen["mask"] is not None:
                 obs[k]["mask"] = seen["mask"][a].copy()
             infos[k] = {**seen["said"].get(COMMON, {}), **seen["said"].get(agent, {}), "env_id": i}

@@ -289,3 +289,16 @@ def test_without_tianshou_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "tianshou.env", None)
     with pytest.raises(MissingExtraError, match=r"need tianshou.*pip install 'marlvec\[tianshou\]'"):
         importlib.import_module("marlvec.interop.tianshou")
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros(1, np.int64), np.zeros(N + 1, np.int64), np.int64(0), np.zeros(0, np.int64)]
+)
+def test_a_wrong_number_of_actions_moves_nobody(wrong: Any) -> None:
+    view = TurnVectorEnv.make("simple_spread", N, backend="sync")
+    view.reset(seed=0)
+    with pytest.raises(ActionError, match=f"one action for each of {N} envs"):
+        view.step(wrong)
+    obs, *_ = view.step(np.zeros(N, np.int64))
+    assert [row["agent_id"] for row in obs] == ["agent_1"] * N  # agent 0 had not answered before
+    view.close()
