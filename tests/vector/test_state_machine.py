@@ -180,7 +180,7 @@ def test_a_step_before_the_first_reset(backend: str) -> None:
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_a_fetch_that_times_out_loses_nothing_and_brings_nothing_stale(context: str, shared_memory: bool) -> None:
-    factories = [partial(CounterEnv, 4, env_index=0), partial(SlowEnv, 4, env_index=1, seconds=0.06, where="step")]
+    factories = [partial(CounterEnv, 4, env_index=0), partial(SlowEnv, 4, env_index=1, seconds=0.15, where="step")]
     with AsyncVectorEnv(factories, num_workers=2, context=context, shared_memory=shared_memory) as envs:
         envs.reset(seed=0)
         for t in range(1, 13):  # three episodes
@@ -189,7 +189,7 @@ def test_a_fetch_that_times_out_loses_nothing_and_brings_nothing_stale(context: 
             while True:
                 start = time.monotonic()
                 try:
-                    obs, rewards, _, truncated, infos = envs.step_fetch(timeout=0.025)
+                    obs, rewards, _, truncated, infos = envs.step_fetch(timeout=0.07)
                     break
                 except TimeoutError as error:
                     said.append((type(error), str(error), time.monotonic() - start < 1))
