@@ -213,7 +213,7 @@ def measure(console: Console, env: str, pythons: dict[str, str], rounds: int, se
         for name, (library, _) in CONTESTANTS.items():
             guest = _Guest(name, env, pythons.get(library, sys.executable))
             if guest.answer() is None:
-                console.print(f"left out: {name}: {guest.last_words()}")
+                console.print(f"left out: {name}: {guest.last_words()}", markup=False)
             else:
                 guests[name] = guest
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in guests}

@@ -102,7 +102,7 @@ def main() -> None:
         try:
             runners[name] = make()
         except Exception as error:  # what cannot be had is named and left out
-            console.print(f"{name}: left out, {type(error).__name__}: {error}")
+            console.print(f"{name}: left out, {type(error).__name__}: {error}", markup=False)
     rng = np.random.default_rng(0)
     actions = [
         [{f"agent_{a}": np.int64(rng.integers(5)) for a in range(3)} for _ in range(ENVS)] for _ in range(args.steps)

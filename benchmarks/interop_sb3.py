@@ -67,7 +67,7 @@ def main() -> None:
         try:
             envs[name] = make()
         except Exception as error:  # what cannot be had is named and left out
-            console.print(f"{name}: left out, {type(error).__name__}: {error}")
+            console.print(f"{name}: left out, {type(error).__name__}: {error}", markup=False)
     actions = np.random.default_rng(0).integers(5, size=(64, 3 * ENVS))
     found: dict[str, list[float]] = {name: [] for name in envs}
     for env in envs.values():

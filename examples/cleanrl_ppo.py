@@ -1,0 +1,144 @@
+"""PPO in one file, the way CleanRL writes it: 64 envs of simple_spread are 192 rows, and all agents share the net.
+
+Needs torch. As it stands it takes seconds and learns little; with `--steps 600000 --backend native` it takes a minute,
+and `--plot spread.png` (extra `plot`) shows what came of it.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributions import Categorical
+
+import marlvec
+from marlvec.interop.cleanrl import CleanRLVectorEnv
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=9_600, help="rows to learn from: decisions of single agents")
+parser.add_argument("--num-envs", type=int, default=64)
+parser.add_argument("--backend", default="sync", help="native: compiled worlds, extra `native`")
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--plot", type=Path, help="file to draw the returns into")
+args = parser.parse_args()
+
+NUM_STEPS, EPOCHS, MINIBATCHES = 50, 8, 4
+LEARNING_RATE, GAMMA, LAMBDA, CLIP, ENTROPY = 1e-3, 0.95, 0.95, 0.2, 0.003
+
+torch.manual_seed(args.seed)
+torch.set_num_threads(1)  # the net is so small that threads would only wait for each other
+rng = np.random.default_rng(args.seed)
+
+envs = CleanRLVectorEnv(marlvec.make("simple_spread", args.num_envs, backend=args.backend))
+num_rows = envs.num_envs  # what CleanRL calls num_envs: one for each agent of each env
+
+
+def tower(outputs: int) -> nn.Sequential:
+    """Two hidden layers."""
+    (inputs,) = envs.single_observation_space.shape
+    return nn.Sequential(nn.Linear(inputs, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, outputs))
+
+
+actor, critic = tower(int(envs.single_action_space.n)), tower(1)
+optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=LEARNING_RATE, eps=1e-5)
+
+
+def value_of(obs: np.ndarray) -> torch.Tensor:
+    """What the critic says of these rows."""
+    with torch.no_grad():
+        return critic(torch.as_tensor(obs)).squeeze(-1)
+
+
+# Storage, (time, rows).
+obs = torch.zeros(NUM_STEPS, num_rows, *envs.single_observation_space.shape)
+actions = torch.zeros(NUM_STEPS, num_rows, dtype=torch.int64)
+logprobs, rewards, dones, values = (torch.zeros(NUM_STEPS, num_rows) for _ in range(4))
+
+
+def roll(next_obs: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """Fill the storage; returns what is seen after it, and the returns of the episodes that ended."""
+    returns: list[float] = []
+    for t in range(NUM_STEPS):
+        obs[t] = torch.as_tensor(next_obs)
+        with torch.no_grad():
+            choice = Categorical(logits=actor(obs[t]))
+            actions[t] = choice.sample()
+            logprobs[t], values[t] = choice.log_prob(actions[t]), critic(obs[t]).squeeze(-1)
+        next_obs, reward, terminated, truncated, infos = envs.step(actions[t].numpy())
+        rewards[t] = torch.as_tensor(reward)
+        dones[t] = torch.as_tensor(terminated | truncated)
+        # Who ran out of time was not done: what was still to come is worth what the critic says of its last
+        # observation, the true one.
+        if truncated.any():
+            last = np.stack(infos["final_observation"][truncated])
+            rewards[t][torch.as_tensor(truncated)] += GAMMA * value_of(last)
+        returns += [info["episode"]["r"] for info in infos.get("final_info", ()) if info]
+    return next_obs, returns
+
+
+def advantages_of(next_obs: np.ndarray) -> torch.Tensor:
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16)."""
+    out, carried, next_values = torch.zeros_like(rewards), 0.0, value_of(next_obs)
+    for t in reversed(range(NUM_STEPS)):
+        goes_on = 1.0 - dones[t]
+        delta = rewards[t] + GAMMA * next_values * goes_on - values[t]
+        out[t] = carried = delta + GAMMA * LAMBDA * goes_on * carried
+        next_values = values[t]
+    return out
+
+
+def update(advantages: torch.Tensor) -> None:
+    """PPO's clipped loss."""
+    targets = (advantages + values).flatten()
+    flat = obs.flatten(0, 1), actions.flatten(), logprobs.flatten(), advantages.flatten(), targets
+    for _ in range(EPOCHS):
+        for some in np.array_split(rng.permutation(len(targets)), MINIBATCHES):
+            b_obs, b_actions, b_logprobs, b_advantages, b_targets = (column[some] for column in flat)
+            choice = Categorical(logits=actor(b_obs))
+            ratio = (choice.log_prob(b_actions) - b_logprobs).exp()
+            b_advantages = (b_advantages - b_advantages.mean()) / (b_advantages.std() + 1e-8)
+            gain = torch.min(ratio * b_advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * b_advantages).mean()
+            value_loss = (critic(b_obs).squeeze(-1) - b_targets).square().mean()
+            optimizer.zero_grad()
+            (0.5 * value_loss - gain - ENTROPY * choice.entropy().mean()).backward()
+            nn.utils.clip_grad_norm_([*actor.parameters(), *critic.parameters()], 0.5)
+            optimizer.step()
+
+
+def play(*, at_random: bool) -> float:
+    """Mean return of an agent over the first episode of every env."""
+    seen, _ = envs.reset(seed=1)
+    returns: list[float] = []
+    while not returns:
+        with torch.no_grad():
+            logits = actor(torch.as_tensor(seen))
+        chosen = Categorical(logits=0 * logits if at_random else logits).sample().numpy()
+        seen, _, _, _, infos = envs.step(chosen)
+        returns = [info["episode"]["r"] for info in infos.get("final_info", ()) if info]
+    return float(np.mean(returns))
+
+
+random_return, curve, done = play(at_random=True), [], 0
+seen, _ = envs.reset(seed=args.seed)
+while done < args.steps:
+    seen, returns = roll(seen)
+    update(advantages_of(seen))
+    done += NUM_STEPS * num_rows
+    curve.append((done, float(np.mean(returns))))
+learned_return = play(at_random=False)
+print(f"mean return of an agent: random {random_return:.1f}, after {done} rows {learned_return:.1f}")
+envs.close()
+
+if args.plot is not None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
+    axes.axhline(random_return, color="gray", linestyle=":", label="random")
+    axes.plot(*zip(*curve, strict=True), label="PPO, one net for three agents")
+    axes.set(xlabel="rows", ylabel="return of an agent", title="simple_spread, PPO as CleanRL writes it")
+    axes.legend()
+    figure.savefig(args.plot, dpi=100)

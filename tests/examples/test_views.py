@@ -1,0 +1,48 @@
+"""Scripts written for the envs of other libraries, on views of marlvec: they run as they stand, and they learn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.examples.scripts import run
+
+pytestmark = pytest.mark.checklist(125)
+
+
+def _returns(capsys: pytest.CaptureFixture[str]) -> tuple[float, float]:
+    """At random, and after learning."""
+    found = re.fullmatch(r"mean return of an agent: random (\S+), after .* (\S+)\n", capsys.readouterr().out)
+    assert found
+    return float(found[1]), float(found[2])
+
+
+def test_gymnasium_wrappers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("numba", reason="native worlds need numba")
+    run("gymnasium_wrappers", "--generations", 60, "--backend", "native", "--plot", tmp_path / "plot.png")
+    random, learned = _returns(capsys)
+    assert -28.5 < random < -25
+    assert learned > random + 2
+    assert (tmp_path / "plot.png").stat().st_size > 5_000
+
+
+def test_cleanrl_ppo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: nothing can be trained here")
+    pytest.importorskip("numba", reason="native worlds need numba")
+    run("cleanrl_ppo", "--steps", 57_600, "--backend", "native", "--plot", tmp_path / "plot.png")
+    random, learned = _returns(capsys)
+    assert -28.5 < random < -25
+    assert learned > random + 1
+    assert (tmp_path / "plot.png").stat().st_size > 5_000
+
+
+def test_pettingzoo_q_learning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("pettingzoo_q_learning", "--games", 1_200, "--test-games", 100, "--plot", tmp_path / "plot.png")
+    found = re.search(r"lost against random moves: (\d+)% before, (\d+)% after 1200 games", capsys.readouterr().out)
+    assert found
+    before, after = map(int, found.groups())
+    assert 30 < before < 60
+    assert after < before - 10
+    assert (tmp_path / "plot.png").stat().st_size > 5_000
