@@ -10,29 +10,17 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from mpe2 import simple_spread_v3
+from interop_views import ENVS, of_supersuit
 from rich.console import Console
 from rich.table import Table
 from yardsticks import usable_cores
 
 import marlvec
 from marlvec.interop.sb3 import SB3VecEnv
-
-ENVS = 16
-
-
-def theirs(num_cpus: int) -> Any:
-    """SuperSuit's chain: the incumbent road from PettingZoo to Stable-Baselines3."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import supersuit
-    rows = supersuit.pettingzoo_env_to_vec_env_v1(simple_spread_v3.parallel_env())
-    return supersuit.concat_vec_envs_v1(rows, ENVS, num_cpus=num_cpus, base_class="stable_baselines3")
 
 
 def ours(backend: str) -> Any:
@@ -55,8 +43,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="of each contestant in a round")
     args = parser.parse_args()
     makers: dict[str, Callable[[], Any]] = {
-        "SuperSuit, one process": lambda: theirs(0),
-        "SuperSuit, 2 processes": lambda: theirs(2),
+        "SuperSuit, one process": lambda: of_supersuit(0, "stable_baselines3"),
+        "SuperSuit, 2 processes": lambda: of_supersuit(2, "stable_baselines3"),
         "marlvec sync": lambda: ours("sync"),
         "marlvec async": lambda: ours("async"),
         "marlvec native": lambda: ours("native"),

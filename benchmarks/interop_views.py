@@ -38,9 +38,8 @@ Walk = Iterator[None]
 """Makes a step each time it is asked for the next item."""
 
 
-def gymnasium_rows(envs: Any) -> Walk:
-    """A vector env of Gymnasium's kind: one call for all rows."""
-    choices = np.asarray(envs.action_space.nvec).flat[0] if hasattr(envs.action_space, "nvec") else envs.action_space.n
+def gymnasium_rows(envs: Any, choices: int) -> Walk:
+    """A vector env of Gymnasium's kind, with so many choices: one call for all rows."""
     actions = np.random.default_rng(0).integers(choices, size=(64, envs.num_envs))
     envs.reset(seed=0)
     while True:
@@ -113,13 +112,13 @@ def for_cleanrl(backend: str) -> Any:
     return CleanRLVectorEnv(marlvec.make("CartPole-v1", ENVS, backend=backend))
 
 
-def of_supersuit(num_cpus: int) -> Any:
-    """SuperSuit's chain."""
+def of_supersuit(num_cpus: int, base_class: str = "gymnasium") -> Any:
+    """SuperSuit's chain; its ``base_class`` is whose vector env it is to be."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import supersuit
     rows = supersuit.pettingzoo_env_to_vec_env_v1(simple_spread_v3.parallel_env())
-    return supersuit.concat_vec_envs_v1(rows, ENVS, num_cpus=num_cpus, base_class="gymnasium")
+    return supersuit.concat_vec_envs_v1(rows, ENVS, num_cpus=num_cpus, base_class=base_class)
 
 
 def for_supersuit(num_cpus: int) -> Any:
@@ -170,7 +169,7 @@ def for_tianshou(backend: str) -> Any:
 Makers = dict[str, Callable[[], Any]]
 TABLES: dict[str, tuple[Callable[[Any], Walk], Makers]] = {
     "Gymnasium": (
-        gymnasium_rows,
+        partial(gymnasium_rows, choices=2),
         {
             "SyncVectorEnv": partial(of_gymnasium, "sync"),
             "AsyncVectorEnv": partial(of_gymnasium, "async"),
@@ -179,14 +178,14 @@ TABLES: dict[str, tuple[Callable[[Any], Walk], Makers]] = {
         },
     ),
     "CleanRL": (
-        gymnasium_rows,
+        partial(gymnasium_rows, choices=2),
         {
             "SyncVectorEnv and RecordEpisodeStatistics": partial(of_cleanrl, "sync"),
             "view, sync": partial(for_cleanrl, "sync"),
         },
     ),
     "SuperSuit": (
-        gymnasium_rows,
+        partial(gymnasium_rows, choices=5),
         {
             "one process": partial(of_supersuit, 0),
             "2 processes": partial(of_supersuit, 2),
@@ -230,10 +229,14 @@ def seconds(walk: Walk, steps: int) -> float:
     return time.perf_counter() - began
 
 
-def measure(name: str, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of each round, by contestant; see `TABLES`."""
-    step, makers = TABLES[name]
-    envs = {label: make() for label, make in makers.items()}
+def measure(name: str, rounds: int, steps: int, console: Console) -> dict[str, list[float]]:
+    """Seconds of each round, by contestant; see `TABLES`. What cannot be had is named and left out."""
+    (step, makers), envs = TABLES[name], {}
+    for label, make in makers.items():
+        try:
+            envs[label] = make()
+        except ImportError as error:
+            console.print(f"{name}, {label}: left out, {error}", markup=False)
     walks = {label: step(env) for label, env in envs.items()}
     found: dict[str, list[float]] = {label: [] for label in walks}
     for walk in walks.values():
@@ -243,9 +246,8 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, list[float]]:
             found[label].append(seconds(walks[label], steps))
     for env in envs.values():
         env.close()
-    for (
-        process
-    ) in multiprocessing.active_children():  # SuperSuit's close() leaves them behind, to be waited for for ever
+    # SuperSuit's close() leaves its processes behind, and the end of this one would wait for them for ever.
+    for process in multiprocessing.active_children():
         process.terminate()
     return found
 
@@ -264,13 +266,11 @@ def main() -> None:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in libraries if name in have)
     console.print(f"{usable_cores()} cores; {versions}")
     for name in args.only:
-        try:
-            found = measure(name, args.rounds, args.steps)
-        except ImportError as error:
-            console.print(f"{name}: left out, {error}", markup=False)
+        found = measure(name, args.rounds, args.steps, console)
+        base = np.array(found.get(next(iter(TABLES[name][1])), ()))
+        if not len(base):  # its own is not there
             continue
         table = Table("through", "µs a step", "own time : its", "quartiles", title=name)
-        base = np.array(next(iter(found.values())))
         for label, times in found.items():
             low, median, high = np.percentile(base / np.array(times), [25, 50, 75])
             each = 1e6 * float(np.median(times)) / args.steps

@@ -27,7 +27,6 @@ rng = np.random.default_rng(args.seed)
 view = GymnasiumVectorEnv(
     marlvec.make("simple_spread", CANDIDATES * EACH, backend=args.backend, autoreset_mode="next_step")
 )
-agents = view.num_envs // (CANDIDATES * EACH)
 envs = NormalizeObservation(RecordEpisodeStatistics(view))
 (size,), choices = view.single_observation_space.shape, int(view.single_action_space.n)
 

@@ -43,7 +43,6 @@ class GymnasiumEnv(Adapter):
         # With such a space, (first, {...}) may be an observation as well as an observation with its info.
         pair_like = isinstance(space, Tuple) and len(space.spaces) == 2 and isinstance(space.spaces[1], Dict)
         self._pair = SpaceTree(space) if pair_like else None
-        self._own_mask = self.mask_sizes[0] is not None
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode."""
@@ -64,7 +63,7 @@ class GymnasiumEnv(Adapter):
         result = self.env.step(slot.read_actions()[0])
         if self._is_plain(result) and not slot.masked[0]:
             slot.reward[0] = result[1]
-            slot.write_obs(0, result[0])
+            self._observe(slot, 0, result[0], True)
             return None
         if step_length(result, self.name, "values") == 5:
             obs, reward, terminated, truncated, info = result
@@ -96,7 +95,7 @@ class GymnasiumEnv(Adapter):
 
     def _is_plain(self, result: Any) -> bool:
         """Whether a step ended nothing, said nothing and paid a float, as most do: then there is little to check."""
-        if result.__class__ is not tuple or len(result) != 5 or self._own_mask:
+        if result.__class__ is not tuple or len(result) != 5:
             return False
         _, reward, terminated, truncated, info = result
         return (

@@ -7,7 +7,6 @@ from typing import Any
 __all__ = ["teller"]
 
 _SAID = ("agents", "agent_selection", "rewards", "terminations", "truncations", "infos")
-_THEIRS = "pettingzoo.utils.wrappers."
 _HAND_ON = ("BaseWrapper.__getattr__", "OrderEnforcingWrapper.__getattr__")
 
 
@@ -27,12 +26,9 @@ def teller(env: Any) -> Any:
 
 def _hands_on(env: Any) -> bool:
     kind: Any = type(env)
-    hand_on = getattr(kind, "__getattr__", None)
     return (
-        kind.__module__.startswith(_THEIRS)
-        and str(getattr(hand_on, "__module__", "")).startswith(_THEIRS)
-        and getattr(hand_on, "__qualname__", "") in _HAND_ON
-        and kind.__getattribute__ is object.__getattribute__
+        kind.__module__.startswith("pettingzoo.utils.wrappers.")
+        and getattr(getattr(kind, "__getattr__", None), "__qualname__", "") in _HAND_ON
         and "env" in vars(env)
         and not any(hasattr(kind, name) or name in vars(env) for name in _SAID)
     )

@@ -150,9 +150,13 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
             return np.ones((len(result), self.envs.agent_num, int(self._group.action_space.n)), np.bool_)
         return mask
 
-    def _said(self, result: VectorStep) -> list[dict[str, Any]]:
-        """Infos, one dict per env."""
-        return infos_to_list(result.infos, self.envs.agents, len(result))
+    def _given(self, action: Any, count: int) -> list[NDArray[Any]]:
+        """Actions by leaf, (n, …) each."""
+        leaves = [np.asarray(leaf) for leaf in self._group.action_tree.flatten(action)]
+        if wrong := [leaf.shape for leaf in leaves if leaf.shape[:1] != (count,)]:
+            rows = "rows" if self._row_per_agent else "envs"
+            raise ActionError(f"step(): expected one action for each of {count} {rows}, got shape {wrong[0]}")
+        return leaves
 
 
 class RowVectorEnv(_View):
@@ -235,7 +239,7 @@ class RowVectorEnv(_View):
         env_ids, whose, seats = self._whole(id)
         agent_num = self.envs.agent_num
         back = np.argsort(whose * agent_num + seats)
-        leaves = [np.asarray(leaf)[back] for leaf in self._group.action_tree.flatten(action)]
+        leaves = [leaf[back] for leaf in self._given(action, len(whose))]
         leaves = [leaf.reshape(len(env_ids), agent_num, *leaf.shape[1:]) for leaf in leaves]
         self.envs.send(self._public(leaves), env_ids)
         result = self.envs.recv()
@@ -282,12 +286,12 @@ class RowVectorEnv(_View):
         return rows.reshape(-1)
 
     def _infos(self, result: VectorStep) -> NDArray[Any]:
-        said, agents = self._said(result), self.envs.agents
+        said = infos_to_list(result.infos, self.envs.agents, len(result))
         return np.array(
             [
-                {**said[k].get(COMMON, {}), **said[k].get(who, {}), "env_id": i * len(agents) + a}
+                {**said[k].get(COMMON, {}), **said[k].get(who, {}), "env_id": i * self.envs.agent_num + a}
                 for k, i in enumerate(result.env_ids.tolist())
-                for a, who in enumerate(agents)
+                for a, who in enumerate(self.envs.agents)
             ],
             np.object_,
         )
@@ -330,8 +334,7 @@ class TurnVectorEnv(_View):
         """Begin new episodes in these envs; ``(obs, infos)`` in their order. Arguments as in `VectorEnv.reset`."""
         self._assert_is_not_closed()
         ids = [int(i) for i in self._wrap_id(env_id)]
-        result = self._begin(ids, seed, options)
-        self._take(result)
+        self._take(self._begin(ids, seed, options))
         return self._rows(ids, dict.fromkeys(ids, None))
 
     def step(self, action: Any, id: Ids = None) -> Step:
@@ -349,11 +352,7 @@ class TurnVectorEnv(_View):
         """
         self._assert_is_not_closed()
         ids = [int(i) for i in self._wrap_id(id)]
-        given = [np.asarray(leaf) for leaf in self._group.action_tree.flatten(action)]
-        if (got := given[0].shape[:1]) != (len(ids),):
-            raise ActionError(
-                f"step(): expected one action for each of {len(ids)} envs, got {got[0] if got else 'one'}"
-            )
+        given = self._given(action, len(ids))
         asked, held = self._asked, self._actions  # each look at self goes through Tianshou's __getattribute__
         actors = {i: asked[i].pop(0) for i in ids}
         for leaf, answers in zip(held, given, strict=True):
@@ -376,7 +375,8 @@ class TurnVectorEnv(_View):
 
     def _take(self, result: VectorStep) -> None:
         """Keep what these envs show, and whom to ask."""
-        masks, said, asked, seen = self._masks(result), self._said(result), self._asked, self._seen
+        masks, asked, seen = self._masks(result), self._asked, self._seen
+        said = infos_to_list(result.infos, self.envs.agents, len(result))
         for k, (i, acting) in enumerate(zip(result.env_ids.tolist(), result.acting.tolist(), strict=True)):
             asked[i] = [a for a, acts in enumerate(acting) if acts]
             seen[i] = {

@@ -146,8 +146,9 @@ class Calls:
 
     def lose_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
         """These envs have no running episode until one is begun."""
-        self._no_episode[env_ids] = True
-        self._all_run = False
+        if len(env_ids):
+            self._no_episode[env_ids] = True
+            self._all_run = False
 
     def have_episodes(self, env_ids: NDArray[np.int64]) -> None:
         """These envs have a running episode."""

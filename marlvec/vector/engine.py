@@ -327,9 +327,7 @@ class Engine(Described, ABC):
         ids = self._everyone if everything or len(arrived) == self.num_envs else arrived
         self._calls.have_episodes(arrived)
         if self.autoreset_mode == "disabled":
-            over = self._buffers.done[arrived] & ~self._recovery.masked[arrived]
-            if np.count_nonzero(over):
-                self._calls.lose_episodes(arrived[over])
+            self._calls.lose_episodes(arrived[self._buffers.done[arrived] & ~self._recovery.masked[arrived]])
         self._recovery.handed_out(arrived, len(arrived) == self.num_envs, self._buffers)
         result = self._result(ids, report)
         if wrong := self._validator.check(result, arrived):

@@ -50,10 +50,10 @@ class PoolShard:
         self._check_mode()
         n = pool.num_envs
         self._everyone = np.arange(n)
-        self._begins = np.ones(n, np.bool_)  # it was asked for a new episode last, not for a step
-        self._again = np.zeros(n, np.bool_)  # same_step: and its row tells of the step before, too
         self._over = np.zeros(n, np.bool_)  # next_step: the episode is over, the next step begins another
-        self._fresh = np.zeros(n, np.bool_)  # the next step is the episode's first
+        # The row that it was asked for last, or has now, begins an episode; the next step is that one's first.
+        self._fresh = np.zeros(n, np.bool_)
+        self._again = np.zeros(n, np.bool_)  # same_step: and the row that comes tells of the step before, too
         self._told = np.zeros(n, np.bool_)  # final observations are in the row
         self._any_told = False
         self._had_rows = np.zeros((n, len(pool.spec.agents)), np.bool_)
@@ -104,7 +104,6 @@ class PoolShard:
             self._final_columns.forget(slice(None))
         if self.line.empty and any(seed is not None for seed in seeds):
             self.line.start_anew()
-        self._begins[ids] = True
         self._again[ids] = self._over[ids] = False
         self.line.ask(len(ids), partial(self._pool.begin, ids, seeds, options))
         self._buffers.events[ids] = False
@@ -119,9 +118,6 @@ class PoolShard:
         if np.count_nonzero(self._over[rows]):
             began = np.array(self._over[rows])
             self._over[rows] = False
-        self._begins[rows] = False if began is None else began
-        if self._mode == "same_step":
-            self._again[rows] = False
         going = ids
         if began is not None and self._pool.own_mode == "disabled":
             self._begin(ids[began])
@@ -204,11 +200,12 @@ class PoolShard:
         Returns:
             Whose episodes begin with this row, (n,) bool; None where nobody's does.
         """
-        asked = self._begins[rows]
-        began = asked if np.count_nonzero(asked) else None
+        fresh = self._fresh[rows]
+        began = fresh if np.count_nonzero(fresh) else None
         self._check_beginnings(reply, ended, began)
         if began is not None and self._mode == "same_step" and np.count_nonzero(again := self._again[rows]):
             self._buffers.reward[ids[~again]] = reply.reward[~again]
+            self._again[rows] = False
         else:
             self._buffers.reward[rows] = reply.reward
         return began
@@ -294,8 +291,7 @@ class PoolShard:
         if reply.columns:
             self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
         report.final_infos.update({i: report.infos.pop(i) for i in over.tolist() if i in report.infos})
-        self._begins[over] = self._again[over] = True
-        self._fresh[over] = True
+        self._fresh[over] = self._again[over] = True
         if self._pool.own_mode == "next_step":
             self._send(over)
         else:

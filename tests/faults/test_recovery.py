@@ -160,8 +160,8 @@ print(bring_back({context!r}, {times}).max())
 
 
 def test_siblings_go_on_meanwhile() -> None:
-    # Rates over 0.4 s: with four busy loops and other tests beside, one try found 0.45 once.
-    assert any(np.median(keep_pace("forkserver", rounds=3, seconds=0.4)) > 0.6 for _ in range(3))
+    # Of turns of 0.4 s; the median of three of them was 0.45 once, beside four busy loops and other tests.
+    assert np.median(keep_pace("forkserver", rounds=9, seconds=0.4)) > 0.6
 
 
 @pytest.mark.fault("A15")

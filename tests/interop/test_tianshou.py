@@ -134,6 +134,8 @@ def test_rows_that_are_no_decisions_are_refused() -> None:
         view.reset(0)
     with pytest.raises(ActionError):
         view.step(np.full(6, 9))
+    with pytest.raises(ActionError, match="one action for each of 6 rows"):
+        view.step(np.zeros(7, int))
     view.close()
     with pytest.raises(ArgumentError, match="done_on='any'"):
         RowVectorEnv.make("simple_spread", 2, backend="sync", done_on="all")
