@@ -29,7 +29,7 @@ TOP_LEVEL = {
     "CHANGELOG.md",
     "CONTRIBUTING.md",
 }
-MAX_LINES = 400
+MAX_LINES = 700
 # `__init__` files re-export and do nothing else; this one also refuses to be imported under another name.
 GUARDED = "marlvec/connectors/__init__.py"
 
