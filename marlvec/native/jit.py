@@ -31,16 +31,14 @@ def kernel(function: _F) -> _F:
         # numba looks at the function's own file only to see whether what is on disk is still good. What a kernel
         # calls is compiled into it, from other files, so these are part of the stamp.
         file = kept._cache_file
-        file._source_stamp = (*file._source_stamp, _sources(Path(function.__code__.co_filename).parent))
+        file._source_stamp = (*file._source_stamp, _sources())
     return cast("_F", compiled)
 
 
 @cache
-def _sources(folder: Path) -> str:
-    """A digest of all that a kernel in this folder may call, as far as it is marlvec's."""
-    here = Path(__file__).parent
-    folders = {here, here / "mpe", *({folder} if here in folder.parents else ())}
+def _sources() -> str:
+    """A digest of all that a kernel may call, as far as it is marlvec's: every file below this folder."""
     digest = hashlib.sha256()
-    for path in sorted(path for found in folders for path in found.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -27,19 +27,23 @@ print(use.double_of(3.0), sum(use.double_of.stats.cache_hits.values()))
 """
 
 
-def test_what_a_kernel_calls_is_a_part_of_its_stamp(tmp_path: Path) -> None:
-    """A change in another file of the package is seen, which numba alone would not."""
+@pytest.mark.parametrize("folder", ["kernels", "kernels/deep/deeper"])
+def test_what_a_kernel_calls_is_a_part_of_its_stamp(folder: str, tmp_path: Path) -> None:
+    """A change in another file of the package, however deep, is seen, which numba alone would not."""
     package = tmp_path / "kernels"
     package.mkdir()
-    (package / "__init__.py").touch()
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for path in (tmp_path / folder, *(tmp_path / folder).parents):
+        if path.is_relative_to(package):
+            (path / "__init__.py").touch()
     shutil.copy(SOURCE / "jit.py", package / "jit.py")
     (package / "use.py").write_text(
-        "from kernels.jit import kernel\nfrom kernels.base import twice\n\n\n"
+        f"from kernels.jit import kernel\nfrom {folder.replace('/', '.')}.base import twice\n\n\n"
         "@kernel\ndef double_of(x):\n    return twice(x)\n"
     )
 
     def run(factor: int) -> list[str]:
-        (package / "base.py").write_text(
+        (tmp_path / folder / "base.py").write_text(
             f"from kernels.jit import kernel\n\n\n@kernel\ndef twice(x):\n    return {factor} * x\n"
         )
         env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
