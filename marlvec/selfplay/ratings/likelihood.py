@@ -144,8 +144,7 @@ class Likelihood:
 
         def total(table: _Columns, size: int) -> NDArray[np.float64]:
             which, k, share = table
-            found: NDArray[np.float64] = np.bincount(which, share * counts_K[k], size)
-            return found
+            return np.asarray(np.bincount(which, share * counts_K[k], size), np.float64)
 
         won_S, asked_C = total(self._won, len(self._sides)), total(self._asked, len(self._choices))
         met = total(self._met, len(self._pairs))
