@@ -40,6 +40,9 @@ class BradleyTerry(Ratings):
     rating is ``initial``, and a rating says how far somebody is from the mean of their own group, and nothing about
     other groups. Who never met anybody stands at ``initial``.
 
+    A game is counted and not kept. The first question after one is answered by a new fit: less than a millisecond of
+    one core among 20 policies that all met, some ten among 200.
+
     Args:
         fixed: Policy id to a rating that never moves: a random player at 0, say, so that ratings of several runs can
             be compared.
