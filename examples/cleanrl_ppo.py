@@ -107,7 +107,7 @@ def update(advantages: torch.Tensor) -> None:
 
 
 def play(*, at_random: bool) -> float:
-    """Mean return of an agent over the first episode of every env."""
+    """Mean return per agent over the first episode of every env."""
     seen, _ = envs.reset(seed=1)
     returns: list[float] = []
     while not returns:
@@ -127,7 +127,7 @@ while done < args.steps:
     done += NUM_STEPS * num_rows
     curve.append((done, float(np.mean(returns))))
 learned_return = play(at_random=False)
-print(f"mean return of an agent: random {random_return:.1f}, after {done} rows {learned_return:.1f}")
+print(f"mean return per agent: random {random_return:.1f}, after {done} rows {learned_return:.1f}")
 envs.close()
 
 if args.plot is not None:
@@ -139,6 +139,6 @@ if args.plot is not None:
     figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
     axes.axhline(random_return, color="gray", linestyle=":", label="random")
     axes.plot(*zip(*curve, strict=True), label="PPO, one net for three agents")
-    axes.set(xlabel="rows", ylabel="return of an agent", title="simple_spread, PPO as CleanRL writes it")
+    axes.set(xlabel="rows", ylabel="return per agent", title="simple_spread, PPO as CleanRL writes it")
     axes.legend()
     figure.savefig(args.plot, dpi=100)

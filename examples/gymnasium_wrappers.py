@@ -32,7 +32,7 @@ envs = NormalizeObservation(RecordEpisodeStatistics(view))
 
 
 def play(weights: np.ndarray | None, seed: int) -> np.ndarray:
-    """Mean return of an agent under each candidate, (candidates,), over one episode in each of its envs.
+    """Mean return per agent under each candidate, (candidates,), over one episode in each of its envs.
 
     Args:
         weights: (candidates, size, choices); None plays at random.
@@ -62,7 +62,7 @@ for generation in range(args.generations):
     curve.append((generation + 1, returns.mean()))
 envs.update_running_mean = False  # the judgment changes nothing
 learned_return = play(np.broadcast_to(mean, (CANDIDATES, size, choices)), args.seed).mean()
-print(f"mean return of an agent: random {random_return:.1f}, after {args.generations} generations {learned_return:.1f}")
+print(f"mean return per agent: random {random_return:.1f}, after {args.generations} generations {learned_return:.1f}")
 envs.close()
 
 # 3. The curve.
@@ -75,6 +75,6 @@ if args.plot is not None:
     figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
     axes.axhline(random_return, color="gray", linestyle=":", label="random")
     axes.plot(*zip(*curve, strict=True), label="candidates")
-    axes.set(xlabel="generation", ylabel="return of an agent", title="simple_spread, Gymnasium's vector wrappers")
+    axes.set(xlabel="generation", ylabel="return per agent", title="simple_spread, Gymnasium's vector wrappers")
     axes.legend()
     figure.savefig(args.plot, dpi=100)

@@ -132,7 +132,7 @@ def train(collector: marlvec.Collector, done: int, curve: list[list[float]]) -> 
 
 
 def plot(curve: list[list[float]], random: float) -> None:
-    """The return of each update's episodes."""
+    """The team's return in each update's episodes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -142,7 +142,8 @@ def plot(curve: list[list[float]], random: float) -> None:
     axes.plot(*np.transpose(curve), label="while it learns")
     axes.axhline(random, color="gray", linestyle="--", label="random")
     axes.axhline(0.7 * random, color="gray", linestyle=":", label="30 % better")
-    axes.set(title="simple_spread: return of the team", xlabel="env steps", ylabel="mean over an update's episodes")
+    axes.set(title="simple_spread, mean over an update's episodes", xlabel="env steps")
+    axes.set_ylabel("team return (sum over agents)")
     axes.legend()
     figure.savefig(args.folder / "return.png", dpi=80)
 
@@ -178,5 +179,6 @@ with (
     random, trained = (
         collector.evaluate(args.games, policy_mapping=who, seed=args.seed).returns.mean for who in ("random", "main")
     )
-    print(f"return of the team: {random:.1f} at random, {trained:.1f} trained, {1 - trained / random:.0%} better")
+    better = 1 - trained / random
+    print(f"team return (sum over agents): {random:.1f} at random, {trained:.1f} trained, {better:.0%} better")
     plot(state["curve"], random)

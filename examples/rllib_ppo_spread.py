@@ -75,13 +75,13 @@ print(f"{done:,} env steps in {time.perf_counter() - started:.0f} s")
 
 
 def play(**how) -> float:
-    """Mean return of an agent over three whole episodes an env."""
+    """Mean return per agent over three whole episodes an env."""
     episodes = runner.sample(num_episodes=3 * args.num_envs, **how)
     return float(np.mean([episode.get_return() / 3 for episode in episodes]))
 
 
 learnt, random = play(explore=False), play(random_actions=True)
-print(f"mean return of an agent: {learnt:.1f}, with random moves {random:.1f}")
+print(f"mean return per agent: {learnt:.1f}, with random moves {random:.1f}")
 algo.stop()
 ray.shutdown()
 
@@ -91,6 +91,6 @@ if args.plot is not None:
     figure, axes = plt.subplots(figsize=(6, 3.5), dpi=80, layout="constrained")
     axes.plot(steps, returns, label="PPO, exploring")
     axes.axhline(random, color="grey", linestyle="--", label="random moves")
-    axes.set(xlabel="env steps", ylabel="return of an agent", title="simple_spread, RLlib on marlvec")
+    axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, RLlib on marlvec")
     axes.legend()
     figure.savefig(args.plot)

@@ -42,7 +42,7 @@ class Curve(BaseCallback):
 
 
 def play(model: PPO | None) -> float:
-    """Mean return of an agent over 192 episodes; None acts at random."""
+    """Mean return per agent over 192 episodes; None acts at random."""
     view.seed(1)
     obs, returns = view.reset(), []
     rng = np.random.default_rng(1)
@@ -61,7 +61,7 @@ random_return = play(None)
 curve = Curve()
 model.learn(args.steps, callback=curve)
 learned_return = play(model)
-print(f"mean return of an agent: random {random_return:.1f}, after {model.num_timesteps} rows {learned_return:.1f}")
+print(f"mean return per agent: random {random_return:.1f}, after {model.num_timesteps} rows {learned_return:.1f}")
 view.close()
 
 if args.plot is not None:
@@ -70,6 +70,6 @@ if args.plot is not None:
     figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
     axes.axhline(random_return, color="gray", linestyle=":", label="random")
     axes.plot(*zip(*curve.points, strict=True), label="PPO, one policy for three agents")
-    axes.set(xlabel="rows", ylabel="return of an agent", title="simple_spread, Stable-Baselines3")
+    axes.set(xlabel="rows", ylabel="return per agent", title="simple_spread, Stable-Baselines3")
     axes.legend()
     figure.savefig(args.plot, dpi=100)

@@ -23,7 +23,7 @@ import marlvec
 from marlvec.connectors import FlattenObs, GeneralAdvantageEstimation, Rows, Standardize
 from marlvec.interop.torch_policy import TorchPolicy
 from marlvec.selfplay import (
-    Elo,
+    BradleyTerry,
     Every,
     MatchResult,
     MatchTable,
@@ -156,7 +156,7 @@ def compare(collector: marlvec.Collector, pool: OpponentPool, arena: marlvec.Vec
     return found
 
 
-def plot(path: Path, history: list, pool: OpponentPool, ratings: Elo, league: MatchResult) -> None:
+def plot(path: Path, history: list, pool: OpponentPool, league: MatchResult) -> None:
     """Win rates, ratings of the snapshots, and who beats whom."""
     from matplotlib.figure import Figure
 
@@ -167,8 +167,12 @@ def plot(path: Path, history: list, pool: OpponentPool, ratings: Elo, league: Ma
         left.plot(*seen.T, "o-", label=f"against {name}")
     left.set(title="win rate of the learner", xlabel="thousand env steps", ylim=(0.4, 1.02))
     left.legend()
-    middle.plot([one.step / 1000 for one in pool.values()], [ratings.rating(name) for name in pool], "o-")
-    middle.set(title="Elo by games in training; at random: 0", xlabel="thousand env steps")
+    ratings = league.rate(BradleyTerry(fixed={"random": 0}))
+    snapshots = [name for name in league.players if name in pool and not pool[name].anchor]
+    rated = [ratings.rating(name) for name in snapshots]
+    errors = [ratings.interval(name)[1] - rating for name, rating in zip(snapshots, rated, strict=True)]
+    middle.errorbar([pool[name].step / 1000 for name in snapshots], rated, yerr=errors, fmt="o-", capsize=3)
+    middle.set(title="rating of snapshots, 95 % intervals; at random: 0", xlabel="thousand env steps")
     names = league.players
     image = right.imshow(league.table.payoffs(names), vmin=0, vmax=1, cmap="RdYlGn")
     right.set_xticks(range(len(names)), names, rotation=45, ha="right")
@@ -194,8 +198,7 @@ def main() -> None:
         marlvec.LiveTable(max(args.steps - done, 1), title="connect four", policies=["main"]) as table,
         marlvec.TensorBoardLogger(args.folder / "logs", policies=["main"], first_step=done) as logs,
     ):
-        elo = Elo(k=16, fixed={"random": 0})
-        board = Scoreboard(envs.agents, table=MatchTable(decay=0.99), ratings=elo, note=["main"])
+        board = Scoreboard(envs.agents, table=MatchTable(decay=0.99), note=["main"])
         rules = [Every(args.snapshot_every), OnWinRate(board.table, 0.85, games=500)]
         options = {"capacity": 8, "leaves": thinned, "when": rules, "board": board}
         if args.resume:
@@ -241,7 +244,7 @@ def main() -> None:
     show(league)
     for name, rate in rates.items():
         print(f"against {name}: {rate}")
-    plot(args.folder / "connect_four.png", history, pool, elo, league)
+    plot(args.folder / "connect_four.png", history, pool, league)
     summary = {name: rate.mean for name, rate in rates.items()}
     (args.folder / "results.json").write_text(json.dumps({"env_steps": done, "seed": args.seed, **summary}))
 

@@ -24,7 +24,7 @@ import marlvec
 from marlvec.connectors import GeneralAdvantageEstimation, Rows
 from marlvec.interop.torch_policy import TorchPolicy
 from marlvec.selfplay import (
-    Elo,
+    BradleyTerry,
     Every,
     MatchResult,
     Mirror,
@@ -127,7 +127,7 @@ def load(path: Path, ppo: PPO) -> list:
 
 
 # 4. What came of it.
-def plot(path: Path, history: list, pool: OpponentPool, ratings: Elo, league: MatchResult) -> None:
+def plot(path: Path, history: list, pool: OpponentPool, league: MatchResult) -> None:
     """Exploitability, ratings of the snapshots, and who beats whom."""
     from matplotlib.figure import Figure
 
@@ -139,8 +139,12 @@ def plot(path: Path, history: list, pool: OpponentPool, ratings: Elo, league: Ma
     left.axhline(0.458333, color="grey", linestyle=":", label="at random")
     left.set(title="exploitability, chips a hand", xlabel="thousand env steps", ylim=(0, 0.5))
     left.legend()
-    middle.plot([one.step / 1000 for one in pool.values()], [ratings.rating(name) for name in pool], "o-")
-    middle.set(title="Elo of the snapshots, by games in training", xlabel="thousand env steps")
+    ratings = league.rate(BradleyTerry(fixed={"random": 0}))
+    snapshots = [name for name in league.players if name in pool]
+    rated = [ratings.rating(name) for name in snapshots]
+    errors = [ratings.interval(name)[1] - rating for name, rating in zip(snapshots, rated, strict=True)]
+    middle.errorbar([pool[name].step / 1000 for name in snapshots], rated, yerr=errors, fmt="o-", capsize=3)
+    middle.set(title="rating of snapshots, 95 % intervals; at random: 0", xlabel="thousand env steps")
     names = league.players
     image = right.imshow(league.table.payoffs(names), vmin=0.3, vmax=0.7, cmap="RdYlGn")
     right.set_xticks(range(len(names)), names, rotation=45, ha="right")
@@ -166,7 +170,7 @@ def main() -> None:
         marlvec.LiveTable(max(args.steps - done, 1), title="Kuhn poker", policies=["main"]) as table,
         marlvec.TensorBoardLogger(args.folder / "logs", policies=["main"], first_step=done) as logs,
     ):
-        board = Scoreboard(envs.agents, ratings=Elo(k=1), note=["main"])
+        board = Scoreboard(envs.agents, note=["main"])
         options = {"when": [Every(max(args.steps // args.snapshots, 1))], "board": board}
         if args.resume:
             board.load(args.folder / "board.npz")
@@ -205,7 +209,7 @@ def main() -> None:
     show(league)
     found = dict(zip(("env_steps", "learner", "average"), history[-1], strict=True))
     print(f"exploitability: the learner {found['learner']:.3f}, the average {found['average']:.3f}, at random 0.458")
-    plot(args.folder / "kuhn.png", history, pool, board.ratings, league)
+    plot(args.folder / "kuhn.png", history, pool, league)
     (args.folder / "results.json").write_text(json.dumps({"seed": args.seed, **found}))
 
 

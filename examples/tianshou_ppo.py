@@ -59,7 +59,7 @@ collector = Collector(algorithm, envs, VectorReplayBuffer(args.batch * rows_per_
 
 
 def evaluate(*, random: bool) -> float:
-    """Mean return of an agent over whole episodes, one in each env."""
+    """Mean return per agent over whole episodes, one in each env."""
     envs.seed(args.seed + 1)
     stats = collector.collect(n_episode=len(envs), random=random, reset_before_collect=True)
     collector.reset(gym_reset_kwargs={"seed": args.seed})

@@ -86,7 +86,7 @@ def update(data: torch.Tensor) -> None:
 
 
 def evaluate(policy: TensorDictModule | None) -> float:
-    """Mean return of an agent over whole episodes, one in each env."""
+    """Mean return per agent over whole episodes, one in each env."""
     with torch.no_grad():
         test = make_env()
         data = test.rollout(25, policy)

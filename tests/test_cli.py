@@ -203,7 +203,7 @@ def test_the_command_itself_with_a_terminal_for_errors(folder: Path) -> None:
     assert cells(printed, "random")[2] == "2,400"
     bar = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
     assert "800/800 env steps" in bar
-    assert re.search(r"\d/s  return -\d", bar)
+    assert re.search(r"\d/s  team return \(sum over agents\) -\d", bar)
 
 
 # --- plots
@@ -224,7 +224,9 @@ def test_a_plot_is_a_picture(folder: Path) -> None:
 
 def test_a_plot_of_episodes_of_many_lengths_and_agents_that_differ(folder: Path) -> None:
     small("--seed", "0", "--plot", "out.svg", env="tictactoe", steps=1500)
-    assert (folder / "out.svg").read_text(encoding="utf-8").count("<path") > 50
+    drawn = (folder / "out.svg").read_text(encoding="utf-8")
+    assert drawn.count("<path") > 50
+    assert "<!-- return per agent -->" in drawn
 
 
 def test_a_plot_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

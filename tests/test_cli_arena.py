@@ -59,15 +59,20 @@ def test_who_is_better_stands_above_and_every_number_adds_up() -> None:
     rows = {}
     for line in result.stdout.splitlines():
         cells = re.split(r"\s{2,}", line.strip())
-        if cells[0] in ("random", "corner", "new") and len(cells) == 9:
+        if cells[0] in ("random", "corner", "new") and len(cells) == 10:
             rows[cells[0]] = cells[1:]
     assert next(iter(rows)) == "corner", "the best first"
-    won, drawn, lost = ([int(row[k]) for row in rows.values()] for k in (3, 4, 5))
+    games, won, drawn, lost = ([int(row[k]) for row in rows.values()] for k in (1, 4, 5, 6))
+    assert games == [120] * 3
     assert sum(won) == sum(lost)
     assert sum(won) + sum(drawn) + sum(lost) == 2 * 180
-    assert float(rows["corner"][0]) > 1000 > min(float(row[0]) for row in rows.values())
-    low, high = map(float, re.findall(r"[\d.]+", rows["corner"][2]))
-    assert 50 < low < float(rows["corner"][1].rstrip("%")) < high < 100
+    assert "bradley-terry" in result.stdout
+    ratings = {name: tuple(map(int, row[0].split(" ± "))) for name, row in rows.items()}
+    assert ratings["corner"][0] > 1000 > min(rating for rating, _ in ratings.values())
+    assert sum(rating for rating, _ in ratings.values()) == pytest.approx(3000, abs=2)
+    assert all(20 < error < 80 for _, error in ratings.values())
+    low, high = map(float, re.findall(r"[\d.]+", rows["corner"][3]))
+    assert 50 < low < float(rows["corner"][2].rstrip("%")) < high < 100
     assert re.search(r"^ *corner( +\d+–\d+–\d+| +–){3} *$", result.stdout, re.M)
     assert re.search(r"\d+% \[\d+%, \d+%\]", result.stdout)
     assert "Plot: arena.png" in result.stdout
@@ -87,7 +92,17 @@ def test_a_whole_pool_plays_and_may_be_given_a_name() -> None:
     assert "12 games" in printed
 
 
-@pytest.mark.parametrize(("kind", "module"), [("skill", "openskill"), ("alpha-rank", "pyspiel")])
+def test_intervals_are_of_the_confidence_that_was_asked_for() -> None:
+    widths = []
+    for confidence in ("0.5", "0.95"):
+        printed = arena("random", "players.py:corner", "--games", "20", "--confidence", confidence).stdout
+        found = re.search(r"^ *corner +\d+ ± (\d+) +40 ", printed, re.M)
+        assert found, printed
+        widths.append(int(found[1]))
+    assert 2 < widths[1] / widths[0] < 4, "1.96 to 0.67"
+
+
+@pytest.mark.parametrize(("kind", "module"), [("elo", "marlvec"), ("skill", "openskill"), ("alpha-rank", "pyspiel")])
 def test_players_can_be_rated_in_other_ways(kind: str, module: str) -> None:
     pytest.importorskip(module)
     printed = arena("random", "players.py:corner", "--games", "20", "--rating", kind).stdout

@@ -70,7 +70,7 @@ SURFACE = {
     "marlvec.selfplay": """
         OpponentPool Opponent read_opponents LeavingRule oldest thinned weakest SnapshotRule Every OnWinRate
         SelfPlayMapping Matchmaker Mirror Latest Uniform ByRating Prioritised MainExploiter Mixture
-        Scoreboard Game MatchTable Tally Ratings Elo Skill
+        Scoreboard Game MatchTable Tally Ratings BradleyTerry Elo Skill
         evaluate_match MatchResult WinRate
         alpha_rank exploitability
     """,

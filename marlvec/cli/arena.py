@@ -18,6 +18,7 @@ __all__ = ["arena"]
 class Rating(StrEnum):
     """What players are rated by."""
 
+    BRADLEY_TERRY = "bradley-terry"
     ELO = "elo"
     SKILL = "skill"
     ALPHA_RANK = "alpha-rank"
@@ -46,9 +47,12 @@ def arena(
     ] = False,
     rating: Annotated[
         Rating,
-        typer.Option(help="skill needs marlvec\\[selfplay], alpha-rank marlvec\\[openspiel]."),
-    ] = Rating.ELO,
-    confidence: Annotated[float, typer.Option(metavar="P", help="Of the intervals of win rates.")] = 0.95,
+        typer.Option(
+            help="bradley-terry: by all games at once, with intervals; elo: game by game. skill needs "
+            "marlvec\\[selfplay], alpha-rank marlvec\\[openspiel]."
+        ),
+    ] = Rating.BRADLEY_TERRY,
+    confidence: Annotated[float, typer.Option(metavar="P", help="Of the intervals.")] = 0.95,
     connectors: Connectors = None,
     settings: Settings = None,
     max_episode_steps: Annotated[

@@ -51,7 +51,7 @@ def returns_figure(result: Rollout) -> Figure:
 
     found = {name: track for name, track in result.tracks.items() if len(track)}
     same_length = len({n for track in found.values() for n in track.lengths.tolist()}) <= 1
-    panels = [("return of an agent", "returns")]
+    panels = [("return per agent", "returns")]
     if not same_length:
         panels.append(("decisions in an episode", "lengths"))
     figure = Figure(figsize=(10, 3 + 2.6 * len(panels)), dpi=150, layout="constrained", facecolor="white")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from marlvec.cli.standings import Rated
 from marlvec.selfplay import MatchResult
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["heat_map"]
 
 
-def heat_map(env: str, result: MatchResult, kind: str, ratings: Mapping[str, float]) -> Figure:
+def heat_map(env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rated]) -> Figure:
     """Draw win rates, row against column, and ratings; ``figure.savefig(path)`` writes it.
 
     Args:
@@ -40,8 +41,9 @@ def heat_map(env: str, result: MatchResult, kind: str, ratings: Mapping[str, flo
                 left.text(j, i, f"{rate:.0%}", ha="center", va="center", fontsize=9)
     left.set_title("win rate, row against column", loc="left", fontsize=10)
     figure.colorbar(image, ax=left, shrink=0.8, format=_percent)
-    values = list(ratings.values())
-    right.plot(values, range(len(names)), "o", color="#0072B2")
+    values, errors = np.transpose([(found.rating, found.error) for found in ratings.values()])
+    wide = None if np.isnan(errors).any() else np.where(np.isfinite(errors), errors, 0.0)
+    right.errorbar(values, range(len(names)), xerr=wide, fmt="o", color="#0072B2")
     right.set_yticks(range(len(names)), names)
     right.invert_yaxis()
     right.grid(axis="x", color="#e6e6e6")

@@ -110,7 +110,7 @@ def roll_out(
                     samples.setdefault(name, part)
                 now = perf_counter()
                 recent = [episode.episode_return for episode in metrics.latest(_RECENT)]
-                note = f"return {np.mean(recent):.4g}" if recent else ""
+                note = f"team return (sum over agents) {np.mean(recent):.4g}" if recent else ""
                 speed = (metrics.env_steps - metrics.env_steps_lost) / (now - began)
                 bar.update(task, completed=min(done, env_steps), speed=speed, note=note)
                 # As much as is done between two looks at the bar, in whole vector steps.

@@ -2,39 +2,63 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from marlvec.selfplay import Elo, MatchResult, Skill, WinRate, alpha_rank
+from marlvec.selfplay import BradleyTerry, Elo, MatchResult, Skill, WinRate, alpha_rank
 
-__all__ = ["print_standings", "rated"]
+__all__ = ["Rated", "print_standings", "rated"]
 
 _NOTHING = "–"
 
 
-def rated(result: MatchResult, kind: str) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A player's rating.
+
+    Attributes:
+        rating: It.
+        error: How far from it the ends of its interval are; NaN where ratings of that kind have none.
+    """
+
+    rating: float
+    error: float = math.nan
+
+
+def rated(result: MatchResult, kind: str) -> dict[str, Rated]:
     """Every player's rating, the best first.
 
     Args:
         result: The tournament.
-        kind: ``"elo"``, ``"skill"`` or ``"alpha-rank"``.
+        kind: ``"bradley-terry"``, ``"elo"``, ``"skill"`` or ``"alpha-rank"``.
 
     Raises:
         MissingExtraError: What computes it is not installed.
     """
     if kind == "alpha-rank":
-        found = alpha_rank(result.table)
+        found = {name: Rated(share) for name, share in alpha_rank(result.table).items()}
+    elif kind == "bradley-terry":
+        fitted = BradleyTerry()
+        result.rate(fitted)
+        found = {name: _fitted(fitted, name, result.confidence) for name in result.players}
     else:
         ratings = result.rate(Elo() if kind == "elo" else Skill())
-        found = {name: ratings.rating(name) for name in result.players}
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+        found = {name: Rated(ratings.rating(name)) for name in result.players}
+    return dict(sorted(found.items(), key=lambda pair: -pair[1].rating))
 
 
-def print_standings(console: Console, env: str, result: MatchResult, kind: str, ratings: Mapping[str, float]) -> None:
+def _fitted(ratings: BradleyTerry, name: str, confidence: float) -> Rated:
+    rating = ratings.rating(name)
+    return Rated(rating, ratings.interval(name, confidence)[1] - rating)
+
+
+def print_standings(console: Console, env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rated]) -> None:
     """Print who is how good, and who did how against whom; the best first.
 
     Args:
@@ -52,6 +76,7 @@ def print_standings(console: Console, env: str, result: MatchResult, kind: str, 
     table.add_column("player", no_wrap=True, min_width=width)
     for name in (
         kind,
+        "games",
         "win rate",
         f"{level} interval",
         "won",
@@ -64,7 +89,8 @@ def print_standings(console: Console, env: str, result: MatchResult, kind: str, 
         rate = result.win_rate(name)
         table.add_row(
             Text(name, "bold cyan"),
-            f"{ratings[name]:.3f}" if kind == "alpha-rank" else f"{ratings[name]:.1f}",
+            _rating(ratings[name], 3 if kind == "alpha-rank" else 1),
+            f"{rate.games:,}",
             f"{rate.mean:.1%}" if rate.games else _NOTHING,
             f"{rate.low:.1%} – {rate.high:.1%}",
             *(f"{n:,}" for n in (rate.wins, rate.draws, rate.losses)),
@@ -90,6 +116,12 @@ def _summary(result: MatchResult) -> str:
     ):
         parts += [f"{number:,} {what}"] * bool(number)
     return ", ".join(parts)
+
+
+def _rating(found: Rated, digits: int) -> str:
+    if math.isnan(found.error):
+        return f"{found.rating:.{digits}f}"
+    return f"{found.rating:.0f} ± {found.error:.0f}"
 
 
 def _mean(rate: WinRate) -> str:

@@ -58,9 +58,11 @@ class Evaluation:
 
     def __repr__(self) -> str:
         lost = f", {self.lost} lost" if self.lost else ""
-        lines = [f"Evaluation of {len(self)} episodes{lost}:", f"  return   {_line(self.returns)}"]
-        lines.append(f"  length   {_line(self.lengths)}")
-        for what, found in (("agent", self.agent_returns), ("policy", self.policy_returns)):
+        lines = [f"Evaluation of {len(self)} episodes{lost}:"]
+        lines.append(f"  team return (sum over agents): {_line(self.returns)}")
+        lines.append(f"  length: {_line(self.lengths)}")
+        per_policy = ("return per agent of policy", self.policy_returns)
+        for what, found in (("return of agent", self.agent_returns), per_policy):
             lines += [f"  {what} {name!r}: {_line(stats)}" for name, stats in found.items()]
         return "\n".join(lines)
 

@@ -64,7 +64,7 @@ class Metrics:
         self.episodes_total += 1
 
     def add_value(self, name: str, value: float) -> None:
-        """Note a number of your own, to be found in `custom`.
+        """Note a number of your own, to be found in `last_values` and, with those before it, in `custom`.
 
         What belongs to an episode goes into `RunningEpisode.custom` instead.
 
@@ -130,18 +130,34 @@ class Metrics:
         return stats_of_policy(self._window, policy_id)
 
     @property
+    def last_values(self) -> dict[str, float]:
+        """What `add_value` was given last, by name, NaN left out: what loggers write and tables show."""
+        return {name: values[-1] for name, values in self._values.items() if values}
+
+    @property
+    def episode_values(self) -> dict[str, Stats]:
+        """What callbacks have put into `RunningEpisode.custom`, by name, over the window's episodes, NaN left out."""
+        return {name: Stats.of(numbers) for name, numbers in self._of_episodes().items()}
+
+    @property
     def custom(self) -> dict[str, Stats]:
         """What callbacks and `add_value` have noted, by name, NaN left out.
 
         Of what belongs to an episode, over the window's episodes; of other values, over as many of the last ones.
         """
         found = {name: list(values) for name, values in self._values.items()}
+        for name, numbers in self._of_episodes().items():
+            found.setdefault(name, []).extend(numbers)
+        return {name: Stats.of(numbers) for name, numbers in found.items()}
+
+    def _of_episodes(self) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
         for record in self._window:
             for name, value in record.custom.items():
                 numbers = found.setdefault(name, [])
                 if not math.isnan(value):
                     numbers.append(value)
-        return {name: Stats.of(numbers) for name, numbers in found.items()}
+        return found
 
     def summary(self) -> dict[str, Any]:
         """Return everything as plain dicts and numbers."""
@@ -159,6 +175,7 @@ class Metrics:
             "agents": {name: _plain(self.agent(name)) for name in self.agents},
             "policies": {name: _plain(self.policy(name)) for name in self.policies},
             "custom": _plain(self.custom),
+            "last_values": self.last_values,
             "timers": {name: {"seconds": t.seconds, "calls": t.calls} for name, t in self.timers.items()},
         }
 
@@ -168,7 +185,8 @@ class Metrics:
         lost = f" and {gone} lost" if gone else ""
         return (
             f"Metrics({self.env_steps} env steps, {self.agent_steps} agent steps, {self.episodes_total} episodes"
-            f"{lost}; returns of the last {r.count}: mean {r.mean:.4g}, min {r.min:.4g}, max {r.max:.4g})"
+            f"{lost}; team returns (sums over agents) of the last {r.count}: mean {r.mean:.4g}, min {r.min:.4g}, "
+            f"max {r.max:.4g})"
         )
 
 

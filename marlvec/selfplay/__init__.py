@@ -22,7 +22,7 @@ from marlvec.selfplay.matchmaking import (
 from marlvec.selfplay.opponent import Opponent
 from marlvec.selfplay.opponent_pool import OpponentPool
 from marlvec.selfplay.pool_index import read_opponents
-from marlvec.selfplay.ratings import Elo, Ratings, Skill
+from marlvec.selfplay.ratings import BradleyTerry, Elo, Ratings, Skill
 from marlvec.selfplay.scoreboard import Scoreboard
 from marlvec.selfplay.snapshot_rules import Every, OnWinRate, SnapshotRule
 
@@ -51,6 +51,7 @@ __all__ = [
     "MatchTable",
     "Tally",
     "Ratings",
+    "BradleyTerry",
     "Elo",
     "Skill",
     "evaluate_match",

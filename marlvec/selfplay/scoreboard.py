@@ -13,7 +13,7 @@ from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.selfplay.game import Game, ScoreFunction, game_of
 from marlvec.selfplay.match_table import MatchTable
-from marlvec.selfplay.ratings import Elo, Ratings
+from marlvec.selfplay.ratings import BradleyTerry, Ratings
 from marlvec.selfplay.sides import Sides, sides_of
 
 __all__ = ["Scoreboard"]
@@ -29,7 +29,7 @@ class Scoreboard(Callback):
         agents: Names of the env's agents, in order.
         sides: Which of them play together; None: each is a side of its own.
         table: The table of match-ups; None: a new one.
-        ratings: The ratings; None: a new `Elo`.
+        ratings: The ratings; None: a new `BradleyTerry`.
         score: One number per side of a finished episode, more is better; None: the sum of its agents' returns.
         note: Ids of policies whose score (1 a win, 0.5 a draw, 0 a loss) is put among the episode's own numbers, as
             ``"score of main"``, for tables and logs. Against itself a policy has none.
@@ -62,7 +62,7 @@ class Scoreboard(Callback):
         self._agents = tuple(agents)
         self.sides = sides_of(agents, sides)
         self.table = MatchTable() if table is None else table
-        self.ratings: Ratings = Elo() if ratings is None else ratings
+        self.ratings: Ratings = BradleyTerry() if ratings is None else ratings
         self._score, self._note = score, tuple(note)
         self.games: deque[Game] = deque(maxlen=keep)
         self.games_total = self.draws = self.truncations = 0

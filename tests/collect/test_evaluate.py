@@ -158,7 +158,14 @@ def test_who_plays_whom_and_statistics_by_agent_and_policy() -> None:
         own = [e.returns_A[a] for e in found.episodes for a in (1, 2) if e.present_A[a]]
         assert found.policy_returns["b"].mean == pytest.approx(np.mean(own))
         text = repr(found)
-        for part in ("5 episodes", "return", "length", f"agent {names[0]!r}", "policy 'b'", "±"):
+        for part in (
+            "5 episodes",
+            "team return (sum over agents): ",
+            "length",
+            f"return of agent {names[0]!r}",
+            "return per agent of policy 'b'",
+            "±",
+        ):
             assert part in text
         other = collector.evaluate(2, others, policy_mapping="unused")
         assert list(other.versions) == ["unused"]

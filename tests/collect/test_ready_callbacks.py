@@ -63,7 +63,9 @@ def test_tensorboard_can_read_the_metrics_of_each_batch(tmp_path: Path) -> None:
         )
         collector.collect(env_steps=4)
         (first,) = read_events(folder)  # on disk at once
-        collector.metrics.add_value("loss", 0.5)
+        for loss in (9.0, 0.5, math.nan):
+            collector.metrics.add_value("loss", loss)
+        collector.metrics.add_value("won", 7.0)  # a name that episodes have, too
         collector.collect(env_steps=14)
         metrics = collector.metrics
         again, (step, values) = read_events(folder)
@@ -79,17 +81,49 @@ def test_tensorboard_can_read_the_metrics_of_each_batch(tmp_path: Path) -> None:
         "policies/p/return_max": metrics.agent("agent_1")["return"].max,
         "policies/q/length_mean": 3.0,
         "agents/agent_0/return_mean": metrics.policy("q")["return"].mean,
-        "custom/won": metrics.custom["won"].mean,
-        "custom/loss": 0.5,
+        "custom/won_mean": metrics.episode_values["won"].mean,
+        "custom/won": 7.0,
+        "custom/loss": 0.5,  # the last of them, and no mean
         "totals/episodes": metrics.episodes_total,
         "totals/episodes_faulty": 1.0,
         "totals/env_steps_lost": metrics.env_steps_lost,
     }
     assert {tag: values[tag] for tag in expected} == {tag: np.float32(value) for tag, value in expected.items()}
-    assert "custom/odd" not in values
+    assert 0 < values["custom/won_mean"] < 1
+    assert not {"custom/odd", "custom/odd_mean", "custom/loss_mean"} & values.keys()
     assert values["speed/env_steps_per_second"] > 0
     assert 0 < values["seconds/env_wait"] < metrics.timers["env_wait"].seconds
     assert not any(math.isnan(value) for value in values.values())
+
+
+def test_a_value_is_written_as_it_was_given_last(tmp_path: Path) -> None:
+    """However many came before: a curve of means would say 0.103 where it is 0.061."""
+    pytest.importorskip("tensorboard")
+    given = [0.4 * 0.9**k for k in range(20)]
+    with SyncVectorEnv(counters(1)) as envs, TensorBoardLogger(tmp_path / "a") as logger:
+        collector = Collector(envs, noop(), callbacks=[logger])
+        for value in given:
+            collector.metrics.add_value("exploitability", value)
+            collector.collect(env_steps=2)
+    curve = [values["custom/exploitability"] for _, values in read_events(tmp_path / "a")]
+    assert curve == [np.float32(value) for value in given]
+    assert collector.metrics.last_values == {"exploitability": given[-1]}
+    assert collector.metrics.summary()["last_values"] == {"exploitability": given[-1]}
+    assert collector.metrics.custom["exploitability"].count == 20
+
+
+def test_every_curve_that_is_a_mean_over_episodes_is_called_one(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with SyncVectorEnv(counters(2, length=[2, 3])) as envs, TensorBoardLogger(tmp_path / "a") as logger:
+        collector = Collector(envs, noop(), callbacks=[on_episode_end, logger])
+        collector.metrics.add_value("loss", 1)
+        collector.collect(env_steps=20)
+    ((_, values),) = read_events(tmp_path / "a")
+    over_episodes = {tag for tag in values if tag.split("/")[0] in ("episodes", "policies", "agents")}
+    assert {tag.rpartition("_")[2] for tag in over_episodes} == {"mean", "min", "max"}
+    assert {tag for tag in values if tag.startswith("custom/")} == {"custom/loss", "custom/won_mean"}
+    rest = {tag.split("/")[0] for tag in values.keys() - over_episodes}
+    assert rest == {"custom", "totals", "speed", "seconds"}
 
 
 def test_agents_may_be_left_out(tmp_path: Path) -> None:
@@ -226,6 +260,10 @@ def test_on_a_terminal_the_table_is_redrawn_in_place() -> None:
             *(f"{metrics.lengths.mean:.4g}", "2 … 3"),
         ]
     assert any(line.split()[:5] == ["won", f"{metrics.custom['won'].mean:.4g}", "0", "…", "1"] for line in shown)
+    (team,) = [line for line in shown if "team return (sum over agents)" in line]
+    assert re.split(r"\s{2,}", team.strip())[1] == f"{metrics.returns.mean:.4g}"
+    assert metrics.returns.mean > 1.5 * metrics.policy("p")["return"].mean
+    assert any(line.strip() == "return per agent" for line in shown), "a label of its own"
     assert any(line.split() == ["odd", "–", "–"] for line in shown)
     assert any(re.match(r"time: .*env wait \d+%", line) for line in shown)
     assert text.getvalue().endswith("\x1b[?25h"), "the cursor is back"
@@ -233,6 +271,20 @@ def test_on_a_terminal_the_table_is_redrawn_in_place() -> None:
     table.close()
     collect(table)  # closed: it says no more
     assert text.getvalue() == before
+
+
+@pytest.mark.parametrize("options", [{"force_terminal": True}, {}])
+def test_a_value_is_shown_as_it_was_given_last(options: Any) -> None:
+    console, text = terminal(**options)
+    with LiveTable(console=console) as table, SyncVectorEnv(counters(1)) as envs:
+        collector = Collector(envs, noop(), callbacks=[table])
+        for loss in (9.0, 0.25):
+            collector.metrics.add_value("loss", loss)
+            collector.collect(env_steps=4)
+    last = screen(text.getvalue()) if options else text.getvalue().split(" · ")
+    assert [part.split() for part in last if part.strip().startswith("loss")] == [
+        ["loss", "0.25"] if options else ["loss:", "0.25"]
+    ]
 
 
 def test_where_there_is_no_terminal_a_plain_line_comes_now_and_then() -> None:
@@ -246,8 +298,8 @@ def test_where_there_is_no_terminal_a_plain_line_comes_now_and_then() -> None:
     assert (words[0], words[2]) == ("run 1: 30 env steps", "12 episodes")
     assert re.fullmatch(r"[\d,]+/s", words[1])
     stats = metrics.policy("p")["return"]
-    assert words[3] == f"p: return {stats.mean:.4g} ({stats.min:.4g} … {stats.max:.4g})"
-    assert words[5:] == [f"won: {metrics.custom['won'].mean:.4g}"]
+    assert words[3] == f"p: return per agent {stats.mean:.4g} ({stats.min:.4g} … {stats.max:.4g})"
+    assert words[5:] == [f"won (mean): {metrics.custom['won'].mean:.4g}"]
     assert "\x1b" not in text.getvalue()
 
     console, text = terminal()

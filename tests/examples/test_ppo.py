@@ -17,7 +17,7 @@ UPDATE = 16 * 25  # env steps
 
 def test_agents_learn_to_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("ppo_simple_spread", "--steps", 19_200, "--games", 500, "--backend", "native", "--folder", tmp_path)
-    found = re.search(r"return of the team: (\S+) at random, (\S+) trained", capsys.readouterr().out)
+    found = re.search(r"team return \(sum over agents\): (\S+) at random, (\S+) trained", capsys.readouterr().out)
     assert found
     random, trained = map(float, found.groups())
     assert -82 < random < -76

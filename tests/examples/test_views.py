@@ -23,7 +23,7 @@ def test_agents_learn_to_spread(
 ) -> None:
     pytest.importorskip("numba", reason="native worlds need numba")
     run(script, *amount, "--backend", "native", "--plot", tmp_path / "plot.png")
-    found = re.fullmatch(r"mean return of an agent: random (\S+), after .* (\S+)\n", capsys.readouterr().out)
+    found = re.fullmatch(r"mean return per agent: random (\S+), after .* (\S+)\n", capsys.readouterr().out)
     assert found
     random, learned = map(float, found.groups())
     assert -28.5 < random < -25

@@ -17,10 +17,12 @@ __all__ = ["JSONLinesLogger"]
 class JSONLinesLogger(Callback):
     """Writes a line of JSON for each episode that ends: ``pandas.read_json(path, lines=True)`` reads them.
 
-    A line is an object with ``eps_id``, ``env_id``, ``number``, ``length``, ``return``, ``duration``, the lists
-    ``returns``, ``decisions``, ``present`` and ``policies`` in the order of the agents, and ``custom``. Callbacks
-    before it in the list have put their numbers into ``custom`` by then; NaN and infinities are null. Lines are on
-    disk at the end of each batch. Close it, or use it in a ``with`` block.
+    A line is an object with ``eps_id``, ``env_id``, ``number``, ``length``, ``return`` (the team's, the sum over all
+    agents), ``duration``, the lists ``returns``, ``decisions``, ``present`` and ``policies`` in the order of the
+    agents, and ``custom``. Callbacks before it in the list have put their numbers into ``custom`` by then; NaN and
+    infinities are null. All numbers are that episode's own, nothing is a mean over several; what
+    `Metrics.add_value` is given belongs to no episode and is not here. Lines are on disk at the end of each batch.
+    Close it, or use it in a ``with`` block.
 
     Args:
         path: The file. What it holds already stays.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
@@ -29,7 +29,10 @@ _NOTHING = "–"
 
 
 class LiveTable(Callback):
-    """A table that keeps up: env steps a second, returns and lengths by policy, own numbers, where the time goes.
+    """A table that keeps up: env steps a second, returns and lengths, own numbers, where the time goes.
+
+    The team's return is the sum over all agents; below stand those of each policy's agents, each on its own. Means and
+    ranges are over the last episodes; what `Metrics.add_value` was given is shown as it was given last.
 
     On a terminal it is redrawn in place. Where there is none, as in a log file, a plain line comes now and then. Close
     it, or use it in a ``with`` block; what it showed last stays.
@@ -150,8 +153,9 @@ class LiveTable(Callback):
         for name in self._shown(metrics):
             stats = stats_of_policy(records, name)["return"]
             if stats.count:
-                parts.append(f"{name}: return {stats.mean:.4g} ({_range(stats)})")
-        parts += [f"{name}: {stats.mean:.4g}" for name, stats in metrics.custom.items() if stats.count]
+                parts.append(f"{name}: return per agent {stats.mean:.4g} ({_range(stats)})")
+        parts += [f"{name} (mean): {stats.mean:.4g}" for name, stats in metrics.episode_values.items() if stats.count]
+        parts += [f"{name}: {value:.4g}" for name, value in metrics.last_values.items()]
         return " · ".join(parts)
 
     def _table(self, metrics: Metrics, speed: float) -> RenderableType:
@@ -163,15 +167,22 @@ class LiveTable(Callback):
         records = metrics.latest(self._window)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("")
-        for name in ("return", "min … max", "length", "min … max"):
+        for name in ("mean", "min … max", "length", "min … max"):
             table.add_column(name, justify="right")
-        rows = {"whole episodes": stats_of_episodes(records)}
-        rows |= {name: stats_of_policy(records, name) for name in self._shown(metrics)}
-        for i, (name, found) in enumerate(rows.items()):
-            cells = [cell for key in ("return", "length") for cell in (_mean(found[key]), _range(found[key]))]
-            table.add_row(Text(name, "dim" if i == 0 else "bold cyan"), *cells, end_section=i == 0)
-        for name, stats in metrics.custom.items():
-            table.add_row(Text(name), _mean(stats), _range(stats), "", "")
+        table.add_row("team return (sum over agents)", *_cells(stats_of_episodes(records)), end_section=True)
+        table.add_row(Text("return per agent", "dim"))
+        for name in self._shown(metrics):
+            table.add_row(Text(name, "bold cyan"), *_cells(stats_of_policy(records, name)))
+        if own := metrics.episode_values:
+            table.add_section()
+            table.add_row(Text("per episode", "dim"))
+        for name, stats in own.items():
+            table.add_row(Text(name), _mean(stats), _range(stats))
+        if given := metrics.last_values:
+            table.add_section()
+            table.add_row("", Text("last", "bold"))
+        for name, value in given.items():
+            table.add_row(Text(name), f"{value:.4g}")
         parts: list[RenderableType] = [Text(self._title, "bold")] if self._title else []
         parts.append(Text(self._head(metrics, speed)))
         if self._total:
@@ -188,6 +199,10 @@ def _bar(done: int, total: int, speed: float) -> RenderableType:
     row = Table.grid(padding=(0, 1))
     row.add_row(ProgressBar(total, min(done, total), width=40), f"{min(done / total, 1):.0%}, {left} left")
     return row
+
+
+def _cells(found: Mapping[str, Stats]) -> list[str]:
+    return [cell for key in ("return", "length") for cell in (_mean(found[key]), _range(found[key]))]
 
 
 def _mean(stats: Stats) -> str:

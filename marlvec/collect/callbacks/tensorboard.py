@@ -21,9 +21,11 @@ class TensorBoardLogger(Callback):
 
     Scalars, where there is something to tell:
 
-    - ``episodes/return_mean``, ``_min``, ``_max``, and so ``length`` and ``duration``, over the metrics' window;
-    - ``policies/ID/…`` and ``agents/NAME/…``, likewise;
-    - ``custom/NAME``, means of what callbacks and `Metrics.add_value` noted;
+    - ``episodes/return_mean``, ``_min``, ``_max``, over the metrics' window: team returns, sums over all agents; and so
+      ``length`` (env steps) and ``duration``;
+    - ``policies/ID/…`` and ``agents/NAME/…``, likewise, of each agent on its own;
+    - ``custom/NAME``, what `Metrics.add_value` was given last;
+    - ``custom/NAME_mean``, over the window's episodes, of what callbacks put into ``episode.custom``;
     - ``totals/…``: agent steps, episodes, and what was lost;
     - ``speed/env_steps_per_second`` since the batch before, and ``seconds/TIMER`` spent on each part meanwhile.
 
@@ -105,7 +107,8 @@ def _statistics(metrics: Metrics, policies: Iterable[str], *, agents: bool) -> d
         for name, stats in found.items()
         for kind, value in _extremes(stats).items()
     }
-    values |= {f"custom/{name}": stats.mean for name, stats in metrics.custom.items() if stats.count}
+    values |= {f"custom/{name}": value for name, value in metrics.last_values.items()}
+    values |= {f"custom/{name}_mean": stats.mean for name, stats in metrics.episode_values.items() if stats.count}
     totals = ("agent_steps", "episodes_total", "episodes_faulty", "episodes_restarted", "env_steps_lost", "noop_steps")
     return values | {f"totals/{name.removesuffix('_total')}": float(getattr(metrics, name)) for name in totals}
 

@@ -1,7 +1,8 @@
 """Ratings: one number per policy that says how well it plays."""
 
+from marlvec.selfplay.ratings.bradley_terry import BradleyTerry
 from marlvec.selfplay.ratings.elo import Elo
 from marlvec.selfplay.ratings.ratings import Ratings
 from marlvec.selfplay.ratings.skill import Skill
 
-__all__ = ["Elo", "Ratings", "Skill"]
+__all__ = ["BradleyTerry", "Elo", "Ratings", "Skill"]

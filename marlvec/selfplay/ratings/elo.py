@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 from marlvec.errors import ArgumentError
-from marlvec.selfplay.ratings.ratings import Ratings
+from marlvec.selfplay.ratings.ratings import Ratings, begin_of, expected_score
 
 __all__ = ["Elo"]
 
-_SCALE = 400.0
-"""Points that make ten to one."""
-
 
 class Elo(Ratings):
-    """Elo's ratings: who did better than expected gets points from who did worse.
+    """Elo's ratings: who did better than expected gets points from who did worse, game by game.
+
+    They follow policies that learn, and depend on the order of the games: the last ones count most. For policies that
+    stay what they are `BradleyTerry` makes more of the same games.
 
     A game of more than two sides counts as one game of each pair of them, each worth ``k / (sides - 1)``. Policies that
     play a side together stand for their mean, and each gets the side's points. Points are neither made nor lost, but
@@ -25,21 +24,24 @@ class Elo(Ratings):
 
     Args:
         k: Most points that one game of two sides can bring.
-        initial: Where everybody begins.
+        initial: Where everybody begins; None: the mean of what is fixed, or 1000.
         fixed: Policy id to a rating that never moves: a random player at 0, say, so that ratings of several runs can
             be compared.
 
     Raises:
-        ArgumentError: ``k`` is not positive.
+        ArgumentError: ``k`` is not positive, or a rating is NaN or infinite.
 
     Attributes:
-        k, initial, fixed: As given.
+        k, initial, fixed: As given, or found.
     """
 
-    def __init__(self, k: float = 32.0, initial: float = 1000.0, *, fixed: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, k: float = 32.0, initial: float | None = None, *, fixed: Mapping[str, float] | None = None
+    ) -> None:
         if not k > 0:
             raise ArgumentError(f"k must be above 0, got {k!r}")
-        self.k, self.initial, self.fixed = float(k), float(initial), dict(fixed or {})
+        self.k = float(k)
+        self.fixed, self.initial = begin_of(fixed, initial)
         self._ratings: dict[str, float] = {}
 
     def _rate(self, teams: Sequence[tuple[str, ...]], scores: Sequence[float]) -> None:
@@ -48,7 +50,7 @@ class Elo(Ratings):
         points = [0.0] * len(teams)
         for i, j in combinations(range(len(teams)), 2):
             result = 0.5 + 0.5 * ((scores[i] > scores[j]) - (scores[i] < scores[j]))
-            won = share * (result - _expected(before[i], before[j]))
+            won = share * (result - expected_score(before[i], before[j]))
             points[i] += won
             points[j] -= won
         for team, won in zip(teams, points, strict=True):
@@ -59,7 +61,7 @@ class Elo(Ratings):
         return self.fixed[player] if player in self.fixed else self._ratings.get(player, self.initial)
 
     def expected(self, one: str, other: str) -> float:
-        return _expected(self.rating(one), self.rating(other))
+        return expected_score(self.rating(one), self.rating(other))
 
     @property
     def players(self) -> tuple[str, ...]:
@@ -80,8 +82,3 @@ class Elo(Ratings):
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArgumentError(f"expected the state of an Elo: {error!r}") from error
         self._ratings = ratings
-
-
-def _expected(one: float, other: float) -> float:
-    # Beyond 40 powers of ten a float cannot tell it from certain; without a bound it would overflow.
-    return 1.0 / (1.0 + math.pow(10.0, min(max((other - one) / _SCALE, -40.0), 40.0)))

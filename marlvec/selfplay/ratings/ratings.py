@@ -10,14 +10,14 @@ from typing import Any
 from marlvec.errors import ArgumentError
 from marlvec.selfplay.game import Game
 
-__all__ = ["Players", "Ratings"]
+__all__ = ["Players", "Ratings", "begin_of", "expected_score"]
 
 Players = Sequence[str | Sequence[str]]
 """Who played each side: a policy id, or several that played it together."""
 
 
 class Ratings(ABC):
-    """One number per policy, that moves with each game.
+    """One number per policy, by its games.
 
     Games of two sides and of more, with draws. Who was never rated stands where everybody begins. Two runs that see
     the same games in the same order get the same numbers.
@@ -28,7 +28,7 @@ class Ratings(ABC):
         self.rate(game.players, game.scores)
 
     def rate(self, players: Players, scores: Sequence[float]) -> None:
-        """Take in the result of a game; everybody who took part moves.
+        """Take in the result of a game, for everybody who took part.
 
         Args:
             players: Per side, who played it.
@@ -87,3 +87,22 @@ class Ratings(ABC):
     def __repr__(self) -> str:
         best = ", ".join(f"{name} {rating:.1f}" for name, rating in self.ranking()[:3])
         return f"{type(self).__name__}({len(self.players)} players{': ' * bool(best)}{best})"
+
+
+def begin_of(fixed: Mapping[str, float] | None, initial: float | None) -> tuple[dict[str, float], float]:
+    """Ratings that are fixed, and where all others begin: on the same scale, so in the middle of those, or at 1000.
+
+    Raises:
+        ArgumentError: A number is NaN or infinite.
+    """
+    known = {name: float(rating) for name, rating in (fixed or {}).items()}
+    begin = float(initial) if initial is not None else math.fsum(known.values()) / len(known) if known else 1000.0
+    if not all(map(math.isfinite, (begin, *known.values()))):
+        raise ArgumentError(f"ratings must be finite, got fixed={fixed!r} and initial={initial!r}")
+    return known, begin
+
+
+def expected_score(one: float, other: float) -> float:
+    """What a game brings on Elo's scale, where 400 points make ten to one."""
+    # Beyond 40 powers of ten a float cannot tell it from certain; without a bound it would overflow.
+    return 1.0 / (1.0 + math.pow(10.0, min(max((other - one) / 400.0, -40.0), 40.0)))
