@@ -54,6 +54,16 @@ def hunt(defect: Defect, seed: int) -> None:
     assert ran.returncode == FOUND, f"{what}: {defect.title}\n{ran.stdout[-3000:]}"
 
 
+def hunt_in_vain(test: str, seed: int) -> None:
+    ran = run([test], seed)
+    assert ran.returncode == NOT_FOUND, ran.stdout[-3000:]
+
+
+def tests_of(*names: str) -> list[str]:
+    """The tests that find these defects, each once."""
+    return sorted({test for name in names for test in DEFECTS[name].tests})
+
+
 def test_there_are_enough_of_them() -> None:
     assert len(DEFECTS) >= 40
     assert sum(name.startswith("collected_") for name in DEFECTS) >= 12
@@ -71,10 +81,10 @@ def test_it_can_be_put_into_the_code_of_today(defect: Defect) -> None:
 
 
 @pytest.mark.time_limit(LONGEST)
-def test_without_a_defect_nothing_is_found() -> None:
+@pytest.mark.parametrize("test", tests_of(*QUICK))
+def test_without_a_defect_nothing_is_found(test: str) -> None:
     """Else the others would prove nothing."""
-    ran = run(["tests/collect/test_kept_rows.py", "tests/collect/test_reference.py"], 1)
-    assert ran.returncode == NOT_FOUND, ran.stdout[-3000:]
+    hunt_in_vain(test, 1)
 
 
 @pytest.mark.time_limit(LONGEST)
@@ -89,3 +99,11 @@ def test_it_is_found(name: str) -> None:
 @every_defect
 def test_it_is_found_from_wherever_one_begins(defect: Defect, seed: int) -> None:
     hunt(defect, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.time_limit(LONGEST)
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("test", tests_of(*DEFECTS))
+def test_without_a_defect_nothing_is_found_either(test: str, seed: int) -> None:
+    hunt_in_vain(test, seed)
