@@ -255,8 +255,8 @@ class Recovery:
         """
         if self.mode == "raise":
             return None
-        lost = loss.env_ids.tolist()
-        culprits = list(loss.culprits) or lost
+        lost = loss.env_ids[~self.masked[loss.env_ids]].tolist()  # who is masked already has nothing to lose
+        culprits = list(loss.culprits) or loss.env_ids.tolist()
         summary = str(loss.error).partition("\n")[0]
         operation = call or "between calls"
         cause = Failure(culprits[0], operation, summary, "", loss.error)

@@ -118,6 +118,24 @@ def test_an_episode_that_had_ended_is_not_lost(backend: str) -> None:
         assert envs.masked_env_ids == (1,)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_who_is_out_already_loses_nothing_with_its_worker(mode: str) -> None:
+    """Env 1 is masked; some steps later the worker that it shared with env 0 dies."""
+    with vec("async", "raises", faulty("raises"), autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        told = []
+        for k in range(6):
+            if k == 3:
+                envs.reset(env_ids=[0, 2, 3])
+                os.kill(envs.worker_pids[0], signal.SIGKILL)
+            envs.step_send(acts(envs))
+            step = envs.recv()
+            told.append((np.flatnonzero(step.fault).tolist(), step.done[1]))
+        nothing = ([], False)
+        assert told == [nothing, ([1], True), nothing, ([0], False), nothing, nothing]
+        assert [fault.lost_env_ids for fault in envs.faults] == [(1,), (0,)]
+
+
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_first_reset_that_fails_masks(backend: str) -> None:
     with vec(backend, "raises", faulty("raises", "reset", 0)) as envs:

@@ -19,6 +19,7 @@ from marlvec.vector.engine import Engine
 from marlvec.vector.result import VectorStep
 from marlvec.vector.shard import Shard
 from marlvec.vector.vector_env import VectorEnv
+from tests.defects.registry import after
 
 __all__ = ["CANARIES", "Canary"]
 
@@ -31,18 +32,6 @@ def canary(defect: Canary) -> Canary:
     """Keep a defect under its name."""
     CANARIES[defect.__name__] = defect
     return defect
-
-
-def after(patch: pytest.MonkeyPatch, owner: Any, name: str, what: Callable[..., None]) -> None:
-    """Let ``what(result, self, *args)`` follow on a method."""
-    original = getattr(owner, name)
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        what(result, self, *args)
-        return result
-
-    patch.setattr(owner, name, method)
 
 
 @canary

@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import Phase, given, seed, settings
 
-from marlvec.errors import ContractWarning, MarlvecError
+from tests.defects.findings import is_find
 from tests.properties.canaries import CANARIES
 from tests.properties.program import check
 from tests.properties.setups import IN_PROCESS, Setup, setups
 
 EXAMPLES = 400  # a third of what `make test` runs in this process
-
-# What tells of a defect; anything else is a mistake in the canary, in a worker too.
-CAUGHT = (AssertionError, pytest.fail.Exception, MarlvecError, ContractWarning)
-MISTAKES = (AttributeError, NameError, TypeError)
 
 
 class Found(BaseException):
@@ -35,8 +31,8 @@ def found_after(name: str, number: int) -> int | None:
             CANARIES[name](patch)
             try:
                 check(setup)
-            except CAUGHT as error:
-                if isinstance(error.__cause__, MISTAKES):
+            except BaseException as error:
+                if not is_find(error):
                     raise
                 raise Found from error
 

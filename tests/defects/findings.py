@@ -1,0 +1,35 @@
+"""What tells of a defect, and what of a mistake in the defect itself."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from marlvec.errors import ContractWarning, MarlvecError
+
+__all__ = ["is_find"]
+
+CAUGHT = (AssertionError, pytest.fail.Exception, MarlvecError, ContractWarning)
+"""Whatever else a test fails with is a mistake in the defect."""
+
+MISTAKES = (AttributeError, NameError, TypeError)
+"""The same where they have happened in a worker, and an error above tells of them."""
+
+_LAST_FRAME_IS_OURS = re.compile(
+    r'  File "[^"\n]*/tests/(?:defects|properties)/(?:vector|collect|canaries)\.py", line \d+, in .*\n'
+    r"(?:    .*\n)*"  # the line itself, and what Python marks below it
+    rf"(?:{'|'.join(error.__name__ for error in MISTAKES)})\b"
+)
+
+
+def is_find(error: BaseException, said: str = "") -> bool:
+    """Whether a failed test tells of a defect.
+
+    Args:
+        error: What it failed with.
+        said: What it and its workers have written; a worker that ends by an exception writes it there.
+    """
+    if not isinstance(error, CAUGHT) or isinstance(error.__cause__, MISTAKES):
+        return False
+    return not _LAST_FRAME_IS_OURS.search(f"{said}\n{error}")

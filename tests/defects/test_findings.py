@@ -1,0 +1,58 @@
+"""A failure tells of a defect, or of a mistake in it."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from marlvec.errors import ContractError, EnvRaised
+from marlvec.vector.shard import Shard
+from tests.defects.findings import is_find
+from tests.defects.plugin import WRONG
+from tests.defects.registry import DEFECTS
+from tests.defects.test_defects import FOUND, NOT_FOUND, run
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("assert 1 == 2", FOUND),
+        ("assert 1 == 1", NOT_FOUND),
+        ("None.gone", WRONG),
+    ],
+)
+def test_the_exit_code_says_what_it_was(text: str, code: int, tmp_path: Path) -> None:
+    path = tmp_path / "test_one.py"
+    path.write_text(f"def test_one():\n    {text}\n")
+    ran = run([str(path)], 1)
+    assert ran.returncode == code, ran.stdout
+
+
+def test_what_the_tests_and_marlvec_itself_raise_is_a_find() -> None:
+    assert is_find(AssertionError())
+    assert is_find(pytest.fail.Exception())
+    assert is_find(ContractError("rows must keep their order"))
+    assert is_find(EnvRaised("env 0 raised"))
+
+
+def test_a_mistake_in_a_worker_is_none() -> None:
+    error = EnvRaised("env 0 raised")
+    error.__cause__ = AttributeError("no such name")
+    assert not is_find(error)
+
+
+def test_neither_is_one_that_has_ended_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test that sees it die fails in earnest; what the worker wrote says why."""
+    DEFECTS["reward_of_the_step_before"].apply(monkeypatch)
+    try:
+        Shard.revive(SimpleNamespace(), [0])  # type: ignore[arg-type]
+    except AttributeError:
+        said = traceback.format_exc()
+    assert not is_find(AssertionError(), said)
+    deeper = said.replace(
+        "AttributeError", '  File "marlvec/vector/shard.py", line 1, in revive\n    step()\nAttributeError'
+    )
+    assert is_find(AssertionError(), deeper)
