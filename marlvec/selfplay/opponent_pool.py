@@ -22,7 +22,7 @@ from marlvec.errors import ArgumentError
 from marlvec.policies import Policy
 from marlvec.selfplay.leaving import LeavingRule, oldest
 from marlvec.selfplay.opponent import MakePolicy, Opponent
-from marlvec.selfplay.pool_index import INDEX, PoolIndex, make_of
+from marlvec.selfplay.pool_index import INDEX, KINDS, PoolIndex, inside, make_of
 from marlvec.selfplay.snapshot_rules import SnapshotRule
 from marlvec.vector.whole_numbers import whole_number
 
@@ -258,6 +258,7 @@ class OpponentPool(Mapping[str, Opponent]):
         digest = hashlib.sha256(opponent_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         stem = f"{quote(opponent_id, safe='', errors='replace')[:_NAME]}-{digest}.{what}"
         draft = self.folder / f".{stem}.{os.getpid()}.tmp"
+        draft.unlink(missing_ok=True)  # a link there would be followed
         try:
             write(draft)
             content, count = hashlib.sha256(draft.read_bytes()).hexdigest()[:16], 1
@@ -280,6 +281,7 @@ class OpponentPool(Mapping[str, Opponent]):
 
         Raises:
             OSError: It cannot be written.
+            CheckpointError: A link stands where its index would be, and leads out of the folder.
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
@@ -290,9 +292,10 @@ class OpponentPool(Mapping[str, Opponent]):
             for file in opponent.files:
                 if file is not None:
                     draft = target / f".{file.name}.{os.getpid()}.tmp"
+                    draft.unlink(missing_ok=True)  # a link there would be followed
                     shutil.copyfile(file, draft)
                     draft.replace(target / file.name)
-        write_file(target / INDEX, read_file(self.folder / INDEX))
+        write_file(inside(target, INDEX), read_file(self.folder / INDEX))
         _sweep(target)
 
     @classmethod
@@ -317,7 +320,8 @@ class OpponentPool(Mapping[str, Opponent]):
             board: Likewise.
 
         Raises:
-            CheckpointError: There is no pool, or a file is damaged or missing.
+            CheckpointError: There is no pool, a file is damaged or missing, or lies outside the folder. Nothing has
+                changed.
             ArgumentError: Nothing says how to build some of its policies.
         """
         pool = cls.__new__(cls)
@@ -343,7 +347,7 @@ def _sweep(folder: Path) -> None:
     """Remove what a pool left behind that was killed; other files are none of its business."""
     rows = read_file(folder / INDEX)["opponents"]
     known = {name for row in rows for name in row[4]} | {INDEX}
-    for what in ("policy", "agent", "action"):
+    for what in KINDS:
         for file in (*folder.glob(f"*.{what}-*.npz"), *folder.glob(f".*.{what}*.tmp")):
             if file.name not in known:
                 file.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import marlvec
 from marlvec.connectors import ActionPipeline, AgentPipeline, EpsilonGreedy, FrameStack, NormalizeObs, Rows
+from marlvec.connectors.saving import read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
 from marlvec.policies import Policy, PolicyMap, RandomPolicy
 from marlvec.selfplay import (
@@ -369,3 +370,95 @@ def test_strange_ids_have_files_of_their_own(tmp_path: Path) -> None:
         pool.add(name, Net())
     assert list(OpponentPool.load(tmp_path, Net)) == names
     assert len(list(tmp_path.iterdir())) == len(names) + 1
+
+
+# --- an index that lies
+
+
+def bent(folder: Path, name: Any, place: int = 0) -> None:
+    """Have the index in a folder name another file of its first opponent."""
+    data = read_file(folder / pool_index.INDEX)
+    data["opponents"][0][4][place] = name
+    write_file(folder / pool_index.INDEX, data)
+
+
+def other_names(folder: Path, outside: Path) -> list[Any]:
+    own = OpponentPool.load(folder, Net)["a"].files[0].name
+    return [
+        f"../{outside.name}",
+        str(outside),
+        f"../{folder.name}/{own}",
+        f"sub/{own}",
+        f"..\\{own}",
+        "..",
+        ".",
+        "",
+        f"{own}\0",
+        f"{own}\n",
+        pool_index.INDEX,
+        own.replace("policy", "agent"),
+        "notes.npz",
+        7,
+        [own],
+    ]
+
+
+def test_an_index_that_names_files_of_others_is_refused_and_they_stay(tmp_path: Path) -> None:
+    """Whatever it names beside what a pool writes: nothing in or outside the folder is read, changed or removed."""
+    folder, outside = tmp_path / "pool", tmp_path / "precious.policy-0123456789abcdef-1.npz"
+    pool = OpponentPool(Net, folder=folder)
+    for name in "ab":
+        pool.add(name, Net(), agent_connectors=AgentPipeline([]))
+    sound = pool["a"].files[0].name
+    outside.write_bytes(pool["a"].files[0].read_bytes())  # it could be read
+    (folder / "notes.npz").write_bytes(outside.read_bytes())
+    names = [*other_names(folder, outside), pool["b"].files[0].name]  # also one that two would share
+    del pool
+    for name in names:
+        bent(folder, name)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        for call in (OpponentPool.load, read_opponents):
+            with pytest.raises(CheckpointError, match="as a file of opponent") as raised:
+                call(folder, Net)
+            assert raised.value.file == str(folder / pool_index.INDEX)
+            assert repr(name) in str(raised.value)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    bent(folder, sound)
+    bent(folder, "../connectors.npz", place=1)
+    with pytest.raises(CheckpointError, match=r"'../connectors\.npz' as a file of opponent 'a'"):
+        OpponentPool.load(folder, Net)
+
+
+def test_a_link_out_of_a_pools_folder_is_refused_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    folder, other = tmp_path / "pool", tmp_path / "other"
+    pool = OpponentPool(Net, folder=folder)
+    file = pool.add("a", Net()).files[0]
+    del pool
+    outside = file.replace(tmp_path / "outside.npz")
+    file.symlink_to(outside)
+    with pytest.raises(CheckpointError, match="leads out of the pool's folder") as raised:
+        OpponentPool.load(folder, Net)
+    assert raised.value.file == str(file)
+    file.unlink()
+    outside.replace(file)
+    index = (folder / pool_index.INDEX).replace(tmp_path / "index.npz")
+    (folder / pool_index.INDEX).symlink_to(index)
+    content = index.read_bytes()
+    with pytest.raises(CheckpointError, match="leads out of the pool's folder"):
+        OpponentPool.load(folder, Net)
+    other.mkdir()
+    (other / pool_index.INDEX).symlink_to(tmp_path / "nowhere.npz")
+    with pytest.raises(CheckpointError, match="leads out of the pool's folder"):
+        OpponentPool(Net, folder=other)
+    with pytest.raises(CheckpointError, match="leads out of the pool's folder"):
+        OpponentPool(Net).save(other)
+    assert index.read_bytes() == content
+    assert not (tmp_path / "nowhere.npz").exists()
+
+
+def test_a_folder_that_is_a_link_is_a_pools_folder_like_any_other(tmp_path: Path) -> None:
+    OpponentPool(Net, folder=tmp_path / "real").add("a", Net())
+    (tmp_path / "link").symlink_to("real")
+    pool = OpponentPool.load(tmp_path / "link", Net)
+    pool.add("b", Net())
+    assert list(OpponentPool.load(tmp_path / "real", Net)) == ["a", "b"]
