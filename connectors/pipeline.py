@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from reprlib import repr as short
 from time import perf_counter_ns
 from typing import Any, Self, TypeVar
 
@@ -233,7 +234,7 @@ class Pipeline(Chain[P]):
         pipeline = cls(pieces)
         names = config["names"]
         if len(set(names)) != len(pipeline) or not all(type(name) is str for name in names):
-            raise ArgumentError(f"expected a name for each of the {len(pipeline)} connectors, got {names!r}")
+            raise ArgumentError(f"expected a name for each of the {len(pipeline)} connectors, got {short(names)}")
         for stage, name in zip(pipeline._stages, names, strict=True):
             stage.name = name
         return pipeline

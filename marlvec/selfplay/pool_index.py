@@ -75,14 +75,15 @@ class PoolIndex:
             for o in self.opponents.values()
         ]
         rules = [encode(state, "a rule's state") for state in self.rules]
-        write_file(inside(folder, INDEX), {"opponents": rows, "counts": encode(dict(self.counts), "counts"), "rules": rules})
+        counts = encode(dict(self.counts), "counts")
+        write_file(inside(folder, INDEX), {"opponents": rows, "counts": counts, "rules": rules})
 
     @classmethod
     def read(cls, folder: Path, make: MakeOf) -> PoolIndex:
         """Read it.
 
         Raises:
-            CheckpointError: There is none, a file is damaged or missing, or it names one that is none of the pool's own.
+            CheckpointError: There is none, a file is damaged or missing, or it names one that is not the pool's.
             ArgumentError: Nothing says how to build some of its policies.
         """
         path = inside(folder, INDEX)
