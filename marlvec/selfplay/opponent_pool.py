@@ -19,7 +19,7 @@ from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.connectors.config import encode
 from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError
-from marlvec.policies import Policy
+from marlvec.policies import PolicyLike, as_policy
 from marlvec.selfplay.leaving import LeavingRule, oldest
 from marlvec.selfplay.opponent import MakePolicy, Opponent
 from marlvec.selfplay.pool_index import INDEX, KINDS, PoolIndex, inside, make_of
@@ -115,7 +115,7 @@ class OpponentPool(Mapping[str, Opponent]):
     def add(
         self,
         opponent_id: str,
-        policy: Policy,
+        policy: PolicyLike,
         *,
         of: str | None = None,
         step: int = 0,
@@ -127,7 +127,7 @@ class OpponentPool(Mapping[str, Opponent]):
 
         Args:
             opponent_id: Its id, a new one.
-            policy: The policy.
+            policy: The policy, or what may stand for one.
             of: Whose snapshot it is, or what it is; where ``make`` is a dict, a key of it. None: its own id.
             step: When it is taken; should not decrease.
             anchor: Whether it never leaves: a scripted player, say, that everybody is measured by.
@@ -139,8 +139,9 @@ class OpponentPool(Mapping[str, Opponent]):
             SerialisationError: Its state, or a connector, cannot be written to a file. Nothing has changed.
             OSError: The files cannot be written. Nothing has changed.
         """
-        if not isinstance(opponent_id, str) or not isinstance(policy, Policy):
-            raise ArgumentError(f"expected an id and a Policy, got {opponent_id!r} and {policy!r}")
+        if not isinstance(opponent_id, str):
+            raise ArgumentError(f"an opponent's id must be a string, got {opponent_id!r}")
+        policy = as_policy(policy, f"opponent {opponent_id!r}")
         if opponent_id in self._opponents:
             raise ArgumentError(f"there is an opponent {opponent_id!r} already")
         of = opponent_id if of is None else of

@@ -336,7 +336,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         (lambda: OpponentPool.load(tmp_path / "pool", {"other": Net}), ArgumentError, "nothing says how to build"),
         (lambda: pool.add("a", Net(), of="main"), ArgumentError, "there is an opponent 'a' already"),
         (lambda: pool.add("b", Net()), ArgumentError, "nothing says how to build a policy of 'b'"),
-        (lambda: pool.add("b", Net, of="main"), ArgumentError, "expected an id and a Policy"),  # type: ignore[arg-type]
+        (lambda: pool.add("b", Net, of="main"), ArgumentError, "got the class Net: give an instance"),
         (lambda: pool.add("b", Unsaveable(), of="main"), SerialisationError, "the state of 'b'"),
         (lambda: pool["c"], KeyError, "no opponent 'c'; there are"),
         (lambda: pool.remove("c"), KeyError, "no opponent 'c'"),
