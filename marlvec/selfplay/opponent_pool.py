@@ -19,7 +19,7 @@ from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.connectors.config import encode
 from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError
-from marlvec.policies import PolicyLike, as_policy
+from marlvec.policies import ObjectPolicy, Policy, PolicyLike, RandomPolicy, as_policy
 from marlvec.selfplay.leaving import LeavingRule, oldest
 from marlvec.selfplay.opponent import MakePolicy, Opponent
 from marlvec.selfplay.pool_index import INDEX, KINDS, PoolIndex, inside, make_of
@@ -76,6 +76,7 @@ class OpponentPool(Mapping[str, Opponent]):
         board: Scoreboard | None = None,
     ) -> None:
         self._make = make_of(make)
+        self._fitting: list[tuple[MakePolicy, type]] = []  # what was seen to build which kind of policy
         self.capacity = None if capacity is None else _positive(capacity)
         self._leaves, self._when, self._board = leaves, tuple(when), board
         self._opponents: dict[str, Opponent] = {}
@@ -127,7 +128,8 @@ class OpponentPool(Mapping[str, Opponent]):
 
         Args:
             opponent_id: Its id, a new one.
-            policy: The policy, or what may stand for one.
+            policy: The policy, or what may stand for one. ``make`` must be able to build its like; a `RandomPolicy`
+                can always be built.
             of: Whose snapshot it is, or what it is; where ``make`` is a dict, a key of it. None: its own id.
             step: When it is taken; should not decrease.
             anchor: Whether it never leaves: a scripted player, say, that everybody is measured by.
@@ -135,7 +137,8 @@ class OpponentPool(Mapping[str, Opponent]):
             action_connectors: Likewise.
 
         Raises:
-            ArgumentError: The id is taken, or nothing says how to build it.
+            ArgumentError: The id is taken; or nothing says how to build it, or what ``make`` builds does not take its
+                state: says what to give instead. Nothing has changed.
             SerialisationError: Its state, or a connector, cannot be written to a file. Nothing has changed.
             OSError: The files cannot be written. Nothing has changed.
         """
@@ -145,8 +148,9 @@ class OpponentPool(Mapping[str, Opponent]):
         if opponent_id in self._opponents:
             raise ArgumentError(f"there is an opponent {opponent_id!r} already")
         of = opponent_id if of is None else of
-        make = self._make(of)
+        make = RandomPolicy if type(policy) is RandomPolicy else self._make(of)
         state = encode(dict(policy.state_dict()), f"the state of {opponent_id!r}")
+        self._check_make(make, opponent_id, of, policy)
         version = encode(policy.version, "its version")
         files = (
             self._keep(opponent_id, "policy", lambda path: write_file(path, {"version": version, "state": state})),
@@ -226,6 +230,29 @@ class OpponentPool(Mapping[str, Opponent]):
             raise
         self._let_go(gone)
         return gone
+
+    def _check_make(self, make: MakePolicy, opponent_id: str, of: str, policy: Policy) -> None:
+        """See that what is built takes the policy's state, once for each kind: not when it is first to play."""
+        kind = _kind(policy)
+        if make is RandomPolicy or any(make is known and kind is its for known, its in self._fitting):
+            return
+        built = as_policy(make(), f"what {make!r} builds for opponent {opponent_id!r}")
+        reason: object = "it keeps no state that tells the two apart"
+        try:
+            if policy.observation_space is not None and policy.action_space is not None:
+                built.setup(policy.observation_space, policy.action_space, seed=0)
+            state = policy.state_dict()
+            built.load_state_dict(state)
+            fits = bool(state) or _kind(built) is kind
+        except Exception as error:  # whatever its author has it raise
+            fits, reason = False, error
+        if not fits:
+            raise ArgumentError(
+                f"opponent {opponent_id!r} is {policy!r}, and the pool's make builds {built!r} for it, which does not "
+                f"become the same: {reason!s:.300}. Give the pool a dict, make={{{of!r}: <what builds this one>, ...}} "
+                f"with an entry for every `of`"
+            )
+        self._fitting.append((make, kind))
 
     def _too_many(self) -> list[Opponent]:
         leaving: list[Opponent] = []
@@ -328,6 +355,7 @@ class OpponentPool(Mapping[str, Opponent]):
         pool = cls.__new__(cls)
         pool.folder, pool.capacity = Path(folder), None if capacity is None else _positive(capacity)
         pool._make, pool._leaves, pool._when, pool._board = make_of(make), leaves, tuple(when), board
+        pool._fitting = []
         index = PoolIndex.read(pool.folder, pool._make)
         pool._opponents, pool._counts = dict(index.opponents), dict(index.counts)
         if index.rules and len(index.rules) == len(pool._when):
@@ -335,6 +363,10 @@ class OpponentPool(Mapping[str, Opponent]):
                 rule.load_state_dict(state)
         _sweep(pool.folder)
         return pool
+
+
+def _kind(policy: Policy) -> type:
+    return type(policy.wrapped if isinstance(policy, ObjectPolicy) else policy)
 
 
 def _positive(number: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from marlvec.connectors.config import decode, encode
 from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.policies import RandomPolicy
 from marlvec.selfplay.opponent import MakePolicy, Opponent
 
 __all__ = ["INDEX", "KINDS", "MakeOf", "PoolIndex", "inside", "make_of", "read_opponents"]
@@ -57,6 +58,8 @@ class PoolIndex:
         opponents: By id, oldest first.
         counts: Snapshots taken, by whose they are.
         rules: States of the rules for snapshots.
+
+    A `RandomPolicy` needs nobody to say how it is built: the index names those that are.
     """
 
     opponents: Mapping[str, Opponent]
@@ -76,7 +79,9 @@ class PoolIndex:
         ]
         rules = [encode(state, "a rule's state") for state in self.rules]
         counts = encode(dict(self.counts), "counts")
-        write_file(inside(folder, INDEX), {"opponents": rows, "counts": counts, "rules": rules})
+        at_random = [name for name, opponent in self.opponents.items() if opponent.make is RandomPolicy]
+        data = {"opponents": rows, "counts": counts, "rules": rules, "random": at_random}
+        write_file(inside(folder, INDEX), data)
 
     @classmethod
     def read(cls, folder: Path, make: MakeOf) -> PoolIndex:
@@ -93,6 +98,7 @@ class PoolIndex:
         try:
             counts = decode(found["counts"])
             rules = tuple(decode(state) for state in found["rules"])
+            at_random = found.get("random", [])  # an older index names none
             for opponent_id, of, step, anchor, names in found["opponents"]:
                 if not isinstance(opponent_id, str) or opponent_id in opponents:
                     raise ValueError(f"expected an id that no other opponent has, got {opponent_id!r}")
@@ -102,7 +108,8 @@ class PoolIndex:
                 )
                 if policy is None:
                     raise ValueError(f"opponent {opponent_id!r} has no policy")
-                opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, make(of), (policy, agent, action))
+                built_by = RandomPolicy if opponent_id in at_random else make(of)
+                opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, built_by, (policy, agent, action))
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ArgumentError):
                 raise

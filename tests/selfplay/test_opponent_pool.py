@@ -18,7 +18,7 @@ import marlvec
 from marlvec.connectors import ActionPipeline, AgentPipeline, EpsilonGreedy, FrameStack, NormalizeObs, Rows
 from marlvec.connectors.saving import read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
-from marlvec.policies import Policy, PolicyMap, RandomPolicy
+from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy
 from marlvec.selfplay import (
     Every,
     MatchTable,
@@ -269,6 +269,10 @@ def test_who_leaves_the_pool_plays_on_to_the_end_and_then_its_files_go(tmp_path:
         assert not file.exists()
 
 
+class RandomNet(RandomPolicy):
+    """A policy of its own, though it is a random one."""
+
+
 class Full:
     """Writes fail, after so many."""
 
@@ -370,6 +374,61 @@ def test_strange_ids_have_files_of_their_own(tmp_path: Path) -> None:
         pool.add(name, Net())
     assert list(OpponentPool.load(tmp_path, Net)) == names
     assert len(list(tmp_path.iterdir())) == len(names) + 1
+
+
+# --- who cannot be built
+
+
+@pytest.mark.parametrize("make", [Net, {"main": Net}], ids=["function", "dict"])
+def test_a_random_policy_needs_nobody_to_say_how_it_is_built(make: Any, tmp_path: Path) -> None:
+    """Beside snapshots of a learner of another kind; it plays, comes back from the disk, and plays the same."""
+    pool = OpponentPool(make, folder=tmp_path)
+    with marlvec.make(Nim, 4, backend="sync") as envs:
+        collector = marlvec.Collector(envs, {"main": Net()}, seed=0)
+        pool.add("random", RandomPolicy(), anchor=True)
+        pool.snapshot(collector, "main")
+    expected = evaluate_match(pool, Nim, 20, backend="sync")
+    assert {player for game in expected.games for team in game.players for player in team} == {"random", "main_0"}
+    with marlvec.make(Nim, 4, backend="sync") as envs:
+        mapping = SelfPlayMapping(pool, envs.agents, {"main": Uniform()})
+        collector = marlvec.Collector(envs, {"main": Net()}, mapping, seed=0)
+        mapping.update(collector)
+        collector.collect(episodes=20)
+        assert "random" in {name for record in collector.metrics.episodes for name in record.policies}
+    pool.save(tmp_path / "copy")
+    for folder in (tmp_path, tmp_path / "copy"):
+        again = OpponentPool.load(folder, make)
+        assert (list(again), again["random"].anchor) == (["random", "main_0"], True)
+        assert evaluate_match(again, Nim, 20, backend="sync") == expected
+        assert evaluate_match(read_opponents(folder, make), Nim, 20, backend="sync") == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [player(1.0), FunctionPolicy(lambda rows: rows["action_mask"].argmax(axis=1)), RandomNet()],
+    ids=["script", "function", "subclass"],
+)
+def test_what_the_pool_cannot_build_is_refused_when_it_is_added(other: Any, tmp_path: Path) -> None:
+    """Not when it is first to play; nothing has changed then. A dict says how each is built."""
+    built: list[Policy] = []
+
+    def make() -> Policy:
+        built.append(Net())
+        return built[-1]
+
+    pool = OpponentPool(make, folder=tmp_path)
+    pool.add("a", Net())
+    files = sorted(tmp_path.iterdir())
+    with pytest.raises(ArgumentError, match=r"opponent 'other' is .*builds .*Give the pool a dict, make=\{'other': "):
+        pool.add("other", other, anchor=True)
+    assert (list(pool), sorted(tmp_path.iterdir())) == (["a"], files)
+    count = len(built)
+    pool.add("b", Net())
+    assert len(built) == count  # once for each kind
+    both = OpponentPool({"main": make, "rule": lambda: other})
+    both.add("other", other, of="rule", anchor=True)
+    both.add("a", Net(), of="main")
+    assert evaluate_match(both, Nim, 8, backend="sync").lost == 0
 
 
 # --- an index that lies
