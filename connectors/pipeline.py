@@ -49,6 +49,8 @@ class Pipeline(Chain[P]):
         self._agents: tuple[str, ...] = ()
         self._action_space: Space[Any] | None = None
         self._policy_id: str | None = None
+        if not isinstance(pieces, Iterable):
+            raise ArgumentError(f"{type(self).__name__} takes a list of connectors, got {pieces!r:.200}")
         try:
             for piece in pieces:
                 self.append(piece)
