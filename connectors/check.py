@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -140,12 +141,14 @@ def check_connector(
         UnsupportedSpaceError, ArgumentError: The connector refuses ``space``, or all spaces that were tried.
         ArgumentError: An argument is wrong.
     """
-    if num_envs < 2:
-        raise ArgumentError(f"num_envs must be at least 2, got {num_envs}")
+    if not isinstance(num_envs, (int, np.integer)) or num_envs < 2:
+        raise ArgumentError(f"num_envs must be at least 2, got {num_envs!r}")
     if not agents:
         raise ArgumentError("there must be at least one agent")
-    build: Callable[[], Connector] = (lambda: copy.deepcopy(make)) if isinstance(make, Connector) else make
-    piece = build() if callable(build) else build
+    for what, given in (("space", space), ("action_space", action_space)):
+        if given is not None and not isinstance(given, Space):
+            raise ArgumentError(f"{what} must be a Gymnasium space, or None, got {given!r:.200}")
+    build, piece = _maker(make)
     if isinstance(piece, AgentConnector):
         spaces = _OBS
     elif isinstance(piece, ActionConnector):
@@ -155,7 +158,8 @@ def check_connector(
         check_learner(build, obs, action, columns or {}, num_envs, len(agents), seed)  # type: ignore[arg-type]  # builds what `piece` is
         return
     else:
-        raise ArgumentError(f"expected a connector, or a function that makes one, got {piece!r}")
+        whose = "" if piece is make else f", which {make!r:.200} made"
+        raise ArgumentError(f"expected a connector, or a function that makes one, got {piece!r:.200}{whose}")
     refused: list[Exception] = []
     for each in spaces if space is None else (space,):
         try:
@@ -167,6 +171,25 @@ def check_connector(
         if space is None:
             reason.add_note(f"{piece.name} refuses all spaces that were tried; give check_connector(..., space=)")
         raise reason
+
+
+def _maker(make: Connector | Callable[[], Connector]) -> tuple[Callable[[], Connector], Connector]:
+    """What makes a new connector each time, and one that it made."""
+    if isinstance(make, Connector):
+        return lambda: copy.deepcopy(make), make
+    if not callable(make):
+        return make, make
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        name = getattr(make, "__name__", repr(make))
+        raise ArgumentError(
+            f"expected a connector, or a function without arguments that makes one, got {name} ({error}): give an "
+            f"instance, {name}(...)"
+        ) from None
+    except ValueError:
+        pass  # written in C; the call will show
+    return make, make()
 
 
 def _check(

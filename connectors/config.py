@@ -18,7 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
+from reprlib import repr as short  # what is wrong may be large; what is said of it is not
 from typing import Any
 
 import numpy as np
@@ -80,37 +82,61 @@ def decode(data: Any) -> Any:
     """Build the value again that `encode` was given; arrays are copied.
 
     Raises:
-        ArgumentError: This is not what `encode` gives.
+        ArgumentError: This is not what `encode` gives, or nested deeper than Python can follow.
         RegistryError: Nothing is registered under a name in it.
     """
+    try:
+        return _decode(data)
+    except RecursionError as error:
+        raise ArgumentError(f"{short(data)} is nested too deeply for what encode() gives") from error
+
+
+def _decode(data: Any) -> Any:
     if isinstance(data, np.ndarray):
         return data.copy()
     if isinstance(data, list):
-        return [decode(item) for item in data]
+        return [_decode(item) for item in data]
     if not isinstance(data, Mapping):
         return data
     mark = str(next(iter(data), ""))
     if not mark.startswith("$"):
-        return {key: decode(item) for key, item in data.items()}
+        return {key: _decode(item) for key, item in data.items()}
     if mark not in _MARKS:
-        raise ArgumentError(f"expected one of {list(_MARKS)}, got {mark!r}")
+        raise ArgumentError(f"expected one of {list(_MARKS)}, got {short(mark)}")
     try:
         return _MARKS[mark](data[mark], data)
     except MarlvecError:
         raise
-    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
-        raise ArgumentError(f"nothing is written as {data!r}: {error!r}") from error
+    except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError, MemoryError) as error:
+        raise ArgumentError(f"nothing is written as {short(data)}: {error!r:.300}") from error
 
 
+def _dtype(text: Any) -> np.dtype[Any]:
+    """The dtype of this name. numpy's own grammar allows much more, and Python's parser comes with it."""
+    if not isinstance(text, str) or _DTYPE.fullmatch(text) is None:
+        raise ValueError(f"expected a dtype such as '<f4', got {short(text)}")
+    return np.dtype(text)
+
+
+def _scalar(kind: Any, data: Mapping[str, Any]) -> Any:
+    dtype, value = _dtype(kind), _decode(data["value"])
+    if dtype.kind not in "biuf" or not isinstance(value, (bool, int, float)):
+        raise ValueError(f"expected a number and the dtype of one, got {short(value)} and {dtype}")
+    with np.errstate(over="raise"):  # no number was written that does not fit
+        return dtype.type(value)
+
+
+_DTYPE = re.compile(r"[<>|=]?[a-zA-Z?][0-9]{0,10}(\[[0-9]{0,10}[a-zA-Z]{1,2}\])?", re.ASCII)
+_FLOATS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 _MARKS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
-    "$tuple": lambda items, _: tuple(decode(item) for item in items),
-    "$float": lambda text, _: float(text),
-    "$scalar": lambda kind, data: np.dtype(kind).type(decode(data["value"])),
-    "$dtype": lambda kind, _: np.dtype(kind),
-    "$items": lambda pairs, _: {decode(key): decode(item) for key, item in pairs},
+    "$tuple": lambda items, _: tuple(_decode(item) for item in items),
+    "$float": lambda text, _: _FLOATS[text],
+    "$scalar": _scalar,
+    "$dtype": lambda text, _: _dtype(text),
+    "$items": lambda pairs, _: {_decode(key): _decode(item) for key, item in pairs},
     "$function": lambda name, _: FUNCTIONS.find(name),
     "$connector": lambda config, _: CLASSES.find(config["connector"]).from_config(config),
-    "$space": lambda kind, data: make_space(kind, decode(data["args"])),
+    "$space": lambda kind, data: make_space(kind, _decode(data["args"])),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from reprlib import repr as short
 from typing import Any, Self
 
 import numpy as np
@@ -162,14 +163,16 @@ class Connector(ABC):
             Exception: Whatever a constructor raises.
         """
         if not isinstance(config, Mapping) or not isinstance(config.get("connector"), str):
-            raise ArgumentError(f"expected a dict that names its 'connector', as to_config() gives, got {config!r}")
+            raise ArgumentError(
+                f"expected a dict that names its 'connector', as to_config() gives, got {short(config)}"
+            )
         found = CLASSES.find(config["connector"])
         if not issubclass(found, cls):
             raise ArgumentError(f"expected the config of a {cls.__name__}, got that of a {found.__name__}")
         try:
             built: Self = found._from_parts(config)
         except (KeyError, TypeError) as error:
-            raise ArgumentError(f"this is no config of a {found.__name__}: {error!r}") from error
+            raise ArgumentError(f"this is no config of a {found.__name__}: {error!r:.300}") from error
         if "name" in config:
             built.name = str(config["name"])
         return built
@@ -186,8 +189,11 @@ class Connector(ABC):
     @classmethod
     def _from_parts(cls, config: Mapping[str, Any]) -> Self:
         args, signature = decode(config["args"]), inspect.signature(cls)
+        if not isinstance(args, dict):
+            raise TypeError(f"expected a dict of arguments, got {short(args)}")
         if unknown := [name for name in args if name not in signature.parameters]:
-            raise ArgumentError(f"{cls.__name__} takes no {unknown}; its arguments are {list(signature.parameters)}")
+            known = list(signature.parameters)
+            raise ArgumentError(f"{cls.__name__} takes no {short(unknown)}; its arguments are {known}")
         bound = inspect.BoundArguments(signature, args)
         return cls(*bound.args, **bound.kwargs)
 

@@ -61,10 +61,11 @@ class Names(Generic[T]):
         """
         if name in self._things:
             return self._things[name]
-        close = difflib.get_close_matches(name, self._things) if isinstance(name, str) else []
+        close = difflib.get_close_matches(name, self._things) if isinstance(name, str) and len(name) < 200 else []
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise RegistryError(
-            f"no {self.kind} is registered as {name!r}: first import the module that has {self.decorator} over it{hint}"
+            f"no {self.kind} is registered as {name!r:.200}: first import the module that has {self.decorator} over it"
+            f"{hint}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from reprlib import repr as short
 from time import perf_counter_ns
 from typing import Any, Self, TypeVar
 
@@ -48,6 +49,8 @@ class Pipeline(Chain[P]):
         self._agents: tuple[str, ...] = ()
         self._action_space: Space[Any] | None = None
         self._policy_id: str | None = None
+        if not isinstance(pieces, Iterable):
+            raise ArgumentError(f"{type(self).__name__} takes a list of connectors, got {pieces!r:.200}")
         try:
             for piece in pieces:
                 self.append(piece)
@@ -233,7 +236,7 @@ class Pipeline(Chain[P]):
         pipeline = cls(pieces)
         names = config["names"]
         if len(set(names)) != len(pipeline) or not all(type(name) is str for name in names):
-            raise ArgumentError(f"expected a name for each of the {len(pipeline)} connectors, got {names!r}")
+            raise ArgumentError(f"expected a name for each of the {len(pipeline)} connectors, got {short(names)}")
         for stage, name in zip(pipeline._stages, names, strict=True):
             stage.name = name
         return pipeline

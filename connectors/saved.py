@@ -27,7 +27,7 @@ def explained(path: FilePath) -> Iterator[None]:
     except (CheckpointError, RegistryError, MemoryError):
         raise
     except Exception as error:
-        raise CheckpointError(path, f"holds what cannot be built here: {error!r}") from error
+        raise CheckpointError(path, f"holds what cannot be built here: {error!r:.500}") from error
 
 
 @dataclass(frozen=True, slots=True)

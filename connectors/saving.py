@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import stat
 import sys
 import zipfile
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from marlvec.connectors.archive import check_entries, read_entry
 from marlvec.connectors.new_file import FilePath, new_file
 from marlvec.errors import CheckpointError
 
@@ -68,7 +69,7 @@ def read_file(path: FilePath) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError) as error:
-        raise CheckpointError(path, f"does not hold what its end says: {error!r}") from error
+        raise CheckpointError(path, f"does not hold what its end says: {error!r:.300}") from error
     except MemoryError as error:
         raise CheckpointError(path, "does not fit into memory") from error
 
@@ -118,53 +119,26 @@ def _read(path: FilePath, file: BinaryIO) -> dict[str, Any]:
     if _digest(file) != end[2]:
         raise CheckpointError(path, "is damaged: its content does not have the sha256 that its end says")
     with zipfile.ZipFile(file) as archive:
-        entries = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        _check_entries(path, archive.infolist(), size)
-        manifest = json.loads(_array(archive, entries["manifest"]).tobytes(), parse_constant=_no_constant)
-        arrays = {name: _array(archive, info) for name, info in entries.items() if name != "manifest"}
-    asked: set[str] = set()
-    data = _with_arrays(manifest["data"], arrays, asked)
-    if extra := sorted(arrays.keys() - asked):
-        raise CheckpointError(path, f"holds entries that nothing asks for: {extra}")
+        entries = check_entries(path, archive, size)
+        manifest = json.loads(read_entry(archive, entries.pop("manifest")).tobytes(), parse_constant=_no_constant)
+        arrays = {name: read_entry(archive, info) for name, info in entries.items()}
+    data = _with_arrays(manifest["data"], arrays)
+    if arrays:
+        raise CheckpointError(path, f"holds entries that nothing asks for: {short(sorted(arrays))}")
     if not isinstance(data, dict):
         raise CheckpointError(path, f"holds {type(data).__name__}, not a dict")
     return data
 
 
-def _check_entries(path: FilePath, infos: list[zipfile.ZipInfo], size: int) -> None:
-    """Nothing is read of a zip whose entries unpack to more than there is."""
-    for info in infos:
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
-            raise CheckpointError(path, f"holds {info.filename!r} compressed or encrypted")
-    if len({info.filename for info in infos}) < len(infos) or sum(info.file_size for info in infos) > size:
-        raise CheckpointError(path, "holds entries that overlap")
-
-
-def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read one entry, once its header was found to tell the truth; objects, which are pickles, are refused."""
-    with archive.open(info) as entry:
-        version = npy.read_magic(entry)
-        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
-        shape, _, dtype = read_header(entry)
-        if dtype.hasobject:
-            raise ValueError(f"{info.filename} holds Python objects")
-        if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != info.file_size - entry.tell():
-            raise ValueError(f"{info.filename} says {dtype} of {shape}, and has {info.file_size - entry.tell()} bytes")
-        entry.seek(0)
-        array: NDArray[Any] = npy.read_array(entry, allow_pickle=False)
-        return array
-
-
-def _with_arrays(data: Any, arrays: dict[str, NDArray[Any]], asked: set[str]) -> Any:
-    """Put the arrays back where they were."""
+def _with_arrays(data: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Put the arrays back where they were, each once: asked for again and again, few bytes would become many."""
     if isinstance(data, list):
-        return [_with_arrays(item, arrays, asked) for item in data]
+        return [_with_arrays(item, arrays) for item in data]
     if not isinstance(data, dict):
         return data
     if "$array" in data:
-        asked.add(data["$array"])
-        return arrays[data["$array"]]
-    return {key: _with_arrays(item, arrays, asked) for key, item in data.items()}
+        return arrays.pop(data["$array"])
+    return {key: _with_arrays(item, arrays) for key, item in data.items()}
 
 
 def _no_constant(text: str) -> Any:

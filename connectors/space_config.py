@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from reprlib import repr as short
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import Error
 
 from marlvec.errors import ArgumentError, SerialisationError
 from marlvec.spaces import describe_difference
@@ -88,5 +90,5 @@ def make_space(kind: str, arguments: Sequence[Any]) -> spaces.Space[Any]:
     """
     try:
         return _KINDS[_NAMES[kind]].together(*arguments)
-    except (LookupError, TypeError, ValueError, AssertionError, AttributeError, ArithmeticError) as error:
-        raise ArgumentError(f"no {kind} is made of {list(arguments)}: {error!r}") from error
+    except (LookupError, TypeError, ValueError, AssertionError, AttributeError, ArithmeticError, Error) as error:
+        raise ArgumentError(f"no {short(kind)} is made of {short(arguments)}: {error!r:.300}") from error

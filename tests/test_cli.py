@@ -49,6 +49,11 @@ class Needy(Own):
 class Stranger:
     pass
 
+class Plain:
+    def act(self, rows):
+        return left(rows)
+
+plain = Plain()
 instance = RandomPolicy(seed=3)
 number = 3
 '''
@@ -139,7 +144,7 @@ def test_one_chain_for_every_policy() -> None:
     assert cells(printed, "b")[1:4] == ["agent_0", "200", "(n, 36) float32"]
 
 
-@pytest.mark.parametrize("what", ["left", "Own", "instance"])
+@pytest.mark.parametrize("what", ["left", "Own", "instance", "Plain", "plain"])
 def test_what_can_be_a_policy(what: str) -> None:
     assert cells(small("--policy", f"players:{what}"), what)[2] == "600"
     assert cells(small("--policy", f"me={Path.cwd()}/players.py:{what}"), "me")[2] == "600"
@@ -259,8 +264,8 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--policy", "nowhere:b:c"), 2, "cannot import nowhere:b"),
         ((*SPREAD, "--policy", "players.py:nobody"), 2, "players.py has no 'nobody'"),
         ((*SPREAD, "--policy", "other.py:left"), 2, "cannot import other.py"),
-        ((*SPREAD, "--policy", "players.py:number"), 2, "expected a Policy or a function"),
-        ((*SPREAD, "--policy", "players.py:Stranger"), 2, "Stranger does not derive from marlvec.Policy"),
+        ((*SPREAD, "--policy", "players.py:number"), 2, "must be a marlvec Policy, an object with a method act(rows)"),
+        ((*SPREAD, "--policy", "players.py:Stranger"), 2, "Stranger is no policy: it has no method act(rows)"),
         ((*SPREAD, "--policy", "players.py:Needy"), 2, "Needy needs the arguments ['weights']"),
         ((*SPREAD, "--policy", "random", "--policy", "random"), 2, "two policies 'random'"),
         ((*SPREAD, "--policy", "a=random", "--policy", "b=random"), 2, "policy 'b' plays nobody"),

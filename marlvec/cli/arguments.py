@@ -16,7 +16,7 @@ from typing import Any
 import marlvec.connectors as all_connectors
 from marlvec.connectors import AgentConnector, Pipeline
 from marlvec.errors import ArgumentError
-from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
+from marlvec.policies import Policy, RandomPolicy, as_policy
 
 __all__ = ["cast", "connectors", "env_kwargs", "load", "policies", "policy_id"]
 
@@ -90,11 +90,9 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _policy(text: str, found: Any) -> Policy:
-    if isinstance(found, Policy):
-        return found
     if isinstance(found, type):
-        if not issubclass(found, Policy):
-            raise ArgumentError(f"--policy {text}: {found.__name__} does not derive from marlvec.Policy")
+        if not callable(getattr(found, "act", None)):
+            raise ArgumentError(f"--policy {text}: {found.__name__} is no policy: it has no method act(rows)")
         needed = [
             name
             for name, parameter in inspect.signature(found).parameters.items()
@@ -105,12 +103,8 @@ def _policy(text: str, found: Any) -> Policy:
             raise ArgumentError(
                 f"--policy {text}: {found.__name__} needs the arguments {needed}; name an instance instead"
             )
-        return found()
-    if callable(found):
-        return FunctionPolicy(found)
-    raise ArgumentError(
-        f"--policy {text}: expected a Policy or a function from rows to actions, got {type(found).__name__}"
-    )
+        found = found()
+    return as_policy(found, f"--policy {text}: it")
 
 
 def cast(

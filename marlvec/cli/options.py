@@ -38,8 +38,8 @@ Policies = Annotated[
     typer.Option(
         metavar="[ID=]WHAT",
         help="Who acts; may be given several times. WHAT is [b]random[/], MODULE:ATTR or FILE.py:ATTR: a marlvec "
-        "Policy (class or instance), or a function from rows to actions. ID is its name in the table, by default "
-        "ATTR. Without this option all agents act at random.",
+        "Policy, or whatever has a method act(rows) (class or instance), or a function from rows to actions. ID is its "
+        "name in the table, by default ATTR. Without this option all agents act at random.",
     ),
 ]
 Mapping = Annotated[

@@ -36,25 +36,29 @@ def chains(
         return {name: default() for name in policy_ids}
     if isinstance(given, Mapping):
         if unknown := [name for name in given if name not in policy_ids]:
-            raise ArgumentError(f"connectors given for unknown policies {unknown}; the policies are {list(policy_ids)}")
-        found = {name: _chain(kind, given[name]) if name in given else default() for name in policy_ids}
+            raise ArgumentError(
+                f"connectors given for unknown policies {unknown}; the policies are {list(policy_ids)}: name those "
+                f"alone, and give a policy that comes later its connectors in add_policy()"
+            )
+        found = {
+            name: _chain(kind, given[name], f" for policy {name!r}") if name in given else default()
+            for name in policy_ids
+        }
         if len({id(chain) for chain in found.values()}) < len(found):
             raise ArgumentError(
                 "one pipeline was given to two policies; it keeps state per agent, so each needs its own"
             )
         return found
-    chain = _chain(kind, given)
+    chain = _chain(kind, given, ", or a dict of policy id to those")
     if len(policy_ids) == 1:
         return {policy_ids[0]: chain}
     return {name: copy.deepcopy(chain) for name in policy_ids}
 
 
-def _chain(kind: type[P], given: Any) -> P:
+def _chain(kind: type[P], given: Any, where: str) -> P:
     if isinstance(given, kind):
         return given
     if isinstance(given, (list, tuple)):
         return kind(given)
-    raise ArgumentError(
-        f"expected an {kind.__name__} or a list of connectors, or a dict of policy id to those, "
-        f"got {type(given).__name__}"
-    )
+    hint = "; leave it out for the default ones, or give [] for none" if given is None else ""
+    raise ArgumentError(f"expected an {kind.__name__} or a list of connectors{where}, got {given!r:.200}{hint}")

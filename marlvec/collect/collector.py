@@ -25,7 +25,7 @@ from marlvec.collect.metrics import Metrics
 from marlvec.collect.trained import PoliciesToTrain, Trained
 from marlvec.collect.warm_up import WarmUp
 from marlvec.errors import ArgumentError, StateError
-from marlvec.policies import Policy
+from marlvec.policies import PolicyLike
 from marlvec.vector.seeding import check_seed
 from marlvec.vector.vector_env import VectorEnv
 
@@ -57,7 +57,8 @@ class Collector(Gathering):
 
     Args:
         envs: The envs.
-        policies: Policy id to policy; or one policy, which gets the id ``"main"``. A `PolicyMap` is used as it is.
+        policies: Policy id to policy; or one policy, which gets the id ``"main"``. A `PolicyMap` is used as it is. An
+            object with a method ``act(rows)``, or a function of rows, will do for a policy.
         policy_mapping: Who plays whom: a policy id, a dict of agent name to id, or a function
             ``(agent name, episode) -> id``, called once per episode and agent. None: the only policy there is. All
             agents that one policy plays must have the same spaces.
@@ -96,7 +97,7 @@ class Collector(Gathering):
         ContractError: A policy is to play agents of different spaces.
 
     Attributes:
-        envs, policies: As given; policies by id.
+        envs, policies: As given; policies by id, what is none as `marlvec.policies.as_policy` makes one of it.
         agent_connectors, action_connectors, learner_connectors: Pipeline by policy id.
         metrics: Returns, lengths, durations, totals, timers.
     """
@@ -104,7 +105,7 @@ class Collector(Gathering):
     def __init__(
         self,
         envs: VectorEnv,
-        policies: Mapping[str, Policy] | Policy,
+        policies: Mapping[str, PolicyLike] | PolicyLike,
         policy_mapping: PolicyMapping | None = None,
         *,
         agent_connectors: Connectors = None,
@@ -213,7 +214,7 @@ class Collector(Gathering):
 
         Args:
             policy_id: Its id, a new one.
-            policy: The policy; where `policies` is a `PolicyMap`, a function that builds it will do.
+            policy: The policy, or what may stand for one; where `policies` is a `PolicyMap`, a function that builds it.
             like: Id of a policy whose connectors it gets copies of, with all they have learned, and without what they
                 remember of running episodes.
             agent_connectors: Its own chain, instead.

@@ -19,13 +19,14 @@ from marlvec.collect.roles import Role
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Pipeline
 from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, StateError
-from marlvec.policies import Policy, PolicyMap
+from marlvec.policies import Policy, PolicyLike, PolicyMap, as_policy
+from marlvec.policies.policy_map import policy_or_make
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["Chain", "Company", "Connectors", "NewPolicy"]
 
 Chain: TypeAlias = Iterable[Any]
-NewPolicy: TypeAlias = Policy | Callable[[], Policy]
+NewPolicy: TypeAlias = PolicyLike | Callable[[], PolicyLike]
 Connectors: TypeAlias = Chain | Mapping[str, Chain] | None
 """One chain for every policy, or policy id to chain, or None."""
 
@@ -124,10 +125,10 @@ class Company:
                 f"a policy {policy_id!r} was removed and has rows that are still to come: collect them, or choose "
                 f"another id"
             )
-        self._check_policy(policy_id, policy)
+        given = self._policy(policy_id, policy)
         model = None if like is None else self.find(like)
         made = [self._chain(k, policy_id, own[k], model) for k in range(len(_KINDS))]
-        self.policies[policy_id] = policy  # type: ignore[assignment]  # a PolicyMap takes functions, too
+        self.policies[policy_id] = given  # type: ignore[assignment]  # a PolicyMap takes functions, too
         for pipelines, chain in zip(self.pipelines, made, strict=True):
             pipelines[policy_id] = chain
         self.roles.append(self._role(policy_id))
@@ -141,13 +142,14 @@ class Company:
             raise
         self._recast()
 
-    def _check_policy(self, policy_id: str, policy: NewPolicy) -> None:
+    def _policy(self, policy_id: str, given: NewPolicy) -> Policy | Callable[[], PolicyLike]:
+        """What was given, as a policy; a `PolicyMap` takes a function that builds one, too."""
         if isinstance(self.policies, PolicyMap):
-            return  # it checks for itself
-        if not isinstance(policy, Policy):
-            raise ArgumentError(f"policy {policy_id!r} must be a marlvec Policy, got {policy!r}")
+            return policy_or_make(given, policy_id)
+        policy = as_policy(given, f"policy {policy_id!r}")  # type: ignore[arg-type]  # it looks at what it is
         if taken := [name for name, known in self.policies.items() if known is policy]:
             raise ArgumentError(f"this policy object has the id {taken[0]!r} already; each id needs one of its own")
+        return policy
 
     def _chain(self, k: int, policy_id: str, own: Chain | None, model: Role | None) -> Any:
         """One pipeline for a new policy: its own, or a copy of its model's, or as the collector would have made it."""
@@ -171,12 +173,12 @@ class Company:
     def replace(self, policy_id: str, policy: NewPolicy, slot_L: IntArray) -> None:
         """See `Collector.replace_policy`."""
         role = self.find(policy_id)
-        self._check_policy(policy_id, policy)
+        given = self._policy(policy_id, policy)
         number = self._next_number()
-        if isinstance(policy, Policy) and role.group_index >= 0:
-            role.set_up(policy, self._seed(number))
-        self.policies[policy_id] = policy  # type: ignore[assignment]  # a PolicyMap takes functions, too
-        if not isinstance(policy, Policy) and role.group_index >= 0:
+        if isinstance(given, Policy) and role.group_index >= 0:
+            role.set_up(given, self._seed(number))
+        self.policies[policy_id] = given  # type: ignore[assignment]  # a PolicyMap takes functions, too
+        if not isinstance(given, Policy) and role.group_index >= 0:
             role.set_up(role.policy, self._seed(number))
         # Another object, so that an answer of the old policy which a failed call has left behind is not taken for its.
         fresh = self.roles[role.index] = copy.copy(role)
@@ -315,7 +317,7 @@ def _nobody(_: Any) -> Any:
     raise AssertionError("every action was given")  # so no policy is asked
 
 
-def named(policies: Mapping[str, Policy] | Policy) -> MutableMapping[str, Policy]:
+def named(policies: Mapping[str, PolicyLike] | PolicyLike) -> MutableMapping[str, Policy]:
     """Policies by id, as a dict of the collector's own; a `PolicyMap` stays what it is.
 
     Raises:
@@ -323,15 +325,13 @@ def named(policies: Mapping[str, Policy] | Policy) -> MutableMapping[str, Policy
     """
     if isinstance(policies, PolicyMap) and policies:
         return policies
-    found = {"main": policies} if isinstance(policies, Policy) else policies
-    if not isinstance(found, Mapping) or not found:
-        raise ArgumentError(f"policies must be a Policy, or a dict of policy id to Policy, got {found!r}")
-    for name, policy in found.items():
-        if not isinstance(name, str):
-            raise ArgumentError(f"a policy id must be a string, got {name!r}")
-        if not isinstance(policy, Policy):
-            hint = "; wrap a function of rows in FunctionPolicy" if callable(policy) else ""
-            raise ArgumentError(f"policy {name!r} must be a marlvec Policy, got {policy!r}{hint}")
+    if not isinstance(policies, Mapping):
+        return {"main": as_policy(policies, "policies", also=", or a dict of policy id to those")}
+    if not policies:
+        raise ArgumentError("policies must be a policy, or a dict of policy id to policy; got an empty dict")
+    if odd := [name for name in policies if not isinstance(name, str)]:
+        raise ArgumentError(f"a policy id must be a string, got {odd[0]!r}")
+    found = {name: as_policy(policy, f"policy {name!r}") for name, policy in policies.items()}
     if len({id(policy) for policy in found.values()}) < len(found):
         raise ArgumentError("one policy object has two ids; each id needs an object of its own")
-    return dict(found)
+    return found

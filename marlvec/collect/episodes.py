@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 
@@ -79,7 +80,7 @@ class Episodes:
 
     Raises:
         KeyError: The mapping names an unknown policy; lists the known ones.
-        ArgumentError: It names an unknown agent, or misses one.
+        ArgumentError: It names an unknown agent, or misses one; or it is a function of other arguments.
 
     Attributes:
         policy_NA: (N, A) int64, index of the policy that plays each agent in the running episode.
@@ -118,7 +119,9 @@ class Episodes:
         self._function = mapping if callable(mapping) else None
         self._seats_A: list[int] = []  # who plays whom where that is fixed
         self._moved = False  # whether running episodes may be played by others
-        if not callable(mapping):
+        if callable(mapping):
+            _check_arity(mapping)
+        else:
             self._seats_A = self._static(mapping)
             self.policy_NA[:] = self._seats_A
 
@@ -153,7 +156,10 @@ class Episodes:
         try:
             return self._index[policy_id]
         except (KeyError, TypeError):
-            raise KeyError(f"{who} gave the policy id {policy_id!r}; the known ones are {list(self._index)}") from None
+            raise KeyError(
+                f"{who} gave the policy id {policy_id!r}; the known ones are {list(self._index)}: give one of those, "
+                f"or add the other to policies, or by add_policy()"
+            ) from None
 
     def begin(self, env_ids: IntArray, entropy: int) -> bool:
         """Begin an episode in these envs, and ask the mapping function who plays, once per agent in order.
@@ -290,3 +296,17 @@ class Episodes:
             self._number_N[:] = 0
         else:
             self._number_N[self.eps_id_N >= 0] += 1
+
+
+def _check_arity(function: Callable[[str, Episode], str]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # written in C; calling it will show
+        return
+    try:
+        signature.bind("agent", None)
+    except TypeError:
+        raise ArgumentError(
+            f"policy_mapping must be a function of (agent, episode), got {function!r:.200} of {signature}: write "
+            f"lambda agent, episode: ..."
+        ) from None

@@ -277,7 +277,10 @@ class Role:
                 shape = _shape(leaf)
                 if not shape or shape[0] != n:
                     where = f"{name}/{path}" if path else name
-                    raise self._bad(f"was given {n} rows and returned {where!r} of shape {shape}")
+                    raise self._bad(
+                        f"was given {n} rows and returned {where!r} of shape {shape}; expected {n} on the first axis, "
+                        f"one for each row"
+                    )
         if not self.off_policy.knows_columns:
             self.off_policy.learn(extras)
         return actions, extras

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from marlvec.collect.company import Connectors
-from marlvec.policies import Policy
+from marlvec.policies import PolicyLike
 
 __all__ = ["Local"]
 
@@ -22,7 +22,8 @@ class Local:
     there cannot tell from the env's action what the policy had said, and refuses it.
 
     Attributes:
-        policies: Policy id to policy, as the server's collector has them; or one policy, which is ``"main"``.
+        policies: Policy id to policy, as the server's collector has them; or one policy, which is ``"main"``. An
+            object with a method ``act(rows)``, or a function of rows, will do for a policy.
         policy_mapping: A policy id, or agent name to policy id; None: the only policy there is.
         agent_connectors: As a `Collector`'s.
         action_connectors: Likewise.
@@ -31,7 +32,7 @@ class Local:
         seed: Seeds the policies; None: from the operating system.
     """
 
-    policies: Mapping[str, Policy] | Policy
+    policies: Mapping[str, PolicyLike] | PolicyLike
     policy_mapping: str | Mapping[str, str] | None = None
     agent_connectors: Connectors = None
     action_connectors: Connectors = None

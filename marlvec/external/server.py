@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from marlvec.collect import Collector
+from marlvec.collect.company import named
 from marlvec.errors import ArgumentError
 from marlvec.external.door import Door
 from marlvec.external.limits import Limits
 from marlvec.external.vector_env import ExternalVectorEnv
 from marlvec.external.wire.keys import check_token
-from marlvec.policies import Policy
+from marlvec.policies import Policy, PolicyLike
 
 if TYPE_CHECKING:
     from marlvec.external.serving.tally import Tally
@@ -111,7 +112,7 @@ class Server:
         """Number of the newest weights that were published; 0 for none."""
         return int(self._weights.version)
 
-    def publish(self, source: Collector | Mapping[str, Policy] | Policy, version: int | None = None) -> int:
+    def publish(self, source: Collector | Mapping[str, PolicyLike] | PolicyLike, version: int | None = None) -> int:
         """Give clients that decide for themselves what policies have learned until now. Call it between two batches.
 
         Args:
@@ -132,7 +133,7 @@ class Server:
                 content[side] = {name: _learned(chain) for name, chain in getattr(source, side).items()}
             policies: Mapping[str, Policy] = source.policies
         else:
-            policies = {"main": source} if isinstance(source, Policy) else source
+            policies = named(source)
         content["policies"] = {name: dict(policy.state_dict()) for name, policy in policies.items()}
         return int(self._weights.add(content, version))
 

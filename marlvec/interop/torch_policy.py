@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
+from marlvec.collect.batch.sample_batch import SampleBatch
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError
@@ -142,18 +143,18 @@ class TorchPolicy(Policy):
                 leaves[k] = leaves[k].astype(leaf.dtype, copy=False)
         return self._tree.unflatten(leaves), {name: map_tree(_to_numpy, column) for name, column in columns.items()}
 
-    def forward(self, rows: Rows) -> tuple[Distribution, dict[str, Tree]]:
+    def forward(self, rows: Rows | SampleBatch) -> tuple[Distribution, dict[str, Tree]]:
         """What the module makes of rows, with gradients, for a learner's loss; the module's mode is left as it is.
 
         Args:
-            rows: n rows; a batch's columns will do: ``policy.forward(Rows(dict(batch["main"].items())))``.
+            rows: n rows, or a batch: ``policy.forward(batch["main"])``.
 
         Returns:
             The distribution of their actions, and the module's other columns, tensors: ``values``, …
         """
         return self._forward(rows, "row {}".format)
 
-    def values(self, rows: Rows) -> NDArray[Any]:
+    def values(self, rows: Rows | SampleBatch) -> NDArray[Any]:
         """What rows are worth, (n,) floats: a value function for learner connectors such as GAE.
 
         Raises:
@@ -165,7 +166,7 @@ class TorchPolicy(Policy):
             raise ContractError(f"the module of {self!r} gives no 'values', only {['inputs', *columns]}")
         return _to_numpy(columns["values"])
 
-    def probabilities(self, rows: Rows) -> NDArray[Any]:
+    def probabilities(self, rows: Rows | SampleBatch) -> NDArray[Any]:
         """How likely each action is, for n rows: (n, k) floats; what is masked has 0.
 
         Raises:
@@ -179,7 +180,7 @@ class TorchPolicy(Policy):
             every = [torch.full((len(rows),), first + i, device=self.device) for i in range(k)]
             return _to_numpy(torch.stack([distribution.logp(action).exp() for action in every], dim=1))
 
-    def _forward(self, rows: Rows, where: Callable[[int], str]) -> tuple[Distribution, dict[str, Tree]]:
+    def _forward(self, rows: Rows | SampleBatch, where: Callable[[int], str]) -> tuple[Distribution, dict[str, Tree]]:
         if self._make is None:
             raise StateError("this TorchPolicy does not know its action space: call setup() first, or use a Collector")
         dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
@@ -206,8 +207,7 @@ class TorchPolicy(Policy):
             raise ContractError(f"the module of {self!r} gave NaN as 'inputs', first for {where(row)}")
         if "values" in columns:
             columns["values"] = self._one_number(columns["values"], len(rows))
-        mask = rows.columns.get("action_mask")
-        return self._make(inputs, None if mask is None else tensor(mask)), columns
+        return self._make(inputs, tensor(rows["action_mask"]) if "action_mask" in rows else None), columns
 
     def _one_number(self, values: Any, n: int) -> Any:
         """Values as (n,)."""

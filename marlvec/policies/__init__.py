@@ -5,23 +5,27 @@ connectors, and gives actions as they are before the action connectors.
 """
 
 from marlvec.policies.checkpoint import PolicyCheckpoint, load_policy, save_policy
-from marlvec.policies.function import FunctionPolicy
+from marlvec.policies.function import Acts, FunctionPolicy, ObjectPolicy, PolicyLike, as_policy
 from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
 from marlvec.policies.policy_map import PolicyMap
 from marlvec.policies.random import RandomPolicy
 from marlvec.policies.scripted import Memory, Script, ScriptedPolicy
 
 __all__ = [
+    "Acts",
     "FunctionPolicy",
     "Memory",
+    "ObjectPolicy",
     "Policy",
     "PolicyCheckpoint",
+    "PolicyLike",
     "PolicyMap",
     "PolicyOutput",
     "PolicyState",
     "RandomPolicy",
     "Script",
     "ScriptedPolicy",
+    "as_policy",
     "load_policy",
     "save_policy",
 ]

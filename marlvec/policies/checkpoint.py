@@ -74,4 +74,4 @@ def load_policy(path: FilePath) -> PolicyCheckpoint:
             data["version"], data["state"], data.get("agent_connectors"), data.get("action_connectors")
         )
     except (KeyError, MarlvecError) as error:
-        raise CheckpointError(path, f"holds no policy: {error!r}") from error
+        raise CheckpointError(path, f"holds no policy: {error!r:.300}") from error

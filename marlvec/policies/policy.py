@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gymnasium.spaces import Space
@@ -12,7 +14,7 @@ from marlvec.connectors.rows import Rows
 from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError
 
-__all__ = ["Policy", "PolicyOutput", "PolicyState"]
+__all__ = ["Policy", "PolicyOutput", "PolicyState", "takes_explore"]
 
 PolicyOutput = Tree | tuple[Tree, Mapping[str, Tree]]
 """Actions (n, …), a tree in the shape of the action space; or those and a dict of further columns (n, …)."""
@@ -21,8 +23,19 @@ PolicyState = dict[str, Any]
 """What a policy has learned and remembers: numbers, texts, arrays, and dicts, lists and tuples of those."""
 
 
+def takes_explore(act: Callable[..., Any]) -> bool:
+    """Whether an ``act`` may be told to explore; one that just takes rows need not be."""
+    try:
+        parameters = inspect.signature(act).parameters.values()
+    except (ValueError, TypeError):  # of a function written in C
+        return False
+    return any(p.kind is p.VAR_KEYWORD or (p.name == "explore" and p.kind is not p.POSITIONAL_ONLY) for p in parameters)
+
+
 class Policy(ABC):
     """Chooses actions for rows.
+
+    A subclass may leave out ``explore`` where it makes no difference: ``def act(self, rows)``.
 
     Attributes:
         version: Number of the weights in use; every row collected carries the one it was decided with.
@@ -33,6 +46,12 @@ class Policy(ABC):
     version: int = 0
     observation_space: Space[Any] | None = None
     action_space: Space[Any] | None = None
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        act = cls.__dict__.get("act")
+        if inspect.isfunction(act) and not takes_explore(act):
+            cls.act = _for_rows_alone(act)  # type: ignore[method-assign]  # which all callers may tell to explore
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
         """Learn the spaces. Called once by the collector, before the first `act`.
@@ -85,3 +104,11 @@ class Policy(ABC):
                 f"a {type(self).__name__} keeps no state and got {list(state)}: override state_dict() and "
                 f"load_state_dict() together"
             )
+
+
+def _for_rows_alone(act: Callable[..., PolicyOutput]) -> Callable[..., PolicyOutput]:
+    @functools.wraps(act)
+    def whatever(self: Policy, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        return act(self, rows)
+
+    return whatever

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import inspect
 import os
 import shutil
 import tempfile
@@ -22,12 +23,13 @@ from gymnasium.spaces import Space
 from marlvec.connectors.config import decode, encode
 from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, ResourceError
+from marlvec.policies.function import PolicyLike, as_policy
 from marlvec.policies.policy import Policy
 from marlvec.vector.whole_numbers import whole_number
 
-__all__ = ["PolicyMap"]
+__all__ = ["PolicyMap", "policy_or_make"]
 
-Make = Callable[[], Policy]
+Make = Callable[[], PolicyLike]
 _NAME = 60  # characters of an id that its file's name shows
 
 
@@ -67,7 +69,8 @@ class PolicyMap(MutableMapping[str, Policy]):
         marlvec.Collector(envs, policies, mapping)
 
     Args:
-        policies: Policy id to a policy, or to a function without arguments that builds one.
+        policies: Policy id to a policy, or to a function without arguments that builds one. What may stand for a
+            policy, may here, too: see `marlvec.policies.as_policy`.
         capacity: How many of the built ones may be in memory; at least 1.
         folder: Where a folder of its own for the files is made; None: where temporary files go.
 
@@ -81,7 +84,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     """
 
     def __init__(
-        self, policies: Mapping[str, Policy | Make] | None = None, *, capacity: int, folder: FilePath | None = None
+        self, policies: Mapping[str, PolicyLike | Make] | None = None, *, capacity: int, folder: FilePath | None = None
     ) -> None:
         number = whole_number(capacity)
         if number is None or number < 1:
@@ -117,18 +120,15 @@ class PolicyMap(MutableMapping[str, Policy]):
             self._drop_file(entry)
             return policy
 
-    def __setitem__(self, policy_id: str, policy: Policy | Make) -> None:
+    def __setitem__(self, policy_id: str, policy: PolicyLike | Make) -> None:
         """Add a policy, or put another one in its place; as the constructor takes it."""
         if not isinstance(policy_id, str):
             raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
-        if not isinstance(policy, Policy) and not callable(policy):
-            raise ArgumentError(
-                f"expected a Policy as {policy_id!r}, or a function without arguments that builds one, got {policy!r}"
-            )
+        given = policy_or_make(policy, policy_id)
         with self._lock:
             if policy_id in self._entries:
                 self._forget(policy_id)
-            self._entries[policy_id] = policy if isinstance(policy, Policy) else _Entry(policy)
+            self._entries[policy_id] = given if isinstance(given, Policy) else _Entry(given)
 
     def __delitem__(self, policy_id: str) -> None:
         with self._lock:
@@ -213,9 +213,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def _build(self, policy_id: str, entry: _Entry) -> Policy:
         found = None if entry.file is None else read_file(entry.file)
-        policy = entry.make()
-        if not isinstance(policy, Policy):
-            raise ArgumentError(f"the function of policy {policy_id!r} built no Policy, but {policy!r}")
+        policy = as_policy(entry.make(), f"what the function of policy {policy_id!r} built")
         if found is None:
             return policy
         if entry.spaces is not None:
@@ -229,6 +227,24 @@ class PolicyMap(MutableMapping[str, Policy]):
         except KeyError as error:
             raise CheckpointError(str(entry.file), f"holds no policy: {error!r}") from error
         return policy
+
+
+def policy_or_make(given: PolicyLike | Make, policy_id: str) -> Policy | Make:
+    """Tell a policy, or what stands for one, from a function that builds one: that needs no arguments.
+
+    Raises:
+        ArgumentError: It is neither.
+    """
+    if isinstance(given, type) or (callable(given) and not callable(getattr(given, "act", None))):
+        try:
+            inspect.signature(given).bind()
+        except TypeError:
+            pass  # a function of rows, say
+        except ValueError:  # written in C; building will show
+            return given  # type: ignore[return-value]  # it is called without arguments
+        else:
+            return given  # type: ignore[return-value]  # likewise
+    return as_policy(given, f"policy {policy_id!r}")  # type: ignore[arg-type]  # it looks at what it is
 
 
 def _file_name(policy_id: str) -> str:

@@ -18,7 +18,7 @@ from marlvec.collect.chains import chains
 from marlvec.collect.metrics import EpisodeRecord
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import ArgumentError, StateError
-from marlvec.policies import Policy
+from marlvec.policies import Policy, PolicyLike, as_policy
 from marlvec.registry import EnvLike, make
 from marlvec.selfplay.game import Game, ScoreFunction, game_of
 from marlvec.selfplay.guest import Guest
@@ -34,7 +34,7 @@ __all__ = ["evaluate_match"]
 
 
 def evaluate_match(
-    policies: Mapping[str, Policy | Opponent],
+    policies: Mapping[str, PolicyLike | Opponent],
     env: EnvLike | Sequence[EnvLike] | VectorEnv,
     games: int,
     *,
@@ -64,8 +64,8 @@ def evaluate_match(
     state that they came with.
 
     Args:
-        policies: Policy id to a policy, or to an opponent of a pool, which has its own connectors. A whole
-            `OpponentPool` will do.
+        policies: Policy id to a policy (an object with a method ``act(rows)``, or a function of rows, will do), or to
+            an opponent of a pool, which has its own connectors. A whole `OpponentPool` will do.
         env: What to build, as for `marlvec.make`; or a `VectorEnv`, which is reset, and left open.
         games: How many games.
         num_envs: In how many envs at once; fewer where there are fewer games.
@@ -181,15 +181,16 @@ class _Match(Callback):
 
 
 def _company(
-    policies: Mapping[str, Policy | Opponent], agent_connectors: Any, action_connectors: Any
+    policies: Mapping[str, PolicyLike | Opponent], agent_connectors: Any, action_connectors: Any
 ) -> tuple[dict[str, Policy], dict[str, AgentPipeline], dict[str, ActionPipeline]]:
     """All policies, with copies of their connectors."""
     own: dict[str, Policy] = {}
     for name, policy in policies.items():
-        if not isinstance(policy, (Policy, Opponent)):
-            raise ArgumentError(f"policy {name!r} must be a marlvec Policy or an Opponent, got {policy!r}")
-        own[name] = policy.policy() if isinstance(policy, Opponent) else Guest(name, policy)
-    plain = [name for name, policy in policies.items() if isinstance(policy, Policy)]
+        if isinstance(policy, Opponent):
+            own[name] = policy.policy()
+        else:
+            own[name] = Guest(name, as_policy(policy, f"policy {name!r}", also=", or an Opponent"))
+    plain = [name for name, policy in policies.items() if not isinstance(policy, Opponent)]
     before = chains(AgentPipeline, copy.deepcopy(agent_connectors), plain, AgentPipeline.default)
     behind = chains(ActionPipeline, copy.deepcopy(action_connectors), plain, ActionPipeline.default)
     for name, policy in policies.items():

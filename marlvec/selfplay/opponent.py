@@ -14,12 +14,12 @@ from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
 from marlvec.connectors.config import decode
 from marlvec.connectors.saving import read_file
 from marlvec.errors import ArgumentError, CheckpointError, StateError
-from marlvec.policies import Policy
+from marlvec.policies import Policy, PolicyLike, as_policy
 from marlvec.policies.policy import PolicyOutput, PolicyState
 
 __all__ = ["FrozenPolicy", "MakePolicy", "Opponent"]
 
-MakePolicy = Callable[[], Policy]
+MakePolicy = Callable[[], PolicyLike]
 """Builds a policy as it was at first: all that differs between two of a kind is in their state."""
 
 
@@ -103,9 +103,7 @@ class FrozenPolicy(Policy):
         """
         name, make = self._opponent.opponent_id, self._opponent.make
         state, version = self._opponent.read()
-        inner = make()
-        if not isinstance(inner, Policy):
-            raise ArgumentError(f"the function that builds opponent {name!r} built no Policy, but {inner!r}")
+        inner = as_policy(make(), f"what {make!r} builds for opponent {name!r}")
         inner.setup(observation_space, action_space, seed=seed)
         try:
             inner.load_state_dict(state)

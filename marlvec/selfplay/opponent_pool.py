@@ -19,10 +19,10 @@ from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.connectors.config import encode
 from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError
-from marlvec.policies import Policy
+from marlvec.policies import ObjectPolicy, Policy, PolicyLike, RandomPolicy, as_policy
 from marlvec.selfplay.leaving import LeavingRule, oldest
 from marlvec.selfplay.opponent import MakePolicy, Opponent
-from marlvec.selfplay.pool_index import INDEX, PoolIndex, make_of
+from marlvec.selfplay.pool_index import INDEX, KINDS, PoolIndex, inside, make_of
 from marlvec.selfplay.snapshot_rules import SnapshotRule
 from marlvec.vector.whole_numbers import whole_number
 
@@ -76,6 +76,7 @@ class OpponentPool(Mapping[str, Opponent]):
         board: Scoreboard | None = None,
     ) -> None:
         self._make = make_of(make)
+        self._fitting: list[tuple[MakePolicy, type]] = []  # what was seen to build which kind of policy
         self.capacity = None if capacity is None else _positive(capacity)
         self._leaves, self._when, self._board = leaves, tuple(when), board
         self._opponents: dict[str, Opponent] = {}
@@ -115,7 +116,7 @@ class OpponentPool(Mapping[str, Opponent]):
     def add(
         self,
         opponent_id: str,
-        policy: Policy,
+        policy: PolicyLike,
         *,
         of: str | None = None,
         step: int = 0,
@@ -127,7 +128,8 @@ class OpponentPool(Mapping[str, Opponent]):
 
         Args:
             opponent_id: Its id, a new one.
-            policy: The policy.
+            policy: The policy, or what may stand for one. ``make`` must be able to build its like; a `RandomPolicy`
+                can always be built.
             of: Whose snapshot it is, or what it is; where ``make`` is a dict, a key of it. None: its own id.
             step: When it is taken; should not decrease.
             anchor: Whether it never leaves: a scripted player, say, that everybody is measured by.
@@ -135,17 +137,20 @@ class OpponentPool(Mapping[str, Opponent]):
             action_connectors: Likewise.
 
         Raises:
-            ArgumentError: The id is taken, or nothing says how to build it.
+            ArgumentError: The id is taken; or nothing says how to build it, or what ``make`` builds does not take its
+                state: says what to give instead. Nothing has changed.
             SerialisationError: Its state, or a connector, cannot be written to a file. Nothing has changed.
             OSError: The files cannot be written. Nothing has changed.
         """
-        if not isinstance(opponent_id, str) or not isinstance(policy, Policy):
-            raise ArgumentError(f"expected an id and a Policy, got {opponent_id!r} and {policy!r}")
+        if not isinstance(opponent_id, str):
+            raise ArgumentError(f"an opponent's id must be a string, got {opponent_id!r}")
+        policy = as_policy(policy, f"opponent {opponent_id!r}")
         if opponent_id in self._opponents:
             raise ArgumentError(f"there is an opponent {opponent_id!r} already")
         of = opponent_id if of is None else of
-        make = self._make(of)
+        make = RandomPolicy if type(policy) is RandomPolicy else self._make(of)
         state = encode(dict(policy.state_dict()), f"the state of {opponent_id!r}")
+        self._check_make(make, opponent_id, of, policy)
         version = encode(policy.version, "its version")
         files = (
             self._keep(opponent_id, "policy", lambda path: write_file(path, {"version": version, "state": state})),
@@ -226,6 +231,29 @@ class OpponentPool(Mapping[str, Opponent]):
         self._let_go(gone)
         return gone
 
+    def _check_make(self, make: MakePolicy, opponent_id: str, of: str, policy: Policy) -> None:
+        """See that what is built takes the policy's state, once for each kind: not when it is first to play."""
+        kind = _kind(policy)
+        if make is RandomPolicy or any(make is known and kind is its for known, its in self._fitting):
+            return
+        built = as_policy(make(), f"what {make!r} builds for opponent {opponent_id!r}")
+        reason: object = "it keeps no state that tells the two apart"
+        try:
+            if policy.observation_space is not None and policy.action_space is not None:
+                built.setup(policy.observation_space, policy.action_space, seed=0)
+            state = policy.state_dict()
+            built.load_state_dict(state)
+            fits = bool(state) or _kind(built) is kind
+        except Exception as error:  # whatever its author has it raise
+            fits, reason = False, error
+        if not fits:
+            raise ArgumentError(
+                f"opponent {opponent_id!r} is {policy!r}, and the pool's make builds {built!r} for it, which does not "
+                f"become the same: {reason!s:.300}. Give the pool a dict, make={{{of!r}: <what builds this one>, ...}} "
+                f"with an entry for every `of`"
+            )
+        self._fitting.append((make, kind))
+
     def _too_many(self) -> list[Opponent]:
         leaving: list[Opponent] = []
         while self.capacity is not None:
@@ -258,6 +286,7 @@ class OpponentPool(Mapping[str, Opponent]):
         digest = hashlib.sha256(opponent_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         stem = f"{quote(opponent_id, safe='', errors='replace')[:_NAME]}-{digest}.{what}"
         draft = self.folder / f".{stem}.{os.getpid()}.tmp"
+        draft.unlink(missing_ok=True)  # a link there would be followed
         try:
             write(draft)
             content, count = hashlib.sha256(draft.read_bytes()).hexdigest()[:16], 1
@@ -280,6 +309,7 @@ class OpponentPool(Mapping[str, Opponent]):
 
         Raises:
             OSError: It cannot be written.
+            CheckpointError: A link stands where its index would be, and leads out of the folder.
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
@@ -290,9 +320,10 @@ class OpponentPool(Mapping[str, Opponent]):
             for file in opponent.files:
                 if file is not None:
                     draft = target / f".{file.name}.{os.getpid()}.tmp"
+                    draft.unlink(missing_ok=True)  # a link there would be followed
                     shutil.copyfile(file, draft)
                     draft.replace(target / file.name)
-        write_file(target / INDEX, read_file(self.folder / INDEX))
+        write_file(inside(target, INDEX), read_file(self.folder / INDEX))
         _sweep(target)
 
     @classmethod
@@ -317,12 +348,14 @@ class OpponentPool(Mapping[str, Opponent]):
             board: Likewise.
 
         Raises:
-            CheckpointError: There is no pool, or a file is damaged or missing.
+            CheckpointError: There is no pool, a file is damaged or missing, or lies outside the folder. Nothing has
+                changed.
             ArgumentError: Nothing says how to build some of its policies.
         """
         pool = cls.__new__(cls)
         pool.folder, pool.capacity = Path(folder), None if capacity is None else _positive(capacity)
         pool._make, pool._leaves, pool._when, pool._board = make_of(make), leaves, tuple(when), board
+        pool._fitting = []
         index = PoolIndex.read(pool.folder, pool._make)
         pool._opponents, pool._counts = dict(index.opponents), dict(index.counts)
         if index.rules and len(index.rules) == len(pool._when):
@@ -330,6 +363,10 @@ class OpponentPool(Mapping[str, Opponent]):
                 rule.load_state_dict(state)
         _sweep(pool.folder)
         return pool
+
+
+def _kind(policy: Policy) -> type:
+    return type(policy.wrapped if isinstance(policy, ObjectPolicy) else policy)
 
 
 def _positive(number: int) -> int:
@@ -343,7 +380,7 @@ def _sweep(folder: Path) -> None:
     """Remove what a pool left behind that was killed; other files are none of its business."""
     rows = read_file(folder / INDEX)["opponents"]
     known = {name for row in rows for name in row[4]} | {INDEX}
-    for what in ("policy", "agent", "action"):
+    for what in KINDS:
         for file in (*folder.glob(f"*.{what}-*.npz"), *folder.glob(f".*.{what}*.tmp")):
             if file.name not in known:
                 file.unlink(missing_ok=True)

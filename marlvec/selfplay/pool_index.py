@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import Any
 from marlvec.connectors.config import decode, encode
 from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.policies import RandomPolicy
 from marlvec.selfplay.opponent import MakePolicy, Opponent
 
-__all__ = ["INDEX", "MakeOf", "PoolIndex", "make_of", "read_opponents"]
+__all__ = ["INDEX", "KINDS", "MakeOf", "PoolIndex", "inside", "make_of", "read_opponents"]
 
 INDEX = "pool.npz"
+KINDS = ("policy", "agent", "action")
+"""What an opponent's files hold, in their order, as their names say."""
+
+_NAME = re.compile(rf"[\w.~%-]+\.({'|'.join(KINDS)})-[0-9a-f]{{16}}-[0-9]+\.npz", re.ASCII)
 
 MakeOf = Callable[[str], MakePolicy]
 """From whose snapshot an opponent is to what builds such a policy."""
@@ -52,6 +58,8 @@ class PoolIndex:
         opponents: By id, oldest first.
         counts: Snapshots taken, by whose they are.
         rules: States of the rules for snapshots.
+
+    A `RandomPolicy` needs nobody to say how it is built: the index names those that are.
     """
 
     opponents: Mapping[str, Opponent]
@@ -63,33 +71,45 @@ class PoolIndex:
 
         Raises:
             OSError: It cannot be written; an old one is as it was.
+            CheckpointError: A link stands in its place, and leads out of the folder.
         """
         rows = [
             [o.opponent_id, o.of, o.step, o.anchor, [None if file is None else file.name for file in o.files]]
             for o in self.opponents.values()
         ]
         rules = [encode(state, "a rule's state") for state in self.rules]
-        write_file(folder / INDEX, {"opponents": rows, "counts": encode(dict(self.counts), "counts"), "rules": rules})
+        counts = encode(dict(self.counts), "counts")
+        at_random = [name for name, opponent in self.opponents.items() if opponent.make is RandomPolicy]
+        data = {"opponents": rows, "counts": counts, "rules": rules, "random": at_random}
+        write_file(inside(folder, INDEX), data)
 
     @classmethod
     def read(cls, folder: Path, make: MakeOf) -> PoolIndex:
         """Read it.
 
         Raises:
-            CheckpointError: There is none, or a file is damaged or missing.
+            CheckpointError: There is none, a file is damaged or missing, or it names one that is not the pool's.
             ArgumentError: Nothing says how to build some of its policies.
         """
-        path = folder / INDEX
+        path = inside(folder, INDEX)
         found = read_file(path)
-        opponents = {}
+        opponents: dict[str, Opponent] = {}
+        known: set[str] = set()
         try:
             counts = decode(found["counts"])
             rules = tuple(decode(state) for state in found["rules"])
+            at_random = found.get("random", [])  # an older index names none
             for opponent_id, of, step, anchor, names in found["opponents"]:
-                policy, agent, action = (None if name is None else folder / name for name in names)
+                if not isinstance(opponent_id, str) or opponent_id in opponents:
+                    raise ValueError(f"expected an id that no other opponent has, got {opponent_id!r}")
+                policy, agent, action = (
+                    None if name is None else _own_file(path, opponent_id, kind, name, known)
+                    for kind, name in zip(KINDS, names, strict=True)
+                )
                 if policy is None:
                     raise ValueError(f"opponent {opponent_id!r} has no policy")
-                opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, make(of), (policy, agent, action))
+                built_by = RandomPolicy if opponent_id in at_random else make(of)
+                opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, built_by, (policy, agent, action))
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ArgumentError):
                 raise
@@ -99,6 +119,31 @@ class PoolIndex:
                 if file is not None:
                     read_file(file)  # to see that it is there, and sound
         return cls(opponents, counts, rules)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The file of this name in a folder.
+
+    Raises:
+        CheckpointError: It is a link that leads out of the folder.
+    """
+    path = folder / name
+    if path.is_symlink() and path.resolve().parent != folder.resolve():
+        raise CheckpointError(path, f"is a link that leads out of the pool's folder, to {path.resolve()}: remove it")
+    return path
+
+
+def _own_file(index: Path, opponent_id: str, kind: str, name: Any, known: set[str]) -> Path:
+    """The file that an index names, if it can be one that a pool has written: it is read, and one day removed."""
+    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None or match[1] != kind or name in known:
+        raise CheckpointError(
+            index,
+            f"names {name!r} as a file of opponent {opponent_id!r}; expected NAME.{kind}-DIGEST-NUMBER.npz in the "
+            f"pool's own folder, which no other opponent has: use a pool that OpponentPool has written",
+        )
+    known.add(name)
+    return inside(index.parent, name)
 
 
 def read_opponents(folder: FilePath, make: MakePolicy | Mapping[str, MakePolicy]) -> dict[str, Opponent]:
@@ -114,7 +159,7 @@ def read_opponents(folder: FilePath, make: MakePolicy | Mapping[str, MakePolicy]
         Opponent id to opponent, oldest first.
 
     Raises:
-        CheckpointError: There is no pool, or a file is damaged or missing.
+        CheckpointError: There is no pool, a file is damaged or missing, or lies outside the folder.
         ArgumentError: Nothing says how to build some of its policies.
     """
     return dict(PoolIndex.read(Path(folder), make_of(make)).opponents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.collect.batch.outlines import ArrayNames
 from marlvec.connectors.trees import Tree, tree_leaves
 from marlvec.errors import ArgumentError, CheckpointError, MissingExtraError, SerialisationError
+from tests.bombs import MB, deflated, peak_of
 from tests.dying import DYING
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -228,7 +230,7 @@ def test_an_entry_that_holds_more_than_it_says_is_told(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(bad, "w") as new:
         for name in old.namelist():
             new.writestr(name, old.read(name).replace(b"(4,)", b"(3,)"))
-    with pytest.raises(CheckpointError, match="x holds more than its header says"):
+    with pytest.raises(CheckpointError, match=r"x\.npy says int64 of \(3,\), and has 32 bytes"):
         SampleBatch.load(bad)
 
 
@@ -242,11 +244,71 @@ def test_a_pickle_in_a_file_is_not_opened(tmp_path: Path) -> None:
     with np.load(path) as entries:
         arrays = dict(entries)
     np.savez(path, allow_pickle=True, **(arrays | {"rewards": np.array([Trap()], object)}))
-    with pytest.raises(CheckpointError, match="Object arrays cannot be loaded"):
+    with pytest.raises(CheckpointError, match=r"rewards\.npy holds Python objects"):
         SampleBatch.load(path)
     assert not (tmp_path / "sprung").exists()
     with zipfile.ZipFile(path) as archive:
         assert "rewards.npy" in archive.namelist()
+
+
+def npy_of(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def packed(entries: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def manifest(columns: list[Any]) -> bytes:
+    about = {"format": 1, "kind": "SampleBatch", "batches": [["", columns]]}
+    return npy_of(np.frombuffer(json.dumps(about).encode(), np.uint8))
+
+
+@pytest.mark.fault("H11")
+def test_a_small_file_never_takes_much_memory(tmp_path: Path) -> None:
+    """What a file says of itself is checked before it is believed: nothing is inflated, or asked for on its word."""
+    own = {"manifest.npy": manifest([["x", "x"]])}
+    inflated = deflated(own, "x")
+    at = inflated.rindex(b"PK\x01\x02")
+    little = inflated[at : at + 10] + bytes(2) + inflated[at + 12 : at + 20] + (200).to_bytes(4, "little") * 2
+    again = manifest([["x", {"tuple": ["x"] * 20_000}]])
+    bombs = {
+        "deflated": inflated,
+        "a directory that says little": inflated[:at] + little + inflated[at + 28 :],
+        "one array many times": packed({"manifest.npy": again, "x.npy": npy_of(np.zeros(400_000, np.int8))}),
+        "a long header": packed({**own, "x.npy": b"\x93NUMPY\x02\x00" + b"\xff\xff\xff\x0f" + b" " * 400_000}),
+        "a header that says much": packed({**own, "x.npy": npy_of(np.zeros(1)).replace(b"(1,), } ", b"(9**9,)}")}),
+        "a shape that says much": packed({**own, "x.npy": npy_of(np.zeros(1)).replace(b"(1,), }   ", b"(999999,)}")}),
+        "a dtype that is Python": packed({**own, "x.npy": npy_of(np.zeros(1)).replace(b"'<f8', ", b"'f4,,',")}),
+        "an absolute name": packed({**own, "/x.npy": npy_of(np.zeros(1))}),
+    }
+    bad = tmp_path / "bad.npz"
+    for name, content in bombs.items():
+        bad.write_bytes(content)
+        assert peak_of(lambda: refuse(bad)) < 50 * MB, name
+
+
+def refuse(path: Path) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        SampleBatch.load(path)
+    assert raised.value.file == str(path)
+    assert len(str(raised.value)) < 2000
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    sample().save(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("rewards.npy", npy_of(np.zeros(4)))
+    with pytest.raises(CheckpointError, match="two of one name"):
+        SampleBatch.load(path)
 
 
 # --- crashes

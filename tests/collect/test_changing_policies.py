@@ -288,7 +288,7 @@ def test_a_policy_may_be_replaced_between_two_rows() -> None:
         with pytest.raises(ArgumentError, match="has the id 'main' already"):
             collector.replace_policy("main", collector.policies["main"])
         with pytest.raises(ArgumentError, match="must be a marlvec Policy"):
-            collector.replace_policy("main", len)  # type: ignore[arg-type]  # on purpose
+            collector.replace_policy("main", EchoPolicy)
 
 
 def test_an_answer_that_a_failed_call_has_left_behind_is_not_the_new_policys() -> None:
@@ -348,7 +348,7 @@ def test_an_added_policy_plays_whom_the_mapping_gives_it() -> None:
             (("a", Player("x")), ArgumentError, "there is a policy 'a' already"),
             ((3, Player("x")), ArgumentError, "must be a string"),
             (("c", collector.policies["a"]), ArgumentError, "has the id 'a' already"),
-            (("c", len), ArgumentError, "must be a marlvec Policy"),
+            (("c", Player), ArgumentError, "must be a marlvec Policy.* got the class Player: give an instance"),
         ):
             with pytest.raises(error, match=message):
                 collector.add_policy(*given)  # type: ignore[arg-type]  # on purpose

@@ -137,7 +137,8 @@ def test_wrong_constructor_arguments_are_refused() -> None:
             (policy, {"window": 0}, "window"),
             ({}, {}, "policies must be"),
             ("random", {}, "policies must be"),
-            ({"main": lambda rows: 0}, {}, "wrap a function of rows in FunctionPolicy"),
+            ({"main": RandomPolicy}, {}, r"got the class RandomPolicy: give an instance of it, RandomPolicy\(\.\.\.\)"),
+            ({"main": lambda: policy}, {}, "call it, if it builds a policy"),
             ({3: policy}, {}, "must be a string"),
             ({"a": policy, "b": policy}, {"policy_mapping": "a"}, "two ids"),
         ]

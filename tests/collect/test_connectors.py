@@ -18,6 +18,7 @@ from marlvec.connectors import (
     FilterRows,
     FlattenObs,
     FrameStack,
+    LearnerPipeline,
     NormalizeObs,
     RepeatActions,
     RnnState,
@@ -214,6 +215,29 @@ def test_a_chain_is_copied_for_each_policy_and_may_be_given_for_each() -> None:
             collector(FlattenObs())
         with pytest.raises(ArgumentError, match="AgentConnector"):
             collector([lambda rows: rows])
+
+
+@pytest.mark.parametrize("side", ["agent_connectors", "action_connectors", "learner_connectors"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"x": None}, r"unknown policies \['x'\]; the policies are \['main'\]: name those alone"),
+        ({"x": []}, r"unknown policies \['x'\]"),
+        ({"main": None}, "for policy 'main', got None; leave it out for the default ones, or give .* for none"),
+        ({"main": 3}, "Pipeline or a list of connectors for policy 'main', got 3"),
+        (3, "Pipeline or a list of connectors, or a dict of policy id to those, got 3"),
+        ([None], "Pipeline takes .*Connectors, got None"),
+        ({"main": [None]}, "Pipeline takes .*Connectors, got None"),
+    ],
+    ids=str,
+)
+def test_connectors_that_are_none_are_one_class_of_error(side: str, given: Any, message: str) -> None:
+    with sync("parallel", 1, 1) as envs:
+        with pytest.raises(ArgumentError, match=message):
+            Collector(envs, RandomPolicy(), **{side: given})
+        for kind in (AgentPipeline, ActionPipeline, LearnerPipeline):
+            with pytest.raises(ArgumentError, match="takes a list of connectors, got None"):
+                kind(None)  # type: ignore[arg-type]  # on purpose
 
 
 class Dropping(AgentConnector):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,3 +196,21 @@ def test_what_is_no_mapping_is_refused() -> None:
                 Collector(envs, duo(), mapping)  # type: ignore[arg-type]  # on purpose
         with pytest.raises(ArgumentError, match="say who plays whom"):
             Collector(envs, duo())
+
+
+def test_a_mapping_function_of_other_arguments_is_refused_before_anything_is_played() -> None:
+    wrong: list[tuple[Any, str]] = [
+        (lambda agent: "left", r"got <function .*> of \(agent\): write lambda agent, episode"),
+        (lambda: "left", r"of \(\)"),
+        (lambda agent, episode, worker: "left", r"of \(agent, episode, worker\)"),
+        (lambda agent, *, episode: "left", r"of \(agent, \*, episode\)"),
+    ]
+    with sync("parallel", 1, 2) as envs:
+        for mapping, message in wrong:
+            with pytest.raises(ArgumentError, match=f"policy_mapping must be a function of .agent, episode.*{message}"):
+                Collector(envs, duo(), mapping)
+        for right in (lambda *_: "left", lambda a, e, **more: "left", lambda a, e=None: "left", {}.setdefault):
+            Collector(envs, duo(), right, seed=0)
+        collector = Collector(envs, duo(), lambda *_: "nobody")
+        with pytest.raises(KeyError, match=r"'nobody'; the known ones are .*: give one of those, or add the other"):
+            collector.collect(env_steps=1)

@@ -52,7 +52,7 @@ class OnDevice:
 
 
 BAD: list[tuple[Any, Callable[[Rows], Any], str]] = [
-    (Discrete(5), lambda rows: np.zeros(len(rows) - 1, int), r"given 4 rows.*shape \(3,\)"),
+    (Discrete(5), lambda rows: np.zeros(len(rows) - 1, int), r"given 4 rows.*shape \(3,\); expected 4 on the"),
     (Discrete(5), lambda rows: np.zeros((1, len(rows)), int), r"given 4 rows.*shape \(1, 4\)"),
     (Discrete(5), lambda rows: np.zeros((len(rows), 2), int), r"shape \(4, 2\)"),
     (Discrete(5), lambda rows: np.zeros(len(rows)), "float64"),

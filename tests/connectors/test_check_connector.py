@@ -282,3 +282,27 @@ def test_arguments_that_are_wrong() -> None:
     for what in (3, lambda: 3):
         with pytest.raises(ArgumentError, match="expected a connector, or a function that makes one, got 3"):
             check_connector(what)  # type: ignore[arg-type]  # that is what is wrong
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (None, {}, "a connector, or a function that makes one, got None"),
+        ({"x": None}, {}, r"got \{'x': None\}"),
+        ([None], {}, r"got \[None\]"),
+        (lambda: None, {}, "got None, which <function .* made"),
+        (
+            FrameStack,
+            {},
+            r"got FrameStack \(missing a required argument: 'k'\): give an instance, FrameStack\(\.\.\.\)",
+        ),
+        (FrameStack(2), {"space": 3}, "space must be a Gymnasium space, or None, got 3"),
+        (FrameStack(2), {"action_space": int}, "action_space must be a Gymnasium space"),
+        (FrameStack(2), {"num_envs": None}, "num_envs must be at least 2, got None"),
+        (FrameStack(2), {"columns": {"x": None}}, "column 'x': expected a space or a function of rows"),
+    ],
+)
+def test_what_is_no_connector_is_an_argument_error(make: Any, options: dict[str, Any], message: str) -> None:
+    """The class of error that a Collector has for connectors that are none."""
+    with pytest.raises(ArgumentError, match=message):
+        check_connector(make, **options)

@@ -183,12 +183,50 @@ def test_a_space_that_is_more_than_its_arguments_is_not_written_down() -> None:
         {"$space": "Box"},
         {"$space": "Discrete", "args": [-1, 0, {"$dtype": "<i8"}]},
         {"$space": [], "args": []},
+        {"$space": "MultiBinary", "args": [3, "seed"]},
+        {"$connector": {"connector": "FrameStack", "args": [1]}},
     ],
     ids=str,
 )
 def test_data_that_nothing_gave_is_refused(data: Any) -> None:
     with pytest.raises((ArgumentError, RegistryError)):
         decode([data])
+
+
+HOSTILE = ["f4,,", "(((", "(" * 10**6, "i4," * 10**5, "(1000000000,)f4", "9" * 10**6, "\0", "V2000000000,f4", "x=1", ""]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:15])
+def test_a_hostile_text_is_a_typed_error_of_bounded_size(text: str) -> None:
+    """Of a dtype, a number, a name and a space; numpy's grammar of dtypes goes to Python's parser."""
+    cases: list[Any] = [
+        {"$dtype": text},
+        {"$scalar": text, "value": 1},
+        {"$scalar": "|V2000000000", "value": 1},
+        {"$scalar": "<f4", "value": text},
+        {"$scalar": "<f4", "value": 1e300},
+        {"$float": text},
+        {"$function": text + "?"},
+        {"$space": text, "args": [text]},
+        {"$space": "Box", "args": [text, text, {"$dtype": text}]},
+        {"$connector": {"connector": text + "?", "args": {}}},
+        {"$connector": {"connector": "FrameStack", "args": {text + "?": 1}}},
+        {f"${text}": text},
+    ]
+    for data in cases:
+        with pytest.raises((ArgumentError, RegistryError)) as raised:
+            decode(data)
+        assert len(str(raised.value)) < 2000
+
+
+def test_what_is_nested_too_deeply_is_a_typed_error() -> None:
+    lists: Any = []
+    tuples: Any = {"$tuple": []}
+    for _ in range(10**5):
+        lists, tuples = [lists], {"$tuple": [tuples]}
+    for data in (lists, tuples, {"$connector": {"connector": "FrameStack", "args": {"k": lists}}}):
+        with pytest.raises(ArgumentError, match="nested too deeply"):
+            decode(data)
 
 
 def test_data_is_said_in_lines_that_differ_where_it_does() -> None:

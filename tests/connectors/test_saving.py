@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 
 from marlvec.connectors.saving import read_file, write_file
 from marlvec.errors import CheckpointError, MarlvecError
+from tests.bombs import MB, deflated, peak_of
 from tests.connectors.samples import same_tree
 from tests.dying import DYING
 
@@ -339,8 +340,10 @@ def test_names_that_point_elsewhere_write_nothing(file: Path, tmp_path: Path) ->
     folder = tmp_path / "inner"
     folder.mkdir()
     before = sorted(tmp_path.rglob("*"))
-    entries = {**entries_of(file), "../../slip.npy": npy_of(1), str(tmp_path / "slip.npy"): npy_of(2)}
+    entries = {**entries_of(file), "../../slip.npy": npy_of(1)}
     refused(folder / "bad.npz", packed(entries), "holds entries that nothing asks for")
+    entries = {**entries_of(file), str(tmp_path / "slip.npy"): npy_of(2)}
+    refused(folder / "bad.npz", packed(entries), r"slip\.npy'; expected arrays, NAME\.npy, of relative names")
     assert sorted(tmp_path.rglob("*")) == sorted([*before, folder / "bad.npz"])
 
 
@@ -348,3 +351,80 @@ def test_the_error_survives_a_trip_to_another_process() -> None:
     error = pickle.loads(pickle.dumps(CheckpointError(Path("a/b.npz"), "is damaged")))
     assert (str(error), error.file, error.reason) == ("a/b.npz is damaged", "a/b.npz", "is damaged")
     assert isinstance(error, MarlvecError)
+
+
+# --- more than there is: each of these is a file of at most a megabyte that says, or would make, a gigabyte or more
+
+
+def with_sizes(content: bytes, name: str, size: int) -> bytes:
+    """Have the directory at the end of a zip say that an entry, stored as it is, has so many bytes; the digest too."""
+    at = content.rindex(b"PK\x01\x02", 0, content.rindex(name.encode()))
+    entry = bytearray(content[at : at + 46])
+    entry[10:12] = bytes(2)  # stored
+    entry[20:28] = size.to_bytes(4, "little") * 2
+    content = (content[:at] + bytes(entry) + content[at + 46 :])[:-64]
+    return content + hashlib.sha256(content).hexdigest().encode()
+
+
+def bombs(file: Path) -> dict[str, bytes]:
+    own = entries_of(file)
+    text = b'{"data": {"a": ' + b"[" * 300_000 + b"]" * 300_000 + b"}}"
+    again = '{"data": {"a": [' + ",".join(['{"$array": "array_0"}'] * 20_000) + "]}}"
+    long_header = b"\x93NUMPY\x02\x00" + (400_000).to_bytes(4, "little") + b" " * 400_000
+    array_0 = own.pop("array_0.npy")
+    inflated = deflated(own, "array_0", b"marlvec connectors, format 0001, sha256 " + b"0" * 64)[:-64]
+    inflated += hashlib.sha256(inflated).hexdigest().encode()
+    own["array_0.npy"] = array_0
+    return {
+        "deflated": inflated,
+        "a directory that says little": with_sizes(inflated, "array_0.npy", 128),
+        "a directory that says much": with_sizes(packed(own), "array_0.npy", 2**31),
+        "one array many times": packed(
+            {**own, "array_0.npy": npy_of(np.zeros(400_000, np.int8)), "manifest.npy": manifest(again)}
+        ),
+        "a long header": packed({**own, "array_0.npy": long_header}),
+        "a header deep in brackets": packed(
+            {**own, "array_0.npy": b"\x93NUMPY\x01\x00\x10\x27" + b"(" * 10_000 + bytes(9)}
+        ),
+        "a dtype that is Python": packed(
+            {
+                **own,
+                "array_0.npy": npy_of(np.zeros(1, "<f8")).replace(b"'<f8'", b"'f4,,'", 1).replace(b"  \n", b" \n", 1),
+            }
+        ),
+        "a text deep in brackets": packed({**own, "manifest.npy": manifest(text.decode())}),
+    }
+
+
+@pytest.mark.fault("H11")
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_small_file_never_takes_much_memory(file: Path, tmp_path: Path) -> None:
+    """What a file says of itself is checked before it is believed: nothing is inflated, or asked for on its word."""
+    from marlvec.connectors import AgentPipeline
+    from marlvec.policies import load_policy
+
+    bad = tmp_path / "bad.npz"
+    for name, content in bombs(file).items():
+        bad.write_bytes(content)
+        for read in (read_file, load_policy, AgentPipeline.load):
+            assert peak_of(lambda read=read: refuse(read, bad)) < 50 * MB, name  # type: ignore[misc]  # bound at once
+
+
+def refuse(read: Callable[[Path], object], path: Path) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        read(path)
+    assert raised.value.file == str(path)
+    assert len(str(raised.value)) < 2000
+
+
+@pytest.mark.fault("H11")
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_entries_of_one_name_are_refused(file: Path, tmp_path: Path) -> None:
+    file_of_two = io.BytesIO()
+    with zipfile.ZipFile(file_of_two, "w") as archive:
+        for name, content in [*entries_of(file).items(), ("array_0.npy", npy_of(np.ones(3)))]:
+            archive.writestr(name, content)
+        archive.comment = b"marlvec connectors, format 0001, sha256 " + b"0" * 64
+    content = file_of_two.getvalue()[:-64]
+    content += hashlib.sha256(content).hexdigest().encode()
+    refused(tmp_path / "bad.npz", content, "two of one name")

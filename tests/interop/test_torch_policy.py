@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
+import marlvec
 from marlvec.collect import Collector
 from marlvec.connectors import GeneralAdvantageEstimation, RnnState, Rows
 from marlvec.envs.testing import SampledEnv
@@ -19,6 +20,7 @@ from marlvec.errors import ArgumentError, ContractError, MissingExtraError, Stat
 from marlvec.policies import PolicyMap, RandomPolicy
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import sync
+from tests.selfplay.nim import Nim
 
 OBS = Box(-1, 1, (3,), np.float32)
 HIDE_TORCH = "import sys; sys.modules['torch'] = None; import marlvec.interop.torch_policy"
@@ -264,6 +266,42 @@ def test_values_and_other_columns_are_in_the_batch_and_feed_gae() -> None:
     loss = -distribution.logp(torch.tensor(batch["actions"])).mean()
     loss.backward()
     assert policy.module.net.weight.grad is not None
+    gradient = policy.module.net.weight.grad.clone()
+    policy.module.zero_grad()
+    distribution, columns = policy.forward(batch)  # the batch itself
+    (-distribution.logp(torch.tensor(batch["actions"])).mean()).backward()
+    assert torch.equal(policy.module.net.weight.grad, gradient)
+    np.testing.assert_array_equal(policy.values(batch), policy.values(Rows(dict(batch.items()))))
+    assert policy.probabilities(batch).shape == (60, 4)
+
+
+def test_a_batch_brings_its_masks_and_states_to_forward() -> None:
+    """From whole episodes: what was not allowed has no probability, and is no part of the gradient."""
+
+    class Remembers(torch.nn.Module):  # type: ignore[misc,name-defined]  # likewise
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(2, 3)
+
+        def forward(self, obs: Any, state: Any) -> Any:
+            return {"inputs": self.net(obs) + state, "state_out": state + 1}
+
+    from marlvec.interop.torch_policy import TorchPolicy
+
+    with marlvec.make(Nim, 3, backend="sync") as envs:
+        chain = [RnnState(np.zeros(1, np.float32))]
+        collector = Collector(
+            envs, TorchPolicy(Remembers()), agent_connectors=chain, batch_mode="complete", count_by="env_steps", seed=0
+        )
+        policy: Any = collector.policies["main"]
+        batch = collector.collect(episodes=9)["main"]
+    assert not batch.action_mask.all()
+    distribution, _ = policy.forward(batch)
+    logp = distribution.logp(torch.tensor(batch["actions"]))
+    np.testing.assert_allclose(logp.detach(), batch["logp"], rtol=1e-5)
+    assert ((policy.probabilities(batch) == 0) == ~batch.action_mask).all()
+    logp.sum().backward()
+    assert torch.isfinite(policy.module.net.weight.grad).all()
 
 
 @pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import marlvec
 from marlvec.connectors import ActionPipeline, AgentPipeline, EpsilonGreedy, FrameStack, NormalizeObs, Rows
+from marlvec.connectors.saving import read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
-from marlvec.policies import Policy, PolicyMap, RandomPolicy
+from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy
 from marlvec.selfplay import (
     Every,
     MatchTable,
@@ -268,6 +269,10 @@ def test_who_leaves_the_pool_plays_on_to_the_end_and_then_its_files_go(tmp_path:
         assert not file.exists()
 
 
+class RandomNet(RandomPolicy):
+    """A policy of its own, though it is a random one."""
+
+
 class Full:
     """Writes fail, after so many."""
 
@@ -335,7 +340,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         (lambda: OpponentPool.load(tmp_path / "pool", {"other": Net}), ArgumentError, "nothing says how to build"),
         (lambda: pool.add("a", Net(), of="main"), ArgumentError, "there is an opponent 'a' already"),
         (lambda: pool.add("b", Net()), ArgumentError, "nothing says how to build a policy of 'b'"),
-        (lambda: pool.add("b", Net, of="main"), ArgumentError, "expected an id and a Policy"),  # type: ignore[arg-type]
+        (lambda: pool.add("b", Net, of="main"), ArgumentError, "got the class Net: give an instance"),
         (lambda: pool.add("b", Unsaveable(), of="main"), SerialisationError, "the state of 'b'"),
         (lambda: pool["c"], KeyError, "no opponent 'c'; there are"),
         (lambda: pool.remove("c"), KeyError, "no opponent 'c'"),
@@ -369,3 +374,150 @@ def test_strange_ids_have_files_of_their_own(tmp_path: Path) -> None:
         pool.add(name, Net())
     assert list(OpponentPool.load(tmp_path, Net)) == names
     assert len(list(tmp_path.iterdir())) == len(names) + 1
+
+
+# --- who cannot be built
+
+
+@pytest.mark.parametrize("make", [Net, {"main": Net}], ids=["function", "dict"])
+def test_a_random_policy_needs_nobody_to_say_how_it_is_built(make: Any, tmp_path: Path) -> None:
+    """Beside snapshots of a learner of another kind; it plays, comes back from the disk, and plays the same."""
+    pool = OpponentPool(make, folder=tmp_path)
+    with marlvec.make(Nim, 4, backend="sync") as envs:
+        collector = marlvec.Collector(envs, {"main": Net()}, seed=0)
+        pool.add("random", RandomPolicy(), anchor=True)
+        pool.snapshot(collector, "main")
+    expected = evaluate_match(pool, Nim, 20, backend="sync")
+    assert {player for game in expected.games for team in game.players for player in team} == {"random", "main_0"}
+    with marlvec.make(Nim, 4, backend="sync") as envs:
+        mapping = SelfPlayMapping(pool, envs.agents, {"main": Uniform()})
+        collector = marlvec.Collector(envs, {"main": Net()}, mapping, seed=0)
+        mapping.update(collector)
+        collector.collect(episodes=20)
+        assert "random" in {name for record in collector.metrics.episodes for name in record.policies}
+    pool.save(tmp_path / "copy")
+    for folder in (tmp_path, tmp_path / "copy"):
+        again = OpponentPool.load(folder, make)
+        assert (list(again), again["random"].anchor) == (["random", "main_0"], True)
+        assert evaluate_match(again, Nim, 20, backend="sync") == expected
+        assert evaluate_match(read_opponents(folder, make), Nim, 20, backend="sync") == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [player(1.0), FunctionPolicy(lambda rows: rows["action_mask"].argmax(axis=1)), RandomNet()],
+    ids=["script", "function", "subclass"],
+)
+def test_what_the_pool_cannot_build_is_refused_when_it_is_added(other: Any, tmp_path: Path) -> None:
+    """Not when it is first to play; nothing has changed then. A dict says how each is built."""
+    built: list[Policy] = []
+
+    def make() -> Policy:
+        built.append(Net())
+        return built[-1]
+
+    pool = OpponentPool(make, folder=tmp_path)
+    pool.add("a", Net())
+    files = sorted(tmp_path.iterdir())
+    with pytest.raises(ArgumentError, match=r"opponent 'other' is .*builds .*Give the pool a dict, make=\{'other': "):
+        pool.add("other", other, anchor=True)
+    assert (list(pool), sorted(tmp_path.iterdir())) == (["a"], files)
+    count = len(built)
+    pool.add("b", Net())
+    assert len(built) == count  # once for each kind
+    both = OpponentPool({"main": make, "rule": lambda: other})
+    both.add("other", other, of="rule", anchor=True)
+    both.add("a", Net(), of="main")
+    assert evaluate_match(both, Nim, 8, backend="sync").lost == 0
+
+
+# --- an index that lies
+
+
+def bent(folder: Path, name: Any, place: int = 0) -> None:
+    """Have the index in a folder name another file of its first opponent."""
+    data = read_file(folder / pool_index.INDEX)
+    data["opponents"][0][4][place] = name
+    write_file(folder / pool_index.INDEX, data)
+
+
+def other_names(folder: Path, outside: Path) -> list[Any]:
+    own = OpponentPool.load(folder, Net)["a"].files[0].name
+    return [
+        f"../{outside.name}",
+        str(outside),
+        f"../{folder.name}/{own}",
+        f"sub/{own}",
+        f"..\\{own}",
+        "..",
+        ".",
+        "",
+        f"{own}\0",
+        f"{own}\n",
+        pool_index.INDEX,
+        own.replace("policy", "agent"),
+        "notes.npz",
+        7,
+        [own],
+    ]
+
+
+def test_an_index_that_names_files_of_others_is_refused_and_they_stay(tmp_path: Path) -> None:
+    """Whatever it names beside what a pool writes: nothing in or outside the folder is read, changed or removed."""
+    folder, outside = tmp_path / "pool", tmp_path / "precious.policy-0123456789abcdef-1.npz"
+    pool = OpponentPool(Net, folder=folder)
+    for name in "ab":
+        pool.add(name, Net(), agent_connectors=AgentPipeline([]))
+    sound = pool["a"].files[0].name
+    outside.write_bytes(pool["a"].files[0].read_bytes())  # it could be read
+    (folder / "notes.npz").write_bytes(outside.read_bytes())
+    names = [*other_names(folder, outside), pool["b"].files[0].name]  # also one that two would share
+    del pool
+    for name in names:
+        bent(folder, name)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        for call in (OpponentPool.load, read_opponents):
+            with pytest.raises(CheckpointError, match="as a file of opponent") as raised:
+                call(folder, Net)
+            assert raised.value.file == str(folder / pool_index.INDEX)
+            assert repr(name) in str(raised.value)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    bent(folder, sound)
+    bent(folder, "../connectors.npz", place=1)
+    with pytest.raises(CheckpointError, match=r"'../connectors\.npz' as a file of opponent 'a'"):
+        OpponentPool.load(folder, Net)
+
+
+def test_a_link_out_of_a_pools_folder_is_refused_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    folder, other = tmp_path / "pool", tmp_path / "other"
+    pool = OpponentPool(Net, folder=folder)
+    file = pool.add("a", Net()).files[0]
+    del pool
+    outside = file.replace(tmp_path / "outside.npz")
+    file.symlink_to(outside)
+    with pytest.raises(CheckpointError, match="leads out of the pool's folder") as raised:
+        OpponentPool.load(folder, Net)
+    assert raised.value.file == str(file)
+    file.unlink()
+    outside.replace(file)
+    index = (folder / pool_index.INDEX).replace(tmp_path / "index.npz")
+    (folder / pool_index.INDEX).symlink_to(index)
+    content = index.read_bytes()
+    with pytest.raises(CheckpointError, match="leads out of the pool's folder"):
+        OpponentPool.load(folder, Net)
+    other.mkdir()
+    (other / pool_index.INDEX).symlink_to(tmp_path / "nowhere.npz")
+    with pytest.raises(CheckpointError, match="leads out of the pool's folder"):
+        OpponentPool(Net, folder=other)
+    with pytest.raises(CheckpointError, match="leads out of the pool's folder"):
+        OpponentPool(Net).save(other)
+    assert index.read_bytes() == content
+    assert not (tmp_path / "nowhere.npz").exists()
+
+
+def test_a_folder_that_is_a_link_is_a_pools_folder_like_any_other(tmp_path: Path) -> None:
+    OpponentPool(Net, folder=tmp_path / "real").add("a", Net())
+    (tmp_path / "link").symlink_to("real")
+    pool = OpponentPool.load(tmp_path / "link", Net)
+    pool.add("b", Net())
+    assert list(OpponentPool.load(tmp_path / "real", Net)) == ["a", "b"]

@@ -2,12 +2,14 @@
 
 Every array is an entry named after its column, policies first: ``learner/obs/camera``. The entry ``manifest`` holds
 JSON as bytes: the format, marlvec's version, what kind of batch it is, its counts, and how the arrays make its columns.
-A zip has a checksum of each entry, and all of them are looked at.
+A zip has a checksum of each entry, and all of them are looked at. Entries are not compressed, and a file in which one
+is, is refused: so a batch takes no more memory than its file has bytes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 import zipfile
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from marlvec.collect.batch.leaves import named_leaves
 from marlvec.collect.batch.outlines import ArrayNames, outline_columns, read_columns
 from marlvec.connectors.action.to_numpy import to_array
+from marlvec.connectors.archive import check_entries, read_entry
 from marlvec.connectors.new_file import FilePath, new_file
 from marlvec.connectors.trees import Tree
 from marlvec.errors import CheckpointError, SerialisationError
@@ -68,22 +71,24 @@ def read_npz(path: FilePath, kind: str) -> tuple[dict[str, dict[str, Tree]], dic
     """Batches and facts that `write_npz` wrote.
 
     Raises:
-        CheckpointError: There is no such file, or it is damaged, of another kind, or of a newer format.
+        CheckpointError: There is no such file, or it is damaged, compressed, of another kind, or of a newer format.
     """
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise CheckpointError(path, "is not a file")
-        with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(_array(archive, "manifest").tobytes())
+        with Path(path).open("rb") as file, zipfile.ZipFile(file) as archive:
+            entries = check_entries(path, archive, os.fstat(file.fileno()).st_size)
+            manifest = json.loads(read_entry(archive, entries.pop("manifest")).tobytes())
             _check_manifest(path, manifest, kind)
             batches = {
-                str(policy): read_columns(outline, lambda name: _array(archive, name))
+                # Each array once: asked for again and again, few bytes would become many.
+                str(policy): read_columns(outline, lambda name: read_entry(archive, entries.pop(name)))
                 for policy, outline in manifest.pop("batches")
             }
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError) as error:
-        raise CheckpointError(path, f"holds no batch, or is damaged: {error!r}") from error
+        raise CheckpointError(path, f"holds no batch, or is damaged: {error!r:.300}") from error
     except MemoryError as error:
         raise CheckpointError(path, "does not fit into memory") from error
     return batches, manifest
@@ -95,16 +100,7 @@ def _objects(columns: Mapping[str, Tree]) -> list[str]:
 
 def _check_manifest(path: FilePath, manifest: Any, kind: str) -> None:
     if manifest["format"] != FORMAT:
-        raise CheckpointError(
-            path, f"is of format {manifest['format']}; marlvec {sys.modules['marlvec'].__version__} reads {FORMAT}"
-        )
+        own = sys.modules["marlvec"].__version__
+        raise CheckpointError(path, f"is of format {manifest['format']!r:.20}; marlvec {own} reads {FORMAT}")
     if manifest["kind"] != kind:
-        raise CheckpointError(path, f"holds a {manifest['kind']}, not a {kind}: use {manifest['kind']}.load()")
-
-
-def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    with archive.open(f"{name}.npy") as entry:
-        array: NDArray[Any] = npy.read_array(entry, allow_pickle=False)
-        if entry.read(1):  # reading to the end also checks the checksum
-            raise ValueError(f"{name} holds more than its header says")
-    return array
+        raise CheckpointError(path, f"holds a {manifest['kind']:.80}, not a {kind}: use {manifest['kind']:.80}.load()")

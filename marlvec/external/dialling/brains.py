@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from marlvec.collect.chains import chains
+from marlvec.collect.company import named
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
 from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.trees import map_tree
@@ -22,7 +23,6 @@ from marlvec.external.dialling.form import Form
 from marlvec.external.local import Local
 from marlvec.external.wire.plain import unpack_plain
 from marlvec.external.wire.schema import Type
-from marlvec.policies import Policy
 
 __all__ = ["Brains"]
 
@@ -63,7 +63,7 @@ class Brains:
     """
 
     def __init__(self, local: Local, form: Form, caller: Caller) -> None:
-        policies = {"main": local.policies} if isinstance(local.policies, Policy) else dict(local.policies)
+        policies = dict(named(local.policies))
         ids = tuple(policies)
         self._policies, self._caller, self._explore = policies, caller, local.explore
         self._agents, self._index = form.agents, {name: a for a, name in enumerate(form.agents)}
