@@ -135,6 +135,7 @@ class Connection:
             protocol.receive_data(data)
             events = protocol.events_received()
             messages: list[bytes] = []
+            begun = now if self.unfinished is None else self.unfinished
             for event in events:
                 if isinstance(event, Request):
                     self._answer(event)
@@ -146,14 +147,13 @@ class Connection:
                 elif event.opcode is Opcode.TEXT:
                     protocol.fail(1003, "binary messages only")
                     break
+                if not self._parts:  # else the message goes on, however many of its fragments have come
+                    begun = now
             if self._note_end():
                 messages = messages if not protocol.parser_exc else []
             self._flush(now)
         has_rest = bool(protocol.reader.buffer) or bool(self._parts)
-        if not events or has_rest:
-            self.unfinished = now if events or self.unfinished is None else self.unfinished
-        else:
-            self.unfinished = None
+        self.unfinished = begun if has_rest or not events else None
         return messages
 
     def _answer(self, request: Request) -> None:

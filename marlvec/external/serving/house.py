@@ -151,16 +151,22 @@ class House:
         session = self.sessions.get(_name(key))
         if session is None or session.over or session.is_leaving:
             raise RefusedError("there is no such session any more", "session")
-        if (old := session.connection) is not None:
+        if (old := session.connection) is None:
+            self._check_room()
+        else:
             self.connections[old] = None
             self._refuse(old, "session", "another connection goes on with this session")
         self.tally.resumed += 1
         return session
 
-    def _new_session(self, connection: Connection) -> Session:
+    def _check_room(self) -> None:
+        """Refuse one more, where there are as many as may be; who comes back is one more, too."""
         there = sum(isinstance(who, Session) for who in self.connections.values())
         if there >= self._limits.clients:
             raise RefusedError(f"there are {there} clients, as many as may be; come back later", "full")
+
+    def _new_session(self, connection: Connection) -> Session:
+        self._check_room()
         if len(self.sessions) >= 2 * self._limits.clients:  # those who left first will hardly come back
             oldest = min((s for s in self.sessions.values() if s.left is not None), key=lambda s: s.left or 0.0)
             self._bury(oldest, "others have come since")
