@@ -105,6 +105,20 @@ class Door:
         desk.tell()
         return episode
 
+    def free_slots(self, on_free: Callable[[], None]) -> list[int]:
+        """Slots that are free, those first which have the least to do.
+
+        Args:
+            on_free: Called once, when one more is free or the vectorizer is closed; as that of `begin`.
+        """
+        desk = self._desk
+        with desk.lock:
+            desk.look_for_idle(time.monotonic())
+            desk.when_free(on_free)
+            free = desk.free()
+        desk.tell()
+        return free
+
     def fail(self, error: Exception) -> None:
         """Have whoever collects raise this, as soon as can be. No episode is lost by it."""
         with self._desk.lock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections import deque
 from collections.abc import Callable
 
 from marlvec.errors import ConnectionLost, ProtocolError, RefusedError
@@ -14,6 +13,7 @@ from marlvec.external.limits import Limits
 from marlvec.external.serving.connection import Connection, Stage
 from marlvec.external.serving.readers import Readers
 from marlvec.external.serving.session import CLOSE_CODES, Session
+from marlvec.external.serving.slot_queue import SlotQueue
 from marlvec.external.serving.tally import Tally
 from marlvec.external.serving.weights import Weights
 from marlvec.external.wire.handshake import ServerHandshake, Welcome
@@ -65,7 +65,7 @@ class House:
         self.connections: dict[Connection, ServerHandshake | Session | None] = {}
         self.sessions: dict[bytes, Session] = {}
         self.tally = Tally()
-        self._waiting: deque[tuple[Session, int]] = deque()
+        self._queue = SlotQueue()
         self._failures: dict[str, list[float]] = {}
         self._penalties: dict[Connection, tuple[float, RefusedError]] = {}
         self._held: set[Session] = set()
@@ -102,8 +102,8 @@ class House:
                 self.tally.duplicates += who.duplicates - before
                 if who.is_held:
                     self._held.add(who)
-                if message.type is Type.BEGIN and message.fields["episode"] in who.beginning:
-                    self._waiting.append((who, message.fields["episode"]))
+                if message.type is Type.BEGIN:
+                    self.begin_waiting()
             else:
                 self._greet(connection, message)
         except ProtocolError as error:
@@ -179,7 +179,7 @@ class House:
             self._weights,
             self._limits,
             self._clock,
-            self._on_free,
+            self._queue,
         )
         self.sessions[_name(key)] = session
         self.tally.sessions += 1
@@ -212,12 +212,14 @@ class House:
     # --- who waits
 
     def begin_waiting(self) -> None:
-        """Slots may be free: those who came first get them."""
-        while self._waiting:
-            session, number = self._waiting[0]
-            if not session.over and not session.begin(number):
+        """Slots may be free: those whose turn it is get them."""
+        while self._queue:
+            turn = self._queue.first(self._door.free_slots(self._on_free))
+            if turn is None:
                 return
-            self._waiting.popleft()
+            session, number = turn
+            if not session.begin(number):
+                return
 
     @property
     def is_busy(self) -> bool:

@@ -29,6 +29,7 @@ from marlvec.external.limits import Limits
 from marlvec.external.serving.connection import Connection
 from marlvec.external.serving.readers import Readers
 from marlvec.external.serving.running import Running
+from marlvec.external.serving.slot_queue import SlotQueue
 from marlvec.external.serving.telling import TOLD, tell
 from marlvec.external.serving.weights import Weights
 from marlvec.external.wire.schema import FORMS, Message, Type
@@ -51,7 +52,7 @@ class Session:
         weights: What it may fetch.
         limits: What is borne.
         clock: Tells the time.
-        on_free: Called from any thread when a slot is free that an episode waits for.
+        queue: Where its episodes wait for a slot.
 
     Attributes:
         key, name: As given.
@@ -72,11 +73,11 @@ class Session:
         weights: Weights,
         limits: Limits,
         clock: Callable[[], float],
-        on_free: Callable[[], None],
+        queue: SlotQueue,
     ) -> None:
         self.key, self.name = key, name
         self._door, self._readers, self._weights, self._limits = door, readers, weights, limits
-        self._clock, self._on_free = clock, on_free
+        self._clock, self._queue = clock, queue
         self._lock = threading.RLock()
         self._stream = Stream(limits.kept_bytes)
         self._episodes = Episodes(limits.episodes)
@@ -113,11 +114,6 @@ class Session:
         """Whether requests wait for room."""
         return self._held_bytes > 0
 
-    @property
-    def beginning(self) -> list[int]:
-        """Episodes that wait for a slot."""
-        return [number for number, running in self._running.items() if running.episode is None]
-
     # --- connections
 
     def attach(self, connection: Connection, welcome: bytes, received: int) -> None:
@@ -149,8 +145,10 @@ class Session:
             self.over, self.connection = True, None
             running, self._running = self._running, {}
             self._held_bytes = 0
-            for one in running.values():
-                if one.episode is not None:
+            for number, one in running.items():
+                if one.episode is None:
+                    self._queue.remove(self, number, one.slot)
+                else:
                     one.episode.abandon(reason)
 
     def fail(self, code: str, text: str) -> None:
@@ -235,31 +233,33 @@ class Session:
             self._refuse(re, "value", str(error))
 
     def _begin(self, message: Message) -> None:
-        number, now = message.fields["episode"], self._clock()
+        fields, now = message.fields, self._clock()
+        number, slot = fields["episode"], fields.get("slot")
+        if slot is not None and slot >= self._door.num_envs:
+            raise ArgumentError(f"there is no slot {slot}; slots are 0 to {self._door.num_envs - 1}")
         self._episodes.begin(number)
-        fields = message.fields
-        self._running[number] = Running(now, now, fields["training"], fields.get("slot"), message.number)
-        self.begin(number)
+        self._running[number] = Running(now, now, fields["training"], slot, message.number)
+        self._queue.add(self, number, slot)
 
     def begin(self, number: int) -> bool:
-        """Try to get a slot for an episode that waits for one. Returns whether it does not wait any more."""
+        """Begin an episode that waits for a slot, as it is its turn. Returns whether it does not wait any more."""
         with self._lock:
-            running = self._running.get(number)
-            if running is None or running.episode is not None:
-                return True
+            running = self._running[number]
             try:
                 running.episode = self._door.begin(
                     training_enabled=running.training,
                     env_id=running.slot,
                     on_lost=lambda reason: self._lost(number, str(reason)),
-                    on_free=self._on_free,
                 )
-            except EpisodesFull:
+            except EpisodesFull:  # somebody in this process was quicker
                 return False
-            except (ArgumentError, ClosedError) as error:
+            except ClosedError as error:
                 self._forget(number, str(error))
-                self._refuse(running.re, "value" if isinstance(error, ArgumentError) else "episode", str(error))
+                self._refuse(running.re, "episode", str(error))
                 return True
+            if number not in self._running:  # it is lost already, and its client was told
+                return True
+            self._queue.remove(self, number, running.slot, served=True)
             running.heard = self._clock()
             self._episodes.move(number, EpisodeState.RUNNING)
             self._send(Type.OK, {"re": running.re})
@@ -313,9 +313,9 @@ class Session:
             running = self._running.get(number)
             if running is None:
                 return
-            asked = self._episodes.state(number) is EpisodeState.ASKED
+            was_due = self._episodes.state(number) is not EpisodeState.RUNNING
             self._forget(number, reason)
-            if asked:
+            if was_due:
                 self._refuse(running.re, "episode", reason)
 
     def _give_up(self, number: int, reason: MarlvecError) -> None:
@@ -331,6 +331,8 @@ class Session:
     def _drop(self, number: int) -> list[tuple[Message, int]]:
         """It is over. Returns the requests about it that were held."""
         running = self._running.pop(number, None)
+        if running is not None and running.episode is None:
+            self._queue.remove(self, number, running.slot)
         self._episodes.end(number)
         held = [] if running is None else list(running.held)
         self._held_bytes -= sum(size for _, size in held)
