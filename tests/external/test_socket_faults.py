@@ -826,6 +826,15 @@ def test_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
             Server(envs, "192.0.2.1", allow_remote=True, token=TOKEN)  # not an address of this machine
         with Server(envs, "0.0.0.0", allow_remote=True, token=TOKEN) as server:
             Client(f"ws://127.0.0.1:{server.port}/", token=TOKEN).close()
+        with pytest.raises(ArgumentError, match="say allow_remote=True"):
+            Server(envs, "0.0.0.0", allow_no_token=True)
+        with Server(envs, "0.0.0.0", allow_remote=True, allow_no_token=True) as server:
+            Client(f"ws://127.0.0.1:{server.port}/").close()
+        with (
+            Server(envs, "0.0.0.0", allow_remote=True, allow_no_token=True, token=TOKEN) as server,
+            pytest.raises(RefusedError, match="token"),  # it may be asked for all the same
+        ):
+            Client(f"ws://127.0.0.1:{server.port}/")
         for host, port in (("", 0), (None, 0), ("127.0.0.1", -1), ("127.0.0.1", 70000), ("127.0.0.1", True)):
             with pytest.raises(ArgumentError, match="expected"):
                 Server(envs, host, port)  # type: ignore[arg-type]
