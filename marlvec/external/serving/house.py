@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable
 
 from marlvec.errors import ConnectionLost, ProtocolError, RefusedError
+from marlvec.external.account import Account
 from marlvec.external.door import Door
 from marlvec.external.limits import Limits
 from marlvec.external.serving.connection import Connection, Stage
@@ -24,6 +25,7 @@ __all__ = ["House"]
 _LOG = logging.getLogger("marlvec.external")
 _FREE_TRIES = 3  # wrong tokens of one address, from where on the answer takes its time
 _PENALTY = 1.0  # seconds that it takes then
+_ADDRESSES = 4096  # from which wrong tokens came last
 _FORGET = 60.0  # seconds after which wrong tokens are forgotten
 _LINGER = 1.0  # seconds for a client to read why, and to hang up
 _SPARE = 64  # connections beyond the limit, to be told that there is no room
@@ -69,6 +71,9 @@ class House:
         self._failures: dict[str, list[float]] = {}
         self._penalties: dict[Connection, tuple[float, RefusedError]] = {}
         self._held: set[Session] = set()
+        self._whole = Account(limits.total_bytes // 2)
+        self._left_behind: list[Account] = []  # of sessions that are over, whose rows wait
+        self._total = 0  # what all sessions cost, and those, as far as was counted
 
     # --- who comes
 
@@ -98,7 +103,7 @@ class House:
             self.tally.messages += 1
             if isinstance(who, Session):
                 before = who.duplicates
-                who.receive(message, len(data))
+                who.receive(message, data)
                 self.tally.duplicates += who.duplicates - before
                 if who.is_held:
                     self._held.add(who)
@@ -180,6 +185,7 @@ class House:
             self._limits,
             self._clock,
             self._queue,
+            Account(self._limits.held_bytes, self._whole),
         )
         self.sessions[_name(key)] = session
         self.tally.sessions += 1
@@ -189,8 +195,10 @@ class House:
         """Refuse a wrong token; who has come with several waits for it."""
         now = self._clock()
         address = connection.address.rpartition(":")[0]
-        times = [t for t in self._failures.get(address, []) if now - t < _FORGET][-100:]
-        self._failures[address] = [*times, now]
+        times = [t for t in self._failures.pop(address, []) if now - t < _FORGET]
+        self._failures[address] = [*times, now][-_FREE_TRIES:]
+        if len(self._failures) > _ADDRESSES:
+            del self._failures[next(iter(self._failures))]
         self.tally.wrong_tokens += 1
         if len(times) < _FREE_TRIES:
             self._refuse(connection, error.code, str(error))
@@ -260,6 +268,9 @@ class House:
         text = "it said goodbye" if session.is_leaving and not reason else reason
         _LOG.info("%s is gone: %s", session.name, plain(text))
         session.end(ConnectionLost(f"{session.name} is gone: {plain(text)}"))
+        self._total += session.account.rows - session.counted
+        if session.account.rows:
+            self._left_behind.append(session.account)
 
     def sweep(self) -> None:
         """Look at everybody's clocks."""
@@ -303,14 +314,38 @@ class House:
             return f"silent for {2 * limits.heartbeat_seconds} s"
         return None
 
+    def weigh(self, connection: Connection) -> None:
+        """See what a client costs who has sent something, and cut off the one with the most where all cost too much."""
+        who = self.connections.get(connection)
+        if isinstance(who, Session) and not who.over:
+            cost = who.cost
+            self._total += cost - who.counted
+            who.counted = cost
+            if self._total > self._limits.total_bytes:
+                self._spare_memory()
+
     def _spare_memory(self) -> None:
-        sizes = {session: session.cost for session in self.sessions.values()}
-        while sum(sizes.values()) > self._limits.total_bytes:
-            greedy = max(sizes, key=lambda session: sizes[session])
+        self._left_behind = [account for account in self._left_behind if account.rows]
+        sizes: dict[Session | Account, int] = {account: account.rows for account in self._left_behind}
+        for session in self.sessions.values():
+            sizes[session] = session.counted = session.cost
+        self._total = sum(sizes.values())
+        most = self._limits.total_bytes
+        while self._total > most and sizes:
+            greedy = max(sizes, key=lambda one: sizes[one])
+            text = f"all clients together cost more than {most} bytes"
+            account = greedy
+            if isinstance(greedy, Session):
+                greedy.fail("limit", text)
+                self._bury(greedy, text)
+                account = greedy.account
+            else:
+                _LOG.info("rows of a client that is gone are dropped: %s", text)
+            assert isinstance(account, Account)
+            left = account.rows
+            self._door.drop(account, ConnectionLost(text))
+            self._total -= left
             del sizes[greedy]
-            greedy.fail("limit", f"all clients together cost more than {self._limits.total_bytes} bytes")
-            if greedy.connection is None:
-                self._bury(greedy, "too much was kept for it")
 
     def close(self) -> None:
         """The server closes: everybody is told, and nobody is waited for."""
