@@ -53,6 +53,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def serving(*arguments: str, **environ: str) -> Iterator[str]:
     """The command in a process of its own; gives the url, and sees that Ctrl-C ends it well."""
+    with saying(*arguments, **environ) as (url, _):
+        yield url
+
+
+@contextmanager
+def saying(*arguments: str, **environ: str) -> Iterator[tuple[str, list[str]]]:
+    """The same; beside the url, a list of what else it has said, once it is over."""
+    said: list[str] = []
     command = [sys.executable, "-m", "marlvec.cli", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": str(ROOT), **environ}, stderr=subprocess.PIPE, text=True
@@ -60,12 +68,13 @@ def serving(*arguments: str, **environ: str) -> Iterator[str]:
     assert process.stderr is not None
     try:
         line = process.stderr.readline()
-        assert " at ws://127.0.0.1:" in line, line + process.stderr.read()
-        yield line.split(" at ")[1].split(";")[0]
+        assert " at ws://" in line, line + process.stderr.read()
+        yield line.split(" at ")[1].split(";")[0], said
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
         assert "Traceback" not in rest
+        said += rest.splitlines()
     finally:
         process.kill()
         process.wait()
@@ -144,6 +153,35 @@ def rows_of(obs: Any) -> Rows:
     return Rows({**columns, "reward": np.zeros(n), "last": ~yes, "terminated": ~yes, "truncated": ~yes})
 
 
+@pytest.mark.parametrize(
+    ("options", "token", "line"),
+    [
+        ((), None, "no token: whoever runs a program on this machine may come in; MARLVEC_TOKEN or --token-file"),
+        (("--no-token",), make_token(), "no token: whoever runs a program on this machine may come in"),
+        (
+            ("--host", "0.0.0.0", "--allow-remote", "--no-token"),
+            None,
+            "no token: whoever can reach 0.0.0.0 may come in",
+        ),
+        (("--host", "0.0.0.0", "--allow-remote"), make_token(), None),
+    ],
+    ids=["here", "here, as asked", "anywhere, as asked", "with a token"],
+)
+def test_who_may_come_in_is_said_where_no_token_is_asked_for(
+    options: tuple[str, ...], token: str | None, line: str | None
+) -> None:
+    environ = {} if token is None else {"MARLVEC_TOKEN": token}
+    with saying("--env-spec", "simple_spread", "--num-envs", "1", *options, **environ) as (url, said):
+        asked_for = None if line is not None else token
+        with Client(url.replace("0.0.0.0", "127.0.0.1"), token=asked_for, timeout=60) as client:
+            episode = client.start_episode()
+            client.get_action(episode, {name: np.zeros(18, np.float32) for name in client.agents})
+            client.end_episode(episode)
+    assert [text for text in said if "no token" in text] == said
+    assert len(said) == (line is not None)
+    assert line is None or said[0].startswith(line)
+
+
 def test_what_a_command_line_may_have_wrong(tmp_path: Path) -> None:
     save_policy("other.npz", FunctionPolicy(len))
     Path("junk.npz").write_bytes(b"junk")
@@ -153,8 +191,11 @@ def test_what_a_command_line_may_have_wrong(tmp_path: Path) -> None:
         ((*env, "--policy", "players.py:Learner@none.npz"), 2, "there is no file none.npz"),
         ((*env, "--policy", "players.py:Learner@junk.npz"), 1, "junk.npz"),
         ((*env, "--policy", "players.py:Learner@other.npz"), 2, "does not fit policy 'Learner'"),
-        ((*env, "--host", "0.0.0.0"), 2, "say allow_remote=True"),
-        ((*env, "--host", "0.0.0.0", "--allow-remote"), 2, "give a token"),
+        ((*env, "--host", "0.0.0.0"), 2, "say allow_remote=True (--allow-remote) and give a token"),
+        ((*env, "--host", "0.0.0.0", "--no-token"), 2, "say allow_remote=True (--allow-remote)"),
+        ((*env, "--host", "0.0.0.0", "--allow-remote"), 2, "from MARLVEC_TOKEN or --token-file), or say"),
+        ((*env, "--host", "0.0.0.0", "--allow-remote"), 2, "allow_no_token=True (--no-token)"),
+        ((*env, "--no-token", "--token-file", "players.py"), 2, "--no-token and --token-file: expected one"),
         ((*env, "--token-file", "players.py"), 2, "token file players.py"),
         (("--env-spec", "nothing_such"), 2, "nothing_such"),
     ):

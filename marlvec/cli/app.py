@@ -259,12 +259,16 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 for a free one.")] = 8765,
     num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many episodes can run at a time.")] = 64,
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Listen where others can come in; they need the token.")
+        bool,
+        typer.Option("--allow-remote", help="Listen where others can come in; they need the token, or --no-token."),
     ] = False,
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Holds the token (mode 600); else the variable MARLVEC_TOKEN does, if set."),
     ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Ask nobody for a token, not even those who come from outside.")
+    ] = False,
     origin: Annotated[
         list[str] | None,
         typer.Option(metavar="URL", help="A web page that may use it, beside those of this machine; may be repeated."),
@@ -287,6 +291,7 @@ def serve(
 
     settle_in()
     with plain_errors(traceback), external.make(env_spec, num_envs, **arguments.env_kwargs(settings or [])) as envs:
+        token = serving.token_of(token_file, no_token=no_token)
         collector = serving.collector_of(
             envs, policy or [], mapping or [], connectors or [], explore=explore, seed=seed
         )
@@ -294,16 +299,20 @@ def serve(
             envs,
             host,
             port,
-            token=external.find_token(token_file),
+            token=token,
             allow_remote=allow_remote,
+            allow_no_token=no_token,
             hosts=name or (),
             origins=origin or (),
             logs=serving.takes_logs(collector),
         ) as server:
-            Console(stderr=True, emoji=False).print(
+            console = Console(stderr=True, emoji=False)
+            console.print(
                 f"{envs.spec.name}: {', '.join(collector.policies)} at {server.url}; Ctrl-C ends it",
                 highlight=False,
             )
+            if token is None:
+                console.print(serving.who_may_come(server.host), highlight=False, soft_wrap=True)
             serving.answer(collector)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 from marlvec.cli import arguments, players
 from marlvec.collect import Collector
 from marlvec.errors import ArgumentError
+from marlvec.external import find_token
 from marlvec.policies import Policy, load_policy
 from marlvec.selfplay import Opponent
 from marlvec.selfplay.pool_index import INDEX
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["answer", "collector_of", "takes_logs"]
+__all__ = ["answer", "collector_of", "takes_logs", "token_of", "who_may_come"]
 
 _AT_A_TIME = 64  # env steps between two looks at whether it is time to go
 
@@ -120,6 +122,26 @@ def takes_logs(collector: Collector) -> bool:
     """
     chains = collector.action_connectors.values()
     return all(chain.policy_space_ == chain.env_space for chain in chains)
+
+
+def token_of(file: Path | None, *, no_token: bool) -> str | None:
+    """What clients must know, of the options ``--token-file`` and ``--no-token`` and of the environment; None: nothing.
+
+    Raises:
+        ArgumentError: Both options are given, or what is found is no token.
+    """
+    if no_token and file is not None:
+        raise ArgumentError("--no-token and --token-file: expected one of them")
+    return None if no_token else find_token(file)
+
+
+def who_may_come(host: str) -> str:
+    """Who can come in where no token is asked for, in one line."""
+    if ipaddress.ip_address(host).is_loopback:
+        who = "whoever runs a program on this machine may come in; MARLVEC_TOKEN or --token-file asks for one"
+    else:
+        who = f"whoever can reach {host} may come in"
+    return f"no token: {who}"
 
 
 def answer(collector: Collector) -> None:

@@ -23,7 +23,7 @@ from marlvec.errors import ContractError
 from marlvec.policies import Policy, PolicyOutput
 from marlvec.spaces import Leaf, SpaceTree
 
-__all__ = ["Answer", "Ready", "Role"]
+__all__ = ["Answer", "Ready", "Role", "split_output"]
 
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
@@ -286,17 +286,11 @@ class Role:
         return actions, extras
 
     def _split(self, output: PolicyOutput) -> tuple[Tree, Mapping[str, Tree]]:
-        """Tell ``actions`` from ``(actions, columns)``, also where actions are tuples."""
-        tree = self._policy_tree
-        assert tree is not None  # a role that has rows was bound
-        if not isinstance(output, tuple):
-            return output, {}
-        if len(output) == 2 and isinstance(output[1], Mapping) and all(isinstance(name, str) for name in output[1]):
-            if tree.is_leaf or not _fits(tree, output):
-                return output[0], output[1]
-        elif tree.is_leaf:
-            raise self._bad(f"must return actions or (actions, columns), got a tuple of {len(output)}")
-        return output, {}
+        assert self._policy_tree is not None  # a role that has rows was bound
+        try:
+            return split_output(output, self._policy_tree)
+        except ContractError as error:
+            raise self._bad(str(error)) from None
 
     def transform(self, answer: Answer) -> None:
         """Send an answer through the action connectors and check what comes out.
@@ -384,6 +378,26 @@ def _shape(leaf: Any) -> tuple[int, ...]:
         return tuple(np.shape(leaf))
     except ValueError:  # a ragged list
         return ()
+
+
+def split_output(output: PolicyOutput, tree: SpaceTree) -> tuple[Tree, Mapping[str, Tree]]:
+    """Tell ``actions`` from ``(actions, columns)``, also where actions are tuples.
+
+    Args:
+        output: What `Policy.act` returned.
+        tree: Of the space that the policy acts in.
+
+    Raises:
+        ContractError: It is neither.
+    """
+    if not isinstance(output, tuple):
+        return output, {}
+    if len(output) == 2 and isinstance(output[1], Mapping) and all(isinstance(name, str) for name in output[1]):
+        if tree.is_leaf or not _fits(tree, output):
+            return output[0], output[1]
+    elif tree.is_leaf:
+        raise ContractError(f"must return actions or (actions, columns), got a tuple of {len(output)}")
+    return output, {}
 
 
 def _fits(tree: SpaceTree, value: Tree) -> bool:

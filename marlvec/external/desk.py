@@ -142,9 +142,7 @@ class Desk:
         """An episode is lost: its rows that were not taken are nobody's, and the collector is told if it knows it."""
         i = episode.env_id
         place = self.places[i]
-        place.rows = deque(row for row in place.rows if row.episode is not episode)
-        if place.asked is not None and place.asked.episode is episode:
-            place.asked = None
+        self._drop_rows(place, episode)
         if place.running is episode:
             place.rows.appendleft(Row(episode, done=True, lost=reason))
         if place.episode is episode:
@@ -285,6 +283,8 @@ class Desk:
             place.recalled = False
             return None
         row = place.rows.popleft()
+        if (account := row.episode.account) is not None:
+            account.add(rows=-row.cost)
         place.running = None if row.done else row.episode
         place.asked = row if row.answer is not None else None
         place.since = time.monotonic()
@@ -322,13 +322,20 @@ class Desk:
     def _let_go(self, episode: Episode, reason: Exception) -> None:
         """This side loses an episode, and the other one is to hear of it, if it has not ended it already."""
         place = self.places[episode.env_id]
-        place.rows = deque(row for row in place.rows if row.episode is not episode)
-        if place.asked is not None and place.asked.episode is episode:
-            place.asked = None
+        self._drop_rows(place, episode)
         if place.episode is episode:
             self.leave(episode.env_id)
             self._later.append(partial(episode.lost, reason))
             episode.over = reason
+
+    def _drop_rows(self, place: _Place, episode: Episode) -> None:
+        """Nobody takes what an episode has said."""
+        episode.forget()
+        if episode.account is not None:
+            episode.account.add(rows=-sum(row.cost for row in place.rows if row.episode is episode))
+        place.rows = deque(row for row in place.rows if row.episode is not episode)
+        if place.asked is not None and place.asked.episode is episode:
+            place.asked = None
 
     def _look(self, i: int) -> None:
         """See whether a place has what is wanted."""

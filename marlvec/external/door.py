@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from marlvec.errors import ArgumentError, ClosedError, EpisodesFull
+from marlvec.external.account import Account
 from marlvec.external.desk import Desk
 from marlvec.external.episode import Episode, OnLost
 from marlvec.external.inspection import Inspection
@@ -53,6 +54,7 @@ class Door:
         timeout: float | None = 0.0,
         on_lost: OnLost | None = None,
         on_free: Callable[[], None] | None = None,
+        account: Account | None = None,
     ) -> Episode:
         """Begin an episode.
 
@@ -64,6 +66,7 @@ class Door:
                 or the vectorizer is closed. From any thread, and must be quick.
             on_free: Where it is full, called once, when a slot is free or the vectorizer is closed: begin again then.
                 Likewise.
+            account: Where its bytes are counted, and said to be too many; None: nowhere.
 
         Raises:
             EpisodesFull: All slots are taken, or the one that was asked for is.
@@ -100,10 +103,39 @@ class Door:
                 training_enabled=training_enabled,
                 on_lost=on_lost,
                 max_steps=self._max_steps,
+                account=account,
             )
             desk.sit(free[0], episode)
         desk.tell()
         return episode
+
+    def free_slots(self, on_free: Callable[[], None]) -> list[int]:
+        """Slots that are free, those first which have the least to do.
+
+        Args:
+            on_free: Called once, when one more is free or the vectorizer is closed; as that of `begin`.
+        """
+        desk = self._desk
+        with desk.lock:
+            desk.look_for_idle(time.monotonic())
+            desk.when_free(on_free)
+            free = desk.free()
+        desk.tell()
+        return free
+
+    def drop(self, account: Account, reason: BaseException) -> None:
+        """All that waits on an account is nobody's, also of episodes that have ended: they are lost.
+
+        Args:
+            account: As given to `begin`.
+            reason: Why, as with `Episode.abandon`.
+        """
+        desk = self._desk
+        with desk.lock:
+            for place in desk.places:
+                for episode in {row.episode for row in place.rows if row.episode.account is account}:
+                    desk.lose(episode, reason)
+        desk.tell()
 
     def fail(self, error: Exception) -> None:
         """Have whoever collects raise this, as soon as can be. No episode is lost by it."""

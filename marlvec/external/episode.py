@@ -9,11 +9,14 @@ from typing import Any, NoReturn
 
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import AnswerTimeout, ArgumentError, BusyError, EpisodeCut, EpisodeOver, MarlvecError, StateError
+from marlvec.external.account import Account, growth
 from marlvec.external.desk import Desk
 from marlvec.external.inspection import Inspection
 from marlvec.external.row import Answer, Ending, Row
 
 __all__ = ["Episode"]
+
+_ROW = 1024  # bytes of a row in which there is nothing
 
 Flags = bool | Mapping[str, bool]
 OnLost = Callable[[Exception], None]
@@ -34,11 +37,12 @@ class Episode:
         training_enabled: Whether it goes into batches.
         on_lost: Is told, once, that this side has lost the episode.
         max_steps: After how many steps it is cut; None: never.
+        account: Where its bytes are counted, or None: nowhere.
 
     Attributes:
         id: Its number; no other episode of this vectorizer has it.
         env_id: Its slot, as in batches; other episodes have it before and after.
-        training_enabled: As given.
+        training_enabled, account: As given.
         over: Why nothing can be said any more, or None.
     """
 
@@ -51,9 +55,10 @@ class Episode:
         training_enabled: bool,
         on_lost: OnLost | None,
         max_steps: int | None,
+        account: Account | None = None,
     ) -> None:
         self.id = next(desk.numbers)
-        self.env_id, self.training_enabled = env_id, training_enabled
+        self.env_id, self.training_enabled, self.account = env_id, training_enabled, account
         self.over: Exception | None = None
         self._desk, self._inspection, self._on_lost = desk, inspection, on_lost
         self._first, self._steps_left = True, max_steps
@@ -63,6 +68,7 @@ class Episode:
         self._rewards: dict[int, float] = {}
         self._infos: Info = {} if training_enabled else {COMMON: {"training_enabled": False}}
         self._ended: dict[int, Ending] = {}
+        self._bytes = 0  # of what waits for its row
 
     def __repr__(self) -> str:
         state = "over" if self.over is not None else "waits for an answer" if self._waiting else "runs"
@@ -82,6 +88,13 @@ class Episode:
     def backlog(self) -> int:
         """How many rows wait in its slot."""
         return len(self._desk.places[self.env_id].rows)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more row may be put down; a slot in which none waits has room always."""
+        waiting = self.backlog
+        is_full = waiting > 0 and self.account is not None and self.account.is_full
+        return self.over is not None or (waiting < self._desk.max_backlog and not is_full)
 
     # --- rows
 
@@ -155,21 +168,21 @@ class Episode:
         answer: Answer | None,
     ) -> None:
         with self._calling(call):
-            if self.backlog >= self._desk.max_backlog:
+            if not self.has_room:
                 raise BusyError(f"{self.backlog} rows wait for the collector; expected fewer, wait_for_room() first")
             seen, seen_masks = self._inspection.observations(obs, masks, acting=True)
             actions, are_env = logged
             done = {} if actions is None else self._inspection.actions(actions, seen, are_env=are_env)
             self._check_acting(seen, done, asks=answer is not None)
-            paid, told = self._said(rewards, infos)
+            self._note(*self._outcome(rewards, infos))
             if self._steps_left == 1 and not self._first:
-                self._cut(seen, paid, told)
+                self._cut(seen)
             key = "logged_action" if are_env else "off_policy_action"
             for a, action in done.items():
-                told.setdefault(self._inspection.agents[a], {})[key] = action
+                self._infos.setdefault(self._inspection.agents[a], {})[key] = action
             self._alive.update(seen)
             self._waiting = answer
-            row = self._row(paid, told, obs=seen, masks=seen_masks)
+            row = self._row(obs=seen, masks=seen_masks)
             row.answer = None if answer is None else self._answer
             self._desk.put(self.env_id, row)
 
@@ -197,7 +210,7 @@ class Episode:
             ArgumentError, ContractError: As `ask`.
         """
         with self._calling("log_returns", waiting=True):
-            self._rewards, self._infos = self._said(rewards, infos)
+            self._note(*self._outcome(rewards, infos))
 
     # --- ends
 
@@ -228,8 +241,7 @@ class Episode:
         """
         with self._calling("end_agents"):
             ended = self._endings(final_obs, terminated, truncated)
-            self._rewards, self._infos = self._said(rewards, infos, ended)
-            self._ended.update(ended)
+            self._note(*self._outcome(rewards, infos, ended), ended)
             self._gone.update(ended)
             self._alive.difference_update(ended)
 
@@ -261,12 +273,12 @@ class Episode:
             given = {} if final_obs is None else final_obs
             self._inspection.indices(given, "final_obs")
             ended = self._endings({**dict.fromkeys(self.agents), **given}, terminated, truncated)
-            paid, told = self._said(rewards, infos, ended)
-            self._ended.update(ended)
+            self._note(*self._outcome(rewards, infos, ended), ended)
             self._waiting = None
             if not self._first:
-                self._desk.put(self.env_id, self._row(paid, told, done=True))
+                self._desk.put(self.env_id, self._row(done=True))
             self.over = EpisodeOver(f"episode {self.id} has ended")
+            self.forget()
             self._desk.leave(self.env_id)
 
     def abandon(self, error: BaseException) -> None:
@@ -294,7 +306,7 @@ class Episode:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._desk.lock:
-            while self.over is None and self.backlog >= self._desk.max_backlog:
+            while not self.has_room:
                 if not self._desk.wait(deadline):
                     raise AnswerTimeout(
                         f"episode {self.id} in slot {self.env_id}: {self.backlog} rows wait, and none was taken within "
@@ -310,10 +322,17 @@ class Episode:
 
     # --- inside; the desk is locked
 
-    def _cut(self, seen: Mapping[int, Any], paid: dict[int, float], told: Info) -> NoReturn:
+    def forget(self) -> None:
+        """What was said since the last row goes nowhere; called where it is over."""
+        self._rewards, self._infos, self._ended = {}, {}, {}
+        if self.account is not None:
+            self.account.add(said=-self._bytes)
+        self._bytes = 0
+
+    def _cut(self, seen: Mapping[int, Any]) -> NoReturn:
         """Time is up: everybody is truncated, with what they see now."""
         self._ended.update({a: (seen.get(a), False, True) for a in self._alive | seen.keys()})
-        self._desk.put(self.env_id, self._row(paid, told, done=True))
+        self._desk.put(self.env_id, self._row(obs_of_ended=len(seen), done=True))
         self.over = EpisodeCut(f"episode {self.id} was cut: it has made as many steps as max_episode_steps allows")
         self._desk.leave(self.env_id)
         raise self.over
@@ -341,19 +360,31 @@ class Episode:
         if self._waiting is not None and not waiting:
             raise BusyError(f"the answer to the last ask() has not come; {call}() after it, or end()")
 
-    def _said(
+    def _outcome(
         self, rewards: Any, infos: Any, ended: Mapping[int, Ending] | None = None
     ) -> tuple[dict[int, float], Info]:
-        """What was paid and told since the last row, with this on top."""
-        paid, told = dict(self._rewards), {who: dict(info) for who, info in self._infos.items()}
-        names = self._inspection.agents
-        for a, reward in ({} if rewards is None else self._inspection.rewards(rewards)).items():
-            if a in self._gone and a not in self._ended and a not in (ended or {}):
-                raise StateError(f"agent {names[a]!r} has ended, and cannot be paid {reward}")
-            paid[a] = paid[a] + reward if a in paid else reward
-        for who, info in ({} if infos is None else self._inspection.infos(infos)).items():
-            told.setdefault(who, {}).update(info)
-        return paid, told
+        """What is paid and told now, checked. Nothing has changed: `_note` does that."""
+        paid = {} if rewards is None else self._inspection.rewards(rewards)
+        for a in self._gone.intersection(paid):
+            if a not in self._ended and a not in (ended or {}):
+                raise StateError(f"agent {self._inspection.agents[a]!r} has ended, and cannot be paid {paid[a]}")
+        return paid, {} if infos is None else self._inspection.infos(infos)
+
+    def _note(self, paid: Mapping[int, float], told: Info, ended: Mapping[int, Ending] | None = None) -> None:
+        """Put it to what was said since the last row. Takes as long as there is of it, however much was said before."""
+        rewards, before = self._rewards, self._bytes
+        for a, reward in paid.items():
+            rewards[a] = rewards[a] + reward if a in rewards else reward
+        for who, info in told.items():
+            known = self._infos.setdefault(who, {})
+            if self.account is not None:
+                self._bytes += growth(known, info)
+            known.update(info)
+        if ended:
+            self._ended.update(ended)
+            self._bytes += len(ended) * self._inspection.agent_bytes
+        if self.account is not None:
+            self.account.add(said=self._bytes - before)
 
     def _endings(self, final_obs: Any, terminated: Flags | None, truncated: Flags) -> dict[int, Ending]:
         names = self._inspection.agents
@@ -375,20 +406,23 @@ class Episode:
 
     def _row(
         self,
-        paid: dict[int, float],
-        told: Info,
         *,
         obs: Mapping[int, Any] | None = None,
         masks: Mapping[int, Any] | None = None,
+        obs_of_ended: int = 0,
         done: bool = False,
     ) -> Row:
         """Make a row of all there is to say, which is said then."""
-        first = self._first
+        first, paid = self._first, self._rewards
         if not first and self._steps_left is not None:
             self._steps_left -= 1
-        row = Row(self, first, obs or {}, masks or {}, {} if first else paid, self._ended, told, done)
+        row = Row(self, first, obs or {}, masks or {}, {} if first else paid, self._ended, self._infos, done)
         self._first, self._ended, self._infos = False, {}, {}
         self._rewards = paid if first else {}
+        if self.account is not None:
+            row.cost = _ROW + self._bytes + (len(row.obs) + obs_of_ended) * self._inspection.agent_bytes
+            self.account.add(said=-self._bytes, rows=row.cost)
+            self._bytes = 0
         return row
 
     def _answer(self, actions: dict[str, Any]) -> None:

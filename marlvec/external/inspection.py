@@ -22,6 +22,7 @@ from marlvec.vector.membership import Membership, membership
 __all__ = ["Inspection"]
 
 _COMMON = (COMMON, "common")  # the latter is PettingZoo's word for it
+_ARRAY = 256  # bytes of an array in which there is nothing, and of where it lies
 _OURS = ("off_policy_action", "logged_action", "training_enabled")  # infos that tell the collector something
 
 
@@ -34,6 +35,7 @@ class Inspection:
 
     Attributes:
         agents: Agent names, in order of the agent axis.
+        agent_bytes: Of one agent's observation, action and mask at most, about; without leaves that are objects.
     """
 
     def __init__(self, spec: EnvSpec, *, values: bool = True) -> None:
@@ -46,6 +48,10 @@ class Inspection:
         for group in spec.groups:
             for a in group.agents:
                 self._choices[a] = group.choices
+        self.agent_bytes = max(
+            obs.size + action.size + 8 * (choices or 0)
+            for obs, action, choices in zip(self._obs, self._actions, self._choices, strict=True)
+        )
 
     def indices(self, table: Any, what: str) -> dict[int, Any]:
         """A table by agent, with indices for names.
@@ -198,6 +204,11 @@ class _Form:
         self._tree = SpaceTree(space)
         self._leaves = [(leaf, leaf.blank(), membership(leaf) if values else None) for leaf in self._tree.leaves]
         self._bare = self._leaves[0] if self._tree.is_leaf and not self._tree.leaves[0].is_object else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of a value, about."""
+        return sum(_ARRAY + blank.nbytes for _, blank, _ in self._leaves)
 
     def checked(self, value: Any) -> Any:
         """A copy of a value of this form.

@@ -15,17 +15,20 @@ class Limits:
     """What one client may cost, and all of them together. Who goes beyond is told why, and cut off.
 
     Attributes:
-        clients: How many at a time; the next one is refused.
+        clients: How many at a time; the next one is refused, also where it comes back.
         episodes: How many one client may have at a time.
         message_bytes: Of one message; a longer one is refused before it is read.
         window: Requests of one client that are not answered yet.
-        held_bytes: Of one client's requests that wait, for the collector or for their turn.
+        held_bytes: Of one client's requests that wait, for the collector or for their turn, and of what it has told
+            that goes with a row which has not come. Once as much waits in rows, those that follow wait for room.
         kept_bytes: Of replies to one client, of which it has not told that they came.
         unsent_bytes: Of what one client is too slow to read.
-        total_bytes: Of all that, for all clients; the one with the most is cut off first.
+        total_bytes: Of all that, and of rows that wait, for all clients; the one with the most is cut off first. With
+            half of it in rows, those that follow wait for room.
         messages_per_second: Of one client; it is read more slowly then.
         handshake_seconds: Until a new client must have said who it is.
-        message_seconds: From a message's first byte to its last, and until a slow client has read something.
+        message_seconds: From a message's first byte to its last, whatever its fragments; and until a slow client has
+            read something.
         heartbeat_seconds: A silent client is pinged after that, and given up after twice as long.
         idle_seconds: That an episode may go on without a message about it, while it is the client's turn.
         episode_seconds: That an episode may last in all.

@@ -37,6 +37,7 @@ class Row:
         done: Whether the episode is over.
         answer: Who is told the actions, or None where nobody asks.
         lost: Why the episode is lost, in its last row; nothing else in that row counts.
+        cost: Its bytes on the account of its episode.
     """
 
     episode: Episode
@@ -49,3 +50,4 @@ class Row:
     done: bool = False
     answer: Answer | None = None
     lost: BaseException | None = None
+    cost: int = 0

@@ -60,4 +60,5 @@ class Seat(MultiAgentEnv):
             slot.alive[a] = False
         self._acting = tuple(row.obs)
         slot.done = row.done
-        return row.infos or None
+        infos, row.infos = row.infos, {}  # the row itself may be kept until the next one comes
+        return infos or None

@@ -36,8 +36,11 @@ class Server:
         host: An address of this machine alone, unless ``allow_remote``.
         port: 0 for a free one, see `url`.
         token: What clients must know, from `make_token` or `find_token`; None: on this machine anybody may come.
-        allow_remote: Whether ``host`` may be one where others can come in; a token is needed then. What goes over the
-            net can be read there: use a tunnel (ssh -L) or a proxy that speaks TLS.
+        allow_remote: Whether ``host`` may be one where others can come in; a token is needed then, unless
+            ``allow_no_token``. What goes over the net can be read there: use a tunnel (ssh -L) or a proxy that speaks
+            TLS.
+        allow_no_token: Whether anybody may come who can reach a ``host`` where others can come in. On this machine
+            alone it makes no difference.
         hosts: Names that it goes by, beside its address: that of a proxy, say.
         origins: Web pages that may use it, e.g. ``"https://example.com"``, beside those of this machine.
         logs: Whether clients may say themselves what was done, and decide for themselves (`Local`). Where action
@@ -46,8 +49,8 @@ class Server:
         limits: What it bears.
 
     Raises:
-        ArgumentError: The address is not this machine's own, and nobody asked for that or there is no token; or another
-            argument is wrong.
+        ArgumentError: The address is not this machine's own, and nobody asked for that, or for doing without a token;
+            or another argument is wrong.
         ResourceError: The port is taken, or there is no such address.
         UnsupportedSpaceError: Observations or actions do not go over a socket.
         MissingExtraError: ``marlvec[external]`` is not installed.
@@ -65,6 +68,7 @@ class Server:
         *,
         token: str | None = None,
         allow_remote: bool = False,
+        allow_no_token: bool = False,
         hosts: Collection[str] = (),
         origins: Collection[str] = (),
         logs: bool = True,
@@ -79,7 +83,7 @@ class Server:
         parts = import_module("marlvec.external.serving.parts")
         self.limits = Limits() if limits is None else limits
         readers = parts.Readers(envs.spec, logs=logs)
-        listener = parts.bind(host, port, allow_remote=allow_remote, has_token=token is not None)
+        listener = parts.bind(host, port, allow_remote=allow_remote, is_guarded=allow_no_token or token is not None)
         self.host, self.port = listener.getsockname()[:2]
         self._weights = parts.Weights()
         loop = parts.Loop(listener, parts.Gate(host, hosts, origins), self.limits)

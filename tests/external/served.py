@@ -6,8 +6,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
@@ -16,15 +17,16 @@ import marlvec
 from marlvec import external
 from marlvec.external import ExternalVectorEnv, Limits, Server
 from marlvec.external.dialling.link import Link
+from marlvec.external.serving.loop import Loop
 from marlvec.external.wire.arrays import write_array
 from marlvec.external.wire.handshake import ClientHandshake, Welcome
 from marlvec.external.wire.schema import FORMS, Message, Type, read_message, write_message
 from marlvec.policies import FunctionPolicy
 
-__all__ = ["SPACES", "Raw", "Served", "expected", "obs_of", "served", "until", "wire_obs"]
+__all__ = ["SPACES", "Clock", "Raw", "Served", "expected", "obs_of", "served", "until", "wire_obs"]
 
 SPACES = {name: (Box(-1000, 1000, (3,)), Discrete(50)) for name in ("a", "b")}
-_ENOUGH = 5.0
+_ENOUGH = 60.0  # a hundred times what is usual, and more: only what is stuck takes so long
 
 
 def obs_of(number: int) -> np.ndarray[Any, Any]:
@@ -49,6 +51,19 @@ def until(is_so: Callable[[], Any], seconds: float = _ENOUGH) -> float:
         assert time.monotonic() - began < seconds, "it did not come to be so in time"
         time.sleep(0.002)
     return time.monotonic() - began
+
+
+class Clock:
+    """A server's clock that stands until it is told to go on, so that no test depends on how quick a machine is."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
 
 
 class _Enough(Exception):
@@ -86,11 +101,13 @@ def served(
     collect: bool = True,
     envs_options: dict[str, Any] | None = None,
     server_options: dict[str, Any] | None = None,
+    clock: Clock | None = None,
     **limits: Any,
 ) -> Iterator[Served]:
-    """A server of two agents, whose policy does what `expected` says."""
+    """A server of two agents, whose policy does what `expected` says; its clock is the machine's, unless given."""
     options = {"batch_wait": 0.0, **(envs_options or {})}
     with (
+        nullcontext() if clock is None else mock.patch.object(Loop, "clock", clock),
         external.make(spaces or SPACES, num_envs, **options) as envs,
         Server(envs, limits=Limits(**limits), **(server_options or {})) as server,
     ):

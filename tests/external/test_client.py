@@ -430,6 +430,47 @@ def test_a_client_decides_as_the_server_would() -> None:
     assert found["local"]["off_policy"].all()
 
 
+@pytest.mark.parametrize("says_more", [False, True])
+def test_a_client_decides_where_an_action_is_a_pair(says_more: bool) -> None:
+    """A pair of actions is not actions and columns, as with a collector."""
+    pair = spaces.Tuple([spaces.Discrete(9), spaces.MultiDiscrete([50, 50])])
+
+    def act(rows: Any) -> Any:
+        actions = (rows["obs"][:, 0].astype(np.int64) % 9, rows["obs"][:, :2].astype(np.int64))
+        return (actions, {"logp": np.zeros(len(rows), np.float32)}) if says_more else actions
+
+    with external.make({"a": (spaces.Box(-1000, 1000, (3,)), pair)}, 1) as envs, Server(envs) as server:
+        collector = marlvec.Collector(envs, FunctionPolicy(act), agent_connectors=[], batch_mode="complete")
+        batches: list[Any] = []
+        thread = threading.Thread(target=lambda: batches.append(collector.collect(episodes=1)))
+        thread.start()
+        said = []
+        try:
+            local = Local(policies=FunctionPolicy(act), agent_connectors=[])
+            with Client(server.url, timeout=10, local=local) as client:
+                episode = client.start_episode()
+                for t in range(12):
+                    said.append(client.get_action(episode, obs_of(t)))
+                client.end_episode(episode, obs_of(12))
+        finally:
+            if len(said) < 12:
+                envs.door.fail(StateError("the client gave up"))
+            thread.join()
+        assert [int(number) for number, _ in said] == [t % 9 for t in range(12)]
+        np.testing.assert_array_equal([place for _, place in said], [obs_of(t)[:2] for t in range(12)])
+        numbers, places = batches[0]["main"].actions
+        np.testing.assert_array_equal(numbers, [number for number, _ in said])
+        np.testing.assert_array_equal(places, [place for _, place in said])
+
+
+def test_a_policy_that_says_three_things_is_named() -> None:
+    local = Local(policies=FunctionPolicy(lambda rows: (1, 2, 3)), agent_connectors=[])
+    with served(1, collect=False) as there, Client(there.url, timeout=5, local=local) as client:
+        episode = client.start_episode()
+        with pytest.raises(ContractError, match=r"policy 'main' must return actions or \(actions, columns\)"):
+            client.get_action(episode, both(1))
+
+
 def test_local_arguments() -> None:
     with external.make(served_spaces(), 1) as envs, Server(envs) as server:
         two = {"x": Counting(), "y": Counting()}

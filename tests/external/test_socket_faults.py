@@ -26,13 +26,15 @@ from marlvec import external
 from marlvec.errors import ArgumentError, ConnectionLost, ContractError, EpisodeOver, RefusedError, ResourceError
 from marlvec.external import Client, Server, make_token
 from marlvec.external.serving import binding
+from marlvec.external.serving.connection import Connection
 from marlvec.external.serving.gate import Gate
+from marlvec.external.serving.session import Session
 from marlvec.external.wire import keys
 from marlvec.external.wire.arrays import write_array
 from marlvec.external.wire.frames import Frame, pack_frame
 from marlvec.external.wire.schema import FORMS, Message, Type, write_message
 from tests.external.crowd import crowd
-from tests.external.served import SPACES, Raw, Served, expected, obs_of, served, until, wire_obs
+from tests.external.served import SPACES, Clock, Raw, Served, expected, obs_of, served, until, wire_obs
 from tests.external.wire.test_fuzz import SEEDS, mutate
 from tests.external.wire.test_messages import SOUND
 from tests.external.wire.test_values import ATTACKS
@@ -331,6 +333,50 @@ def test_a_message_that_takes_for_ever() -> None:
         raw.close()
 
 
+def connection_of(there: Served) -> Connection:
+    """The one connection of a client that was let in."""
+    (connection,) = [one for one, who in there.server._loop.house.connections.items() if isinstance(who, Session)]
+    return connection
+
+
+@pytest.mark.fault("G5")
+def test_a_message_in_fragments_that_takes_for_ever() -> None:
+    """However many of its fragments come in time, the whole message must."""
+    clock = Clock()
+    with served(resume_seconds=0, message_seconds=10, clock=clock) as there, Raw(there.url) as raw:
+        raw.begin()
+        raw.step(1)
+        connection = connection_of(there)
+        for i in range(4):
+            clock.advance(4)
+            raw.sock.sendall(masked(b"part", 0 if i else 2, fin=False) + masked(b"I am here", 9))
+            until(lambda: connection.heard == clock.now)
+        raw.wait_for_end()
+        until(lambda: there.envs.faults)
+        assert "a message took more than 10 s" in there.envs.faults[-1].summary
+
+
+@pytest.mark.fault("G5")
+def test_messages_one_after_the_other_take_as_long_as_they_like() -> None:
+    """Part of the next one is there each time that one is whole: none of them takes long."""
+    clock = Clock()
+    with served(message_seconds=10, clock=clock) as there, Raw(there.url) as raw:
+        raw.begin()
+        number = 0
+        frames = b""
+        for number in range(1, 9):
+            rest, frame = frames, masked(raw.data(Type.RETURNS, episode=1, rewards={"a": 1.0}))
+            if number % 2:  # of two fragments, in between which the one before ends
+                frame = masked(frame[6:][:20], fin=False) + masked(frame[6:][20:], 0)
+            raw.sock.sendall(rest + frame[:15])
+            if rest:
+                assert raw.get().type is Type.OK
+            frames = frame[15:]
+            clock.advance(4)
+        raw.sock.sendall(frames)
+        assert raw.get().type is Type.OK
+
+
 @pytest.mark.fault("G5")
 def test_messages_in_fragments() -> None:
     with served() as there, Raw(there.url) as raw:
@@ -485,6 +531,34 @@ def test_one_client_too_many_and_a_flood() -> None:
         until(lambda: there.server.tally.strangers + there.server.tally.turned_away >= 200)
         Raw(there.url).close()
     assert honest.slowest < 3
+
+
+@pytest.mark.fault("G10")
+@pytest.mark.checklist(124)
+def test_who_comes_back_is_one_client_more() -> None:
+    with served(4, clients=2) as there, Raw(there.url) as stays:
+        stays.begin()
+        away = Raw(there.url)
+        away.begin()
+        away.step(1)
+        away.sock.close()
+        until(lambda: there.server.tally.accepted == 2 and len(there.server._loop.house.connections) == 1)
+        with Raw(there.url) as instead:
+            for _ in range(3):
+                with pytest.raises(RefusedError, match="as many as may be") as caught:
+                    Raw(there.url, session=away.welcome.session, received=away.received)
+                assert caught.value.code == "full"
+            instead.begin()
+            instead.step(2)
+            with Raw(there.url, session=instead.welcome.session, received=instead.received) as same:
+                same.step(3)  # whose old connection goes is no more than before
+                assert same.ask(Type.BYE).type is Type.OK
+                same.wait_for_end()
+        until(lambda: there.server.clients == 2)
+        with Raw(there.url, session=away.welcome.session, received=away.received) as back:
+            back.step(4)  # nothing is lost meanwhile
+            assert back.welcome.resumed
+        stays.step(5)
 
 
 @pytest.mark.fault("G10")
@@ -752,6 +826,15 @@ def test_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
             Server(envs, "192.0.2.1", allow_remote=True, token=TOKEN)  # not an address of this machine
         with Server(envs, "0.0.0.0", allow_remote=True, token=TOKEN) as server:
             Client(f"ws://127.0.0.1:{server.port}/", token=TOKEN).close()
+        with pytest.raises(ArgumentError, match="say allow_remote=True"):
+            Server(envs, "0.0.0.0", allow_no_token=True)
+        with Server(envs, "0.0.0.0", allow_remote=True, allow_no_token=True) as server:
+            Client(f"ws://127.0.0.1:{server.port}/").close()
+        with (
+            Server(envs, "0.0.0.0", allow_remote=True, allow_no_token=True, token=TOKEN) as server,
+            pytest.raises(RefusedError, match="token"),  # it may be asked for all the same
+        ):
+            Client(f"ws://127.0.0.1:{server.port}/")
         for host, port in (("", 0), (None, 0), ("127.0.0.1", -1), ("127.0.0.1", 70000), ("127.0.0.1", True)):
             with pytest.raises(ArgumentError, match="expected"):
                 Server(envs, host, port)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import numpy as np
 
 from marlvec.collect.chains import chains
 from marlvec.collect.company import named
+from marlvec.collect.roles import split_output
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
 from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.trees import map_tree
@@ -23,6 +24,7 @@ from marlvec.external.dialling.form import Form
 from marlvec.external.local import Local
 from marlvec.external.wire.plain import unpack_plain
 from marlvec.external.wire.schema import Type
+from marlvec.spaces import SpaceTree
 
 __all__ = ["Brains"]
 
@@ -70,6 +72,7 @@ class Brains:
         self._played_by = _mapping(local.policy_mapping, ids, form.agents)
         self._before = chains(AgentPipeline, local.agent_connectors, ids, AgentPipeline.default)
         self._behind = chains(ActionPipeline, local.action_connectors, ids, ActionPipeline.default)
+        self._trees: dict[str, SpaceTree] = {}  # of the spaces that policies act in
         seed = secrets.randbits(63) if local.seed is None else local.seed
         for number, name in enumerate(ids):
             mine = [agent for agent in form.agents if self._played_by[agent] == name]
@@ -82,6 +85,7 @@ class Brains:
             before.eval()
             behind.eval()
             own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+            self._trees[name] = SpaceTree(behind.policy_space_)
             policies[name].setup(before.output_space_, behind.policy_space_, seed=own)
         self._episodes: dict[int, _Episode] = {}
         self._lock = threading.RLock()
@@ -133,7 +137,10 @@ class Brains:
                         f"the agent connectors of policy {policy_id!r} took rows out; let the server decide for those"
                     )
                 said = self._policies[policy_id].act(rows, explore=self._explore)
-            actions, columns = said if isinstance(said, tuple) and len(said) == 2 else (said, {})
+            try:
+                actions, columns = split_output(said, self._trees[policy_id])
+            except ContractError as error:
+                raise ContractError(f"policy {policy_id!r} {error}") from None
             answer = rows.replace(actions=actions, **columns)
             done = episode.behind[policy_id](answer)
             episode.before[policy_id].on_policy_output(done)

@@ -12,14 +12,14 @@ __all__ = ["bind"]
 BACKLOG = 1024
 
 
-def bind(host: str, port: int, *, allow_remote: bool, has_token: bool) -> socket.socket:
+def bind(host: str, port: int, *, allow_remote: bool, is_guarded: bool) -> socket.socket:
     """Listen.
 
     Args:
         host: A name or an address; each address it stands for must be this machine's own, unless ``allow_remote``.
         port: 0 for a free one.
         allow_remote: Whether others may come.
-        has_token: Whether they need a token.
+        is_guarded: Whether they need a token, or somebody has said that they need none.
 
     Raises:
         ArgumentError: The address is not this machine's own, and nobody asked for that, or there is no token.
@@ -37,11 +37,14 @@ def bind(host: str, port: int, *, allow_remote: bool, has_token: bool) -> socket
     remote = [info[4][0] for info in found if not ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_loopback]
     if remote and not allow_remote:
         raise ArgumentError(
-            f"{where} is {remote[0]}, where others can come from outside: say allow_remote=True and give a token, or "
-            f"use 127.0.0.1 and a tunnel, e.g. ssh -L"
+            f"{where} is {remote[0]}, where others can come from outside: say allow_remote=True (--allow-remote) and "
+            f"give a token, or use 127.0.0.1 and a tunnel, e.g. ssh -L"
         )
-    if remote and not has_token:
-        raise ArgumentError(f"{where} is {remote[0]}, where anybody can come: give a token; make_token() makes one")
+    if remote and not is_guarded:
+        raise ArgumentError(
+            f"{where} is {remote[0]}, where anybody can come: give a token, as make_token() makes them (marlvec serve "
+            f"has it from MARLVEC_TOKEN or --token-file), or say allow_no_token=True (--no-token)"
+        )
     family, kind, number, _, address = found[0]
     try:
         listener = socket.socket(family, kind, number)

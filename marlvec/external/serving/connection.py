@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from websockets.frames import Frame, Opcode
@@ -28,6 +28,7 @@ _CHUNK = 65_536
 _MAX_REQUEST = 8192  # bytes of the HTTP request; browsers add cookies and languages
 _MAX_FRAGMENTS = 4096
 _HIGH = 2**20  # bytes that wait to be sent, from where on nothing more is read
+_EACH = 128  # bytes that a piece of bytes costs beside those in it
 _QUIET = logging.getLogger("marlvec.external.websockets")
 _QUIET.setLevel(logging.CRITICAL)  # what a stranger sends is told once, by us
 
@@ -59,6 +60,7 @@ class Connection:
         host: Host header of the request.
         born: When it was accepted.
         heard: When bytes last came.
+        unsent_bytes: What waits to be sent, with the lists it is in.
         unfinished: Since when a message has been on its way, or None.
         stuck: Since when the client has read nothing of what waits to be sent, or None.
         pinged: When it was pinged last.
@@ -106,7 +108,7 @@ class Connection:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of messages that are on their way."""
+        """Bytes of messages that are on their way, and of the lists they are in."""
         return len(self._protocol.reader.buffer) + self._parts_bytes
 
     def admit(self) -> None:
@@ -135,6 +137,7 @@ class Connection:
             protocol.receive_data(data)
             events = protocol.events_received()
             messages: list[bytes] = []
+            begun = now if self.unfinished is None else self.unfinished
             for event in events:
                 if isinstance(event, Request):
                     self._answer(event)
@@ -146,14 +149,13 @@ class Connection:
                 elif event.opcode is Opcode.TEXT:
                     protocol.fail(1003, "binary messages only")
                     break
+                if not self._parts:  # else the message goes on, however many of its fragments have come
+                    begun = now
             if self._note_end():
                 messages = messages if not protocol.parser_exc else []
             self._flush(now)
         has_rest = bool(protocol.reader.buffer) or bool(self._parts)
-        if not events or has_rest:
-            self.unfinished = now if events or self.unfinished is None else self.unfinished
-        else:
-            self.unfinished = None
+        self.unfinished = begun if has_rest or not events else None
         return messages
 
     def _answer(self, request: Request) -> None:
@@ -179,7 +181,7 @@ class Connection:
         if fin and not self._parts:
             return data
         self._parts.append(data)
-        self._parts_bytes += len(data)
+        self._parts_bytes += len(data) + _EACH
         if not fin:
             if len(self._parts) > _MAX_FRAGMENTS:
                 self._protocol.fail(1009, "too many fragments")
@@ -204,9 +206,14 @@ class Connection:
 
     def send(self, data: bytes, now: float) -> None:
         """Send one message, or have it sent as soon as the client reads. Nothing happens where it is closing."""
+        self.send_all((data,), now)
+
+    def send_all(self, messages: Iterable[bytes], now: float) -> None:
+        """Send some, in one piece."""
         with self._lock:
             if self.stage is Stage.OPEN:
-                self._protocol.send_binary(data)
+                for data in messages:
+                    self._protocol.send_binary(data)
                 self._flush(now)
 
     def ping(self, now: float) -> None:
@@ -251,10 +258,10 @@ class Connection:
 
     def _flush(self, now: float) -> None:
         had = bool(self._out)
-        for data in self._protocol.data_to_send():
-            if data:  # b"" says that nothing will follow, which closing the socket says, too
-                self._out.append(data)
-                self.unsent_bytes += len(data)
+        pieces = [data for data in self._protocol.data_to_send() if data]  # b"": nothing will follow, as closing says
+        if pieces:
+            self._out.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            self.unsent_bytes += len(self._out[-1]) + _EACH
         if had or not self._out:
             return  # whoever is at it goes on
         try:
@@ -276,5 +283,6 @@ class Connection:
             self.stuck = None
             if sent == len(data):
                 self._out.popleft()
+                self.unsent_bytes -= _EACH
             else:
                 self._out[0] = memoryview(data)[sent:]

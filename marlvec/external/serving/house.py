@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections import deque
 from collections.abc import Callable
 
 from marlvec.errors import ConnectionLost, ProtocolError, RefusedError
+from marlvec.external.account import Account
 from marlvec.external.door import Door
 from marlvec.external.limits import Limits
 from marlvec.external.serving.connection import Connection, Stage
 from marlvec.external.serving.readers import Readers
 from marlvec.external.serving.session import CLOSE_CODES, Session
+from marlvec.external.serving.slot_queue import SlotQueue
 from marlvec.external.serving.tally import Tally
 from marlvec.external.serving.weights import Weights
 from marlvec.external.wire.handshake import ServerHandshake, Welcome
@@ -24,6 +25,7 @@ __all__ = ["House"]
 _LOG = logging.getLogger("marlvec.external")
 _FREE_TRIES = 3  # wrong tokens of one address, from where on the answer takes its time
 _PENALTY = 1.0  # seconds that it takes then
+_ADDRESSES = 4096  # from which wrong tokens came last
 _FORGET = 60.0  # seconds after which wrong tokens are forgotten
 _LINGER = 1.0  # seconds for a client to read why, and to hang up
 _SPARE = 64  # connections beyond the limit, to be told that there is no room
@@ -65,10 +67,13 @@ class House:
         self.connections: dict[Connection, ServerHandshake | Session | None] = {}
         self.sessions: dict[bytes, Session] = {}
         self.tally = Tally()
-        self._waiting: deque[tuple[Session, int]] = deque()
+        self._queue = SlotQueue()
         self._failures: dict[str, list[float]] = {}
         self._penalties: dict[Connection, tuple[float, RefusedError]] = {}
         self._held: set[Session] = set()
+        self._whole = Account(limits.total_bytes // 2)
+        self._left_behind: list[Account] = []  # of sessions that are over, whose rows wait
+        self._total = 0  # what all sessions cost, and those, as far as was counted
 
     # --- who comes
 
@@ -98,12 +103,12 @@ class House:
             self.tally.messages += 1
             if isinstance(who, Session):
                 before = who.duplicates
-                who.receive(message, len(data))
+                who.receive(message, data)
                 self.tally.duplicates += who.duplicates - before
                 if who.is_held:
                     self._held.add(who)
-                if message.type is Type.BEGIN and message.fields["episode"] in who.beginning:
-                    self._waiting.append((who, message.fields["episode"]))
+                if message.type is Type.BEGIN:
+                    self.begin_waiting()
             else:
                 self._greet(connection, message)
         except ProtocolError as error:
@@ -151,16 +156,22 @@ class House:
         session = self.sessions.get(_name(key))
         if session is None or session.over or session.is_leaving:
             raise RefusedError("there is no such session any more", "session")
-        if (old := session.connection) is not None:
+        if (old := session.connection) is None:
+            self._check_room()
+        else:
             self.connections[old] = None
             self._refuse(old, "session", "another connection goes on with this session")
         self.tally.resumed += 1
         return session
 
-    def _new_session(self, connection: Connection) -> Session:
+    def _check_room(self) -> None:
+        """Refuse one more, where there are as many as may be; who comes back is one more, too."""
         there = sum(isinstance(who, Session) for who in self.connections.values())
         if there >= self._limits.clients:
             raise RefusedError(f"there are {there} clients, as many as may be; come back later", "full")
+
+    def _new_session(self, connection: Connection) -> Session:
+        self._check_room()
         if len(self.sessions) >= 2 * self._limits.clients:  # those who left first will hardly come back
             oldest = min((s for s in self.sessions.values() if s.left is not None), key=lambda s: s.left or 0.0)
             self._bury(oldest, "others have come since")
@@ -173,7 +184,8 @@ class House:
             self._weights,
             self._limits,
             self._clock,
-            self._on_free,
+            self._queue,
+            Account(self._limits.held_bytes, self._whole),
         )
         self.sessions[_name(key)] = session
         self.tally.sessions += 1
@@ -183,8 +195,10 @@ class House:
         """Refuse a wrong token; who has come with several waits for it."""
         now = self._clock()
         address = connection.address.rpartition(":")[0]
-        times = [t for t in self._failures.get(address, []) if now - t < _FORGET][-100:]
-        self._failures[address] = [*times, now]
+        times = [t for t in self._failures.pop(address, []) if now - t < _FORGET]
+        self._failures[address] = [*times, now][-_FREE_TRIES:]
+        if len(self._failures) > _ADDRESSES:
+            del self._failures[next(iter(self._failures))]
         self.tally.wrong_tokens += 1
         if len(times) < _FREE_TRIES:
             self._refuse(connection, error.code, str(error))
@@ -206,12 +220,14 @@ class House:
     # --- who waits
 
     def begin_waiting(self) -> None:
-        """Slots may be free: those who came first get them."""
-        while self._waiting:
-            session, number = self._waiting[0]
-            if not session.over and not session.begin(number):
+        """Slots may be free: those whose turn it is get them."""
+        while self._queue:
+            turn = self._queue.first(self._door.free_slots(self._on_free))
+            if turn is None:
                 return
-            self._waiting.popleft()
+            session, number = turn
+            if not session.begin(number):
+                return
 
     @property
     def is_busy(self) -> bool:
@@ -252,6 +268,9 @@ class House:
         text = "it said goodbye" if session.is_leaving and not reason else reason
         _LOG.info("%s is gone: %s", session.name, plain(text))
         session.end(ConnectionLost(f"{session.name} is gone: {plain(text)}"))
+        self._total += session.account.rows - session.counted
+        if session.account.rows:
+            self._left_behind.append(session.account)
 
     def sweep(self) -> None:
         """Look at everybody's clocks."""
@@ -295,14 +314,38 @@ class House:
             return f"silent for {2 * limits.heartbeat_seconds} s"
         return None
 
+    def weigh(self, connection: Connection) -> None:
+        """See what a client costs who has sent something, and cut off the one with the most where all cost too much."""
+        who = self.connections.get(connection)
+        if isinstance(who, Session) and not who.over:
+            cost = who.cost
+            self._total += cost - who.counted
+            who.counted = cost
+            if self._total > self._limits.total_bytes:
+                self._spare_memory()
+
     def _spare_memory(self) -> None:
-        sizes = {session: session.cost for session in self.sessions.values()}
-        while sum(sizes.values()) > self._limits.total_bytes:
-            greedy = max(sizes, key=lambda session: sizes[session])
+        self._left_behind = [account for account in self._left_behind if account.rows]
+        sizes: dict[Session | Account, int] = {account: account.rows for account in self._left_behind}
+        for session in self.sessions.values():
+            sizes[session] = session.counted = session.cost
+        self._total = sum(sizes.values())
+        most = self._limits.total_bytes
+        while self._total > most and sizes:
+            greedy = max(sizes, key=lambda one: sizes[one])
+            text = f"all clients together cost more than {most} bytes"
+            account = greedy
+            if isinstance(greedy, Session):
+                greedy.fail("limit", text)
+                self._bury(greedy, text)
+                account = greedy.account
+            else:
+                _LOG.info("rows of a client that is gone are dropped: %s", text)
+            assert isinstance(account, Account)
+            left = account.rows
+            self._door.drop(account, ConnectionLost(text))
+            self._total -= left
             del sizes[greedy]
-            greedy.fail("limit", f"all clients together cost more than {self._limits.total_bytes} bytes")
-            if greedy.connection is None:
-                self._bury(greedy, "too much was kept for it")
 
     def close(self) -> None:
         """The server closes: everybody is told, and nobody is waited for."""

@@ -167,6 +167,7 @@ class Loop:
                 messages = connection.read(now)
                 for message in messages:
                     self.house.receive(connection, message)
+                self.house.weigh(connection)
                 if messages:
                     self._charge(connection, len(messages), now)
         except (BlockingIOError, InterruptedError):

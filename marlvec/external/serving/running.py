@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from marlvec.external.episode import Episode
-from marlvec.external.wire.schema import Message
 
 __all__ = ["Running"]
 
@@ -21,7 +20,7 @@ class Running:
         slot: The slot it asks for, or None.
         re: Number of the request that is not answered: ``begin``, or what asked for actions.
         episode: The episode behind the door, once it has a slot.
-        held: Requests that wait for room, with their sizes.
+        held: Requests that wait for room: their numbers, and as they came. Read, they might be many times as large.
     """
 
     born: float
@@ -30,4 +29,4 @@ class Running:
     slot: int | None
     re: int
     episode: Episode | None = None
-    held: deque[tuple[Message, int]] = field(default_factory=deque)
+    held: deque[tuple[int, bytes]] = field(default_factory=deque)

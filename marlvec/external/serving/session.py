@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from sys import getsizeof
 from typing import Any
 
 from marlvec.errors import (
@@ -24,19 +25,23 @@ from marlvec.errors import (
     RefusedError,
     StateError,
 )
+from marlvec.external.account import Account
 from marlvec.external.door import Door
 from marlvec.external.limits import Limits
 from marlvec.external.serving.connection import Connection
 from marlvec.external.serving.readers import Readers
 from marlvec.external.serving.running import Running
+from marlvec.external.serving.slot_queue import SlotQueue
 from marlvec.external.serving.telling import TOLD, tell
 from marlvec.external.serving.weights import Weights
-from marlvec.external.wire.schema import FORMS, Message, Type
+from marlvec.external.wire.schema import FORMS, Message, Type, read_message
 from marlvec.external.wire.session import Episodes, EpisodeState, Stream
 
 __all__ = ["CLOSE_CODES", "Session"]
 
 _REMEMBERED = 64  # episodes that were cut, and why
+_EACH = 256  # bytes that a message costs which is kept, beside those in it
+_EPISODE = 2048  # bytes that an episode costs of which nothing is said
 CLOSE_CODES = {"protocol": 1002, "version": 1002, "full": 1013, "closing": 1001}
 
 
@@ -51,7 +56,8 @@ class Session:
         weights: What it may fetch.
         limits: What is borne.
         clock: Tells the time.
-        on_free: Called from any thread when a slot is free that an episode waits for.
+        queue: Where its episodes wait for a slot.
+        account: Where what its episodes say is counted.
 
     Attributes:
         key, name: As given.
@@ -60,6 +66,8 @@ class Session:
         over: Whether it has ended.
         is_leaving: Whether it has said goodbye.
         unanswered: How many requests are.
+        account: As given.
+        counted: What it cost when somebody looked last.
         weights_used: Number of the weights that the client decided with last, as it says; 0 for none.
     """
 
@@ -72,18 +80,19 @@ class Session:
         weights: Weights,
         limits: Limits,
         clock: Callable[[], float],
-        on_free: Callable[[], None],
+        queue: SlotQueue,
+        account: Account,
     ) -> None:
         self.key, self.name = key, name
         self._door, self._readers, self._weights, self._limits = door, readers, weights, limits
-        self._clock, self._on_free = clock, on_free
+        self._clock, self._queue, self.account = clock, queue, account
         self._lock = threading.RLock()
-        self._stream = Stream(limits.kept_bytes)
+        self._stream = Stream(limits.kept_bytes, _EACH)
         self._episodes = Episodes(limits.episodes)
         self._running: dict[int, Running] = {}
         self._cut: OrderedDict[int, str] = OrderedDict()
-        self._held_bytes = 0
-        self.unanswered = self.weights_used = 0
+        self._held_bytes = self._cut_bytes = 0
+        self.unanswered = self.weights_used = self.counted = 0
         self.connection: Connection | None = None
         self.left: float | None = None
         self.over = self.is_leaving = False
@@ -103,20 +112,16 @@ class Session:
 
     @property
     def cost(self) -> int:
-        """What it costs in memory, about: what waits to be read, looked at, and told."""
+        """What it costs in memory, about: what waits to be read, looked at, collected, and told."""
         connection = self.connection
         own = 0 if connection is None else connection.unsent_bytes + connection.read_bytes
-        return own + self._held_bytes + self._stream.kept_bytes
+        own += len(self._running) * _EPISODE + self._cut_bytes
+        return own + self._held_bytes + self._stream.kept_bytes + self.account.said + self.account.rows
 
     @property
     def is_held(self) -> bool:
         """Whether requests wait for room."""
         return self._held_bytes > 0
-
-    @property
-    def beginning(self) -> list[int]:
-        """Episodes that wait for a slot."""
-        return [number for number, running in self._running.items() if running.episode is None]
 
     # --- connections
 
@@ -133,9 +138,7 @@ class Session:
         """
         with self._lock:
             missing = self._stream.missing(received)
-            connection.send(welcome, self._clock())
-            for data in missing:
-                connection.send(data, self._clock())
+            connection.send_all([welcome, *missing], self._clock())
             self.connection, self.left = connection, None
 
     def detach(self) -> None:
@@ -149,8 +152,10 @@ class Session:
             self.over, self.connection = True, None
             running, self._running = self._running, {}
             self._held_bytes = 0
-            for one in running.values():
-                if one.episode is not None:
+            for number, one in running.items():
+                if one.episode is None:
+                    self._queue.remove(self, number, one.slot)
+                else:
                     one.episode.abandon(reason)
 
     def fail(self, code: str, text: str) -> None:
@@ -163,12 +168,12 @@ class Session:
 
     # --- requests
 
-    def receive(self, message: Message, size: int) -> None:
+    def receive(self, message: Message, data: bytes | bytearray) -> None:
         """Take one message.
 
         Args:
             message: The message.
-            size: Its bytes.
+            data: As it came.
 
         Raises:
             ProtocolError: It may not come; the session is over.
@@ -188,28 +193,35 @@ class Session:
                 raise ProtocolError(f"more than {self._limits.window} requests wait for their answer", "limit")
             running = self._running.get(message.fields.get("episode", -1))
             if running is not None and running.held and message.type is not Type.ABANDON:
-                self._hold(running, message, size)
+                self._hold(running, message, data)
             else:
-                self._try(message, size)
+                self._try(message, data)
 
-    def _hold(self, running: Running, message: Message, size: int) -> None:
-        if self._held_bytes + size > self._limits.held_bytes:
+    def _hold(self, running: Running, message: Message, data: bytes | bytearray) -> None:
+        self._held_bytes += len(data) + _EACH
+        running.held.append((message.number, bytes(data)))
+        self._check_waiting()
+
+    def _check_waiting(self) -> None:
+        """End it where too much waits; rows are no part of that, since they make others wait when they are too many."""
+        if self._held_bytes + self.account.said > self._limits.held_bytes:
             raise ProtocolError(f"more than {self._limits.held_bytes} bytes wait for the collector", "limit")
-        self._held_bytes += size
-        running.held.append((message, size))
 
     def retry(self) -> None:
         """Try again what waits for room."""
         with self._lock:
-            for running in list(self._running.values()):
+            for running in [one for one in self._running.values() if one.held]:
+                assert running.episode is not None  # nothing else is held
+                if not running.episode.has_room:  # what is held is not even read, and there is no end of trying
+                    continue
                 held, running.held = running.held, deque()
-                while held and not running.held:
-                    message, size = held.popleft()
-                    self._held_bytes -= size
-                    self._try(message, size)
+                while held and not running.held and running.episode.has_room:
+                    _, data = held.popleft()
+                    self._held_bytes -= len(data) + _EACH
+                    self._try(read_message(data, "client"), data)
                 running.held += held
 
-    def _try(self, message: Message, size: int) -> None:
+    def _try(self, message: Message, data: bytes | bytearray) -> None:
         """Do what is asked; or say why not; or hold it, until there is room for it."""
         re = message.number
         number = message.fields.get("episode", -1)
@@ -223,7 +235,7 @@ class Session:
             self._refuse(re, error.code, text)
         except BusyError:
             assert running is not None  # there is no other way to be told so
-            self._hold(running, message, size)
+            self._hold(running, message, data)
         except (EpisodeOver, ClosedError) as error:
             self._forget(number, str(error))
             self._refuse(re, "episode", str(error))
@@ -235,31 +247,34 @@ class Session:
             self._refuse(re, "value", str(error))
 
     def _begin(self, message: Message) -> None:
-        number, now = message.fields["episode"], self._clock()
+        fields, now = message.fields, self._clock()
+        number, slot = fields["episode"], fields.get("slot")
+        if slot is not None and slot >= self._door.num_envs:
+            raise ArgumentError(f"there is no slot {slot}; slots are 0 to {self._door.num_envs - 1}")
         self._episodes.begin(number)
-        fields = message.fields
-        self._running[number] = Running(now, now, fields["training"], fields.get("slot"), message.number)
-        self.begin(number)
+        self._running[number] = Running(now, now, fields["training"], slot, message.number)
+        self._queue.add(self, number, slot)
 
     def begin(self, number: int) -> bool:
-        """Try to get a slot for an episode that waits for one. Returns whether it does not wait any more."""
+        """Begin an episode that waits for a slot, as it is its turn. Returns whether it does not wait any more."""
         with self._lock:
-            running = self._running.get(number)
-            if running is None or running.episode is not None:
-                return True
+            running = self._running[number]
             try:
                 running.episode = self._door.begin(
                     training_enabled=running.training,
                     env_id=running.slot,
                     on_lost=lambda reason: self._lost(number, str(reason)),
-                    on_free=self._on_free,
+                    account=self.account,
                 )
-            except EpisodesFull:
+            except EpisodesFull:  # somebody in this process was quicker
                 return False
-            except (ArgumentError, ClosedError) as error:
+            except ClosedError as error:
                 self._forget(number, str(error))
-                self._refuse(running.re, "value" if isinstance(error, ArgumentError) else "episode", str(error))
+                self._refuse(running.re, "episode", str(error))
                 return True
+            if number not in self._running:  # it is lost already, and its client was told
+                return True
+            self._queue.remove(self, number, running.slot, served=True)
             running.heard = self._clock()
             self._episodes.move(number, EpisodeState.RUNNING)
             self._send(Type.OK, {"re": running.re})
@@ -270,6 +285,7 @@ class Session:
         running = self._running[number]
         assert running.episode is not None  # `Episodes.check` lets nothing come before that
         tell(running.episode, message, self._readers, lambda actions: self._answer(number, actions))
+        self._check_waiting()
         if message.type is Type.STEP:
             running.re = message.number
             self._episodes.move(number, EpisodeState.ASKED)
@@ -313,9 +329,9 @@ class Session:
             running = self._running.get(number)
             if running is None:
                 return
-            asked = self._episodes.state(number) is EpisodeState.ASKED
+            was_due = self._episodes.state(number) is not EpisodeState.RUNNING
             self._forget(number, reason)
-            if asked:
+            if was_due:
                 self._refuse(running.re, "episode", reason)
 
     def _give_up(self, number: int, reason: MarlvecError) -> None:
@@ -328,21 +344,24 @@ class Session:
         if was_due:
             self._refuse(running.re, "episode", str(reason))
 
-    def _drop(self, number: int) -> list[tuple[Message, int]]:
-        """It is over. Returns the requests about it that were held."""
+    def _drop(self, number: int) -> list[int]:
+        """It is over. Returns the numbers of the requests about it that were held."""
         running = self._running.pop(number, None)
+        if running is not None and running.episode is None:
+            self._queue.remove(self, number, running.slot)
         self._episodes.end(number)
-        held = [] if running is None else list(running.held)
-        self._held_bytes -= sum(size for _, size in held)
-        return held
+        held = deque[tuple[int, bytes]]() if running is None else running.held
+        self._held_bytes -= sum(len(data) + _EACH for _, data in held)
+        return [re for re, _ in held]
 
     def _forget(self, number: int, reason: str) -> None:
         """It is over before its client says so: it is told why, whatever it asks."""
         self._cut[number] = reason
+        self._cut_bytes += getsizeof(reason)
         while len(self._cut) > _REMEMBERED:
-            self._cut.popitem(last=False)
-        for message, _ in self._drop(number):
-            self._refuse(message.number, "episode", reason)
+            self._cut_bytes -= getsizeof(self._cut.popitem(last=False)[1])
+        for re in self._drop(number):
+            self._refuse(re, "episode", reason)
 
     def sweep(self) -> None:
         """Cut what has taken too long."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ProtocolError
 
-__all__ = ["DTYPES", "MAX_NDIM", "read_array", "write_array"]
+__all__ = ["DTYPES", "MAX_NDIM", "read_array", "short", "write_array"]
 
 MAX_NDIM = 8
 MAX_SIDE = 2**31 - 1
@@ -45,20 +45,20 @@ def read_array(data: Any, where: str) -> NDArray[Any]:
         ProtocolError: It is none; says where.
     """
     if type(data) is not list or len(data) != 3:
-        raise ProtocolError(f"{where}: expected [dtype, shape, bytes], got {_short(data)}")
+        raise ProtocolError(f"{where}: expected [dtype, shape, bytes], got {short(data)}")
     name, shape, raw = data
     if type(name) is not str or name not in DTYPES:
-        raise ProtocolError(f"{where}: expected a dtype of {', '.join(DTYPES)}, got {_short(name)}")
+        raise ProtocolError(f"{where}: expected a dtype of {', '.join(DTYPES)}, got {short(name)}")
     if (
         type(shape) is not list
         or len(shape) > MAX_NDIM
         or not all(type(n) is int and 0 <= n <= MAX_SIDE for n in shape)
     ):
-        raise ProtocolError(f"{where}: expected a shape of at most {MAX_NDIM} lengths, got {_short(shape)}")
+        raise ProtocolError(f"{where}: expected a shape of at most {MAX_NDIM} lengths, got {short(shape)}")
     dtype = DTYPES[name]
     size = math.prod(shape) * dtype.itemsize  # of Python's ints, which do not overflow
     if type(raw) is not bytes or len(raw) != size:
-        got = f"{len(raw)} bytes" if type(raw) is bytes else _short(raw)
+        got = f"{len(raw)} bytes" if type(raw) is bytes else short(raw)
         raise ProtocolError(f"{where}: expected {size} bytes for {name} of {tuple(shape)}, got {got}")
     if name == "bool" and raw.translate(None, b"\0\1"):
         raise ProtocolError(f"{where}: a bool is a byte 0 or 1")
@@ -68,5 +68,8 @@ def read_array(data: Any, where: str) -> NDArray[Any]:
     return array if sys.byteorder == "little" else array.astype(dtype.newbyteorder("="))
 
 
-def _short(value: Any) -> str:
-    return repr(value)[:60] if isinstance(value, (str, int, float)) else type(value).__name__
+def short(value: Any) -> str:
+    """A few characters about a value, for a message."""
+    if isinstance(value, str):
+        return repr(value[:60])[:60]  # of all of it, it could be ten times as long
+    return repr(value)[:60] if isinstance(value, (int, float)) else type(value).__name__

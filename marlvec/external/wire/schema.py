@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
 from marlvec.errors import ProtocolError
-from marlvec.external.wire.arrays import read_array
+from marlvec.external.wire.arrays import read_array, short
 from marlvec.external.wire.codec import MAX_WIDTH, pack, unpack
 from marlvec.external.wire.frames import MAX_NUMBER, Frame, pack_frame, unpack_frame
 
@@ -63,8 +63,7 @@ class Type(IntEnum):
 
 
 def _bad(where: str, expected: str, got: Any) -> ProtocolError:
-    shown = repr(got)[:60] if isinstance(got, (str, int, float)) else type(got).__name__
-    return ProtocolError(f"{where}: expected {expected}, got {shown}")
+    return ProtocolError(f"{where}: expected {expected}, got {short(got)}")
 
 
 def _flag(value: Any, where: str) -> None:

@@ -24,14 +24,15 @@ class Stream:
 
     Args:
         max_kept: Bytes of messages that are kept until the other side has told that it got them.
+        each: Bytes that each of them counts beside its own.
 
     Attributes:
         received: Number of the last message that has come.
         duplicates: How many have come again and were dropped.
     """
 
-    def __init__(self, max_kept: int) -> None:
-        self._max_kept = max_kept
+    def __init__(self, max_kept: int, each: int = 0) -> None:
+        self._max_kept, self._each = max_kept, each
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._kept_bytes = 0
         self._sent = 0
@@ -45,7 +46,7 @@ class Stream:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that are kept."""
+        """Bytes that are kept, as they count."""
         return self._kept_bytes
 
     def take(self, message: Message) -> bool:
@@ -75,7 +76,7 @@ class Stream:
             raise ProtocolError(f"message {number} cannot have come: the last one sent was {self._sent}")
         while self._kept and next(iter(self._kept)) <= number:
             _, data = self._kept.popitem(last=False)
-            self._kept_bytes -= len(data)
+            self._kept_bytes -= len(data) + self._each
 
     def make(self, kind: Type, fields: dict[str, Any], max_bytes: float = math.inf) -> bytes:
         """The bytes of the next message, which are kept where it is numbered.
@@ -94,13 +95,13 @@ class Stream:
         data = write_message(Message(kind, fields, self._sent + 1, self.received))
         if len(data) > max_bytes:
             raise ProtocolError(f"a message of {len(data)} bytes; the other side takes {max_bytes}", "limit")
-        if self._kept and self._kept_bytes + len(data) > self._max_kept:
+        if self._kept and self._kept_bytes + len(data) + self._each > self._max_kept:
             raise ProtocolError(
                 f"more than {self._max_kept} bytes were sent, and the other side tells of none", "limit"
             )
         self._sent += 1
         self._kept[self._sent] = data
-        self._kept_bytes += len(data)
+        self._kept_bytes += len(data) + self._each
         return data
 
     def missing(self, received: int) -> list[bytes]:
