@@ -6,6 +6,7 @@
     │   ├── BusyError                 ... while another call was pending; its name is in the text
     │   ├── NothingPendingError       ... a fetch with nothing sent
     │   ├── NotResetError             ... a step of an env that has no running episode
+    │   ├── EnvsDriven                ... after somebody else drove the envs that a collector collects from
     │   ├── EpisodesFull              ... no more episodes can run at a time
     │   ├── EpisodeOver               ... in an episode that has ended, or was lost
     │   │   └── EpisodeCut            ... because the collector's side has ended it
@@ -65,6 +66,7 @@ __all__ = [
     "EnvFault",
     "EnvRaised",
     "EnvTimeout",
+    "EnvsDriven",
     "EpisodeCut",
     "EpisodeOver",
     "EpisodesFull",
@@ -110,6 +112,13 @@ class NothingPendingError(StateError):
 
 class NotResetError(StateError):
     """An env has no running episode: it was never reset, or its episode is over."""
+
+
+class EnvsDriven(StateError):
+    """Somebody else reset or stepped the envs that a collector collects from, or took their rows.
+
+    Its running episodes are not what it knows of them: `Collector.reset` begins new ones.
+    """
 
 
 class EpisodesFull(StateError):

@@ -60,7 +60,7 @@ SURFACE = {
         ArgumentError ActionError
         RegistryError UnknownEnvError AlreadyRegisteredError
         SerialisationError UnsupportedSpaceError ContractError FetchTimeout
-        EpisodesFull EpisodeOver EpisodeCut AnswerTimeout DriverGone
+        EpisodesFull EpisodeOver EpisodeCut AnswerTimeout DriverGone EnvsDriven
         ProtocolError RefusedError ConnectionLost
         EnvFault EnvRaised EnvArgumentError EnvContractError EnvTimeout WorkerDied Failure RemoteCause
         RestartQuietly ResourceError CheckpointError MissingExtraError

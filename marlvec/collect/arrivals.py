@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from marlvec.vector.result import VectorStep
 __all__ = ["Arrival"]
 
 AnyArray = NDArray[Any]
+
+_FLAGS = ("terminated", "truncated", "missing", "alive", "acting", "done", "fault", "quiet")
 
 
 class Arrival:
@@ -43,7 +47,7 @@ class Arrival:
         untrained: Ids of envs whose episode begins here and is for no batch.
         is_first: Whether all these rows begin episodes, and nothing came before them; see `FreeTraffic`.
         state, final_state: (n, …) global states, the latter where ``done``; None where the envs give none.
-        result: What the envs returned, as it came.
+        results: What the envs returned, as it came: at once, or one after the other.
     """
 
     __slots__ = (
@@ -64,7 +68,7 @@ class Arrival:
         "missing",
         "obs",
         "quiet",
-        "result",
+        "results",
         "rewards",
         "state",
         "terminated",
@@ -74,7 +78,7 @@ class Arrival:
     )
 
     def __init__(self, step: VectorStep, num_envs: int, *, writable: bool) -> None:
-        self.result = step
+        self.results = [step]
         self.env_ids = step.env_ids
         self.everything = len(step.env_ids) == num_envs
         self.obs, self.final, self.masks = step.obs_leaves, step.final_leaves, step.action_masks
@@ -100,8 +104,7 @@ class Arrival:
         self.obs = [[leaf[rows] for leaf in leaves] for leaves in self.obs]
         self.final = self.obs if same else [[leaf[rows] for leaf in leaves] for leaves in self.final]
         self.masks = [None if mask is None else mask[rows] for mask in self.masks]
-        flags = ("terminated", "truncated", "missing", "alive", "acting", "done", "fault", "quiet")
-        for name in ("env_ids", "rewards", *flags):
+        for name in ("env_ids", "rewards", *_FLAGS):
             setattr(self, name, getattr(self, name)[rows])
         if self.state is not None and self.final_state is not None:
             self.state, self.final_state = self.state[rows], self.final_state[rows]
@@ -128,6 +131,31 @@ class Arrival:
         part.untrained = [i for i in self.untrained if i in mine]
         return part
 
+    @classmethod
+    def join(cls, parts: Sequence[Arrival]) -> Arrival:
+        """Rows that came one after the other, of different envs, as if they had come at once."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = copy.copy(parts[0])
+        whole.obs = _stack([part.obs for part in parts])
+        apart = any(part.final is not part.obs for part in parts)
+        whole.final = _stack([part.final for part in parts]) if apart else whole.obs
+        lengths = [len(part.env_ids) for part in parts]
+        whole.masks = [_join_masks(masks, lengths) for masks in zip(*(part.masks for part in parts), strict=True)]
+        for name in ("env_ids", "rewards", *_FLAGS, "ended"):
+            setattr(whole, name, np.concatenate([getattr(part, name) for part in parts]))
+        for name in ("state", "final_state"):
+            if getattr(whole, name) is not None:
+                setattr(whole, name, np.concatenate([getattr(part, name) for part in parts]))
+        whole.eventful = any(part.eventful for part in parts)
+        whole.results = [step for part in parts for step in part.results]
+        order = np.argsort(whole.env_ids)
+        whole._choose(order)
+        whole.ended, whole.where = whole.ended[order], places_of(whole.env_ids)
+        whole.given = sorted((given for part in parts for given in part.given), key=itemgetter(0))
+        whole.untrained = sorted(i for part in parts for i in part.untrained)
+        return whole
+
     def own(self) -> None:
         """Take copies of what is still to be read, before the envs do anything else."""
         if not self._writable:
@@ -152,3 +180,17 @@ class Arrival:
         self.untrained = [i for i in self.untrained if i not in other.env_ids] + other.untrained
         self.alive[at] = other.alive
         self.acting[at] = other.acting
+
+
+def _stack(parts: Sequence[list[list[AnyArray]]]) -> list[list[AnyArray]]:
+    """Per group, per leaf: the parts' rows one after the other."""
+    return [[np.concatenate(leaves) for leaves in zip(*group, strict=True)] for group in zip(*parts, strict=True)]
+
+
+def _join_masks(masks: Sequence[AnyArray | None], lengths: Sequence[int]) -> AnyArray | None:
+    """Masks of one group; before an env gives the first one everything is allowed."""
+    given = next((mask for mask in masks if mask is not None), None)
+    if given is None:
+        return None
+    shape, pairs = given.shape[1:], zip(masks, lengths, strict=True)
+    return np.concatenate([np.ones((n, *shape), np.bool_) if mask is None else mask for mask, n in pairs])

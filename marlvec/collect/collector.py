@@ -52,8 +52,8 @@ class Collector(Gathering):
     beginning; nothing follows on the last row there, which is neither terminated nor truncated. `Metrics` counts what
     was lost. Masked envs are left out from then on.
 
-    The envs belong to the caller: the collector resets them at its first `collect`, and never closes them. No one else
-    may step them meanwhile.
+    The envs belong to the caller: the collector resets them at its first `collect`, and never closes them. Where
+    somebody else resets or steps them, it says so (`EnvsDriven`) and goes on with `reset`.
 
     Args:
         envs: The envs.
@@ -74,11 +74,10 @@ class Collector(Gathering):
             whole episodes only.
         count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
         batch_size: How much a batch of ``for batch in collector`` and of `background` is, as ``count_by`` counts.
-        overlap: Whether policies answer for envs that are back while the workers step the others, half of them at a
-            time, so that neither waits for the other; where that is slower it is found out, and left. Batches are the
-            same, to the bit, as long as policies and connectors answer each row for itself: one that draws from one
-            random stream for all rows, or keeps running statistics, meets rows in another order. Callbacks hear of
-            fewer envs at a time.
+        overlap: Whether policies answer for one half of the envs while the workers step the other, in a fixed order.
+            Batches are the same, to the bit, as long as policies and connectors answer each row for itself: one that
+            draws from one random stream for all rows, or keeps running statistics, meets rows in another order, which
+            is the same one each time. Callbacks hear of half of the envs at a time.
         random_steps: So many env steps, the first of this collector, are made with uniformly random legal actions, as
             many in every env. No policy is asked; rows of them are marked in the column ``off_policy``, and what
             policies add says nothing there (NaN, 0).
@@ -89,7 +88,7 @@ class Collector(Gathering):
         seed: Seeds the envs' first reset (as ``envs.reset(seed=seed)``), every policy and every episode's ``rng``, each
             with a stream of its own. None: from the operating system.
         window: Number of last episodes that metrics are over.
-        evaluation_envs: Those that `evaluate` plays in, where it is given none.
+        evaluation_envs: Those that `evaluate` plays in, where it is given none; not those that are collected from.
 
     Raises:
         ArgumentError: An argument is wrong.
@@ -143,6 +142,8 @@ class Collector(Gathering):
                 raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")
             policy_mapping = ids[0]
         self._trained = Trained(policies_to_train, ids)
+        if evaluation_envs is not None:
+            self._check_apart(evaluation_envs, "Collector(evaluation_envs=...)")
         self._evaluation_envs, self._evaluations = evaluation_envs, 0
         self._episodes = Episodes(envs.num_envs, envs.agents, ids, policy_mapping)
         connectors = agent_connectors, action_connectors, learner_connectors
@@ -344,8 +345,7 @@ class Collector(Gathering):
                 "evaluate() plays in envs of its own: give it some, marlvec.make(...) with the same arguments, or give "
                 "the collector evaluation_envs"
             )
-        if envs is self.envs:
-            raise ArgumentError("evaluate() cannot play in the envs that are collected from; make() others")
+        self._check_apart(envs, "evaluate()")
         if envs.agents != self.envs.agents:
             raise ArgumentError(f"evaluate(): envs have the agents {envs.agents}, the collector's {self.envs.agents}")
         if seed is None:
@@ -372,6 +372,11 @@ class Collector(Gathering):
         versions = {name: policy.version for name, policy in inner.policies.items() if name in played}
         lost = inner.metrics.episodes_faulty + inner.metrics.episodes_restarted
         return Evaluation(quotas.records, envs.agents, versions, lost)
+
+    def _check_apart(self, envs: VectorEnv, who: str) -> None:
+        """Refuse the envs that are collected from, also behind a view of them."""
+        if envs is self.envs or getattr(envs, "envs", None) is self.envs:
+            raise ArgumentError(f"{who} cannot play in the envs that are collected from; make() others")
 
     def _warm_up(self, steps: Any) -> WarmUp:
         number = (

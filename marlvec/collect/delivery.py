@@ -91,7 +91,9 @@ class Delivery:
             env_steps = loop.gain.env_steps
         began = perf_counter()
         untrained, policy_L = self._episodes.untrained, self._episodes.policy_NA.reshape(-1)
-        batches = self._harvest.reap(slots, loop.slot_L, policy_L, trained, untrained)
+        batches = self._harvest.make(slots, trained, untrained)
+        loop.state = "lost"  # until it is on record what was handed over
+        self._harvest.forget(slots, loop.slot_L, policy_L)
         for eps_id in tuple(untrained):
             if eps_id not in self._episodes.eps_id_N and not self._harvest.holds(eps_id):
                 untrained.remove(eps_id)
@@ -109,4 +111,5 @@ class Delivery:
             decisions=loop.gain.decisions - batch.agent_steps,
             agent_steps=loop.gain.agent_steps - batch.agent_steps,
         )
+        loop.state = "ready"
         return batch

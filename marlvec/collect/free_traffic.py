@@ -62,19 +62,16 @@ class FreeTraffic(Traffic):
 
     def send(self, actions: Any, env_ids: IntArray | None) -> None:
         """Have envs step that were `due`."""
+        self.check_alone()
         self._envs.send(actions, env_ids)
         self._note_sent(env_ids)
 
     def reset(self, *, env_ids: IntArray | None = None, seed: int | None = None) -> None:
         """Have some envs begin an episode, or all, as soon as somebody begins one there."""
+        self.check_alone()
         self._envs.async_reset(seed=seed, env_ids=env_ids)
         self._beginning_N[slice(None) if env_ids is None else env_ids] = True
         self._note_sent(env_ids)
-
-    def abandon(self) -> None:
-        """Let what is on the way go by, also what another collector has sent: it never takes in the last of it."""
-        self._num_away = self._envs.num_envs
-        super().abandon()
 
     def begin_next(self, arrival: Arrival, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
         """Have these envs begin the next episode some time; none has now."""
@@ -91,6 +88,7 @@ class FreeTraffic(Traffic):
         Raises:
             Exception: What `VectorEnv.recv` raises; what had come stays.
         """
+        self.is_waiting = False
         if not self._inbox:
             self._sort_in(self._take(1))
         arrival = self._inbox.pop(0)

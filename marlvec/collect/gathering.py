@@ -40,7 +40,8 @@ class Gathering:
 
     def __init__(self) -> None:
         self._turns = Turns()
-        self._collecting = threading.RLock()  # held by the thread that collects
+        self._collecting: int | None = None  # the thread that collects
+        self._entering = threading.Lock()
         self._background: Background | None = None
 
     # --- one batch
@@ -84,6 +85,10 @@ class Gathering:
                 there, and that call's batch holds what this one had collected.
             StateError: An earlier call failed half-way through a step, or all envs are masked; or it is collected in
                 the background.
+            EnvsDriven: Somebody else has reset or stepped the envs, or has taken their rows, since this collector did.
+                The running episodes are lost: call `reset` to go on.
+            KeyboardInterrupt: As everywhere. In a policy, and while envs are waited for, it costs nothing: calling
+                again goes on. In the middle of a step what runs is lost, calling again says so, and `reset` goes on.
             BusyError: Another thread collects.
             BaseException: What a callback raises, with a note that names it, once the step of the envs is finished:
                 calling again goes on. See `Callback`.
@@ -98,8 +103,13 @@ class Gathering:
         """Collect until there is enough, or until it is stopped between two steps: then what there is stays."""
         if self._loop.state == "lost":
             raise StateError("an earlier call failed half-way through a step; call reset() to begin new episodes")
-        if not self._collecting.acquire(blocking=False):
-            raise BusyError("collect() while another thread collects with this collector")
+        if self._loop.state == "ready":
+            self._loop.traffic.check_alone()
+        me = threading.get_ident()
+        with self._entering:
+            if self._collecting not in (None, me):
+                raise BusyError("collect() while another thread collects with this collector")
+            self._collecting = me
         try:
             if self._loop.state == "new":
                 self._loop.start(entropy=self._entropy, seed=self._seed)
@@ -116,7 +126,8 @@ class Gathering:
             self._hooks.sample_end(batch)
             return batch
         finally:
-            self._collecting.release()
+            # Stores alone: where Ctrl-C has come, no call is made that another one could end.
+            self._turns.stepping = self._collecting = None
 
     def _goal(
         self, call: str, steps: int | None, env_steps: int | None, agent_steps: int | None, episodes: int | None
@@ -263,6 +274,8 @@ class Gathering:
 
     def reset(self, seed: int | None = None) -> None:
         """Begin new episodes in all envs. Running ones are lost, with all rows that were not handed over.
+
+        It goes on after whatever has happened: a fault, Ctrl-C, or somebody else who has driven the envs.
 
         Args:
             seed: Seeds envs, policies and episodes anew, as the constructor's; None: all go on with their streams,

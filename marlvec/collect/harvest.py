@@ -53,20 +53,16 @@ class Harvest:
         wanted = np.array([eps_id])
         return any(len(role.trajectories.of_episodes(wanted)) for role in self._roles)
 
-    def reap(
+    def make(
         self,
         slots: Sequence[IntArray],
-        slot_L: IntArray,
-        policy_L: IntArray,
         is_trained: Callable[[str], bool] = lambda policy_id: True,
         untrained: Collection[int] = (),
     ) -> Mapping[str, SampleBatch]:
-        """Make batches of these transitions, and forget them once the learner connectors have done their work.
+        """Make batches of these transitions; none of them is forgotten before `forget`.
 
         Args:
             slots: Per role, ascending.
-            slot_L: (L,) each lane's present slot, or -1; moved along in place.
-            policy_L: (L,) index of the role that plays each lane.
             is_trained: Whether a policy gets a batch. Rows of the others are only shown to learner connectors.
             untrained: Ids of episodes that are for no batch, and shown to nobody.
         """
@@ -87,10 +83,19 @@ class Harvest:
                 found[role.policy_id] = Rows(columns)
         batches = self._connected(trained, found)
         self._next_unroll = unroll
+        return batches
+
+    def forget(self, slots: Sequence[IntArray], slot_L: IntArray, policy_L: IntArray) -> None:
+        """Forget transitions that are in batches.
+
+        Args:
+            slots: Per role, ascending.
+            slot_L: (L,) each lane's present slot, or -1; moved along in place.
+            policy_L: (L,) index of the role that plays each lane.
+        """
         for role, own in zip(self._roles, slots, strict=True):
             if len(own):
                 role.forget(own, slot_L, policy_L)
-        return batches
 
     def _connected(self, roles: Sequence[Role], found: Mapping[str, Rows]) -> dict[str, SampleBatch]:
         """Send these roles' rows through their learner connectors, each piece of which may look at all rows first."""

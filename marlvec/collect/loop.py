@@ -115,9 +115,10 @@ class Loop:
             StateError: A callback asks for it in the middle of a step.
             BaseException: What a callback raised, once all is done.
         """
+        self._hooks.check_told()
+        self.state = "lost"
         self._hooks.lose_all()
         self.traffic.abandon()
-        self.state = "lost"
         self._transformed = []
         self._entropy = entropy
         self.slot_L[:] = -1
@@ -128,6 +129,7 @@ class Loop:
         self.gain = Gain()
         self.finished.clear()
         self._episodes.restart(numbers=seed is not None)
+        self._cast.playing = []  # so that it is looked at anew, whatever an interrupt may have left
         self.traffic.reset(seed=seed)
         for arrival in self.traffic.receive_all(self.traffic.all_ids):
             self.traffic.leave_out_masked(arrival)
@@ -151,6 +153,9 @@ class Loop:
             StateError: All envs are masked.
             ContractError, Exception: From policies and action connectors: nothing was sent, the state is as before.
             EnvFault, Exception: From envs and agent connectors: the state is ``"lost"``.
+            EnvsDriven: Somebody else has driven the envs; until `start` they are not touched.
+            KeyboardInterrupt: In policies, action connectors and while envs are waited for: the state is as before.
+                Anywhere else it may be ``"lost"``.
             BaseException: From callbacks, once the step is finished: the state is ``"ready"``.
         """
         if not len(self.living):
@@ -158,17 +163,20 @@ class Loop:
         while (env_ids := self.traffic.due(needed, self._episodes.steps_N)) is None or len(env_ids):
             self._act(env_ids)
         began = perf_counter()
+        self.state = "lost"  # until this step is whole
         try:
             arrival = self.traffic.receive()
         except EnvFault:
-            self.state = "lost"
+            raise
+        except BaseException:
+            if self.traffic.is_waiting and not self.traffic.is_driven:
+                self.state = "ready"  # nothing has come
             raise
         timers = self._metrics.timers
         now = perf_counter()
         timers["env_wait"].add(now - began)
         connecting, telling = timers["agent_connectors"], timers["callbacks"]
         before = connecting.seconds + telling.seconds
-        self.state = "lost"  # until this step is whole
         if arrival.is_first:
             self._welcome(arrival)
         else:
@@ -215,10 +223,14 @@ class Loop:
         actions = self._cast.actions(parts, acting_envs, grouped=self._envs.grouped)
         sending = perf_counter()
         self._transformed = []
-        self.traffic.send(actions, env_ids)
+        self.state = "lost"  # until it is on record what was sent
+        try:
+            self.traffic.send(actions, env_ids)
+        except Exception:
+            self.state = "ready"  # nothing was
+            raise
         if not self._warm_up.is_over:
             self._warm_up.count(acting_envs)
-        self.state = "lost"  # until it is on record what was sent
         for answer in answers:
             role, lanes = answer.role, answer.ready.lanes
             role.trajectories.answer(answer.ready.where, answer.parts)

@@ -5,6 +5,7 @@ Axis letters: N envs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.arrivals import Arrival
-from marlvec.collect.halves import Halves
-from marlvec.errors import EnvFault
+from marlvec.errors import EnvFault, EnvsDriven
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["EnvsNeeded", "Traffic"]
@@ -31,24 +31,28 @@ class Traffic:
     """Sends to the envs and receives from them.
 
     Envs go in *rounds*: in each, all that live make a step, or as many as are still needed. Without overlap a round
-    begins when all of the one before are back. With overlap an env goes on alone as soon as it is certain that the next
-    round is one in which all take part, whatever those bring that are still on the way. So every env makes the steps
-    it would have made without, and neither more nor fewer. Where that turns out to cost more than it brings (`Halves`),
-    rounds begin as they do without.
+    begins when all of the one before are back. With overlap a round is sent in two halves, and a half goes on while the
+    other one is on the way, as soon as it is certain that all take part in the next round, whatever those bring that
+    are still on the way. So every env makes the steps it would have made without, and neither more nor fewer.
+
+    What was sent together is received together, in the order of sending, whatever comes back first: so nothing that
+    happens here depends on how long anything takes.
 
     Args:
         envs: The envs.
-        overlap: Whether envs are received as they become ready.
+        overlap: Whether rounds go in halves.
 
     Attributes:
         all_ids: Ids of all envs.
         living: Of those that are not masked; the others are never sent to.
         round_N: (N,) int64, the round that each env is in, or was in last.
+        is_waiting: Whether the envs were asked for rows, and have not handed them out. True after a `receive` that was
+            stopped while it waited, with nothing lost, so that it can be called again.
     """
 
     def __init__(self, envs: VectorEnv, *, overlap: bool) -> None:
         self._envs, self._overlap = envs, overlap
-        self._halves = Halves(envs.num_envs)
+        self._drive_count = 0  # the envs', as this object's last call left it
         self.all_ids: IntArray = np.arange(envs.num_envs)
         self.living = self.all_ids
         self._resting_N = np.zeros(envs.num_envs, np.bool_)
@@ -59,7 +63,27 @@ class Traffic:
         self._all_begin = self._all_take_part = True  # whether those that are due begin a round, in which all are
         self._away_N = np.zeros(envs.num_envs, np.bool_)
         self._num_away = 0
+        self._sent: deque[IntArray] = deque()  # envs that were sent to together, and were not received
         self._inbox: list[Arrival] = []  # came while others were waited for
+        self.is_waiting = False
+
+    def check_alone(self) -> None:
+        """Make sure that nobody else has driven the envs since this object did.
+
+        Raises:
+            EnvsDriven: Somebody has.
+        """
+        if self.is_driven:
+            raise EnvsDriven(
+                "the envs of this collector were reset, stepped or received from since it last did so itself: by code of "
+                "yours, by another collector, or in a call that Ctrl-C has ended. So its running episodes are lost: call "
+                "reset() to begin new ones, and give others envs of their own, marlvec.make(...)"
+            )
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether `check_alone` would raise."""
+        return self._envs.drive_count != self._drive_count
 
     @property
     def is_on_the_way(self) -> bool:
@@ -83,7 +107,6 @@ class Traffic:
 
     def begin_call(self, needed: EnvsNeeded) -> None:
         """Something new is asked for: where a call has failed, what was certain then may be so no more."""
-        self._halves.begin_call()
         to_come = self._num_away + self._behind
         if to_come and not needed(to_come - 1):
             self._open, self._behind = int(self.round_N.max()), 0
@@ -92,8 +115,7 @@ class Traffic:
     def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
         """The envs that make their next step now; None for all.
 
-        With overlap these are half of all at most: where more are back, ask again once those are on their way. Else
-        envs that take equally long would all wait for the policies at the same time, for ever.
+        With overlap these are one half: ask again once those are on their way.
 
         Args:
             needed: How many are needed.
@@ -108,25 +130,19 @@ class Traffic:
             if not self._all_take_part:
                 chosen = np.sort(going[np.argsort(steps_N[going], kind="stable")[:k]])
             else:
-                chosen = self._half(going) if self._in_halves else going
+                # Every other one: so every worker has some of both halves.
+                chosen = going[::2] if self._overlap else going
             return None if len(chosen) == len(self.all_ids) else chosen
         if not self._overlap or self._num_away == len(self.living):
             return _NOBODY
         idle = going[~self._away_N[going]]
+        if not len(idle):
+            return idle
         rounds = self.round_N[idle]
-        may_open = self._in_halves and np.count_nonzero(rounds == self._open)
-        if may_open and needed(self._num_away + self._behind) >= len(going):
-            self._open += 1
-            self._behind += len(going)
-        return self._half(idle[rounds < self._open])
-
-    @property
-    def _in_halves(self) -> bool:
-        return self._overlap and self._halves.pay
-
-    def _half(self, env_ids: IntArray) -> IntArray:
-        """Every other one of these where they are more than half of all: so every worker has some of both halves."""
-        return env_ids[::2] if len(env_ids) > (len(self._going) + 1) // 2 else env_ids
+        if np.count_nonzero(rounds == self._open) and needed(self._num_away + self._behind) >= len(going):
+            self._open, self._behind = self._open + 1, self._behind + len(going)
+        last = rounds.min()
+        return idle[rounds == last] if last < self._open else _NOBODY
 
     def rest(self, resting_N: NDArray[np.bool_]) -> None:
         """These envs are not `due`, until others are said to rest."""
@@ -137,7 +153,12 @@ class Traffic:
     # --- on the way
 
     def send(self, actions: Any, env_ids: IntArray | None) -> None:
-        """Have envs step that were `due`."""
+        """Have envs step that were `due`.
+
+        Raises:
+            EnvsDriven: As `check_alone`.
+        """
+        self.check_alone()
         self._envs.send(actions, env_ids)
         if self._all_begin:
             self._open = int(self.round_N[self.round_N.argmax()]) + 1  # a quarter of the time of max()
@@ -149,14 +170,21 @@ class Traffic:
             self.round_N[env_ids] += 1
             self._behind -= len(env_ids)
         self._note_sent(env_ids)
+        self._sent.append(self.all_ids if env_ids is None else env_ids)
 
     def reset(self, *, env_ids: IntArray | None = None, seed: int | None = None) -> None:
-        """Have some envs begin an episode, or all."""
+        """Have some envs begin an episode, or all.
+
+        Raises:
+            EnvsDriven: As `check_alone`.
+        """
+        self.check_alone()
         ask = self._envs.async_reset if self._num_away else self._envs.reset_send
         ask(seed=seed, env_ids=env_ids)
         self._note_sent(env_ids)
 
     def _note_sent(self, env_ids: IntArray | None) -> None:
+        self._drive_count = self._envs.drive_count
         if env_ids is None:
             self._away_N[:] = True
             self._num_away = len(self.all_ids)
@@ -167,18 +195,25 @@ class Traffic:
     # --- back
 
     def receive(self) -> Arrival:
-        """What has come back: all, or with overlap at least so many that half of the envs are at work meanwhile.
+        """What has come back of those that were sent to first, all of it.
 
         Raises:
             EnvFault: An env raised or a worker died.
+            EnvsDriven: As `check_alone`.
         """
-        if self._inbox:
-            arrival = self._inbox.pop(0)
+        self.is_waiting = False
+        sent = self._sent[0]
+        if len(sent) == self._num_away and not self._inbox:  # nothing else can come, and nothing has
+            arrival = self._take(None)
         else:
-            at_least = (len(self._going) + 1) // 2
-            arrival = self._take(at_least if self._in_halves and at_least < self._num_away else None)
-        if self._overlap:
-            self._halves.note(len(arrival.env_ids))
+            mine_N = np.zeros(len(self.all_ids), np.bool_)
+            mine_N[sent] = True
+            while missing := len(sent) - sum(np.count_nonzero(mine_N[some.env_ids]) for some in self._inbox):
+                self._inbox.append(self._take(missing))
+            chosen = [(some, mine_N[some.env_ids]) for some in self._inbox]
+            arrival = Arrival.join([some.part(mine) for some, mine in chosen if mine.any()])
+            self._inbox = [some if not mine.any() else some.part(~mine) for some, mine in chosen if not mine.all()]
+        self._sent.popleft()
         return self._hand_out(arrival)
 
     def begin_next(self, arrival: Arrival, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
@@ -198,6 +233,7 @@ class Traffic:
         arrival.own()
         while len(waiting := self.of_living(waiting)):
             if mode == "next_step":
+                self.check_alone()
                 self._envs.send(idle(waiting), waiting)  # a step that belongs to no round
                 self._note_sent(waiting)
             else:
@@ -228,7 +264,12 @@ class Traffic:
                 yield self._hand_out(arrival)
 
     def _take(self, at_least: int | None) -> Arrival:
-        return Arrival(self._envs.recv(at_least), len(self.all_ids), writable=self._envs.copy)
+        self.check_alone()
+        self.is_waiting = True
+        step = self._envs.recv(at_least)
+        self.is_waiting = False
+        self._drive_count = self._envs.drive_count
+        return Arrival(step, len(self.all_ids), writable=self._envs.copy)
 
     def _hand_out(self, arrival: Arrival) -> Arrival:
         self._away_N[arrival.where] = False
@@ -236,13 +277,15 @@ class Traffic:
         return arrival
 
     def abandon(self) -> None:
-        """Let what is on the way go by."""
+        """Let what is on the way go by, whoever has sent it, and begin to count rounds anew."""
         self._inbox.clear()
-        if self._num_away:
-            with suppress(EnvFault):
-                self._envs.drain()
+        self._sent.clear()
+        with suppress(EnvFault):
+            self._envs.drain()
         self._away_N[:] = False
-        self._num_away = 0
+        self._num_away = self._open = self._behind = 0
+        self.round_N[:] = 0
+        self._drive_count = self._envs.drive_count
 
     # --- who is out for good
 

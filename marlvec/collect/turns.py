@@ -10,39 +10,48 @@ from marlvec.errors import StateError
 
 __all__ = ["Turns"]
 
+_LOOK_AGAIN = 1.0  # seconds; who ended by Ctrl-C may have told nobody
+
 
 class Turns:
     """Steps and updates never at a time; where both are wanted they take turns, and neither waits for more than one.
 
-    Used as ``with turns:`` around each step, by the one thread that collects, and as ``with turns.updating():``.
+    Used as ``with turns:`` around each step, by the one thread that collects, and as ``with turns.updating():``. Ctrl-C
+    may come at any line: whose turn it is is said by the id of a thread, which is then told so again, and what it has
+    left is taken back by stores alone, or by itself when it comes back.
+
+    Attributes:
+        stepping: The thread that is in a step; may be set to None by that thread, in a ``finally`` around its steps.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._stepping: int | None = None  # the thread that is in a step
+        # The lock itself is entered and left in C, where no interrupt comes between. Condition's own `with` is Python.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self.stepping: int | None = None
         self._updating: int | None = None  # the thread that changes something
-        self._depth = 0
-        self._waiting = 0  # how many want to
+        self._waiting: set[int] = set()  # those that want to
         self._step_waits = False
         self._was_step = False  # whose turn it was last
 
     def __enter__(self) -> None:
         me = threading.get_ident()
-        with self._changed:
-            if self._updating == me:
-                raise StateError("collecting inside `with collector.updating()`: it waits for itself; leave it first")
-            self._step_waits = True
-            try:
+        try:
+            with self._lock:
+                if self._updating == me:
+                    raise StateError("collecting inside `with collector.updating()`: it waits for itself; leave it first")
+                self._step_waits = True
                 while self._updating is not None or (self._waiting and self._was_step):
-                    self._changed.wait()
-            finally:
-                self._step_waits = False
-            self._stepping, self._was_step = me, True
+                    self._changed.wait(_LOOK_AGAIN)
+                self._step_waits, self.stepping, self._was_step = False, me, True
+        except BaseException:
+            self._step_waits, self.stepping = False, None
+            raise
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._stepping = None
-            if self._waiting:
+        self.stepping = None
+        if self._waiting:
+            with self._lock:
                 self._changed.notify_all()
 
     @contextmanager
@@ -53,28 +62,27 @@ class Turns:
             StateError: This thread is in the middle of a step, as callbacks are: it would wait for itself.
         """
         me = threading.get_ident()
-        with self._changed:
-            if self._stepping == me:
-                raise StateError("updating() in the middle of a step, which waits for its end: do it in on_sample_end")
-            if self._updating != me:
-                self._waiting += 1
-                try:
-                    while (
-                        self._stepping is not None
-                        or self._updating is not None
-                        or (self._step_waits and not self._was_step)
-                    ):
-                        self._changed.wait()
-                    self._updating, self._was_step = me, False
-                finally:
-                    self._waiting -= 1
-                    self._changed.notify_all()
-            self._depth += 1
+        if self._updating == me:  # inside of another one
+            yield
+            return
+        if self.stepping == me:
+            raise StateError("updating() in the middle of a step, which waits for its end: do it in on_sample_end")
         try:
+            with self._lock:
+                self._waiting.add(me)
+                while (
+                    self.stepping is not None
+                    or self._updating is not None
+                    or (self._step_waits and not self._was_step)
+                ):
+                    self._changed.wait(_LOOK_AGAIN)
+                self._updating, self._was_step = me, False
+                self._waiting.discard(me)
+                self._changed.notify_all()
             yield
         finally:
-            with self._changed:
-                self._depth -= 1
-                if not self._depth:
-                    self._updating = None
-                    self._changed.notify_all()
+            self._waiting.discard(me)
+            if self._updating == me:
+                self._updating = None
+            with self._lock:
+                self._changed.notify_all()

@@ -103,6 +103,8 @@ class Engine(Described, ABC):
         lockstep: Whether an env that was asked for something comes back by itself. False where that is up to somebody
             outside, so that nobody should wait for a certain one.
         brings_state: Whether each reset and step brings the envs' global state.
+        drive_count: Goes up whenever somebody resets or steps envs or takes their rows, and when Ctrl-C costs what was
+            asked. Control calls leave it as it is. Whoever finds the number that his own last call left is alone.
     """
 
     backend: str = "?"
@@ -127,6 +129,7 @@ class Engine(Described, ABC):
         self._rng = stream(None)  # for `random_action`
         self._report = Report()  # of replies that have arrived and were not handed out yet
         self._news: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that came in just now
+        self.drive_count = 0
         self._sending = False  # whether a request is being sent, so that an interrupt would leave it in pieces
         self._taking = False  # whether a reply is being taken in, so that an interrupt would lose it
 
@@ -192,9 +195,11 @@ class Engine(Described, ABC):
         if not len(ids) and call in STREAM:
             return  # nobody to wait for
         calls, recovery = self._calls, self._recovery
-        before = calls.outstanding
+        before, driven = calls.outstanding, self.drive_count
         self._sending = False
         try:
+            if operation != "control" and operation != "state":
+                self.drive_count = driven + 1
             calls.begin(call, ids)
             self._last_call = "reset" if operation == "reset" else "step"  # for messages
             if not len(ids):
@@ -216,6 +221,7 @@ class Engine(Described, ABC):
                 calls.broken = BrokenError(f"{call}() was interrupted while it was being sent")
             else:
                 calls.retract(ids, before)
+                self.drive_count = driven
             raise
 
     def _fetch_all(self, call: str, timeout: float | None = None) -> VectorStep:
@@ -323,6 +329,7 @@ class Engine(Described, ABC):
 
     def _deliver(self, *, everything: bool = False) -> VectorStep:
         """Hand out rows of envs that were reset or stepped, or raise what went wrong in them."""
+        self.drive_count += 1
         arrived, report = self._take_arrived()
         ids = self._everyone if everything or len(arrived) == self.num_envs else arrived
         self._calls.have_episodes(arrived)

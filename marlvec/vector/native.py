@@ -114,6 +114,7 @@ class NativeVectorEnv(VectorEnv):
 
     def _forget(self) -> None:
         """What is in flight is lost: those envs are idle, without an episode."""
+        self.drive_count += 1
         left = np.array(self._calls.in_flight, np.int64)
         self._calls.arrive(left)
         self._calls.hand_out()

@@ -76,6 +76,7 @@ class SyncVectorEnv(VectorEnv):
             raise
         except BaseException:
             # Ctrl-C in the middle of an env: nobody knows how far it came, so these envs have to be reset.
+            self.drive_count += 1
             left = np.array(self._calls.in_flight, np.int64)
             self._calls.arrive(left)
             self._calls.hand_out()

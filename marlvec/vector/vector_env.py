@@ -45,6 +45,8 @@ class VectorEnv(Controls):
         backend: ``"sync"``, ``"thread"`` or ``"async"``.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``: what becomes of an env at which something goes wrong.
         brings_state: Whether each reset and step brings the envs' global state: ``make(..., state=True)``.
+        drive_count: Goes up whenever somebody resets or steps envs or takes their rows. A `Collector` sees by it that
+            somebody else has; control calls (`render`, `get_attr`, …) leave it as it is.
         spec: What one env looks like.
         metadata: The envs' metadata.
     """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from marlvec.collect import Collector, MultiAgentBatch
-from marlvec.collect.halves import Halves
-from marlvec.connectors import FilterRows, FrameStack
-from marlvec.envs.testing import RaisingEnv
+from marlvec.connectors import FilterRows, FrameStack, NormalizeObs
+from marlvec.envs.testing import RaisingEnv, ScriptedParallelEnv
 from marlvec.errors import EnvRaised
-from marlvec.policies import FunctionPolicy
+from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing import NoOpEnv
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.sync import SyncVectorEnv
@@ -51,15 +52,17 @@ class Scattered(SyncVectorEnv):
             self._requests.insert(self.order.randint(0, len(self._requests)), (operation, env_ids[k : k + 1], own))
 
 
-class Whims(Halves):
-    """Changes its mind without a reason."""
+class Stamping(NoOpEnv):
+    """Says in its infos which env it is, and in which of its steps."""
 
-    def __init__(self, num_envs: int, seed: int) -> None:
-        super().__init__(num_envs)
-        self.random = random.Random(seed)
+    def __init__(self, env_index: int) -> None:
+        super().__init__()
+        self.stamp = env_index
 
-    def note(self, env_steps: int) -> None:
-        self.pay = self.random.random() < 0.5
+    def step(self, actions: Any) -> Any:
+        self.stamp += 100
+        *rest, infos = super().step(actions)
+        return (*rest, {agent: {**infos.get(agent, {}), "stamp": self.stamp} for agent in self.possible_agents})
 
 
 def same_batch(got: MultiAgentBatch, want: MultiAgentBatch) -> None:
@@ -85,7 +88,6 @@ def same_batch(got: MultiAgentBatch, want: MultiAgentBatch) -> None:
     mode=st.sampled_from(MODES),
     calls=CALLS,
     copy=st.booleans(),
-    whims=st.none() | st.integers(0, 2**32),
 )
 def test_rows_are_the_references_in_whatever_order_envs_come_back(
     kind: str,
@@ -98,7 +100,6 @@ def test_rows_are_the_references_in_whatever_order_envs_come_back(
     mode: str,
     calls: list[tuple[Any, int]],
     copy: bool,
-    whims: int | None,
 ) -> None:
     made = factories(kind, num_envs, agent_num)
     with Scattered(made, order, autoreset_mode=mode, copy=copy, validate="strict") as envs:
@@ -106,8 +107,6 @@ def test_rows_are_the_references_in_whatever_order_envs_come_back(
         collector = Collector(
             envs, policies, given_mapping(mapping, envs.agents), batch_mode=batch_mode, seed=seed, overlap=True
         )
-        if whims is not None:
-            collector._loop.traffic._halves = Whims(num_envs, whims)
         reference = Reference(kind, num_envs, agent_num, seed, mapping=mapping, salts=SALTS)
         for unit, amount in calls:
             check_batch(reference, collector.collect(**{unit: amount}), getattr(reference, batch_mode)(unit, amount))
@@ -150,6 +149,53 @@ def test_policies_answer_while_envs_are_on_the_way() -> None:
     inside = sizes[2:62]  # in the end the last ones are waited for
     assert all(count + away == 8 and away > 0 for count, away in inside)
     assert {count for count, _ in inside} == {4}
+
+
+class Dawdling(ScriptedParallelEnv):
+    """Takes longer every now and then, each time at other steps."""
+
+    def step(self, actions: Any) -> Any:
+        if random.SystemRandom().random() < 0.2:
+            time.sleep(0.002)
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_equal_seeds_give_equal_bits_however_long_envs_take(mode: str) -> None:
+    """Also where policies draw from one stream for all rows, and connectors keep statistics over all of them."""
+
+    def collected() -> list[MultiAgentBatch]:
+        makes = [partial(Dawdling, agent_num=2, env_index=i, longest=6) for i in range(6)]
+        with AsyncVectorEnv(makes, num_workers=2, autoreset_mode=mode) as envs:
+            connectors = [NormalizeObs()]
+            collector = Collector(envs, RandomPolicy(), agent_connectors=connectors, overlap=True, seed=4)
+            return [collector.collect(**{unit: k}) for unit, k in (("env_steps", 301), ("agent_steps", 77))]
+
+    for first, second in zip(collected(), collected(), strict=True):
+        same_batch(second, first)
+
+
+def test_a_half_is_taken_in_whole_in_env_order_and_in_turn() -> None:
+    told: list[list[int]] = []
+    hooks = {"on_episode_step": lambda step: told.append(step.env_ids.tolist())}
+    with Scattered([NoOpEnv] * 6, 3) as envs:
+        noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
+        Collector(envs, noop, overlap=True, callbacks=[hooks], seed=0).collect(env_steps=6 * 20)
+    assert told == [[0, 2, 4], [1, 3, 5]] * 20
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_infos_of_a_half_that_came_in_pieces_are_each_envs_own(copy: bool) -> None:
+    told: dict[int, list[int]] = {}
+
+    def on_step(step: Any) -> None:
+        for i, info in zip(step.env_ids.tolist(), step.infos, strict=True):
+            told.setdefault(i, []).append(info["agent_0"]["stamp"])
+
+    with Scattered([partial(Stamping, env_index=i) for i in range(5)], 11, copy=copy) as envs:
+        noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
+        Collector(envs, noop, overlap=True, callbacks=[{"on_episode_step": on_step}], seed=0).collect(env_steps=60)
+    assert told == {i: [100 * t + i for t in range(1, 13)] for i in range(5)}
 
 
 @pytest.mark.fault("E13")

@@ -50,7 +50,7 @@ class EpisodeStep:
         self.done = arrival.done[rows]
         self.metrics = metrics
         self._running_n = running_N[self.env_ids]
-        self._result, self._envs = arrival.result, envs
+        self._results, self._envs = arrival.results, envs
 
     def __len__(self) -> int:
         return len(self.env_ids)
@@ -67,10 +67,12 @@ class EpisodeStep:
     @cached_property
     def infos(self) -> list[Info]:
         """Each env's infos of this step, ``{agent: {key: value}, "__common__": {key: value}}``; made when asked for."""
-        result, agents = self._result, self._envs.agents
-        ids, stacked = result.env_ids.tolist(), result.infos
-        found = dict(zip(ids, infos_to_list(stacked, agents, len(ids)), strict=True))
-        if self._envs.autoreset_mode == "same_step":  # where an episode ended, those are the next one's
-            finals = dict(zip(ids, infos_to_list(stacked.get("final_info", {}), agents, len(ids)), strict=True))
-            found |= {i: finals[i] for i in self.env_ids[self.done].tolist()}
+        agents, ended = self._envs.agents, set(self.env_ids[self.done].tolist())
+        found: dict[int, Info] = {}
+        for result in self._results:
+            ids, stacked = result.env_ids.tolist(), result.infos
+            found |= zip(ids, infos_to_list(stacked, agents, len(ids)), strict=True)
+            if self._envs.autoreset_mode == "same_step":  # where an episode ended, those are the next one's
+                finals = zip(ids, infos_to_list(stacked.get("final_info", {}), agents, len(ids)), strict=True)
+                found |= {i: info for i, info in finals if i in ended}
         return [found[i] for i in self.env_ids.tolist()]

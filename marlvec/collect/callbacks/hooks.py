@@ -66,14 +66,17 @@ class Hooks:
                 self._running_N[i] = None
                 self._tell("on_episode_lost", episode, why)
 
-    def lose_all(self) -> None:
-        """All running episodes are lost, because new ones begin.
+    def check_told(self) -> None:
+        """Make sure that nobody is being told of a step.
 
         Raises:
-            StateError: A callback has asked for it in the middle of a step.
+            StateError: A callback has asked for a reset in the middle of a step.
         """
         if self._telling:
             raise StateError(f"a callback may not reset its collector in {self._telling}(): the step is not finished")
+
+    def lose_all(self) -> None:
+        """All running episodes are lost, because new ones begin."""
         self._created.clear()
         self.lose(np.arange(len(self._running_N)), ["reset"] * len(self._running_N))
 
@@ -141,15 +144,17 @@ class Hooks:
         if not (listeners := self._listeners[hook]):
             return
         began = perf_counter()
-        self._telling = "" if hook == "on_sample_end" else hook
-        for who, listener in listeners:
-            try:
-                listener(*what)
-            # Ctrl-C, too, waits for the end of the step: the next call then goes on as if it had come between two.
-            except BaseException as error:
-                error.add_note(f"in {hook} of {who}")
-                self._held.append(error)
-        self._telling = ""
+        try:
+            self._telling = "" if hook == "on_sample_end" else hook
+            for who, listener in listeners:
+                try:
+                    listener(*what)
+                # Ctrl-C, too, waits for the end of the step: the next call then goes on as if it had come between two.
+                except BaseException as error:
+                    error.add_note(f"in {hook} of {who}")
+                    self._held.append(error)
+        finally:
+            self._telling = ""
         self._metrics.timers["callbacks"].add(perf_counter() - began)
 
 
