@@ -124,6 +124,8 @@ class Gathering:
             with turns:
                 batch = self._delivery.deliver(goal, self._trained)
             self._hooks.sample_end(batch)
+            self._loop.handed_env_steps += batch.env_steps
+            self._loop.handed_agent_steps += batch.agent_steps
             return batch
         finally:
             # Stores alone: where Ctrl-C has come, no call is made that another one could end.

@@ -75,9 +75,9 @@ class Traffic:
         """
         if self.is_driven:
             raise EnvsDriven(
-                "the envs of this collector were reset, stepped or received from since it last did so itself: by code of "
-                "yours, by another collector, or in a call that Ctrl-C has ended. So its running episodes are lost: call "
-                "reset() to begin new ones, and give others envs of their own, marlvec.make(...)"
+                "the envs of this collector were reset, stepped or received from since it last did so itself: by code "
+                "of yours, by another collector, or in a call that Ctrl-C has ended. So its running episodes are lost: "
+                "call reset() to begin new ones, and give others envs of their own, marlvec.make(...)"
             )
 
     @property

@@ -39,7 +39,9 @@ class Turns:
         try:
             with self._lock:
                 if self._updating == me:
-                    raise StateError("collecting inside `with collector.updating()`: it waits for itself; leave it first")
+                    raise StateError(
+                        "collecting inside `with collector.updating()`: it waits for itself; leave it first"
+                    )
                 self._step_waits = True
                 while self._updating is not None or (self._waiting and self._was_step):
                     self._changed.wait(_LOOK_AGAIN)
@@ -71,9 +73,7 @@ class Turns:
             with self._lock:
                 self._waiting.add(me)
                 while (
-                    self.stepping is not None
-                    or self._updating is not None
-                    or (self._step_waits and not self._was_step)
+                    self.stepping is not None or self._updating is not None or (self._step_waits and not self._was_step)
                 ):
                     self._changed.wait(_LOOK_AGAIN)
                 self._updating, self._was_step = me, False

@@ -89,10 +89,14 @@ def check(batch: Any) -> None:
     np.testing.assert_array_equal(rows["obs"][:, 1], rows["next_obs"][:, 1])
 
 
-def healed(collector: Collector, *, in_background: bool = True) -> None:
-    """After a reset whole episodes are collected, also by another thread, and weights can be changed."""
+def healed(collector: Collector, *, in_background: bool = True) -> int:
+    """After a reset whole episodes are collected, also by another thread, and weights can be changed.
+
+    Returns:
+        Env steps in batches.
+    """
     collector.reset()
-    before = collector.metrics.env_steps
+    before, lost = collector.metrics.env_steps, collector.metrics.env_steps_lost
     batches = [collector.collect(env_steps=k) for k in (4 * N, 2 * N + 1, 3 * N)]
     with collector.updating():
         pass
@@ -110,6 +114,8 @@ def healed(collector: Collector, *, in_background: bool = True) -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert collector.metrics.env_steps - before == sum(batch.env_steps for batch in batches) == 11 * N + 1
+    assert collector.metrics.env_steps_lost == lost
+    return 11 * N + 1
 
 
 # --- in somebody else's code
@@ -181,7 +187,9 @@ def in_learner_connector(at: int, **options: Any) -> tuple[VectorEnv, dict[str, 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
 @pytest.mark.parametrize(
-    "where", [in_env, in_policy, in_agent_connector, in_action_connector, in_learner_connector], ids=lambda f: f.__name__
+    "where",
+    [in_env, in_policy, in_agent_connector, in_action_connector, in_learner_connector],
+    ids=lambda f: f.__name__,
 )
 def test_in_code_of_others(where: Callable[..., Any], at: int, overlap: bool, mode: str) -> None:
     envs, parts = where(at, autoreset_mode=mode)
@@ -264,20 +272,23 @@ COLLECT = ("/marlvec/collect/",)
 @pytest.mark.parametrize("backend", ["sync", "thread", "async", "native"])
 def test_at_any_line_of_a_collect(backend: str, mode: str, overlap: bool) -> None:
     policy = FunctionPolicy(noop if backend == "native" else decide)
-    line, step, places = 1, 61, []
+    line, step, places, handed = 1, 61, [], 0
     with made(backend, mode) as envs:
         collector = Collector(envs, policy, seed=0, overlap=overlap)
         while True:
-            healed(collector)
+            handed += healed(collector)
             try:
                 with Tracer(COLLECT, line) as tracer:
-                    check(collector.collect(env_steps=4 * N))
+                    batch = collector.collect(env_steps=4 * N)
             except KeyboardInterrupt:
                 places.append(tracer.place)
+                handed = collector._loop.handed_env_steps  # a batch may have been on its way to us
             if tracer.place is None:
                 break
             line += step
-        healed(collector)
+        check(batch)
+        handed += batch.env_steps + healed(collector)
+        assert collector.metrics.env_steps == handed + collector.metrics.env_steps_lost
     assert len(places) > 15
 
 
