@@ -29,11 +29,12 @@ class TurnPlayer(Player):
         agents = list(env.possible_agents)
         super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps)
         self._flagged: set[AgentId] = set()
+        self._selected: set[AgentId] = set()  # in this game: only they need be able to observe
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin a game."""
         self.ask_reset(seed, options)
-        self.live, self._flagged = set(), set()
+        self.live, self._flagged, self._selected = set(), set(), set()
         self.live = set(self._look())
         if not self.live:
             self.place.broken("env.agents", "at least one agent", "none")
@@ -71,6 +72,7 @@ class TurnPlayer(Player):
                 place.broken("env.agents", f"no agent {agent!r}, which has ended", "it again")
         tables = {what: self._table(what, now) for what in ("rewards", "terminations", "truncations")}
         infos = self.check_infos(env.infos)
+        self._selected.update(agent for agent in now if agent == env.agent_selection)
         for agent in sorted(tables["rewards"], key=str):
             self.pay(agent, tables["rewards"][agent])
             if agent in self.gone and tables["rewards"][agent] != 0:
@@ -83,7 +85,8 @@ class TurnPlayer(Player):
                 self._flagged.add(agent)
             if agent not in infos:
                 place.broken("infos", f"one of agent {agent!r}", "none")
-            self.observe(agent, self.ask(env.observe, agent))
+            if agent in self._selected:
+                self.observe(agent, self.ask(env.observe, agent))
         if now:
             self._check_turn(now)
         return now
