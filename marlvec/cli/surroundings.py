@@ -60,9 +60,9 @@ def torch_within_cores() -> Iterator[None]:
     cores, torch, given = usable_cores(), sys.modules.get("torch"), os.environ.get(_THREADS)
     if given is None:
         os.environ[_THREADS] = str(cores)  # which torch reads when it is imported
-    threads = None if torch is None else torch.get_num_threads()
-    if torch is not None and threads > cores:
-        torch.set_num_threads(cores)
+    threads = 0 if torch is None else int(torch.get_num_threads())
+    if torch is not None:
+        torch.set_num_threads(min(threads, cores))
     try:
         yield
     finally:
