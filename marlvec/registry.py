@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import gymnasium
-import numpy as np
 
 from marlvec.envs.catalog import ENVPOOL, catalog, envpool_entry, gymnasium_entry
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.factory import EnvEntry, EnvFactory
 from marlvec.envs.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
-from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
+from marlvec.errors import AlreadyRegisteredError, ArgumentError, EnvArgumentError, RegistryError, UnknownEnvError
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.engine import SettingsArguments
 from marlvec.vector.native import is_exact, make_native
@@ -26,6 +27,7 @@ from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.whole_numbers import whole_number
 from marlvec.vector.worker import WorkerLink
 
 __all__ = ["EnvEntry", "EnvFactory", "EnvRow", "listing", "make", "register", "resolve", "resolve_all"]
@@ -34,6 +36,8 @@ _ID = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _ENTRY_POINT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VERSION = re.compile(r"(.+)[_-]v(\d+)")
 _GYMNASIUM = "gymnasium/"
+# What other libraries call an argument of make() by a name that does not come near.
+_SYNONYMS = {"env_num": "num_envs", "asynchronous": "backend", "vectorization_mode": "backend"}
 
 EnvLike = str | Callable[..., Any] | EnvFactory
 """What stands for an env: a registered id, ``"module:attr"``, a class, a factory."""
@@ -184,29 +188,32 @@ def make(
     if backend == "auto":
         asks_for_processes = any(value != default for _, value, default in processes)
         backend = "async" if asks_for_processes or not is_exact(recipes) else "native"
-    if backend == "async":
-        return AsyncVectorEnv(
-            recipes,
-            num_workers=num_workers,
-            context=context,
-            shared_memory=shared_memory,
-            daemon=daemon,
-            worker=worker,
-            step_timeout=step_timeout,
-            **settings,
-        )
-    if backend not in ("sync", "thread", "native", "pool"):
-        raise ArgumentError(f"backend must be 'async', 'thread', 'sync', 'native', 'pool' or 'auto', got {backend!r}")
-    for name, value, default in processes:
-        if value != default:
-            raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
-    if backend == "native":
-        return make_native(recipes, num_workers, settings)
-    if backend == "thread":
-        return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
-    if num_workers is not None:
-        raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend={backend!r} has none")
-    return make_pool(recipes, settings) if backend == "pool" else SyncVectorEnv(recipes, **settings)
+    with _suggesting(kwargs):
+        if backend == "async":
+            return AsyncVectorEnv(
+                recipes,
+                num_workers=num_workers,
+                context=context,
+                shared_memory=shared_memory,
+                daemon=daemon,
+                worker=worker,
+                step_timeout=step_timeout,
+                **settings,
+            )
+        if backend not in ("sync", "thread", "native", "pool"):
+            raise ArgumentError(
+                f"backend must be 'async', 'thread', 'sync', 'native', 'pool' or 'auto', got {backend!r}"
+            )
+        for name, value, default in processes:
+            if value != default:
+                raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
+        if backend == "native":
+            return make_native(recipes, num_workers, settings)
+        if backend == "thread":
+            return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
+        if num_workers is not None:
+            raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend={backend!r} has none")
+        return make_pool(recipes, settings) if backend == "pool" else SyncVectorEnv(recipes, **settings)
 
 
 def register(
@@ -265,7 +272,10 @@ def resolve(env: EnvLike) -> EnvFactory:
         return EnvFactory(_entry_point(env) if ":" in env and not env.startswith(_GYMNASIUM) else _find(env))
     if isinstance(env, MultiAgentEnv) or (callable(getattr(env, "step", None)) and not isinstance(env, type)):
         name = type(env).__name__
-        raise ArgumentError(f"got an env of class {name}, expected something that builds envs, e.g. lambda: {name}()")
+        raise ArgumentError(
+            f"got an env of class {name}, expected something that builds envs, e.g. lambda: {name}(): each of the "
+            f"num_envs is built where it runs. Pass the class, or a function without arguments that returns a new env"
+        )
     if callable(env):
         return EnvFactory(EnvEntry(getattr(env, "__qualname__", type(env).__name__), env))
     raise ArgumentError(f"expected an env id, 'module:attr', a class or a factory, got {type(env).__name__}: {env!r}")
@@ -282,17 +292,44 @@ def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -
         ArgumentError: The list is empty, or its length is not ``num_envs``; or as `resolve`.
         UnknownEnvError, RegistryError: As `resolve`.
     """
+    count = 1 if num_envs is None else whole_number(num_envs)
+    if count is None:
+        example = num_envs if isinstance(num_envs, str) and num_envs.isdecimal() else 16
+        raise ArgumentError(
+            f"num_envs: expected a whole number of at least 1, got {num_envs!r}, a {type(num_envs).__name__}; "
+            f"write num_envs={example}"
+        )
     if isinstance(env, (list, tuple)):
         if not env:
             raise ArgumentError("expected at least one env, got an empty list")
-        if num_envs is not None and num_envs != len(env):
+        if num_envs is not None and count != len(env):
             raise ArgumentError(f"num_envs={num_envs}, but {len(env)} factories were given; leave num_envs out")
         return tuple(resolve(one) for one in env)
     if isinstance(env, Sequence) and not isinstance(env, str):
         raise ArgumentError(f"expected a list of factories, got {type(env).__name__}")
-    if num_envs is not None and (not isinstance(num_envs, (int, np.integer)) or num_envs < 1):
+    if count < 1:
         raise ArgumentError(f"num_envs: expected at least 1, got {num_envs!r}")
-    return (resolve(env),) * (1 if num_envs is None else num_envs)
+    return (resolve(env),) * count
+
+
+@contextmanager
+def _suggesting(kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Where an env does not take one of these arguments, say which of `make`'s own was meant, if one comes near."""
+    try:
+        yield
+    except EnvArgumentError as error:
+        head, *rest = error.args[0].split("\n", 1)
+        own = [
+            name
+            for name, parameter in inspect.signature(make).parameters.items()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        for name in kwargs:
+            near = _SYNONYMS.get(name) or next(iter(difflib.get_close_matches(name, own, n=1, cutoff=0.7)), None)
+            if near and repr(name) in head:
+                head += f". Did you mean make(…, {near}=…)? What make() does not know goes to the env"
+        error.args = ("\n".join([head, *rest]),)
+        raise
 
 
 def listing(*, with_gymnasium: bool = False) -> list[EnvRow]:

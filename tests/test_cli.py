@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from marlvec import __version__
 from marlvec.cli import app
 from tests.terminal import at_a_terminal
 
+ROOT = Path(__file__).resolve().parent.parent
 PLAYERS = '''
 import numpy as np
 from marlvec import Policy, RandomPolicy
@@ -244,6 +248,82 @@ def test_a_plot_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPat
     assert len(result.stderr.splitlines()) == 1
     assert not (folder / "out.png").exists()
     assert result.stdout == "", "nothing ran"
+
+
+# --- files
+
+
+def write(folder: Path, **texts: str) -> None:
+    """Modules in a folder."""
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+
+
+MOVES = """
+import numpy as np
+import helper
+from kit.tools import number
+
+def {name}(rows):
+    assert helper.number == number == {number}
+    return np.full(len(rows), number)
+"""
+
+
+def test_a_policy_file_imports_what_stands_beside_it(folder: Path) -> None:
+    """Two files in two folders, each with a helper of the same name; and neighbours named as what is installed."""
+    for k, side in enumerate(("left", "right"), 1):
+        wrong = "raise AssertionError('an installed module was meant')"
+        write(folder / side, **{f"{side}_moves": MOVES.format(name=side, number=k), "helper": f"number = {k}"})
+        write(folder / side / "kit", tools=f"number = {k}")
+        for name in ("mpe2", "gymnasium", "numpy", "colorsys", "cloudpickle"):
+            (folder / side / f"{name}.py").write_text(wrong, encoding="utf-8")
+    before = set(sys.modules)
+    found = list(sys.meta_path)
+    policies = ("--policy", "left/left_moves.py:left", "--policy", "right/right_moves.py:right")
+    try:
+        args = ("rollout", "simple_spread", "--num-envs", "2", "--env-steps", "60", "--backend", "async")
+        printed = succeed(*args, *policies, "--mapping", "agent_2=right")
+        assert cells(printed, "right")[1] == "agent_2"
+        small("--policy", "left/left_moves.py:left")
+    finally:
+        for name in {"left_moves", "right_moves", "helper", "kit", "kit.tools"} & (set(sys.modules) - before):
+            del sys.modules[name]
+    assert not [path for path in sys.path if path.endswith(("left", "right"))]
+    assert sys.meta_path == found
+
+
+def test_a_policy_file_whose_neighbour_is_not_there(folder: Path) -> None:
+    write(folder / "alone", lonely="import nobody_beside_it")
+    result = marlvec("rollout", "simple_spread", "--policy", "alone/lonely.py:act")
+    assert result.exit_code == 2
+    assert "cannot import alone/lonely.py (No module named 'nobody_beside_it')" in result.stderr
+    assert "lonely" not in sys.modules
+
+
+# --- the command itself
+
+
+@pytest.mark.parametrize("module", ["marlvec", "marlvec.cli"])
+def test_python_m_is_the_command(module: str) -> None:
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+        return subprocess.run([sys.executable, "-m", module, *args], env=environ, capture_output=True, text=True)
+
+    shown = run("--help")
+    assert shown.returncode == 0
+    assert "Usage: marlvec [OPTIONS] COMMAND" in shown.stdout
+    assert run("--version").stdout == f"marlvec {__version__}\n"
+    rollout = run("rollout", "simple_spread", "--num-envs", "2", "--env-steps", "20")
+    assert (rollout.returncode, rollout.stderr) == (0, "")
+    assert "20 env steps" in rollout.stdout
+
+
+def test_the_oldest_typer_that_works_is_asked_for() -> None:
+    """Up to 0.12.3 there is no ``list[str] | None``; up to 0.15.3 all take the newest click, and break with it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "typer>=0.15.4" in project["dependencies"]
 
 
 # --- errors

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,3 +128,45 @@ def test_what_is_wrong_is_said_in_a_line(args: tuple[str, ...], words: str) -> N
     assert result.exit_code == 2, result.output
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+THREADS = """
+import numpy as np
+import marlvec.vector.cores
+
+def first(rows):
+    import torch
+    with open("threads", "w") as file:
+        file.write(str(torch.get_num_threads()))
+    return np.argmax(rows["action_mask"], axis=1)
+"""
+
+
+def test_torch_has_as_many_threads_as_there_are_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a container's quota is one core of several; torch is there already, or is imported by a policy."""
+    pytest.importorskip("torch")
+    (tmp_path / "threads.py").write_text(THREADS, encoding="utf-8")
+    command = ("arena", "tictactoe", "random", "threads.py:first", "--games", "1", "--backend", "sync")
+    script = f"""
+import os, sys
+import marlvec.vector.cores
+{{before}}
+given = dict(os.environ)
+marlvec.vector.cores.usable_cores = lambda: 1
+sys.argv = ["marlvec", *{command!r}]
+from marlvec.cli.surroundings import torch_within_cores
+from marlvec.cli import app
+app(prog_name="marlvec", standalone_mode=False)
+assert os.environ.get("OMP_NUM_THREADS") == given.get("OMP_NUM_THREADS")
+{{after}}
+"""
+    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
+    for before, after in (
+        ("", "assert 'torch' in sys.modules"),
+        ("import torch; torch.set_num_threads(3)", "assert torch.get_num_threads() == 3"),
+    ):
+        code = script.format(before=before, after=after)
+        subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True, cwd=tmp_path)
+        assert Path("threads").read_text(encoding="utf-8") == "1"
+        Path("threads").unlink()

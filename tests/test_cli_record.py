@@ -16,11 +16,14 @@ from typer.testing import CliRunner
 
 from marlvec.cli import app
 from marlvec.envs import video
+from marlvec.policies import save_policy
+from marlvec.selfplay import OpponentPool
 from tests.painter import frames_of, places_of, read
 
 ROOT = Path(__file__).resolve().parent.parent
 PAINTER = "tests.painter:PainterEnv"
 CARDS = '''
+from marlvec import Policy
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 from tests.painter import PainterEnv
@@ -47,6 +50,28 @@ class Tired(PainterEnv):
     def step(self, actions):
         if self.t == 2:
             raise KeyboardInterrupt
+        return super().step(actions)
+
+class Steady(Policy):
+    """Plays its one number."""
+
+    number = np.array(0)
+
+    def act(self, rows, *, explore=True):
+        return np.full(len(rows), self.number)
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+class Noting(PainterEnv):
+    """Writes down who did what."""
+
+    def step(self, actions):
+        with open("notes", "a") as notes:
+            notes.write(f"{sorted(set(int(action) for action in actions.values()))}")
         return super().step(actions)
 
 def one(rows):
@@ -209,3 +234,27 @@ def test_a_terminal_sees_a_bar_over_episodes(folder: Path) -> None:
     assert "3/3" in shown.decode()
     assert "episodes" in shown.decode()
     assert "3 episodes of painter" in out.decode()
+
+
+def test_opponents_of_a_pool_and_files_of_policies_play(tmp_path: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "cards"}
+    exec(CARDS, namespace)
+    pool = OpponentPool(namespace["Steady"], folder=tmp_path / "pool")
+    for number in (1, 2):
+        policy = namespace["Steady"]()
+        policy.load_state_dict({"number": np.array(number)})
+        pool.add(f"old_{number}", policy)
+        save_policy(tmp_path / f"{number}.npz", policy)
+    for path, number in (("pool", 2), ("pool/old_1", 1), ("1.npz", 1), ("2.npz", 2)):
+        succeed("cards:Noting", "-o", "out.mp4", "--set", "length=3", "--policy", f"cards.py:Steady@{path}")
+        assert Path("notes").read_text(encoding="utf-8") == f"[{number}]" * 3
+        Path("notes").unlink()
+    mixed = ("--policy", "old=cards.py:Steady@pool", "--policy", "cards.py:one", "--mapping", "agent_1=one")
+    succeed("cards:Noting", "-o", "out.mp4", "--set", "length=1", *mixed)
+    assert Path("notes").read_text(encoding="utf-8") == "[1, 2]"
+    Path("out.mp4").unlink()
+    twice = ("--policy", "one=cards.py:Steady@pool", "--policy", "cards.py:one")
+    assert "there are two policies 'one'" in refuse("cards:Noting", "-o", "out.mp4", *twice)
+    assert "there is no file nowhere; save_policy() writes one, or a pool" in refuse(
+        "cards:Noting", "-o", "out.mp4", "--policy", "cards.py:Steady@nowhere"
+    )

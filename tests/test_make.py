@@ -342,3 +342,65 @@ def test_wrong_settings_are_refused_before_anything_starts() -> None:
             marlvec.make(CounterEnv, **{"num_envs": 2, **settings})
     with pytest.raises(ArgumentError, match="expected something that builds envs"):
         marlvec.make(CounterEnv(), num_envs=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("4", "num_envs: expected a whole number of at least 1, got '4', a str; write num_envs=4"),
+        ("sync", "num_envs: expected a whole number of at least 1, got 'sync', a str; write num_envs=16"),
+        (2.0, "num_envs: expected a whole number of at least 1, got 2.0, a float; write num_envs=16"),
+        (True, "num_envs: expected a whole number of at least 1, got True, a bool; write num_envs=16"),
+    ],
+)
+def test_num_envs_that_is_no_whole_number(given: Any, words: str) -> None:
+    for env in (CounterEnv, [CounterEnv] * 4):
+        with pytest.raises(ArgumentError, match=f"^{re.escape(words)}$"):
+            marlvec.make(env, given)
+
+
+def test_num_envs_may_be_numpys() -> None:
+    with marlvec.make(CounterEnv, np.int32(2), backend="sync") as envs:
+        assert (envs.num_envs, type(envs.num_envs)) == (2, int)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("n_envs", "num_envs"),
+        ("env_num", "num_envs"),
+        ("backnd", "backend"),
+        ("autoreset", "autoreset_mode"),
+        ("asynchronous", "backend"),
+    ],
+)
+@pytest.mark.parametrize("settings", [{"backend": "sync"}, {"backend": "native"}, {}])
+def test_a_misspelt_argument_that_the_env_does_not_take(settings: dict[str, Any], name: str, meant: str) -> None:
+    with pytest.raises(EnvArgumentError) as caught:
+        marlvec.make("simple_spread", **settings, **{name: 5})
+    head = str(caught.value).partition("\n")[0]
+    assert f"got an unexpected keyword argument {name!r}" in head
+    assert head.endswith(f". Did you mean make(…, {meant}=…)? What make() does not know goes to the env")
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_an_argument_of_the_env_is_no_misspelt_one_of_make() -> None:
+    """One that comes near, which the env takes, and one that it does not take and that comes near nothing."""
+    seen = []
+
+    def build(n_envs: int) -> CounterEnv:
+        seen.append(n_envs)
+        return CounterEnv()
+
+    marlvec.make(build, backend="sync", n_envs=5).close()
+    assert seen == [5]
+    with pytest.raises(EnvArgumentError, match="unexpected keyword argument 'height'") as caught:
+        marlvec.make(CounterEnv, backend="sync", height=5)
+    assert "Did you mean" not in str(caught.value)
+
+
+def test_an_env_in_place_of_what_builds_it() -> None:
+    with pytest.raises(
+        ArgumentError, match="expected something that builds envs, e.g. lambda: CounterEnv\\(\\): each of"
+    ):
+        marlvec.make(CounterEnv(), 4)

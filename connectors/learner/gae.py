@@ -19,7 +19,7 @@ class GeneralAdvantageEstimation(LearnerConnector):
     Generalized advantage estimation (Schulman et al. 2016, equation 16) inside each fragment::
 
         delta[t]        = rewards[t] + gamma * V[t + 1] - V[t]
-        advantages[t]   = delta[t] + gamma * lambda_ * advantages[t + 1]
+        advantages[t]   = delta[t] + gamma * gae_lambda * advantages[t + 1]
         value_targets   = advantages + V
 
     ``V`` is the column ``values``, and ``V[t + 1]`` that of the next row. After a fragment's last row it is 0 where
@@ -33,21 +33,23 @@ class GeneralAdvantageEstimation(LearnerConnector):
 
     Args:
         gamma: Discount per decision, from 0 to 1.
-        lambda_: Between one-step (0) and whole-fragment (1) advantages.
+        gae_lambda: Between one-step (0) and whole-fragment (1) advantages.
         value_function: Rows to their (n,) values. It gets the last rows with ``obs`` = ``next_obs`` and, where there is
             a ``state_out``, ``state_in`` = ``state_out``.
 
     Raises:
-        ArgumentError: ``gamma`` or ``lambda_`` is not from 0 to 1; or, when called, the value of a ``next_obs`` is
+        ArgumentError: ``gamma`` or ``gae_lambda`` is not from 0 to 1; or, when called, the value of a ``next_obs`` is
             needed and nothing gives it.
         ContractError: When called: a column is missing or no (n,) numbers, or the rows are out of order.
     """
 
-    def __init__(self, gamma: float = 0.99, lambda_: float = 0.95, value_function: ValueFunction | None = None) -> None:
+    def __init__(
+        self, gamma: float = 0.99, gae_lambda: float = 0.95, value_function: ValueFunction | None = None
+    ) -> None:
         check_share("gamma", gamma)
-        check_share("lambda_", lambda_)
+        check_share("gae_lambda", gae_lambda)
         self.gamma = gamma
-        self.lambda_ = lambda_
+        self.gae_lambda = gae_lambda
         self.value_function = value_function
 
     def __call__(self, rows: Rows) -> Rows:
@@ -57,6 +59,6 @@ class GeneralAdvantageEstimation(LearnerConnector):
         after = next_values(rows, fragments, self.value_function)
         deltas = numbers(rows, "rewards") + self.gamma * after - values
         deltas[unknown_outcome(rows)] = 0.0
-        advantages = fragments.scan(deltas, self.gamma * self.lambda_)
+        advantages = fragments.scan(deltas, self.gamma * self.gae_lambda)
         targets = np.where(fragments.left_n >= 0, advantages + values, 0.0)
         return rows.replace(advantages=advantages.astype(np.float32), value_targets=targets.astype(np.float32))

@@ -176,7 +176,14 @@ def record(
     num_envs: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many copies of it, side by side in one picture.")
     ] = 1,
-    policy: Policies = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[ID=]WHAT[@PATH]",
+            help="Who acts, as in [b]marlvec rollout[/]; PATH is what it has learned: a pool of opponents (its "
+            "newest), POOL/ID, or a file of save_policy().",
+        ),
+    ] = None,
     mapping: Mapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
@@ -198,16 +205,17 @@ def record(
 
       marlvec record simple_spread -o spread.gif --episodes 3 --num-envs 4 --policy examples/policies.py:seek
     """
+    from functools import partial
+
     from marlvec.cli import arguments
     from marlvec.cli.record import check_output, print_recording, roll_camera
+    from marlvec.cli.serving import collector_of
     from marlvec.registry import make
 
     settle_in()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory: pygame needs no screen for them
     with plain_errors(traceback):
         check_output(output, fps)
-        named = arguments.policies(policy or [])
-        chains = arguments.connectors(connectors or [], tuple(named))
         with make(
             env,
             num_envs,
@@ -217,16 +225,19 @@ def record(
             max_episode_steps=max_episode_steps,
             env_kwargs=arguments.env_kwargs(settings or []),
         ) as envs:
-            named, played_by = arguments.cast(named, mapping or [], envs.agents, envs.groups)
             result = roll_camera(
                 envs,
-                named,
-                played_by,
-                chains,
+                partial(
+                    collector_of,
+                    texts=policy or [],
+                    mapping=mapping or [],
+                    connectors=connectors or [],
+                    explore=True,
+                    seed=seed,
+                ),
                 output=output,
                 episodes=episodes,
                 fps=fps,
-                seed=seed,
                 console=Console(stderr=True, emoji=False),
             )
         print_recording(stdout(), result)

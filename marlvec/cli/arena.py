@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from marlvec.cli.options import Backend, Connectors, Env, NumWorkers, Seed, Settings, Traceback
-from marlvec.cli.surroundings import plain_errors, settle_in, stdout
+from marlvec.cli.surroundings import plain_errors, settle_in, stdout, torch_within_cores
 from marlvec.errors import ArgumentError
 
 __all__ = ["arena"]
@@ -80,7 +80,7 @@ def arena(
     from marlvec.selfplay.schedule import line_ups
 
     settle_in()
-    with plain_errors(traceback):
+    with plain_errors(traceback), torch_within_cores():
         if plot is not None:
             from marlvec.cli.figure import check_file
 

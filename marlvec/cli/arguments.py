@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import marlvec.connectors as all_connectors
+from marlvec.cli.neighbours import beside
 from marlvec.connectors import AgentConnector, Pipeline
 from marlvec.errors import ArgumentError
 from marlvec.policies import Policy, RandomPolicy, as_policy
@@ -71,21 +72,25 @@ def load(text: str, what: str) -> Any:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Import a file under its own name, so that dataclasses and pickles in it find their module."""
+    """Import a file under its own name, so that dataclasses and pickles in it find their module.
+
+    While it is imported, it may import what stands beside it.
+    """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # every path that ends in .py has one,
     assert spec.loader is not None  # and this too
     module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(path.stem)
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        if before is None:
-            del sys.modules[path.stem]
-        else:
-            sys.modules[path.stem] = before
-        raise
+    with beside(path.parent):
+        before = sys.modules.get(path.stem)
+        sys.modules[path.stem] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            if before is None:
+                del sys.modules[path.stem]
+            else:
+                sys.modules[path.stem] = before
+            raise
     return module
 
 

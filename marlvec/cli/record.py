@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,11 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from marlvec.collect import Collector
-from marlvec.connectors import AgentConnector
 from marlvec.envs.rendering import check_frame
 from marlvec.envs.video import FORMATS, VideoFile, check_fps, find_ffmpeg, own_fps
 from marlvec.errors import ArgumentError
-from marlvec.policies import Policy
 from marlvec.vector import VectorEnv, VectorStep
 from marlvec.vector.rendering import tile_frames
 
@@ -145,36 +143,28 @@ class Camera:
 
 def roll_camera(
     envs: VectorEnv,
-    policies: Mapping[str, Policy],
-    played_by: Mapping[str, str],
-    connectors: list[AgentConnector] | dict[str, list[AgentConnector]],
+    collector_of: Callable[[VectorEnv], Collector],
     *,
     output: Path,
     episodes: int,
     fps: float | None,
-    seed: int | None,
     console: Console,
 ) -> Recording:
     """Play, and write a video of it.
 
     Args:
         envs: The envs, made with ``autoreset_mode="disabled"`` and ``render_mode="rgb_array"``.
-        policies: Who plays.
-        played_by: Agent name → policy id.
-        connectors: Chains of agent connectors, for all policies or by policy id.
+        collector_of: Who plays: from envs to what steps them.
         output: The file, see `check_output`.
         episodes: How many of each env.
         fps: Frames a second; None: what the env says.
-        seed: Of envs and policies.
         console: Where the progress bar goes; nothing is shown if it is no terminal.
     """
     rate = own_fps(envs.metadata, output.suffix[1:].lower()) if fps is None else fps
     video = VideoFile(output, rate, find_ffmpeg())
     camera = Camera(envs, video, episodes)
     # A collector asks nothing of envs but what the camera passes on.
-    collector = Collector(
-        cast(VectorEnv, camera), policies, played_by, agent_connectors=connectors if connectors else None, seed=seed
-    )
+    collector = collector_of(cast(VectorEnv, camera))
     interrupted = False
     try:
         with _progress(console) as bar:

@@ -33,7 +33,7 @@ def collector_of(
     """What answers for the policies of the options ``--policy [ID=]WHAT[@PATH]``; it trains none of them.
 
     Args:
-        envs: Where the questions come from.
+        envs: What is played.
         texts: ``PATH`` is a file of `save_policy`, or an opponent of a pool, as `marlvec.cli.players` finds it.
         mapping: Options ``--mapping``.
         connectors: Options ``--connectors``.
@@ -44,8 +44,9 @@ def collector_of(
         ArgumentError: An option is wrong, or a file is another policy's.
         CheckpointError: A file is damaged, or holds something else.
     """
-    whats, files, opponents = _apart(texts)
-    named: dict[str, Policy] = {**arguments.policies(whats), **{name: one.policy() for name, one in opponents.items()}}
+    order, whats, files, opponents = _apart(texts)
+    found: dict[str, Policy] = {**arguments.policies(whats), **{name: one.policy() for name, one in opponents.items()}}
+    named = {name: found[name] for name in order}
     chains = arguments.connectors(connectors, tuple(named))
     acting = {name: one.action_connectors() for name, one in opponents.items()}
     seeing: Any = chains
@@ -70,25 +71,31 @@ def collector_of(
     return collector
 
 
-def _apart(texts: Sequence[str]) -> tuple[list[str], dict[str, Path], dict[str, Opponent]]:
-    """What `marlvec.cli.arguments.policies` takes; policy id to its file; and opponents, by id."""
+def _apart(texts: Sequence[str]) -> tuple[list[str], list[str], dict[str, Path], dict[str, Opponent]]:
+    """Policy ids; what `marlvec.cli.arguments.policies` takes; policy id to its file; and opponents, by id."""
+    order: list[str] = []
     whats: list[str] = []
     files: dict[str, Path] = {}
     opponents: dict[str, Opponent] = {}
     for text in texts:
         what, at, path = text.rpartition("@")
         if not at:
+            name = arguments.policy_id(text)[0]
             whats.append(text)
         elif Path(path).is_file():
+            name = arguments.policy_id(what)[0]
             whats.append(what)
-            files[arguments.policy_id(what)[0]] = Path(path)
+            files[name] = Path(path)
         elif Path(path).is_dir() or Path(path).parent.joinpath(INDEX).exists():
             name, player = players.one_player(text)
             assert isinstance(player, Opponent)  # of a pool
             opponents[name] = player
         else:
             raise ArgumentError(f"--policy {text}: there is no file {path}; save_policy() writes one, or a pool")
-    return whats, files, opponents
+        if name in order:
+            raise ArgumentError(f"--policy {text}: there are two policies {name!r}; give one another id: ID=…")
+        order.append(name)
+    return order, whats, files, opponents
 
 
 def _restore(collector: Collector, policies: Mapping[str, Policy], files: Mapping[str, Path]) -> None:
@@ -110,7 +117,7 @@ def _restore(collector: Collector, policies: Mapping[str, Policy], files: Mappin
             for chain, state in chains:
                 if state is not None:
                     chain.load_state_dict(state)
-                    chain.reset()  # what it remembers is of other episodes
+                    chain.eval().reset()  # what it remembers is of other episodes
         except (ArgumentError, ValueError, KeyError) as error:
             raise ArgumentError(f"{file} does not fit policy {policy_id!r} or its connectors: {error}") from error
 

@@ -14,11 +14,12 @@ from rich.markup import escape
 
 from marlvec.errors import ArgumentError, EnvArgumentError, MarlvecError, MissingExtraError, RegistryError
 
-__all__ = ["complain", "plain_errors", "settle_in", "stdout"]
+__all__ = ["complain", "plain_errors", "settle_in", "stdout", "torch_within_cores"]
 
 # What a different command line would mend; everything else is a fault of what ran.
 _USAGE = (ArgumentError, RegistryError, MissingExtraError, EnvArgumentError)
 _WIDTH_IN_A_PIPE = 140
+_THREADS = "OMP_NUM_THREADS"
 
 
 def settle_in() -> None:
@@ -46,6 +47,29 @@ def plain_errors(traceback: bool) -> Iterator[None]:
         hint = ["--traceback shows where"] if len(lines) > 1 else []
         complain("; ".join([lines[0], *getattr(error, "__notes__", []), *hint]))
         raise typer.Exit(2 if isinstance(error, _USAGE) else 1) from None
+
+
+@contextmanager
+def torch_within_cores() -> Iterator[None]:
+    """Have torch, whenever it comes, use no more threads than there are cores: small policies wait for one another.
+
+    It counts the machine's cores, also those that a container's quota does not pay for.
+    """
+    from marlvec.vector.cores import usable_cores
+
+    cores, torch, given = usable_cores(), sys.modules.get("torch"), os.environ.get(_THREADS)
+    if given is None:
+        os.environ[_THREADS] = str(cores)  # which torch reads when it is imported
+    threads = 0 if torch is None else int(torch.get_num_threads())
+    if torch is not None:
+        torch.set_num_threads(min(threads, cores))
+    try:
+        yield
+    finally:
+        if given is None:
+            os.environ.pop(_THREADS, None)
+        if torch is not None:
+            torch.set_num_threads(threads)
 
 
 def complain(text: str) -> None:

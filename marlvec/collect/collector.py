@@ -62,6 +62,7 @@ class Collector(Gathering):
         policy_mapping: Who plays whom: a policy id, a dict of agent name to id, or a function
             ``(agent name, episode) -> id``, called once per episode and agent. None: the only policy there is. All
             agents that one policy plays must have the same spaces.
+        policy_mapping_fn: RLlib's name for the same; give one of the two.
         agent_connectors: Between envs and policies. One chain (a pipeline or a list of connectors), copied per policy
             where there are several; or policy id to chain; or None for ``AgentPipeline.default()``.
         action_connectors: Between policies and envs, likewise; None for ``ActionPipeline.default()``.
@@ -107,6 +108,7 @@ class Collector(Gathering):
         policies: Mapping[str, PolicyLike] | PolicyLike,
         policy_mapping: PolicyMapping | None = None,
         *,
+        policy_mapping_fn: PolicyMapping | None = None,
         agent_connectors: Connectors = None,
         action_connectors: Connectors = None,
         learner_connectors: Connectors = None,
@@ -137,6 +139,10 @@ class Collector(Gathering):
         self._seed = None if seed is None else check_seed(seed)
         self._entropy = _entropy(self._seed)
         ids = tuple(self.policies)
+        if policy_mapping_fn is not None:
+            if policy_mapping is not None:
+                raise ArgumentError("policy_mapping and policy_mapping_fn are two names of one argument; give one")
+            policy_mapping = policy_mapping_fn
         if policy_mapping is None:
             if len(ids) > 1:
                 raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")

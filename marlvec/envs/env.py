@@ -13,7 +13,8 @@ What holds at every moment, for agent ``a`` of one env:
 * An agent that has ended stays so until the next reset, unless its env sets ``alive[a]`` again in a later step: it is
   born once more, and what it does from then on is a trajectory of its own. The APIs behind the adapters do not have
   this, so there it is an error.
-* An alive agent that is not acting (it is not its turn) keeps the last observation it was given.
+* An alive agent that is not acting (it is not its turn) keeps the last observation it was given. Before the first one
+  its row is zeros.
 """
 
 from __future__ import annotations

@@ -26,8 +26,10 @@ class PettingZooAECEnv(Adapter):
     agent is always live. An agent ends in the step in which the env gives it that last, dead turn: until then it is
     alive and may be paid, exactly as in a loop over ``agent_iter()`` and ``last()``.
 
-    At a reset every live agent observes once; after a move the agent that acts next does, and so do those that were
-    just born and, for the last time, those that just ended. All others keep the observation they have.
+    An agent observes when it is its turn, as ``last()`` has it, and once more when it ends. In between it keeps the
+    observation it has; before its first turn it has none, and its row is zeros: an env need not know what an agent
+    sees that it has not selected yet (SuperSuit's wrappers do not). So one that ends without any turn, be it a dead
+    one, has no last observation either (`Slot.final_missing`).
 
     The reward of a step is all that ``env.rewards`` paid in it, to whomever: agents that wait are paid too.
 
@@ -43,6 +45,7 @@ class PettingZooAECEnv(Adapter):
     def __init__(self, env: Any) -> None:
         super().__init__(env, *agents_and_spaces(env))
         self._status = [_UNBORN] * len(self.ids)
+        self._seen = [False] * len(self.ids)  # who has been selected in this game, and so may be observed
         self._acting: int | None = None
         self._teller = self.env
         if self.resets_itself:
@@ -52,11 +55,12 @@ class PettingZooAECEnv(Adapter):
             )
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin a game; every live agent observes once."""
+        """Begin a game; the agent that is to move observes."""
         self._status = [_UNBORN] * len(self.ids)
+        self._seen = [False] * len(self.ids)
         self._acting = None
         self._call_reset(seed, options)
-        env, self._teller = self.env, teller(self.env)
+        self._teller = teller(self.env)
         agents = self._listed("reset()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
@@ -66,10 +70,7 @@ class PettingZooAECEnv(Adapter):
                 slot.alive[a] = True
         if not agents:
             broken(self.name, "reset()", "env.agents is empty after a reset: expected at least one live agent")
-        acting = self._select(slot, "reset()")
-        for a, agent in enumerate(self.ids):
-            if self._status[a] == _LIVE:
-                self._observe(slot, a, env.observe(agent), a == acting)
+        self._select(slot, "reset()")
         return self._infos(slot, {})
 
     def step(self, slot: Slot) -> Info | None:
@@ -90,8 +91,8 @@ class PettingZooAECEnv(Adapter):
             flags = self._flags_of(agent, "step()")
             if not any(flags):
                 self._select(slot, "step()")
-                self._observe(slot, a, env.observe(agent), True)
                 break
+            self._seen[a] = True
             self._end(slot, a, flags, last_infos)
             env.step(None)
             if agent in told.agents:
@@ -101,7 +102,7 @@ class PettingZooAECEnv(Adapter):
         return self._infos(slot, last_infos)
 
     def cut_short(self, slot: Slot) -> None:
-        """End the game here: everyone observes the state in which it is left."""
+        """End the game here: everyone who has had a turn observes the state in which it is left."""
         self._acting = None
         for a, agent in enumerate(self.ids):
             if self._status[a] == _LIVE:
@@ -109,7 +110,7 @@ class PettingZooAECEnv(Adapter):
                 if any(flags):  # it ended by itself, and has not had its dead turn yet
                     self._end(slot, a, flags, {})
                 else:
-                    self._observe(slot, a, self.env.observe(agent), False)
+                    self._observe_last(slot, a)
                     self._status[a] = _ENDED
         super().cut_short(slot)
 
@@ -134,7 +135,6 @@ class PettingZooAECEnv(Adapter):
                 if status[a] == _UNBORN:
                     status[a] = _LIVE
                     slot.alive[a] = True
-                    self._observe(slot, a, self.env.observe(agent), False)
             elif status[a] == _LIVE:
                 flags = self._flags_of(agent, "step()")
                 if not any(flags):
@@ -147,20 +147,27 @@ class PettingZooAECEnv(Adapter):
         self._status[a] = _ENDED
         slot.terminated[a], slot.truncated[a] = flags
         slot.alive[a] = slot.acting[a] = False
-        self._observe(slot, a, self.env.observe(agent), False)
+        self._observe_last(slot, a)
         info = mapping(self._teller.infos, self.name, "step()", "infos").get(agent)
         last_infos[agent] = dict(info) if isinstance(info, Mapping) else info
 
-    def _select(self, slot: Slot, call: str) -> int:
-        """Note whose turn it is."""
+    def _observe_last(self, slot: Slot, a: int) -> None:
+        """Write what an agent sees at its end; nothing, if it was never selected."""
+        if self._seen[a]:
+            self._observe(slot, a, self.env.observe(self.ids[a]), False)
+        else:
+            slot.final_missing[a] = True
+
+    def _select(self, slot: Slot, call: str) -> None:
+        """Note whose turn it is, and what it sees."""
         agent = self._teller.agent_selection
         a = self._place(agent, call)
         if self._status[a] != _LIVE or agent not in self._teller.agents:
             live = [name for name, status in zip(self.ids, self._status, strict=True) if status == _LIVE]
             broken(self.name, call, f"agent_selection is {agent!r}, which is not live; live are {names_of(live)}")
         self._acting = a
-        slot.acting[a] = True
-        return a
+        slot.acting[a] = self._seen[a] = True
+        self._observe(slot, a, self.env.observe(agent), True)
 
     def _place(self, agent: AgentId, call: str) -> int:
         """Place of an agent on the agent axis."""

@@ -1,8 +1,8 @@
 """Turn-based games for two: what every move does to the rows, whatever the game.
 
-The semantics are those of `marlvec.envs.turns`: one step is one move; after it the player who moves next observes, and
-gets the mask of what it may do; at the end both observe. An illegal move ends the game as PettingZoo's
-``TerminateIllegalWrapper`` has it: both players are terminated *and* truncated.
+The semantics are those of `marlvec.envs.turns`: one step is one move; after it, and after a reset, the player who
+moves next observes, and gets the mask of what it may do; at the end both observe. An illegal move ends the game as
+PettingZoo's ``TerminateIllegalWrapper`` has it: both players are terminated *and* truncated.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ RESERVED = frozenset(
         "action_mask",
         "state",
         "final_observation",
+        "final_obs",
         "final_observation_missing",
         "final_info",
         "final_state",

@@ -191,8 +191,9 @@ class VectorStep:
             out["fault"] = self.fault
             whole = self.done & ~self.fault
         if self.final_leaves is not self.obs_leaves:
-            out["final_observation"] = self.final_obs
-            out["_final_observation"] = whole
+            # Two names of one array: OpenRL's and Gymnasium's.
+            out["final_observation"] = out["final_obs"] = self.final_obs
+            out["_final_observation"] = out["_final_obs"] = whole
             if np.count_nonzero(self.final_missing):
                 out["final_observation_missing"] = self.final_missing
         if self.state is not None:

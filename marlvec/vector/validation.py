@@ -34,7 +34,8 @@ class ObsValidator:
 
     An observation must lie in its space as ``space.contains`` has it: within the bounds, infinity within an infinite
     one, NaN never. A reward must be finite. Only those observations count that agents really have: those of the living,
-    and the final ones of agents that have just ended. The zeros of all others may lie outside.
+    and the final ones of agents that have just ended. The zeros of all others may lie outside, and those of agents that
+    wait for their first turn.
 
     Leaves whose dtype has no room for anything wrong (uint8 from 0 to 255) cost nothing; nor do object leaves, which
     are checked whenever they are written. Padded observations are held against the padded space.
@@ -79,7 +80,8 @@ class ObsValidator:
             problems += self._bad_rewards(step)
         problems += self._bad_leaves("observation", step.obs_leaves, step.alive, step)
         if step.final_leaves is not step.obs_leaves:
-            problems += self._bad_leaves("final observation", step.final_leaves, step.has_final, step)
+            told = step.has_final & ~step.final_missing
+            problems += self._bad_leaves("final observation", step.final_leaves, told, step)
         if env_ids is not None:
             problems = [problem for problem in problems if problem.env_id in env_ids]
         if not problems:
@@ -113,6 +115,8 @@ class ObsValidator:
                 continue
             agents = check.group.agents
             here = present[:, list(agents)]
+            if leaves is step.obs_leaves:
+                here &= _observed(step.acting[:, list(agents)], leaves[check.g])
             for i, j in np.argwhere(here & ~check.members.rows(array, here)).tolist():
                 agent, path = self._agents[agents[j]], check.leaf.path
                 yield _Problem(int(step.env_ids[i]), agent, subject, path, array[i, j, ...], check.members)
@@ -158,6 +162,17 @@ class _Problem:
     def __str__(self) -> str:
         where = f"{self.subject} of agent {self.agent!r}" + (f", leaf {self.path!r}" if self.path else "")
         return f"{where}: {self.members.describe(self.value)}"
+
+
+def _observed(acting: BoolArray, leaves: list[AnyArray]) -> BoolArray:
+    """(n, A_g) bool: who acts, or has anything in its row: a living agent that has neither was never observed."""
+    out = acting.copy()
+    for leaf in leaves:
+        if leaf.dtype == np.object_:
+            out |= np.array([[cell is not None for cell in row] for row in leaf.tolist()], np.bool_)
+        else:
+            out |= (leaf != 0).any(axis=tuple(range(2, leaf.ndim)))
+    return out
 
 
 def _and_more(problems: list[_Problem]) -> str:

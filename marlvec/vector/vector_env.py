@@ -33,6 +33,9 @@ class VectorEnv(Controls):
     Every reply belongs to one numbered request: nothing stale is ever delivered. Wrong calls raise before anything is
     sent: `ClosedError`, `BusyError` (names the pending call), `NothingPendingError`, `NotResetError`, `BrokenError`.
 
+    What other libraries call by another name answers to it, too: `num_agents`, `possible_agents`, `step_async` and
+    `step_wait`. There is no ``reset_async``: `async_reset` is something else.
+
     Attributes:
         num_envs: N.
         agent_num: A.
@@ -116,7 +119,7 @@ class VectorEnv(Controls):
             ``(obs, rewards, terminated, truncated, infos)``: obs (N, A, …) or a dict of groups, rewards (N, A) float64,
             both flags (N, A) bool; infos is Gymnasium's dict of arrays (see `marlvec.vector.infos`), in which marlvec
             fills ``alive``, ``acting``, ``reset_mask``, ``action_mask`` (where there is one) and, in steps in which an
-            agent ended, ``final_observation``.
+            agent ended, ``final_observation`` (``final_obs`` is the same array).
 
         Raises:
             ActionError: Wrong structure, shape, dtype or value; nothing was sent.
@@ -146,6 +149,8 @@ class VectorEnv(Controls):
         """
         result = self._fetch_all("step", timeout)
         return result.obs, result.rewards, result.terminated, result.truncated, result.infos
+
+    step_async, step_wait = step_send, step_fetch
 
     # --- send and recv: envs as they become ready ---
 
@@ -257,6 +262,16 @@ class VectorEnv(Controls):
             f"<{name} of {self.spec.name}: num_envs={self.num_envs}, agent_num={self.agent_num} ({groups}), "
             f"autoreset_mode={self.autoreset_mode!r}, {self._calls}>"
         )
+
+    @property
+    def num_agents(self) -> int:
+        """`agent_num`, as PettingZoo calls it: of all, whether they are alive or not."""
+        return self.agent_num
+
+    @property
+    def possible_agents(self) -> tuple[str, ...]:
+        """`agents`, as PettingZoo calls them."""
+        return self.agents
 
     @property
     def faults(self) -> tuple[Fault, ...]:

@@ -565,3 +565,25 @@ def test_the_repr_says_what_it_is() -> None:
         assert repr(collector).startswith("<Collector of ['main'] in <SyncVectorEnv of scripted_parallel")
         assert "20 env steps" in repr(collector)
         assert (collector.batch_mode, collector.count_by) == ("truncate", "env_steps")
+
+
+def test_policy_mapping_fn_is_policy_mapping() -> None:
+    """RLlib's word, with a function as RLlib calls it, and with all else that a mapping may be."""
+
+    def mapping(agent: str, episode: Any, **kwargs: Any) -> str:
+        return "b" if agent == "agent_1" or episode.number % 2 else "a"
+
+    for who in (mapping, {"agent_0": "a", "agent_1": "b", "agent_2": "a"}, "b"):
+        batches = []
+        for argument in ("policy_mapping", "policy_mapping_fn"):
+            with sync("parallel", 3, 3) as envs:
+                policies = {"a": RandomPolicy(), "b": RandomPolicy()}
+                collector = Collector(envs, policies, seed=4, **{argument: who})  # type: ignore[arg-type]
+                batches.append(collector.collect(env_steps=90))
+        assert same(*batches)
+    with sync("parallel", 3, 3) as envs:
+        for given in ("a", mapping):
+            with pytest.raises(
+                ArgumentError, match="^policy_mapping and policy_mapping_fn are two names of one argument"
+            ):
+                Collector(envs, {"a": noop}, "a", policy_mapping_fn=given)

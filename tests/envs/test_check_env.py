@@ -431,6 +431,29 @@ class DeadStay(TurnEnv):
         assert action is None
 
 
+class PaysTwice(TurnEnv):
+    """Pays in its fourth move, which ends the game for all, and leaves that standing in the dead steps."""
+
+    def __init__(self) -> None:
+        super().__init__(Script.together(2, 4))
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self.world.episode = -1
+        super().reset(seed, options)
+
+    def _was_dead_step(self, action: Any) -> None:
+        paid = dict(self.rewards)
+        super()._was_dead_step(action)
+        self.rewards.update({agent: paid[agent] for agent in self.agents})
+
+
+class PaysTheLeaverTwice(PaysTwice):
+    def _was_dead_step(self, action: Any) -> None:
+        agent, paid = self.agent_selection, dict(self.rewards)
+        super(PaysTwice, self)._was_dead_step(action)
+        self.rewards[agent] = paid[agent]
+
+
 class Single(SingleEnv):
     def __init__(self) -> None:
         super().__init__(5)
@@ -561,6 +584,9 @@ BROKEN: list[tuple[Any, str]] = [
     (PaysInText, "step 3: reward of agent 'player_1': expected a real number, got str '3'"),
     (DropsAPlayer, "step 3: env.agents: expected agent 'player_0', whose flags are False, got it has left"),
     (DeadStay, "env.agents: expected the dead agent 'player_0' to leave it in step(None), got it still there"),
+    (PaysTwice, "turns.step(), episode 1, step 5: reward of agent 'player_1': expected 0 after step(None) of the dead"),
+    (PaysTwice, "again, which would be paid twice. Clear env.rewards in step(None), as AECEnv._was_dead_step() does"),
+    (PaysTheLeaverTwice, "reward of agent 'player_0': expected 0 after step(None) of the dead agent 'player_0', got"),
     (SingleTextReward, "single.step(), episode 1, step 1: reward of agent 'agent_0': expected a real number, got str"),
     (SingleNoInfo, "single.step(), episode 1, step 1: info: expected a dict, got NoneType None"),
     (SingleNoisy, "flags of agent 'agent_0'"),

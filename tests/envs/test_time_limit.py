@@ -37,10 +37,13 @@ def waits(t: int, a: int) -> bool:
 
 def check_episodes(envs: marlvec.VectorEnv, scripts: list[Script], limit: int, count: int, kind: str) -> None:
     """Hold every flag of every step of ``count`` episodes against the scripts, cut off at the limit."""
-    envs.reset(seed=0)
+    _, infos = envs.reset(seed=0)
     for number in range(count):
         script = scripts[number % len(scripts)]
+        looked = np.zeros(envs.agent_num, bool)  # in a turn-based env: was selected
         for t in range(1, min(script.length, limit) + 1):
+            looked |= infos["acting"][0]
+            mover = int(infos["acting"][0].argmax())
             _, _, terminated, truncated, infos = envs.step(np.ones((1, envs.agent_num), np.int64))
             alive = np.array(script.alive(t))
             late = alive & (t == limit)
@@ -49,16 +52,22 @@ def check_episodes(envs: marlvec.VectorEnv, scripts: list[Script], limit: int, c
             over = bool(late.any() or not alive.any())
             assert not (late & terminated[0]).any()
             if over:
+                following = [a % envs.agent_num for a in range(mover + 1, mover + 1 + envs.agent_num)]
+                looked |= np.arange(envs.agent_num) == next((a for a in following if alive[a]), mover)
                 final = infos["final_observation"][0]
                 assert infos["_final_observation"].tolist() == [True]
                 for a in np.flatnonzero(late).tolist():
+                    if kind == "turns" and not looked[a]:
+                        assert not final[a].any()
+                        assert infos["final_observation_missing"][0, a]
+                        continue
                     # Who waits in a keyed env keeps the last thing it saw; in a turn-based one it looks once more.
                     seen = t - 1 if kind == "keyed" and waits(t, a) and script.births[a] != t else t
                     assert (decode(final[a]).episode, decode(final[a]).t) == (number, seen)
             assert over is (t == min(script.length, limit))
         if envs.autoreset_mode == "disabled":
             assert not infos["alive"].any()
-            envs.reset(env_ids=[0])
+            _, infos = envs.reset(env_ids=[0])
         elif envs.autoreset_mode == "next_step":
             assert not infos["alive"].any()
             _, rewards, terminated, truncated, infos = envs.step(np.ones((1, envs.agent_num), np.int64))

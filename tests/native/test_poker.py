@@ -24,9 +24,7 @@ class Hands(Shown):
         self.states = [game.new_initial_state() for _ in range(env.num_worlds)]
         self.cards = [list(cards) for cards in dealt(env).tolist()]
         for i in range(env.num_worlds):
-            self._look(i)
-            for a in range(2):
-                self.obs[i, a] = self.states[i].information_state_tensor(a)
+            self._look(i)  # who moves second has seen nothing yet
 
     def play(self, i: int, action: int) -> None:
         self.states[i].apply_action(action)

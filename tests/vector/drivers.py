@@ -119,18 +119,20 @@ class KeyedDriver:
 
 
 class TurnDriver:
-    """PettingZoo AEC: after a move the next one observes, and whoever was born or ended; the dead go at once."""
+    """PettingZoo AEC: whoever is selected observes, as ``last()`` has it; the dead go at once."""
 
     def __init__(self, env: Any) -> None:
         self.env, self.names = env, list(env.possible_agents)
         self.alive: set[int] = set()
+        self.had_turn: set[int] = set()
 
     def reset(self, seed: int | None, options: Any) -> News:
         env, place = self.env, self.names.index
         env.reset(seed=seed, options=options)
         self.alive = {place(name) for name in env.agents}
         acting = {place(env.agent_selection)}
-        seen, masks = split_all({a: env.observe(self.names[a]) for a in self.alive}, acting)
+        self.had_turn = set(acting)
+        seen, masks = split_all({a: env.observe(self.names[a]) for a in acting}, acting)
         return News(seen, set(self.alive), acting, masks, infos=told(env.infos, self.names))
 
     def step(self, actions: dict[int, Any]) -> News:
@@ -142,14 +144,13 @@ class TurnDriver:
         while True:
             for name, reward in env.rewards.items():
                 paid[place(name)] += float(reward)
-            for a in {place(name) for name in env.agents} - self.alive - set(ended):
-                self.alive.add(a)
-                found[a] = split(env.observe(self.names[a]))
+            self.alive |= {place(name) for name in env.agents} - set(ended)
             if not env.agents:
                 break
             name = env.agent_selection
             a = place(name)
             found[a] = split(env.observe(name))
+            self.had_turn.add(a)
             if not (env.terminations[name] or env.truncations[name]):
                 acting = {a}
                 break
@@ -180,13 +181,13 @@ class SingleDriver:
 
 
 def cut_short(driver: Driver, alive: set[int]) -> tuple[dict[int, Any], dict[int, tuple[bool, bool]]]:
-    """Time is up for these agents: what they observe anew, and their flags. In a game, everyone looks once more."""
+    """Time is up for these agents: what they observe anew, and their flags. In a game, who had a turn looks again."""
     if not isinstance(driver, TurnDriver):
         return {}, dict.fromkeys(alive, (False, True))
     env, names = driver.env, driver.names
     flags = {a: (bool(env.terminations[names[a]]), bool(env.truncations[names[a]])) for a in alive}
     return (
-        {a: split(env.observe(names[a]))[0] for a in alive},
+        {a: split(env.observe(names[a]))[0] for a in alive & driver.had_turn},
         {a: own if any(own) else (False, True) for a, own in flags.items()},
     )
 

@@ -121,7 +121,7 @@ class World:
             self.shown.update(obs)
             self.ended.update(cut)
             self.alive, self.acting = set(), set()
-        self.final.update({a: self.shown[a] for a in self.ended})
+        self.final.update({a: self.shown[a] for a in self.ended if a in self.shown})
         if not self.alive:
             self.over = self.done = True
             self.episodes += 1

@@ -311,7 +311,7 @@ def test_the_verdict_is_that_of_the_space(one: Space[Any], other: Space[Any], se
     validator = ObsValidator(spec, "strict")
     for a in range(3):  # one agent at a time: a report is of an env
         buffers.flags[...] = False
-        buffers.alive[:, a] = rng.random(3) < 0.7
+        buffers.alive[:, a] = buffers.acting[:, a] = rng.random(3) < 0.7
         buffers.terminated[:, a] = rng.random(3) < 0.5
         bad = (buffers.alive[:, a] & ~members[False][:, a]) | (buffers.terminated[:, a] & ~members[True][:, a])
         found = validator.check(rows(buffers))

@@ -37,6 +37,11 @@ class Life:
         """Which players have a row."""
         return sorted(self.news.alive | set(self.news.ended))
 
+    @property
+    def nothing(self) -> Any:
+        """The row of a player who waits for its first turn."""
+        return tree.map_structure(np.zeros_like, next(iter(self.shown.values())))
+
     def begin(self) -> None:
         self.news = self.driver.reset(self.seed, None)
         self.seed, self.over, self.elapsed, self.shown = None, False, 0, dict(self.news.obs)
@@ -165,7 +170,7 @@ class WorldPool:
     def _answer(self, ids: list[int]) -> Any:
         lives = [self.lives[i] for i in ids]
         rows = [(life, i, a) for life, i in zip(lives, ids, strict=True) for a in life.rows]
-        seen = [life.shown[a] for life, _, a in rows]
+        seen = [life.shown.get(a, life.nothing) for life, _, a in rows]
         obs = tree.map_structure(lambda *leaves: np.stack(leaves), *seen)
         reward = np.array([life.news.rewards.get(a, 0.0) for life, _, a in rows])
         ended = np.array([life.news.ended.get(a, (False, False)) for life, _, a in rows], bool)

@@ -110,7 +110,8 @@ class SlotPlayer(Player):
             self.ends(agent, self._ended[a], self._cut[a])
             if not begun:
                 self._check_life(agent, alive, bool(flagged[a]), bool(self._reward[a]))
-            if alive or flagged[a]:
+            # Who has not had a turn yet may have no observation; who had none of its end has been looked at before.
+            if self._acting[a] or (flagged[a] and not self._unseen[a]) or (alive and self._has_obs(agent)):
                 self.observe(agent, self._row(agent))
             if self._acting[a]:
                 self._mask_of(agent)
@@ -144,6 +145,11 @@ class SlotPlayer(Player):
     def _row(self, agent: AgentId) -> Any:
         g, j = self._homes[agent]
         return self._spec.groups[g].observation_tree.unflatten([leaf[j].copy() for leaf in self._obs[g]])
+
+    def _has_obs(self, agent: AgentId) -> bool:
+        g, j = self._homes[agent]
+        rows = (leaf[j, ...] for leaf in self._obs[g])
+        return any(row[()] is not None if row.dtype == np.object_ else row.any() for row in rows)
 
     def _mask_of(self, agent: AgentId) -> NDArray[np.bool_] | None:
         g, j = self._homes[agent]

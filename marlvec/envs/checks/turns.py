@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from marlvec.envs.checks.place import short
 from marlvec.envs.checks.player import Player
-from marlvec.envs.checks.values import check_agents, check_table
+from marlvec.envs.checks.values import check_agents, check_reward, check_table
 from marlvec.envs.checks.zoo_spaces import ZooSpaces
 from marlvec.envs.contract import AgentId
 
@@ -28,11 +29,12 @@ class TurnPlayer(Player):
         agents = list(env.possible_agents)
         super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps)
         self._flagged: set[AgentId] = set()
+        self._selected: set[AgentId] = set()  # in this game: only they need be able to observe
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin a game."""
         self.ask_reset(seed, options)
-        self.live, self._flagged = set(), set()
+        self.live, self._flagged, self._selected = set(), set(), set()
         self.live = set(self._look())
         if not self.live:
             self.place.broken("env.agents", "at least one agent", "none")
@@ -43,9 +45,11 @@ class TurnPlayer(Player):
         """Let the selected agent move, or take its dead step."""
         env, agent = self.env, self.env.agent_selection
         if agent in self._flagged:
+            before = dict(env.rewards)
             self.ask(env.step, None)
             if agent in env.agents:
                 self.place.broken("env.agents", f"the dead agent {agent!r} to leave it in step(None)", "it still there")
+            self._check_cleared(before, agent)
         else:
             obs, *_, info = self.ask(env.last)
             action = self.draw(agent, self.allowed(agent, obs, info), rng)
@@ -68,6 +72,7 @@ class TurnPlayer(Player):
                 place.broken("env.agents", f"no agent {agent!r}, which has ended", "it again")
         tables = {what: self._table(what, now) for what in ("rewards", "terminations", "truncations")}
         infos = self.check_infos(env.infos)
+        self._selected.update(agent for agent in now if agent == env.agent_selection)
         for agent in sorted(tables["rewards"], key=str):
             self.pay(agent, tables["rewards"][agent])
             if agent in self.gone and tables["rewards"][agent] != 0:
@@ -80,10 +85,23 @@ class TurnPlayer(Player):
                 self._flagged.add(agent)
             if agent not in infos:
                 place.broken("infos", f"one of agent {agent!r}", "none")
-            self.observe(agent, self.ask(env.observe, agent))
+            if agent in self._selected:
+                self.observe(agent, self.ask(env.observe, agent))
         if now:
             self._check_turn(now)
         return now
+
+    def _check_cleared(self, before: Mapping[Any, Any], dead: AgentId) -> None:
+        """Refuse rewards that a dead step left standing: what was paid once would be paid again."""
+        for agent, value in check_table(self.env.rewards, self.place, "rewards").items():
+            check_reward(value, self.place, agent)
+            if value != 0 and agent in before and before[agent] == value:
+                self.place.broken(
+                    f"reward of agent {agent!r}",
+                    f"0 after step(None) of the dead agent {dead!r}",
+                    f"{short(value)} again, which would be paid twice. Clear env.rewards in step(None), "
+                    f"as AECEnv._was_dead_step() does",
+                )
 
     def _check_turn(self, now: list[AgentId]) -> None:
         env, selected = self.env, self.env.agent_selection

@@ -75,8 +75,8 @@ def _reset(
         deal(rng, i, CARDS, hands[i])
         moves[i] = -1
         mover[i] = 0
-        for a in range(2):
-            _observe(rows.obs[i, a], hands[i], moves[i], a)
+        rows.obs[i] = 0  # the other player observes when its turn comes
+        _observe(rows.obs[i, 0], hands[i], moves[i], 0)
         start(rows, i, 0)
 
 

@@ -104,8 +104,8 @@ def _reset(ids: Ids, rows: Any, rng: Any, game: Any) -> None:
         game.round[i] = 0
         game.pot[i] = 1
         game.mover[i] = 0
+        rows.obs[i] = 0  # the other player observes when its turn comes
         _observe(rows, game, i, 0)
-        _observe(rows, game, i, 1)
         start(rows, i, 0)
         _allow(rows, game, i, 0)
 

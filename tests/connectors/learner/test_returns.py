@@ -36,7 +36,7 @@ def test_every_row_is_what_its_definition_says(batch: list[Fragment], gamma: flo
     """Whatever a fragment's end: 0 after it if terminated, V(final obs) if truncated, V(next obs) if cut."""
     rows, critic = rows_of(batch), Critic()
 
-    out = GeneralAdvantageEstimation(gamma, lambda_, critic)(rows)
+    out = GeneralAdvantageEstimation(gamma, gae_lambda=lambda_, value_function=critic)(rows)
     want = per_row(advantage, batch, gamma, lambda_)
     assert_close(out["advantages"], want)
     assert_close(out["value_targets"], np.array(want) + rows["values"])
@@ -175,7 +175,7 @@ def test_refusals() -> None:
         for make in (GeneralAdvantageEstimation, ReturnsToGo, lambda gamma: NStep(1, gamma)):
             with pytest.raises(ArgumentError, match="gamma must be from 0 to 1, got"):
                 make(share)
-        with pytest.raises(ArgumentError, match="lambda_ must be from 0 to 1, got"):
+        with pytest.raises(ArgumentError, match="gae_lambda must be from 0 to 1, got"):
             GeneralAdvantageEstimation(0.9, share)
     for n in (0, -1, 1.5, True, "2"):
         with pytest.raises(ArgumentError, match="n must be a whole number of at least 1, got"):

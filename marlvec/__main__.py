@@ -1,0 +1,5 @@
+"""``python -m marlvec`` is the ``marlvec`` command."""
+
+from marlvec.cli import main
+
+main()
