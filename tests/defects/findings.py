@@ -7,10 +7,11 @@ import re
 import pytest
 
 from marlvec.errors import ContractWarning, MarlvecError
+from tests.faults.machine import Hung
 
 __all__ = ["is_find"]
 
-CAUGHT = (AssertionError, pytest.fail.Exception, MarlvecError, ContractWarning)
+CAUGHT = (AssertionError, pytest.fail.Exception, MarlvecError, ContractWarning, Hung)
 """Whatever else a test fails with is a mistake in the defect."""
 
 MISTAKES = (AttributeError, NameError, TypeError)
