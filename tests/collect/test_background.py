@@ -18,6 +18,7 @@ from marlvec.policies import FunctionPolicy, Policy
 from marlvec.vector import AsyncVectorEnv
 from tests.collect.players import EchoPolicy, asynchronous, sync
 from tests.collect.test_overlap import same_batch
+from tests.waiting import LONG, until
 
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
@@ -28,13 +29,6 @@ def keys(batches: list[MultiAgentBatch]) -> list[Key]:
     names = ("env_id", "agent_index", "eps_id", "t")
     rows = [batch["main"] for batch in batches]
     return [key for own in rows for key in zip(*(own[name].tolist() for name in names), strict=True)]
-
-
-def until(condition: Any) -> None:
-    end = time.monotonic() + 60  # milliseconds, as a rule
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.002)
 
 
 def threads() -> list[str]:
@@ -212,7 +206,7 @@ def test_every_row_carries_the_version_of_the_weights_that_decided_it(overlap: b
         seen: set[int] = set()
         with collector.background(env_steps=400, total=1200, ahead=3) as batches:
             for _ in range(60):
-                assert policy.entered.wait(60)
+                assert policy.entered.wait(LONG)
                 with collector.updating():
                     policy.weights[0] += 1
                     time.sleep(0.0005)
@@ -235,7 +229,7 @@ def test_updating_waits_for_a_step_at_most_and_is_not_starved() -> None:
         policy.play_with(collector)
         with collector.background(env_steps=10_000_000) as _:
             for k in range(50):
-                assert policy.entered.wait(60)
+                assert policy.entered.wait(LONG)
                 with collector.updating(), collector.updating():
                     policy.entered.clear()
                     steps, calls = collector.metrics.env_steps, policy.calls
@@ -273,13 +267,13 @@ def test_one_collects_at_a_time() -> None:
 
         def act(rows: Rows) -> Any:
             entered.set()
-            assert go_on.wait(60)
+            assert go_on.wait(LONG)
             return np.zeros(len(rows), int)
 
         collector = Collector(envs, FunctionPolicy(act), seed=0)
         thread = threading.Thread(target=collector.collect, args=(4,))
         thread.start()
-        assert entered.wait(60)
+        assert entered.wait(LONG)
         with pytest.raises(BusyError, match="another thread"):
             collector.collect(4)
         go_on.set()
