@@ -456,13 +456,13 @@ def test_a_hung_env_is_a_timeout(where: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.checklist(72)
 def test_slow_is_not_hung() -> None:
     """Each env of a worker has the time to itself, and a caller that is away for long is no fault of theirs."""
-    # A tenth of the time for each, and more than the whole of it for all of them.
-    factories = [partial(SlowEnv, 9, env_index=i, seconds=0.1) for i in range(12)]
+    # A tenth of the time for each; for all of them more than the whole of it, and a look for hangs, too.
+    factories = [partial(SlowEnv, 9, env_index=i, seconds=0.1) for i in range(16)]
     with vectorize("async", factories, step_timeout=1.0, num_workers=1) as envs:
         envs.reset(seed=0)
         envs.step(acts(envs))
         envs.step_send(acts(envs))
-        time.sleep(1.5)
+        time.sleep(2.0)
         envs.step_fetch()
         with pytest.raises(TimeoutError):
             envs.step_send(acts(envs))
