@@ -106,7 +106,7 @@ def test_a_trained_policy_answers_with_what_its_connectors_know(tmp_path: Path) 
     with serving(*options, "--connectors", "FlattenObs, NormalizeObs", MARLVEC_TOKEN=token) as url:
         with pytest.raises(RefusedError, match="token"):
             Client(url)
-        with Client(url, token=token, timeout=30) as client:
+        with Client(url, token=token, timeout=60) as client:
             episode = client.start_episode()
             seen = dict(zip(client.agents, obs[0], strict=True))
             actions = client.get_action(episode, seen)
@@ -120,7 +120,7 @@ def test_a_trained_policy_answers_with_what_its_connectors_know(tmp_path: Path) 
 
 def test_who_acts_in_another_space_than_the_env_cannot_be_told_what_was_done() -> None:
     options = ("--env-spec", "simple_spread", "--set", "continuous_actions=true")
-    with serving(*options) as url, Client(url, timeout=30) as client:
+    with serving(*options) as url, Client(url, timeout=60) as client:
         episode = client.start_episode()
         seen = {name: np.zeros(18, np.float32) for name in client.agents}
         actions = client.get_action(episode, seen)
@@ -138,7 +138,7 @@ def test_an_opponent_of_a_pool_answers_with_the_connectors_it_was_kept_with(tmp_
     clipped = Rows({"obs": obs.clip(-0.5, 0.5)})
     for path, number in ((tmp_path / "pool", 3), (tmp_path / "pool" / "old_1", 1)):
         options = ("--env-spec", "simple_spread", "--policy", f"players.py:Learner@{path}")
-        with serving(*options) as url, Client(url, timeout=30) as client:
+        with serving(*options) as url, Client(url, timeout=60) as client:
             episode = client.start_episode()
             actions = client.get_action(episode, dict(zip(client.agents, obs, strict=True)))
             client.end_episode(episode)

@@ -107,6 +107,7 @@ def test_a_child_is_a_leak_until_somebody_has_waited_for_it(before: Snapshot) ->
     child = subprocess.Popen(["sleep", "60"])
     assert "sleep 60" in only(leaks(before, grace=0))
     child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # until it is dead, and still to be waited for
     assert "zombie" in only(leaks(before, grace=0.1))
     child.wait()
     assert leaks(before) == []

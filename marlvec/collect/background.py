@@ -44,7 +44,8 @@ class Background:
         self._changed = threading.Condition()
         self._batches: deque[MultiAgentBatch] = deque()
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # the last one, which may have done all and still be there
+        self._collecting = False
         self._stopping = False
         self._closed = False
 
@@ -53,7 +54,7 @@ class Background:
         return len(self._batches)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "collecting" if self._thread is not None else "waiting to be asked"
+        state = "closed" if self._closed else "collecting" if self._collecting else "waiting to be asked"
         return f"<Background, {state}: {len(self)} batches wait, {self._ahead} ahead at most>"
 
     def __enter__(self) -> Self:
@@ -88,7 +89,7 @@ class Background:
                         self._start()  # there is room again
                     self._changed.notify_all()
                     return batch
-                if self._closed or (self._thread is None and self._course.next_goal is None):
+                if self._closed or (not self._collecting and self._course.next_goal is None):
                     raise StopIteration
                 self._start()
                 self._changed.wait()
@@ -109,7 +110,10 @@ class Background:
         self._leave()
 
     def _start(self) -> None:
-        if self._thread is None and self._error is None and self._course.next_goal is not None:
+        if not self._collecting and self._error is None and self._course.next_goal is not None:
+            if self._thread is not None:
+                self._thread.join()  # it has nothing left to do
+            self._collecting = True
             self._thread = threading.Thread(target=self._run, name="marlvec-collector", daemon=True)
             self._thread.start()
 
@@ -129,7 +133,7 @@ class Background:
         except BaseException as raised:  # whatever it is, it is the consumer's
             error = raised
         with self._changed:
-            self._error, self._thread = error, None
+            self._error, self._collecting = error, False
             self._changed.notify_all()
 
     def _wait_for_room(self) -> Goal | None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from marlvec.collect import Collector, MultiAgentBatch
+from marlvec.collect.background import Background
 from marlvec.connectors import Rows
 from marlvec.envs.testing import RaisingEnv
 from marlvec.errors import ArgumentError, BusyError, EnvRaised, StateError
@@ -17,6 +18,7 @@ from marlvec.policies import FunctionPolicy, Policy
 from marlvec.vector import AsyncVectorEnv
 from tests.collect.players import EchoPolicy, asynchronous, sync
 from tests.collect.test_overlap import same_batch
+from tests.waiting import LONG, until
 
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
@@ -27,13 +29,6 @@ def keys(batches: list[MultiAgentBatch]) -> list[Key]:
     names = ("env_id", "agent_index", "eps_id", "t")
     rows = [batch["main"] for batch in batches]
     return [key for own in rows for key in zip(*(own[name].tolist() for name in names), strict=True)]
-
-
-def until(condition: Any) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.002)
 
 
 def threads() -> list[str]:
@@ -55,6 +50,23 @@ def test_batches_are_those_of_the_foreground(backend: str, overlap: bool) -> Non
             same_batch(batch, foreground.collect(env_steps=batch.env_steps))
         same_batch(collector.collect(env_steps=9), foreground.collect(env_steps=9))
     assert not threads()
+
+
+def test_the_thread_is_gone_when_the_block_is_left_also_where_all_was_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Background._run
+
+    def run_and_linger(background: Background) -> None:
+        run(background)
+        time.sleep(0.2)  # as a thread may that is done, where others have the cores
+
+    monkeypatch.setattr(Background, "_run", run_and_linger)
+    with sync("parallel", 2, 2) as envs:
+        collector = Collector(envs, EchoPolicy(), seed=0)
+        with collector.background(env_steps=10, total=20) as batches:
+            assert len(list(batches)) == 2
+        assert not threads()
 
 
 @pytest.mark.fault("E12")
@@ -158,13 +170,27 @@ def test_after_an_env_has_failed_a_reset_begins_anew() -> None:
 
 
 class Versioned(Policy):
-    """Says which weights it used, in the middle and at the end of a call."""
+    """Says which weights it used, at the beginning and at the end of a call.
+
+    Calls wait in their middle until somebody waits for their end, unless they need not: so every update is asked for
+    in the midst of a step, whoever runs first.
+    """
 
     def __init__(self) -> None:
         self.weights = np.zeros(2, int)
+        self.calls = 0
+        self.entered = threading.Event()
+        self.need_not_wait = threading.Event()
+
+    def play_with(self, collector: Collector) -> None:
+        self.collector = collector
 
     def act(self, rows: Rows, *, explore: bool = True) -> Any:
         before = self.weights.copy()
+        self.calls += 1
+        self.entered.set()
+        # Nothing public tells who waits without waiting for it.
+        until(lambda: self.need_not_wait.is_set() or self.collector._turns._waiting)
         time.sleep(0.0005)
         used = np.tile([before[0], self.weights[1]], (len(rows), 1))
         return np.zeros(len(rows), int), {"used": used}
@@ -176,34 +202,41 @@ def test_every_row_carries_the_version_of_the_weights_that_decided_it(overlap: b
     with asynchronous("parallel", 4, 2, num_workers=2) as envs:
         policy = Versioned()
         collector = Collector(envs, policy, seed=0, overlap=overlap)
-        with collector.background(env_steps=400, total=1200) as batches:
+        policy.play_with(collector)
+        seen: set[int] = set()
+        with collector.background(env_steps=400, total=1200, ahead=3) as batches:
+            for _ in range(60):
+                assert policy.entered.wait(LONG)
+                with collector.updating():
+                    policy.weights[0] += 1
+                    time.sleep(0.0005)
+                    policy.weights[1] += 1
+                    policy.version += 1
+                    policy.entered.clear()  # there is a call between any two updates
+            policy.need_not_wait.set()
             for batch in batches:
                 rows = batch["main"]
                 np.testing.assert_array_equal(rows["used"][:, 0], rows["policy_version"])
                 np.testing.assert_array_equal(rows["used"][:, 1], rows["policy_version"])
-                for _ in range(20):
-                    with collector.updating():
-                        policy.weights[0] += 1
-                        time.sleep(0.0005)
-                        policy.weights[1] += 1
-                        policy.version += 1
-        assert policy.version == 60
-        assert len(np.unique(rows["policy_version"])) > 5
+                seen.update(rows["policy_version"].tolist())
+        assert seen == set(range(61))
 
 
 def test_updating_waits_for_a_step_at_most_and_is_not_starved() -> None:
     with sync("parallel", 2, 2) as envs:
         policy = Versioned()
         collector = Collector(envs, policy, seed=0)
+        policy.play_with(collector)
         with collector.background(env_steps=10_000_000) as _:
-            until(lambda: collector.metrics.env_steps > 10)
-            for _ in range(50):
-                before = collector.metrics.env_steps
+            for k in range(50):
+                assert policy.entered.wait(LONG)
                 with collector.updating(), collector.updating():
-                    steps = collector.metrics.env_steps
+                    policy.entered.clear()
+                    steps, calls = collector.metrics.env_steps, policy.calls
+                    assert (steps, calls) == (2 * (k + 1), k + 1), "the step in progress, and none after it"
                     time.sleep(0.002)
-                    assert collector.metrics.env_steps == steps
-                assert steps - before <= 2 * 3
+                    assert (collector.metrics.env_steps, policy.calls) == (steps, calls)
+            policy.need_not_wait.set()
 
 
 def test_who_would_wait_for_himself_is_told() -> None:
@@ -234,13 +267,13 @@ def test_one_collects_at_a_time() -> None:
 
         def act(rows: Rows) -> Any:
             entered.set()
-            go_on.wait(30)
+            assert go_on.wait(LONG)
             return np.zeros(len(rows), int)
 
         collector = Collector(envs, FunctionPolicy(act), seed=0)
         thread = threading.Thread(target=collector.collect, args=(4,))
         thread.start()
-        entered.wait(30)
+        assert entered.wait(LONG)
         with pytest.raises(BusyError, match="another thread"):
             collector.collect(4)
         go_on.set()

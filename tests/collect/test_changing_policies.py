@@ -74,6 +74,7 @@ def same_rows(mine: dict[Key, Any], other: dict[Key, Any]) -> None:
 
 
 @pytest.mark.checklist(107)
+@pytest.mark.time_limit(600)  # ten seconds, as a rule; beside fifteen busy processes 180 were not enough
 @settings(max_examples=40)
 @given(
     kind=st.sampled_from(sorted(KINDS)),

@@ -191,7 +191,7 @@ def test_a_policy_that_hangs_is_named_when_someone_ends_the_wait_and_nothing_is_
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt) as caught:
             collector.collect(env_steps=40)
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 30  # a tenth of a second, as a rule; and sixty that it hangs
         assert caught.value.__notes__[0].startswith("in policy 'stuck'; nothing was sent")
         assert collector.metrics.env_steps == 3 * 4
         check_batch(reference, collector.collect(env_steps=40), reference.truncate("env_steps", 40))

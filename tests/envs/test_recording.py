@@ -35,6 +35,7 @@ from tests.painter import (
     places_of,
     read,
 )
+from tests.waiting import until
 
 MODES = ("same_step", "next_step", "disabled")
 
@@ -486,14 +487,6 @@ def test_an_ffmpeg_that_fails_says_why_and_leaves_nothing(
 # --- processes and memory
 
 
-def soon(happened: Callable[[], Any]) -> bool:
-    """Whether it happens within ten seconds."""
-    deadline = time.monotonic() + 10
-    while not happened() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(happened())
-
-
 def running(folder: Path) -> list[int]:
     """Processes that have something to do with this folder."""
     found = []
@@ -512,7 +505,7 @@ def running(folder: Path) -> list[int]:
 def test_no_process_outlives_close(backend: str, tmp_path: Path) -> None:
     with recorded(partial(PainterEnv, length=30), 2, RecordVideo(tmp_path), backend=backend) as envs:
         play(envs, 2)
-        assert soon(lambda: len(running(tmp_path)) == 2)
+        until(lambda: len(running(tmp_path)) == 2)
     assert running(tmp_path) == []
     assert names(tmp_path) == ["painter-env0-episode0-cut.mp4", "painter-env1-episode0-cut.mp4"]
 
@@ -522,13 +515,13 @@ def test_no_process_outlives_a_worker_that_is_killed(context: str, tmp_path: Pat
     record = RecordVideo(tmp_path)
     with recorded(partial(PainterEnv, length=30), 1, record, backend="async", context=context) as envs:
         play(envs, 2)
-        assert soon(lambda: running(tmp_path) and names(tmp_path))
+        until(lambda: running(tmp_path) and names(tmp_path))
         (ffmpeg,) = running(tmp_path)
         os.kill(ffmpeg, signal.SIGSTOP)  # so that it cannot end by itself when its input does
         os.kill(envs.exec_func(lambda env: os.getpid())[0], signal.SIGKILL)
         with pytest.raises(WorkerDied):
             envs.step(envs.random_action())
-        assert soon(lambda: not running(tmp_path))
+        until(lambda: not running(tmp_path))
     assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
 
 
@@ -558,7 +551,7 @@ def test_ctrl_c_does_not_end_what_is_being_written(tmp_path: Path) -> None:
     video = VideoFile(tmp_path / "x.mp4", 30, find_ffmpeg())
     video.write(FRAME)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "here it still counts"
-    assert soon(lambda: running(tmp_path) and names(tmp_path))
+    until(lambda: running(tmp_path) and names(tmp_path))
     (ffmpeg,) = running(tmp_path)
     for _ in range(3):
         os.kill(ffmpeg, signal.SIGINT)

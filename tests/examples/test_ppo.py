@@ -46,6 +46,7 @@ def test_a_training_that_goes_on_comes_to_the_same_numbers(script: str, tmp_path
     assert list(parts.glob("*.png"))
 
 
+@pytest.mark.time_limit(600)  # two trainings
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_backend_comes_to_the_same_numbers(script: str, tmp_path: Path) -> None:
     for backend in ("native", "sync"):

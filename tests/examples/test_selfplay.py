@@ -51,6 +51,7 @@ def arrays_of(path: Path) -> dict[str, Any]:
         return dict(file)
 
 
+@pytest.mark.time_limit(600)  # a whole training
 def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = ("--batch", "2048", "--num-envs", "128", "--snapshot-every", "16384", "--evaluate-every", "32768")
     name, kept = "selfplay_connect_four", tmp_path / "kept"

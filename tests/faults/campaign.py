@@ -292,7 +292,7 @@ class Open:
     processes: int
 
     @classmethod
-    def now(cls, envs: AsyncVectorEnv, grace: float = 2.0) -> Open:
+    def now(cls, envs: AsyncVectorEnv, grace: float = 60.0) -> Open:
         """Count. Zombies have ``grace`` seconds to go away: whoever is to wait for them may be busy.
 
         Raises:

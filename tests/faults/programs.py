@@ -54,7 +54,7 @@ def start(program: str, folder: Path, *before: str) -> subprocess.Popen[str]:
 def run(program: str, folder: Path, before: Sequence[str] = ()) -> list[str]:
     """Run a program to its end. It must succeed, and have nothing to say on stderr; returns the lines it said."""
     with start(program, folder, *before) as process:
-        out, err = process.communicate(timeout=50)
+        out, err = process.communicate(timeout=150)
     assert (process.returncode, err) == (0, ""), f"{process.returncode}, {err}"
     return out.splitlines()
 

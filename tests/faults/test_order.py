@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +31,7 @@ from marlvec.errors import (
 )
 from tests.vector.kinds import BACKENDS, vectorize
 from tests.vector.reference import MODES
+from tests.waiting import within
 
 ROOT = Path(__file__).parents[2]
 CONTEXTS = ("fork", "forkserver", "spawn")
@@ -149,9 +149,8 @@ def test_close_with_a_call_pending(backend: str, call: str) -> None:
     envs = vectorize(backend, counters(state=True))
     envs.reset()
     CALLS[call](envs)
-    began = time.monotonic()
-    envs.close()
-    assert time.monotonic() - began < 5 + 2
+    with within(4, usual=0.02):  # less than the five seconds that it has, so nobody had to be killed
+        envs.close()
     assert envs.closed
 
 
@@ -163,10 +162,12 @@ def test_close_of_a_thread_that_hangs_gives_up_in_time_and_says_so() -> None:
     try:
         envs.reset()
         envs.step_send(acts(2))
-        began = time.monotonic()
-        with pytest.warns(ResourceWarning, match=r"2 worker threads are still in an env after 0\.2 s"):
+        # And not after the five seconds of its default.
+        with (
+            within(4, usual=0.2),
+            pytest.warns(ResourceWarning, match=r"2 worker threads are still in an env after 0\.2 s"),
+        ):
             envs.close(timeout=0.2)
-        assert time.monotonic() - began < 2.2
         envs.close()
     finally:
         gate.set()
@@ -322,7 +323,7 @@ for context in ("forkserver", "spawn", "fork"):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n" + 3 * "[1.0, 1.0, 1.0]\n", "")
 

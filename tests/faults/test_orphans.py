@@ -20,6 +20,7 @@ from marlvec.envs.testing import CounterEnv
 from marlvec.errors import WorkerDied
 from marlvec.vector.launch import ensure_server
 from tests.faults.programs import alive, start, wait_gone
+from tests.waiting import LONG, until
 
 CONTEXTS = ("forkserver", "spawn", "fork")
 
@@ -79,10 +80,7 @@ def offspring(pids: list[int]) -> list[int]:
 def family(pids: list[int]) -> list[int]:
     """Whose last four are one env's daemons: everybody, once the shell among them has started what it starts."""
     *_, nested, _, _ = pids
-    deadline = time.monotonic() + 30
-    while len(offspring([nested])) < 4:
-        assert time.monotonic() < deadline, f"{nested} has started {offspring([nested])[1:]} only"
-        time.sleep(0.005)
+    until(lambda: len(offspring([nested])) >= 4)
     return offspring(pids)
 
 
@@ -106,23 +104,20 @@ def test_daemons_of_an_env_live_as_long_as_its_worker(context: str) -> None:
         (third,) = begin(bystander)
         assert len(alive([*first, *second, *third])) == len(first) + len(second) + len(third)
         os.kill(envs.worker_pids[0], signal.SIGKILL)
-        wait_gone(first, 5)  # while the parent does something else
+        wait_gone(first, LONG)  # while the parent does something else
         time.sleep(0.2)
         assert alive(second) == second
         assert alive(third) == third
         with pytest.raises(WorkerDied, match="SIGKILL"):
             envs.step(np.ones((2, 3), np.int64))
         envs.close()
-        wait_gone(second, 5)
+        wait_gone(second, LONG)
         time.sleep(0.1)
         assert alive(third) == third
         bystander.step(np.ones((1, 3), np.int64))
-    wait_gone(third, 5)
+    wait_gone(third, LONG)
     if context != "fork":  # there it is the machine's own reaper who has to take care of them
-        deadline = time.monotonic() + 2
-        while zombies := [pid for pid in (*first, *second, *third) if Path(f"/proc/{pid}").exists()]:
-            assert time.monotonic() < deadline, f"still to be waited for: {zombies}"
-            time.sleep(0.01)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (*first, *second, *third)))
 
 
 @pytest.mark.fault("A17")
@@ -139,9 +134,8 @@ def test_daemons_that_end_by_themselves_do_not_pile_up(context: str) -> None:
         envs.reset()
         for _ in range(5):
             envs.step(np.ones((1, 3), np.int64))
-        time.sleep(0.3)
-        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-        assert children == ([] if context == "fork" else [str(envs.worker_pids[0])])
+        expected = [] if context == "fork" else [str(envs.worker_pids[0])]
+        until(lambda: Path(f"/proc/{server}/task/{server}/children").read_text().split() == expected)
 
 
 class Outer(CounterEnv):
@@ -173,7 +167,7 @@ def test_daemons_of_a_vectorizer_in_an_env_go_with_that_env(context: str, inner_
             os.kill(pids[0], signal.SIGKILL)
             time.sleep(0.1)
         os.kill(envs.worker_pids[0], signal.SIGKILL)
-        wait_gone(everybody, 5)
+        wait_gone(everybody, LONG)
 
 
 DOOMED = """
@@ -202,6 +196,6 @@ def test_daemons_go_with_the_parent(context: str, end: str, tmp_path: Path) -> N
         pids = family(json.loads(said)) if end == "SIGKILL" else json.loads(said)
         if end == "SIGKILL":
             process.kill()
-        assert process.wait(timeout=10) == (-9 if end == "SIGKILL" else 0)
-        wait_gone(pids, 5)
+        assert process.wait(timeout=LONG) == (-9 if end == "SIGKILL" else 0)
+        wait_gone(pids, LONG)
         assert process.communicate()[1] == ""

@@ -28,6 +28,7 @@ from marlvec.errors import EnvRaised, ResourceError, WorkerDied
 from marlvec.vector import resources
 from marlvec.vector.server import Server, ensure_server
 from tests.faults.programs import alive, run, wait_gone
+from tests.waiting import LONG, within
 
 CONTEXTS = ("forkserver", "spawn", "fork")
 
@@ -77,7 +78,6 @@ def test_a_worker_killed_at_any_moment_never_blocks_its_peer(context: str, tmp_p
         envs = AsyncVectorEnv([partial(Witness, tmp_path, env_index=i) for i in range(2)], context=context)
         doomed, peer = envs.worker_pids
         envs.reset()
-        begin = time.monotonic()
         killer = threading.Timer(draw.uniform(0, 3e-3), os.kill, (doomed, signal.SIGKILL))
         killer.start()
         t = 0
@@ -85,8 +85,8 @@ def test_a_worker_killed_at_any_moment_never_blocks_its_peer(context: str, tmp_p
             for t in range(100_000):
                 envs.step(acts(2, t % 5))
         assert caught.value.env_ids == (0,)
-        envs.close()
-        assert time.monotonic() - begin < 2
+        with within(4, usual=0.02):  # less than the five seconds that it has
+            envs.close()
         assert (tmp_path / f"closed by {peer}").exists(), "it went on as if nothing had happened"
         killer.join()
 
@@ -118,11 +118,10 @@ def test_workers_that_kill_each_other(n: int, tmp_path: Path) -> None:
         envs.reset()
         envs.step(acts(n))
         envs.step(acts(n))
-        begin = time.monotonic()
         with pytest.raises(WorkerDied, match="SIGKILL"):
             envs.step(acts(n))
-        envs.close()
-        assert time.monotonic() - begin < 2
+        with within(4, usual=0.02):
+            envs.close()
         assert alive(pids) == []
 
 
@@ -169,7 +168,7 @@ def test_no_process_holds_the_channel_of_a_worker(context: str, monkeypatch: pyt
         for _ in range(20):
             pid = os.fork()
             if pid == 0:
-                time.sleep(60)
+                time.sleep(3600)
                 os._exit(0)
             children.append(pid)
             time.sleep(0.005)
@@ -192,10 +191,8 @@ def test_no_process_holds_the_channel_of_a_worker(context: str, monkeypatch: pyt
             envs.reset()
         for envs in standing[:3]:
             os.kill(envs.worker_pids[0], signal.SIGKILL)
-            begin = time.monotonic()
-            with pytest.raises(WorkerDied, match="SIGKILL"):
+            with within(LONG, usual=0.01), pytest.raises(WorkerDied, match="SIGKILL"):
                 envs.step(acts(2))
-            assert time.monotonic() - begin < 1
     finally:
         for envs in standing:
             envs.close()
@@ -282,7 +279,7 @@ def test_vectorizers_inside_of_vectorizers_come_to_an_end(context: str, tmp_path
     lines = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
     assert [level for level, _ in lines] == [1, 2, 3, 4, 5]
     assert resources.depth() == 0
-    wait_gone([pid for _, pid in lines], 2)
+    wait_gone([pid for _, pid in lines], LONG)
 
 
 def test_too_deep_is_known_before_any_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +346,6 @@ def test_a_rude_env_disturbs_nobody(context: str, shared_memory: bool, capfd: py
     """Nothing of it is on the way of requests and replies."""
     factories = [partial(Rude, 5, env_index=0), partial(CounterEnv, 5, env_index=1)]
     folder = Path.cwd()
-    begin = time.monotonic()
     for w in (1, 2):  # in one worker, and in two
         envs = AsyncVectorEnv(factories, num_workers=w, context=context, shared_memory=shared_memory)
         try:
@@ -363,7 +359,6 @@ def test_a_rude_env_disturbs_nobody(context: str, shared_memory: bool, capfd: py
         finally:
             envs.close()
         assert alive(pids) == []
-    assert time.monotonic() - begin < 15
     assert Path.cwd() == folder
     out, err = capfd.readouterr()
     assert len(out) > 2 * 2048 * 1024
@@ -372,21 +367,19 @@ def test_a_rude_env_disturbs_nobody(context: str, shared_memory: bool, capfd: py
 
 
 CHILDREN_IGNORED = """
-limit = max(1, import_seconds())  # a second, but where all is slow
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-from tests.faults.test_crashes import process_of
+from tests.faults.test_crashes import process_of, told
 for context in ("forkserver", "spawn", "fork"):
     with marlvec.make(CounterEnv, 3, num_workers=2, context=context) as envs:
         play(envs)
-        time.sleep(0.1)
-        assert "in serve" in process_of(envs).stacks()
+        told(process_of(envs), "in serve")
         os.kill(envs.worker_pids[0], 9)
         begin = time.monotonic()
         try:
             envs.step(np.zeros((3, 3), np.int64))
         except WorkerDied as died:
-            print(context, died.exitcode, time.monotonic() - begin < limit)
+            print(context, died.exitcode, time.monotonic() - begin < 4)  # 20 ms, as a rule
 """
 
 

@@ -719,7 +719,7 @@ print(sum(len(found) for found in kept) > 50)
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 

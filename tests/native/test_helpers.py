@@ -52,5 +52,5 @@ def test_those_whom_nobody_closed_end_with_their_owner() -> None:
     del helpers
     gc.collect()
     for thread in threads:
-        thread.join(5.0)
+        thread.join(60.0)
         assert not thread.is_alive()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -26,6 +26,7 @@ from marlvec.errors import (
     SerialisationError,
 )
 from tests.vector.kinds import BACKENDS, vectorize
+from tests.waiting import Gate
 
 N, A = 4, 2
 
@@ -310,16 +311,16 @@ def test_wrong_order_is_told_apart_and_names_the_pending_call(envs: VectorEnv) -
 
 @pytest.mark.checklist(36)
 @pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
-def test_a_fetch_that_times_out_loses_no_answer(backend: str) -> None:
+def test_a_fetch_that_times_out_loses_no_answer(backend: str, tmp_path: Path) -> None:
     """Of calls as of steps: the next fetch brings the answer to that request, and never an older one."""
-    with vectorize(backend, [partial(wrapped, i) for i in range(N)]) as envs:
+    with Gate(tmp_path) as gate, vectorize(backend, [partial(wrapped, i) for i in range(N)]) as envs:
         numbers = itertools.count()
         envs.reset(seed=0)
         for _ in range(3):
             number = next(numbers)
 
             def slow(env: Any, number: int = number) -> int:
-                time.sleep(0.15)
+                gate.wait()
                 return number * 10 + int(env.unwrapped.index)
 
             envs.exec_func_send(slow)
@@ -327,6 +328,7 @@ def test_a_fetch_that_times_out_loses_no_answer(backend: str) -> None:
                 envs.exec_func_fetch(timeout=0.01)
             with pytest.raises(BusyError):
                 envs.step(np.zeros((N, A), np.int64))
+            gate.let_through(N)
             assert envs.exec_func_fetch() == tuple(number * 10 + i for i in range(N))
         play(envs, 6)
 

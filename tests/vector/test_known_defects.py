@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -24,7 +25,6 @@ from marlvec.envs.testing import (
     CounterEnv,
     ScriptedParallelEnv,
     SingleEnv,
-    SlowEnv,
     decode,
     decode_reward,
     draw,
@@ -33,6 +33,7 @@ from marlvec.errors import ArgumentError, BusyError, ContractError, FetchTimeout
 from marlvec.testing import check_env
 from tests.interop.checkers import parallel_seed_test
 from tests.vector.kinds import BACKENDS, vectorize
+from tests.waiting import Gate, GatedEnv
 
 DEFECTS = {
     # OpenRL, sync and async
@@ -143,9 +144,12 @@ def test_envs_have_a_name(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
-def test_a_step_after_a_timeout_is_refused_until_the_first_is_fetched(backend: str) -> None:
+def test_a_step_after_a_timeout_is_refused_until_the_first_is_fetched(backend: str, tmp_path: Path) -> None:
     """As it was shown in Gymnasium: after ``step_wait(timeout=…)`` the next step gave the rewards of that one."""
-    with vectorize(backend, [partial(SlowEnv, 4, agent_num=1, env_index=i, seconds=0.05) for i in range(2)]) as envs:
+    with (
+        Gate(tmp_path) as gate,
+        vectorize(backend, [partial(GatedEnv, gate, 4, agent_num=1, env_index=i) for i in range(2)]) as envs,
+    ):
         envs.reset(seed=0)
         for t in range(1, 9):
             envs.step_send(np.full((2, 1), 1))
@@ -153,6 +157,7 @@ def test_a_step_after_a_timeout_is_refused_until_the_first_is_fetched(backend: s
                 envs.step_fetch(timeout=0.001)
             with pytest.raises(BusyError):
                 envs.step(np.full((2, 1), 4))
+            gate.let_through(2)
             rewards = envs.step_fetch()[1]
             assert {decode_reward(reward)[1::2] for reward in rewards.ravel()} == {((t - 1) % 4 + 1, 1)}
 

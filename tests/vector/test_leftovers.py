@@ -23,13 +23,14 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv, VectorEnv
-from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, SlowEnv, decode
+from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
 from marlvec.errors import ClosedError, EnvRaised, MarlvecError, NothingPendingError, SerialisationError, WorkerDied
 from marlvec.registry import make
 from marlvec.vector import launch, memory
-from tests.faults.programs import wait_gone
+from tests.faults.programs import alive, wait_gone
 from tests.leaks import Snapshot, leaks
 from tests.vector.kinds import vectorize
+from tests.waiting import LONG, Gate, until, within
 
 pytestmark = pytest.mark.many_processes
 
@@ -99,29 +100,26 @@ def test_close_leaves_nothing_whatever_came_before(backend: str, context: str | 
     for closing in ("twice", "with", "with an error"):
         envs = vectorize(backend, factories, **options)
         pids = pids_of(envs)
-        begin = time.monotonic()
-        if closing == "with an error":
-            with pytest.raises(LookupError, match="mine"), envs:
-                end(envs, how)
-                raise LookupError("mine")
-        elif closing == "with":
-            with envs as same:
-                assert same is envs
-                end(envs, how)
-        else:
-            end(envs, how)
-            envs.close()
-        if closing == "twice":
-            envs.close()
-            with envs:
-                assert envs.closed
-        assert time.monotonic() - begin < 3
+        end(envs, how)
+        with within(4, usual=0.1):  # less than the five seconds that it has, so nobody had to be killed
+            if closing == "with an error":
+                with pytest.raises(LookupError, match="mine"), envs:
+                    raise LookupError("mine")
+            elif closing == "with":
+                with envs as same:
+                    assert same is envs
+            else:
+                envs.close()
+            if closing == "twice":
+                envs.close()
+                with envs:
+                    assert envs.closed
         assert envs.closed
         assert gone(pids)
         with pytest.raises(ClosedError):
             envs.reset()
         del envs
-    assert leaks(before, grace=0.5) == []
+    assert leaks(before) == []
 
 
 @pytest.mark.checklist(30)
@@ -138,9 +136,8 @@ def test_close_does_not_wait_for_an_env_that_hangs(context: str, where: str) -> 
         envs.reset()
     if where == "step":
         envs.step_send(acts(envs))
-    begin = time.monotonic()
-    envs.close(timeout=0.3)
-    assert 0.25 < time.monotonic() - begin < 2.3
+    with within(4, usual=0.35):  # and not the five seconds of its default
+        envs.close(timeout=0.3)
     assert gone(pids)
 
 
@@ -157,9 +154,8 @@ def test_close_of_a_stopped_worker_and_of_one_that_ignores_sigterm() -> None:
     envs.reset()
     envs.step_send(acts(envs))
     os.kill(pids[0], signal.SIGSTOP)
-    begin = time.monotonic()
-    envs.close(timeout=0.2)
-    assert time.monotonic() - begin < 2.2
+    with within(4, usual=0.25):
+        envs.close(timeout=0.2)
     assert gone(pids)
 
 
@@ -177,7 +173,7 @@ def test_twenty_lives_leave_no_trace(context: str) -> None:
     before = Snapshot.take()
     for _ in range(5 if context == "spawn" else 20):
         live()
-    assert leaks(before, grace=0.5) == []
+    assert leaks(before) == []
     now = Snapshot.take()
     assert len(now.fds) <= len(before.fds)
     assert now.threads == before.threads
@@ -264,7 +260,7 @@ print("read")
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=150,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
 
@@ -273,7 +269,7 @@ def sleep_long() -> None:
     time.sleep(1000)
 
 
-class Parental(SlowEnv):
+class Parental(HangingEnv):
     """Starts processes of all kinds, and tells their ids in its infos."""
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -288,9 +284,7 @@ class Parental(SlowEnv):
 @pytest.mark.parametrize("ending", ["close", "close, hung", "killed", "killed in a step"])
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_what_an_env_starts_goes_with_it(context: str, ending: str) -> None:
-    envs = AsyncVectorEnv(
-        [partial(Parental, seconds=0.3, env_index=i) for i in range(2)], num_workers=1, context=context
-    )
+    envs = AsyncVectorEnv([partial(Parental, env_index=i) for i in range(2)], num_workers=1, context=context)
     children = envs.reset()[1]["children"].ravel().tolist()
     try:
         assert not any(gone([pid]) for pid in children), "it may have them"
@@ -300,21 +294,23 @@ def test_what_an_env_starts_goes_with_it(context: str, ending: str) -> None:
             if ending == "killed in a step":
                 envs.step_send(acts(envs))
             os.kill(envs.worker_pids[0], signal.SIGKILL)
-            begin = time.monotonic()
             with pytest.raises(WorkerDied, match="SIGKILL"):
-                envs.step_fetch(timeout=5) if ending == "killed in a step" else envs.step(acts(envs))
-            assert time.monotonic() - begin < 2
+                envs.step_fetch() if ending == "killed in a step" else envs.step(acts(envs))
     finally:
         envs.close(timeout=0.1 if ending == "close, hung" else 2)
-    wait_gone(children, 5)
+    wait_gone(children, LONG)
 
 
 class Forking(CounterEnv):
-    """Forks in its steps, and lets the child go on as if it were the worker, the first one last."""
+    """Forks in its steps, and lets the child go on as if it were the worker, when it may; the first one last."""
+
+    def __init__(self, first: Gate, others: Gate, **options: Any) -> None:
+        super().__init__(**options)
+        self.first, self.others = first, others
 
     def step(self, actions: dict[str, Any]) -> Any:
         if os.fork() == 0:
-            time.sleep(0.05 if self.world.t else 0.3)
+            (self.others if self.world.t else self.first).wait()
         return super().step(actions)
 
 
@@ -322,10 +318,15 @@ class Forking(CounterEnv):
 @pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(
-    context: str, shared_memory: bool, capfd: pytest.CaptureFixture[str]
+    context: str, shared_memory: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    factories = [partial(Forking, env_index=0)]
-    with AsyncVectorEnv(factories, context=context, shared_memory=shared_memory, copy=False) as envs:
+    with (
+        Gate(tmp_path) as first,
+        Gate(tmp_path) as others,
+        AsyncVectorEnv(
+            [partial(Forking, first, others, env_index=0)], context=context, shared_memory=shared_memory, copy=False
+        ) as envs,
+    ):
         envs.reset()
         for t in range(1, 5):
             obs = envs.step(acts(envs, t))[0]
@@ -335,7 +336,12 @@ def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(
         (worker,) = envs.worker_pids
         children = list(map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split()))
         assert len(children) == 4
-        wait_gone(children, 2)
+        others.let_through(3)
+        until(lambda: len(alive(children)) == 1)
+        first.let_through()
+        wait_gone(children, LONG)
+        with pytest.raises(NothingPendingError):
+            envs.step_fetch(timeout=0.02)
         assert decode(obs[0, 1]) == (0, 0, 0, 4, 1), "nothing of an earlier step is written over the rows"
         assert decode(envs.step(acts(envs))[0][0, 1]) == (0, 0, 1, 0, 1), "the next ones are right, too"
         (process,) = (process for process in launch._workers if process.pid == worker)
@@ -366,10 +372,8 @@ def test_a_death_during_construction_takes_the_other_workers_along(context: str,
     deaths = {"exit": 5, "kill": -9, "sys.exit": 6}
     for how in ("exit", "kill", "sys.exit", "raise"):
         factories = [partial(Fails, how if i == 3 else "", env_index=i) for i in range(4)]
-        start = time.monotonic()
         with pytest.raises(MarlvecError) as caught:
             AsyncVectorEnv(factories, num_workers=2, context=context)
-        assert time.monotonic() - start < 10
         if how == "raise":
             assert isinstance(caught.value, EnvRaised)
             assert caught.value.env_ids == (3,)

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,9 @@ import pytest
 from marlvec import AsyncVectorEnv, SyncVectorEnv, make
 from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, SlowEnv, decode
 from marlvec.errors import BrokenError, ContractError, EnvRaised, SerialisationError, WorkerDied
+from tests.faults.programs import wait_gone
 from tests.vector.kinds import BACKENDS, vectorize
+from tests.waiting import LONG, within
 
 CONTEXTS = ("fork", "forkserver", "spawn")
 N = 3
@@ -46,15 +47,6 @@ def running(pids: Any) -> list[int]:
             continue
         out += [pid] if state != "Z" else []
     return out
-
-
-def wait_gone(pids: Any, seconds: float) -> float:
-    """Wait until these processes are gone; how long it took."""
-    start = time.monotonic()
-    while left := running(pids):
-        assert time.monotonic() - start < seconds, f"still running: {left}"
-        time.sleep(0.005)
-    return time.monotonic() - start
 
 
 # --- close
@@ -110,9 +102,8 @@ def test_close_with_a_call_pending_or_a_worker_that_hangs(context: str) -> None:
     pids = envs.worker_pids
     envs.reset()
     envs.step_send(acts())
-    start = time.monotonic()
-    envs.close()  # drains
-    assert time.monotonic() - start < 3
+    with within(4.5, usual=0.25):  # less than the five seconds that it has, so it was not in vain
+        envs.close()  # drains
     assert running(pids) == []
     for where in ("reset", "step", "close"):
         hung = AsyncVectorEnv([partial(HangingEnv, where=where, env_index=i) for i in range(N)], context=context)
@@ -123,9 +114,8 @@ def test_close_with_a_call_pending_or_a_worker_that_hangs(context: str) -> None:
             hung.reset()
         if where == "step":
             hung.step_send(acts())
-        start = time.monotonic()
-        hung.close(timeout=0.2)
-        assert time.monotonic() - start < 2.2, "close timeout + 2 s"
+        with within(4, usual=0.25):  # and not the five seconds of its default
+            hung.close(timeout=0.2)
         assert running(pids) == []
 
 
@@ -152,7 +142,7 @@ def test_being_forgotten_closes_it(pending: bool) -> None:
         envs.step_send(acts())
     del envs
     gc.collect()
-    wait_gone(pids, 2)
+    wait_gone(pids, LONG)
 
 
 # --- construction
@@ -219,7 +209,7 @@ def start(arguments: list[Any], **options: Any) -> subprocess.Popen[str]:
 def run(arguments: list[Any], stdin: str | None = None) -> str:
     """Run Python to its end: it must succeed, and have nothing to say on stderr."""
     with start(arguments, stdin=subprocess.PIPE) as process:
-        out, err = process.communicate(stdin, timeout=50)
+        out, err = process.communicate(stdin, timeout=150)
     assert (process.returncode, err) == (0, "")
     return out
 
@@ -251,7 +241,7 @@ def test_from_a_module_run_by_name(tmp_path: Path) -> None:
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "__main__.py").write_text(PROGRAM)
     with start(["-m", "package"], cwd=tmp_path, stdin=subprocess.DEVNULL) as process:
-        assert process.communicate(timeout=50) == ("ok\n", "")
+        assert process.communicate(timeout=150) == ("ok\n", "")
 
 
 @pytest.mark.fault("B12")

@@ -267,7 +267,7 @@ def test_classes_of_a_script(tmp_path: Path) -> None:
     """Spaces and values of classes that the main script defines, which workers do not import."""
     script = tmp_path / "coins.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=150)
     assert done.stdout == "fine\n", done.stderr
 
 

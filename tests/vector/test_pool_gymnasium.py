@@ -62,7 +62,7 @@ def play_in_worker_processes() -> None:
         replay(mine, calls)
         mine.reset()
         mine.step_send(mine.random_action())
-        assert mine.step_fetch(timeout=20)[1].any()
+        assert mine.step_fetch(timeout=60)[1].any()
         with pytest.raises(EnvRaised, match="not in this process"):
             mine.get_attr("world")
 

@@ -86,7 +86,7 @@ def test_no_frames_while_a_step_is_pending_and_the_step_is_still_there(backend: 
         envs.step_send(np.zeros((N, 2), np.int64))
         with pytest.raises(BusyError, match="step"):
             envs.render()
-        obs, *_ = envs.step_fetch(timeout=20)
+        obs, *_ = envs.step_fetch(timeout=60)
         assert obs[:, :, 1].tolist() == [[1, 1]] * N
         assert [read(frame)[2] for frame in envs.render()] == [1] * N
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec import AsyncVectorEnv, VectorEnv, env_seeds
-from marlvec.envs.testing import CounterEnv, SlowEnv, decode, decode_reward
-from marlvec.errors import ArgumentError, BusyError, FetchTimeout, NotResetError
+from marlvec.envs.testing import CounterEnv, decode, decode_reward
+from marlvec.errors import ArgumentError, BusyError, NotResetError
 from tests.vector.kinds import BACKENDS, SCRIPTED, factories_of, vectorize
 from tests.vector.reference import MODES, Reference, check_row_step, public
+from tests.waiting import Gate, GatedEnv, overdue
 
 pytestmark = pytest.mark.many_processes
 
@@ -109,46 +110,56 @@ def test_the_first_ones_ready_come_first_with_their_own_rewards(workers: int) ->
 
 
 @pytest.mark.checklist(38)
-def test_a_slow_env_holds_up_nobody() -> None:
-    slow = 0.4
+def test_a_slow_env_holds_up_nobody(tmp_path: Path) -> None:
+    """It comes back when each of the others has made its cycles, and not before."""
     factories: list[Any] = [partial(CounterEnv, 5, agent_num=A, env_index=i) for i in range(3)]
-    factories.append(partial(SlowEnv, 5, agent_num=A, env_index=3, seconds=slow))
-    with AsyncVectorEnv(factories, num_workers=4) as envs:
+    with (
+        Gate(tmp_path) as gate,
+        AsyncVectorEnv([*factories, partial(GatedEnv, gate, 5, agent_num=A, env_index=3)], num_workers=4) as envs,
+    ):
         envs.reset(seed=0)
-        start = time.monotonic()  # before it is asked: it may be at work before this thread goes on
         envs.send(np.ones((4, A), np.int64))
         cycles = dict.fromkeys(range(4), 0)
+        waits = True
         while cycles[3] == 0:
-            step = envs.recv(min_envs=1, timeout=5)
+            step = envs.recv(min_envs=1)
             assert len(step) >= 1
             for i in step.env_ids.tolist():
                 cycles[i] += 1
             if cycles[3] == 0:
                 envs.send(np.ones((len(step), A), np.int64), step.env_ids)
-        assert time.monotonic() - start >= slow
-        assert min(cycles[i] for i in range(3)) > 50, f"they kept cycling: {cycles}"
+            assert not (waits and cycles[3])
+            if waits and min(cycles[i] for i in range(3)) > 50:
+                gate.let_through()
+                waits = False
 
 
 @pytest.mark.checklist(38)
-def test_recv_waits_for_as_many_as_asked_and_no_longer_than_allowed() -> None:
-    factories = [partial(SlowEnv, 5, agent_num=A, env_index=i, seconds=0.08 * i) for i in range(4)]
-    with AsyncVectorEnv(factories, num_workers=4) as envs:
-        envs.reset(seed=0)
-        for t in range(1, 4):
-            envs.send(np.full((4, A), t))
-            with pytest.raises(FetchTimeout, match=r"recv\(\): envs \[(2, )?3\] did not reply within 0.1"):
-                envs.recv(timeout=0.1)
-            with pytest.raises(BusyError):
-                envs.send(np.ones((1, A), np.int64), [0])  # it has arrived, and was not handed out
-            first = envs.recv(3, timeout=5)
-            assert set(first.env_ids.tolist()) >= {0, 1}
-            assert len(first) >= 3
-            rest = envs.recv(timeout=5) if len(first) < 4 else None
-            seen = [*first.env_ids.tolist(), *(rest.env_ids.tolist() if rest else [])]
-            assert sorted(seen) == [0, 1, 2, 3], "each exactly once"
-            for step in filter(None, (first, rest)):
-                assert {decode_reward(r)[1] for r in step.rewards.ravel()} == {t}
-                assert {decode_reward(r)[3] for r in step.rewards.ravel()} == {t}
+def test_recv_waits_for_as_many_as_asked_and_no_longer_than_allowed(tmp_path: Path) -> None:
+    with Gate(tmp_path) as gate, Gate(tmp_path) as last_gate:
+        gates = {2: gate, 3: last_gate}
+        factories = [
+            partial(GatedEnv, gates[i], 5, agent_num=A, env_index=i)
+            if i in gates
+            else partial(CounterEnv, 5, agent_num=A, env_index=i)
+            for i in range(4)
+        ]
+        with AsyncVectorEnv(factories, num_workers=4) as envs:
+            envs.reset(seed=0)
+            for t in range(1, 4):
+                envs.send(np.full((4, A), t))
+                assert str(overdue(envs.recv, [2, 3])).startswith("recv(): ")
+                with pytest.raises(BusyError):
+                    envs.send(np.ones((1, A), np.int64), [0])  # it has arrived, and was not handed out
+                gate.let_through()
+                first = envs.recv(3)
+                assert sorted(first.env_ids.tolist()) == [0, 1, 2]
+                last_gate.let_through()
+                rest = envs.recv()
+                assert rest.env_ids.tolist() == [3]
+                for step in (first, rest):
+                    assert {decode_reward(r)[1] for r in step.rewards.ravel()} == {t}
+                    assert {decode_reward(r)[3] for r in step.rewards.ravel()} == {t}
 
 
 @pytest.mark.checklist(39)

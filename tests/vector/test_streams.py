@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv, ThreadVectorEnv, VectorEnv
-from marlvec.envs.testing import CounterEnv, SlowEnv, decode, decode_reward
-from marlvec.errors import ArgumentError, BusyError, EnvRaised, FetchTimeout, NotResetError
+from marlvec.envs.testing import CounterEnv, decode, decode_reward
+from marlvec.errors import ArgumentError, BusyError, EnvRaised, NotResetError
 from tests.vector.kinds import BACKENDS, vectorize
+from tests.waiting import Gate, GatedEnv, overdue
 
 N, A = 6, 2
 
@@ -132,36 +133,39 @@ def test_without_autoreset_a_stream_resets_its_envs_one_by_one(backend: str) -> 
 
 @pytest.mark.checklist(38)
 @pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
-def test_rows_of_a_worker_come_as_they_are_ready(backend: str) -> None:
+def test_rows_of_a_worker_come_as_they_are_ready(backend: str, tmp_path: Path) -> None:
     """One worker, and one of its envs is slow: those before it do not wait for it."""
     factories: list[Any] = [partial(CounterEnv, 5, agent_num=A, env_index=i) for i in range(3)]
-    factories.append(partial(SlowEnv, 5, agent_num=A, env_index=3, seconds=0.3))
-    with vectorize(backend, factories, num_workers=1) as envs:
-        envs.reset(seed=0)
-        for _ in range(2):  # the first time nobody knows that it is slow
-            start = time.monotonic()  # before it is asked: it may be at work before this thread goes on
+    with Gate(tmp_path) as gate:
+        factories.append(partial(GatedEnv, gate, 5, agent_num=A, env_index=3))
+        with vectorize(backend, factories, num_workers=1) as envs:
+            envs.reset(seed=0)
+            envs.send(acts(range(4)))  # the first time nobody knows that it is slow
+            opener = threading.Timer(0.3, gate.let_through)
+            opener.start()
+            assert sorted(envs.drain().env_ids) == [0, 1, 2, 3]
+            opener.join()
             envs.send(acts(range(4)))
             first = envs.recv(1)
-            rest = envs.drain()
-            took = time.monotonic() - start
-            assert sorted([*first.env_ids, *rest.env_ids]) == [0, 1, 2, 3]
-        assert 3 not in first.env_ids
-        assert took >= 0.3
+            assert 3 not in first.env_ids
+            gate.let_through()
+            assert sorted([*first.env_ids, *envs.drain().env_ids]) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("backend", ["thread", "async"])
-def test_a_timeout_in_a_stream_keeps_what_has_come(backend: str) -> None:
+def test_a_timeout_in_a_stream_keeps_what_has_come(backend: str, tmp_path: Path) -> None:
     factories: list[Any] = [partial(CounterEnv, 5, agent_num=A, env_index=i) for i in range(3)]
-    factories.append(partial(SlowEnv, 5, agent_num=A, env_index=3, seconds=0.4))
-    with vectorize(backend, factories, num_workers=4) as envs:
-        envs.reset(seed=0)
-        envs.send(acts(range(4)))
-        with pytest.raises(FetchTimeout, match=r"recv\(\): envs \[3\] did not reply"):
-            envs.recv(4, timeout=0.1)
-        step = envs.recv(3)
-        assert sorted(step.env_ids.tolist()) == [0, 1, 2]
-        envs.send(acts([0, 1, 2]), [0, 1, 2])
-        assert sorted(envs.drain().env_ids.tolist()) == [0, 1, 2, 3]
+    with Gate(tmp_path) as gate:
+        factories.append(partial(GatedEnv, gate, 5, agent_num=A, env_index=3))
+        with vectorize(backend, factories, num_workers=4) as envs:
+            envs.reset(seed=0)
+            envs.send(acts(range(4)))
+            assert str(overdue(envs.recv, [3], 4)).startswith("recv(): ")
+            step = envs.recv(3)
+            assert sorted(step.env_ids.tolist()) == [0, 1, 2]
+            envs.send(acts([0, 1, 2]), [0, 1, 2])
+            gate.let_through()
+            assert sorted(envs.drain().env_ids.tolist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("backend", ["async", "pipes"])
@@ -204,14 +208,18 @@ def test_a_worker_loop_of_ones_own(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_threads_cannot_be_killed_and_close_says_so() -> None:
-    factories = [partial(SlowEnv, 5, agent_num=A, env_index=0, seconds=0.5), partial(CounterEnv, 5, agent_num=A)]
-    envs = ThreadVectorEnv(factories, num_workers=2)
-    envs.reset(seed=0)
-    envs.step_send(acts(range(2)))
-    with pytest.warns(ResourceWarning, match=r"1 worker threads are still in an env after 0.1 s.*marlvec-worker-0"):
-        envs.close(timeout=0.1)
-    time.sleep(0.6)
+def test_threads_cannot_be_killed_and_close_says_so(tmp_path: Path) -> None:
+    with Gate(tmp_path) as gate:
+        factories = [partial(GatedEnv, gate, 5, agent_num=A, env_index=0), partial(CounterEnv, 5, agent_num=A)]
+        envs = ThreadVectorEnv(factories, num_workers=2)
+        envs.reset(seed=0)
+        (stuck,) = (thread for thread in threading.enumerate() if thread.name == "marlvec-worker-0")
+        envs.step_send(acts(range(2)))
+        overdue(envs.step_fetch, [0])
+        with pytest.warns(ResourceWarning, match=r"1 worker threads are still in an env after 2.0 s.*marlvec-worker-0"):
+            envs.close(timeout=2.0)
+        gate.let_through()
+        stuck.join()
 
 
 @pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt, GeneratorExit])
