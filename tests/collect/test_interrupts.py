@@ -319,7 +319,8 @@ def test_at_any_line_of_the_vectorizer(backend: str) -> None:
             try:
                 healed(collector, in_background=False)
             except BrokenError as error:
-                assert "was interrupted" in str(error)
+                said = str(error)
+                assert "was interrupted" in said
                 broken += 1
                 envs.close()
                 envs = made(backend, "same_step")
