@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.errors import ContractError
+from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 
 __all__ = ["SpaceSampler"]
@@ -55,6 +55,7 @@ class SpaceSampler:
 
         Raises:
             ContractError: A mask allows nothing, or its length does not fit; names the row.
+            UnsupportedSpaceError: A space of the user's own has no ``sample``, or one that raises.
         """
         if mask is not None and self._choices is not None:
             return self._choose_allowed(rng, mask, self._choices, where)
@@ -135,14 +136,21 @@ class _OwnDraw:
     """Draws by the space's own ``sample``, one member at a time."""
 
     def __init__(self, leaf: Leaf) -> None:
+        self._leaf = leaf
         self._space = copy.deepcopy(leaf.space)
         self._shape, self._dtype = leaf.shape, leaf.dtype
 
     def __call__(self, rng: Generator, n: int) -> AnyArray:
-        self._space.seed(int(rng.integers(2**31)))
         out = np.empty((n, *self._shape), self._dtype)
-        for i in range(n):
-            out[i] = self._space.sample()
+        try:
+            self._space.seed(int(rng.integers(2**31)))
+            for i in range(n):
+                out[i] = self._space.sample()
+        except Exception as error:
+            raise UnsupportedSpaceError(
+                f"{self._leaf}: expected a space that can be drawn from, got {type(self._space).__name__}, whose "
+                f"sample() raised {type(error).__name__}: {error}. Give that class a sample(), or choose by other means"
+            ) from error
         return out
 
 

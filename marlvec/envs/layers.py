@@ -53,17 +53,21 @@ def get_attribute(env: MultiAgentEnv, name: str) -> Any:
 
 
 def set_attribute(env: MultiAgentEnv, name: str, value: Any) -> None:
-    """Set an attribute of the user's env on the outermost layer that has it.
+    """Set an attribute of the user's env on the outermost layer that has it, or else on the innermost one.
 
     Raises:
-        ArgumentError: No layer has it.
+        ArgumentError: That layer does not let it be set.
     """
     user_env = env.unwrapped
-    for layer in layers(user_env):
-        if _owns(layer, name):
-            setattr(layer, name, value)
-            return
-    raise _missing(user_env, name, " To make a new one: exec_func(lambda env: setattr(env, name, value))")
+    every = list(layers(user_env))
+    owner = next((layer for layer in every if _owns(layer, name)), every[-1])
+    try:
+        setattr(owner, name, value)
+    except AttributeError as error:  # it has slots, or it is a property that can only be read
+        raise ArgumentError(
+            f"attribute {name!r} of {type(owner).__name__} cannot be set: {error}; "
+            f"expected one that can be written, or a new one of an env without __slots__"
+        ) from error
 
 
 def find_method(env: MultiAgentEnv, name: str) -> Any:
@@ -95,6 +99,6 @@ def _owns(layer: Any, name: str) -> bool:
     return name in getattr(layer, "__dict__", {}) or hasattr(type(layer), name)
 
 
-def _missing(user_env: Any, name: str, hint: str = "") -> ArgumentError:
+def _missing(user_env: Any, name: str) -> ArgumentError:
     found = " → ".join(type(layer).__name__ for layer in layers(user_env))
-    return ArgumentError(f"no layer of the env has an attribute {name!r}; its layers are {found}.{hint}")
+    return ArgumentError(f"no layer of the env has an attribute {name!r}; its layers are {found}.")

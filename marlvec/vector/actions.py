@@ -20,6 +20,7 @@ __all__ = ["VALIDATE_MODES", "ActionWriter"]
 VALIDATE_MODES = ("strict", "sample", "warn", "off")
 
 _SAMPLE_FIRST, _SAMPLE_EVERY = 16, 16
+_SHOWN = 5  # keys of a dict in messages
 
 
 class ActionWriter:
@@ -92,14 +93,17 @@ class ActionWriter:
             names = [group.name for group in self._groups]
             if not isinstance(actions, Mapping) or set(actions) != set(names):
                 got = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions).__name__
-                raise ActionError(f"actions: expected a dict with one entry per group {names}, got {got}")
+                raise ActionError(
+                    f"actions: expected a dict with one entry per group {names}, got {got}. Each entry is an array "
+                    f"(num_envs, agents of the group, …), or a tree of such arrays"
+                )
         return self._groups
 
     def _leaves(self, group: AgentGroup, actions: Any) -> list[Any]:
         try:
             return group.action_tree.flatten(actions)
         except ContractError as error:
-            raise ActionError(f"actions of group {group.name!r}: {error}") from None
+            raise ActionError(f"actions of group {group.name!r}: {error}{_advice(actions)}") from None
 
     def _coerce(self, value: Any, group: AgentGroup, k: int, n: int) -> NDArray[Any]:
         leaf = group.action_tree.leaves[k]
@@ -113,15 +117,23 @@ class ActionWriter:
                 raise ActionError(f"{self._where(group, leaf.path)}: {error}") from None
         try:
             array = np.asarray(value)
-        except (ValueError, TypeError) as error:  # ragged lists, tensors on a device
-            raise ActionError(f"{self._where(group, leaf.path)}: not an array: {error}") from error
+        except Exception as error:  # ragged lists, tensors on a device or with a gradient: whatever __array__ raises
+            raise ActionError(
+                f"{self._where(group, leaf.path)}: expected an array of shape {expected}, dtype {leaf.dtype}, got "
+                f"{type(value).__name__}, not an array: {error}{_advice(value, unread=True)}"
+            ) from error
         if array.shape == (*expected, 1) and isinstance(leaf.space, Discrete):
             array = array[..., 0]
         if array.shape != expected:
             axes = f"(num_envs={n}, agents={len(group.agents)}" + "".join(f", {d}" for d in leaf.shape) + ")"
-            raise ActionError(f"{self._where(group, leaf.path)}: expected shape {expected} = {axes}, got {array.shape}")
+            raise ActionError(
+                f"{self._where(group, leaf.path)}: expected shape {expected} = {axes}, got {array.shape}"
+                f"{_advice(value) or _remedy(array.shape, expected)}"
+            )
         if array.dtype.kind not in _kinds(leaf.space):
-            raise ActionError(f"{self._where(group, leaf.path)}: expected dtype {leaf.dtype}, got {array.dtype}")
+            raise ActionError(
+                f"{self._where(group, leaf.path)}: expected dtype {leaf.dtype}, got {array.dtype}{_advice(value)}"
+            )
         return array
 
     def _wants_values(self) -> bool:
@@ -165,6 +177,43 @@ class ActionWriter:
         parts = [f"group {group.name!r}"] if self._grouped else []
         parts += [f"leaf {path!r}"] if path else []
         return "actions" + (f" of {', '.join(parts)}" if parts else "")
+
+
+def _advice(value: Any, *, unread: bool = False) -> str:
+    """What to do about actions, if that can be told from what they are made of.
+
+    Args:
+        value: The actions.
+        unread: Whether numpy could make nothing of them.
+    """
+    part = value
+    while isinstance(part, (list, tuple)) and len(part):
+        part = part[0]
+    inside = "" if part is value else f" in a {type(value).__name__}"
+    if isinstance(part, Mapping):
+        keys = sorted(map(str, part))
+        shown = f"{keys[:_SHOWN]}" if len(keys) <= _SHOWN else f"{keys[:_SHOWN]} and {len(keys) - _SHOWN} more"
+        return (
+            f". There is a dict with keys {shown}{inside}: stack what the agents do along axis 1, in the order of "
+            f"`agents`, one row per env; only Dict spaces, and several groups, take a dict, and that is of such arrays"
+        )
+    if unread and callable(getattr(part, "detach", None)):
+        how = "with a gradient" if getattr(part, "requires_grad", False) else "that numpy cannot read"
+        return f". There is a tensor {how}{inside}: give tensor.detach().cpu().numpy()"
+    return ""
+
+
+def _remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """What to do about an array of another shape, if that can be told."""
+    if got == expected[1:]:
+        return f". That is one env's; give such a row for each of {expected[0]} envs"
+    if got == (expected[0], *expected[2:]):
+        return f". That is one action per env; give one for each of its {expected[1]} agents, along axis 1"
+    if got == (expected[1], expected[0], *expected[2:]):
+        return ". Its axes are swapped: give np.swapaxes(actions, 0, 1)"
+    if got == (expected[0] * expected[1], *expected[2:]):
+        return f". If its rows go env by env: give actions.reshape{expected}"
+    return ""
 
 
 def _kinds(space: Space[Any]) -> str:

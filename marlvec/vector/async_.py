@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from marlvec.errors import ArgumentError
 from marlvec.vector import channel as ch
 from marlvec.vector.calls import CONTROL_CALLS
-from marlvec.vector.crew import Crew, Starting
+from marlvec.vector.crew import Crew, Starting, noise
 from marlvec.vector.engine import Settings, SettingsArguments
-from marlvec.vector.faults import picklable, raise_failures
+from marlvec.vector.faults import capture, picklable, raise_failures, summary_of
 from marlvec.vector.launch import start_method
 from marlvec.vector.obituary import Loss, of_many
-from marlvec.vector.reports import unpack_report
+from marlvec.vector.parcels import dump_each
+from marlvec.vector.reports import Report, unpack_report
 from marlvec.vector.shares import Shares
 from marlvec.vector.staff import Staff
 from marlvec.vector.vector_env import VectorEnv
@@ -157,9 +158,9 @@ class AsyncVectorEnv(VectorEnv):
             return
         try:
             crew.workers[w].channel.send(code, self._number, payload)
-        except ch.ChannelClosed:
+        except ch.ChannelClosed as error:
             if self._one_fault_ends_all:
-                raise self._loss(w) from None
+                raise self._loss(w, noise(error)) from None
             crew.closed.add(w)  # what it said before is still to be read
 
     def _payload(
@@ -177,13 +178,16 @@ class AsyncVectorEnv(VectorEnv):
             packed = None if self._shared else buffers.pack_actions(ids)
             if not buffers.has_objects:
                 return pickle.dumps((local.tolist(), packed, None), protocol=5)
-            return picklable((local.tolist(), packed, buffers.pack_object_actions(ids)), "the actions")
+            objects = _by_value([buffers.pack_object_actions(ids)], "the actions")
+            return pickle.dumps((local.tolist(), packed, objects), protocol=5)
         own = [[argument[k] for k in positions.tolist()] for argument in arguments]
-        if code == ch.CONTROL:
-            return picklable((local.tolist(), *own), f"what {self._calls.pending}() takes")
-        if code in (ch.RESET, ch.REVIVE) and any(option is not None for option in own[1]):
-            return picklable((local.tolist(), *own), "options")
-        return pickle.dumps((local.tolist(), *own))
+        call = "reset" if code in (ch.RESET, ch.REVIVE) else self._calls.pending or ""
+        if code == ch.CONTROL or (call == "reset" and any(option is not None for option in own[1])):
+            # Apart: the worker may fail to unpickle what is the caller's, and must know for which envs it was.
+            each = list(zip(*own, strict=True))
+            what = "options" if call == "reset" else f"what {call}() takes"
+            return pickle.dumps((local.tolist(), call, _by_value(each, what)))
+        return pickle.dumps((local.tolist(), call, own))
 
     # --- replies
 
@@ -209,8 +213,10 @@ class AsyncVectorEnv(VectorEnv):
                     if not self._take_in(heard):
                         return True
             return True
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._news:
-            ready = crew.heard() or self._listen(timeout)
+            left = None if timeout is None else max(0.0, deadline - time.monotonic())
+            ready = crew.heard() or self._listen(left)
             if not ready:
                 return bool(self._news)
             self._take_in(ready)
@@ -257,8 +263,8 @@ class AsyncVectorEnv(VectorEnv):
                     how = self._take(w)
                 if how is None:
                     continue
-            except ch.ChannelClosed:
-                how = None
+            except ch.ChannelClosed as error:
+                how = noise(error)
             self._doomed.append((w, how))
         self._taking = False
 
@@ -272,29 +278,52 @@ class AsyncVectorEnv(VectorEnv):
             raise self._loss(*self._doomed.pop(0))
 
     def _take(self, w: int) -> str | None:
-        """Take in one reply that is there; says what is wrong with it if it cannot be right."""
-        _, count, number, payload = self._crew.workers[w].channel.recv()
+        """Take in one reply, if all of it is there; says what is wrong with it if it cannot be right.
+
+        Raises:
+            ChannelClosed: There is no reply, and none will come.
+        """
         queue = self._crew.outstanding[w]
         expected, ids = queue[0]
-        if number != expected or count > len(ids):
+        message = self._crew.workers[w].channel.take(expected)
+        if message is None:
+            if w in self._crew.closed:  # it hears nothing any more, and has nothing left to say
+                raise ch.ChannelClosed("it does not read")
+            return None
+        code, count, number, payload = message
+        if code != ch.OK or number != expected or count > len(ids):
             return f"answered request {number} for {count} envs, expected {expected} for {len(ids)}"
+        told, report = ids[:count], None
+        if payload:
+            try:
+                report = self._open(w, told, payload)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                return noise(ch.Garbled(f"{len(payload):,} bytes that are no report: {summary_of(error)}"))
         if count < len(ids):
             queue[0] = (expected, ids[count:])
-            ids = ids[:count]
         else:
             queue.popleft()
-        if payload and not self._plain_steps:
-            packed, objects, payload = pickle.loads(payload)
-            if packed is not None:
-                self._buffers.unpack_results(ids, packed)
-            if objects is not None:
-                self._buffers.unpack_objects(ids, objects)
-        report = unpack_report(payload, self._shares.starts[w]) if payload else None
         if report is not None and report.failures:
             pid = self._crew.workers[w].pid
             report.failures = [replace(failure, pid=pid, request=number) for failure in report.failures]
-        self._news.append((ids, report))
+        self._news.append((told, report))
         return None
+
+    def _open(self, w: int, ids: NDArray[np.int64], payload: bytes) -> Report | None:
+        """What a reply says beyond its header: rows that are not in shared memory are written, the rest is a report."""
+        first = self._shares.starts[w]
+        if self._plain_steps:
+            return unpack_report(payload, first)
+        packed, objects, payload = pickle.loads(payload)
+        if packed is not None:
+            self._buffers.unpack_results(ids, packed)
+        bad = {} if objects is None else self._buffers.unpack_objects(ids, objects)
+        report = unpack_report(payload, first) if payload else Report()
+        failed = {failure.env_id for failure in report.failures}
+        report.failures += [capture(i, self._last_call, error) for i, error in bad.items() if i not in failed]
+        return report or None
 
     # --- workers that are gone
 
@@ -322,6 +351,19 @@ class AsyncVectorEnv(VectorEnv):
         self._finalizer.detach()
         failures = self._crew.shut_down(timeout)
         raise_failures(failures, self._place)
+
+
+def _by_value(values: Sequence[Any], what: str) -> bytes:
+    """Pickle values for a worker.
+
+    Raises:
+        SerialisationError: One cannot be pickled; says what and why.
+    """
+    try:
+        return dump_each(values, by_value=True)
+    except Exception:
+        picklable(values, what)  # raises, and says why
+        raise
 
 
 def _seconds(step_timeout: float | None) -> float | None:

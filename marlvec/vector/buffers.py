@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import AgentGroup, EnvSpec
-from marlvec.spaces import SpaceTree, pack, unpack
+from marlvec.errors import SerialisationError
+from marlvec.spaces import SpaceTree
+from marlvec.vector.parcels import dump_each, load_each
 
 __all__ = ["Buffers", "Selection", "split_flags"]
 
@@ -227,16 +229,33 @@ class Buffers:
 
     # Objects always travel by value. What is here was found to be picklable, and small enough, when it was written.
 
-    def pack_objects(self, rows: Selection) -> list[bytes]:
-        """Pickle the objects that envs write, for these rows."""
-        # In one piece, so that an observation that is also the final one is pickled once.
-        return [pack([self._arrays[name][rows] for name in self._result_names(objects=True)])]
+    def pack_objects(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Pickle the objects that envs write, row by row.
 
-    def unpack_objects(self, rows: Selection, packed: Sequence[bytes]) -> None:
-        """Write what `pack_objects` gave into these rows."""
-        (data,) = packed
-        for name, array in zip(self._result_names(objects=True), unpack(data), strict=True):
-            self._arrays[name][rows] = array
+        A row goes in one piece, so that an observation that is also the final one is pickled once.
+        """
+        arrays = [self._arrays[name] for name in self._result_names(objects=True)]
+        return [dump_each([value for array in arrays for value in array[i]]) for i in rows.tolist()]
+
+    def unpack_objects(self, rows: NDArray[np.int64], packed: Sequence[bytes]) -> dict[int, SerialisationError]:
+        """Write what `pack_objects` gave into these rows.
+
+        Returns:
+            What is wrong with those whose objects cannot be rebuilt in this process, by row.
+        """
+        arrays = {name: self._arrays[name] for name in self._result_names(objects=True)}
+        agents = [self.spec.agents[a] for name in arrays for a in self.spec.groups[int(name.split("/")[1])].agents]
+        bad = {}
+        for i, data in zip(rows.tolist(), packed, strict=True):
+            try:
+                values = iter(load_each(data, [f"the observation of agent {agent!r}" for agent in agents]))
+            except SerialisationError as error:
+                bad[i] = error
+                continue
+            for array in arrays.values():
+                for j in range(array.shape[1]):
+                    array[i, j] = next(values)
+        return bad
 
     def pack_object_actions(self, rows: Selection) -> list[AnyArray]:
         """Arrays of the objects among these rows' actions, to be pickled by value."""

@@ -36,6 +36,8 @@ class Calls:
         closed: Whether the vectorizer was closed.
         broken: Why only ``close()`` is left, or None.
         interrupted: Whether the pending call was left by an interrupt, so that nobody will fetch its result.
+        torn: How an interrupt came in the middle of a change of what is here, so that none of it can be relied on; or
+            None.
         outstanding: How many envs have a result that was not handed out yet.
         arrived: How many of those have replied.
         entered: Held by the thread that is in a call.
@@ -46,6 +48,7 @@ class Calls:
         self.closed = False
         self.broken: MarlvecError | None = None
         self.interrupted = False
+        self.torn: str | None = None
         self.outstanding = 0
         self.arrived = 0
         # Reentrant: an interrupt just after it was taken must not lock this thread out for good.
@@ -139,6 +142,16 @@ class Calls:
         if not outstanding:
             self.pending = None
 
+    def forget(self) -> None:
+        """Nothing is pending, and no env has an episode; what was torn is whole again."""
+        self.lose_episodes(np.arange(len(self._no_episode)))
+        self._busy[:] = False
+        self._whole, self._batches = None, []
+        self.outstanding = self.arrived = 0
+        self.pending = None
+        self.interrupted = False
+        self.torn = None
+
     def _mark_each(self) -> None:
         if self._whole is not None:
             self._busy[self._whole] = True
@@ -204,7 +217,7 @@ def alone(method: Callable[Concatenate[_V, _P], _R]) -> Callable[Concatenate[_V,
         if not entered.acquire(blocking=False):
             raise BusyError(f"{method.__name__}() while another thread is in a call of this vectorizer")
         try:
-            if self._calls.interrupted and not self._calls.closed:
+            if (self._calls.interrupted or self._calls.torn) and not self._calls.closed:
                 self._settle()
             return method(self, *args, **kwargs)
         finally:

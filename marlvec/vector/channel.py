@@ -1,8 +1,11 @@
 """A doorbell: one small fixed message each way, and a closed end is the news of a death.
 
 Two pipes without any lock, so a killed process can take nothing along. Each message is a header of 16 bytes (code,
-number of envs it is about, sequence number, size of the payload) and, only where there is something to say beyond
-numbers in the buffers, a payload.
+number of envs it is about, sequence number, size of the payload with a mark that no other writer knows) and, only where
+there is something to say beyond numbers in the buffers, a payload.
+
+What an env runs can write to any descriptor of its process, these pipes too. So a header is checked before it is
+believed, nothing is made room for before it has come, and the parent never waits in the middle of a message.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["Channel", "ChannelClosed", "Message", "Patience", "pair"]
+__all__ = ["Channel", "ChannelClosed", "Garbled", "Message", "Patience", "pair"]
 
 _HEADER = struct.Struct("<HHIQ")
+_MARK = 0xA7D3 << 48  # in the last field, above the size
+_MAX_SIZE = 1 << 40  # bytes of a payload; more is no size but noise
+_CHUNK = 1 << 16  # bytes to read at a time: as many as a pipe holds
 
 # Requests, by number; the names are those of the operations.
 INIT, ATTACH, RESET, STEP, SEND, REVIVE, STATE, CONTROL, CLOSE = range(1, 10)
@@ -25,12 +31,18 @@ OPERATIONS = {"reset": RESET, "step": STEP, "send": SEND, "revive": REVIVE, "sta
 # Replies.
 OK, FAILED = 100, 101
 
+_CODES = frozenset({*range(INIT, CLOSE + 1), OK, FAILED})
+
 MAX_COUNT = 0xFFFF
 """How many envs one message can be about."""
 
 
 class ChannelClosed(Exception):
     """The other end is gone."""
+
+
+class Garbled(ChannelClosed):
+    """What came in is no message: something else than its owner wrote into the pipe, and what follows means nothing."""
 
 
 class Message(NamedTuple):
@@ -53,20 +65,23 @@ class Channel:
     """One end of a two-way channel.
 
     Args:
-        read_fd: Where the other end's messages come in. Owned by the channel from now on, like ``write_fd``.
+        read_fd: Where the other end's messages come in. Owned by the channel from now on, like ``write_fd``. If it does
+            not block, `take` never waits, not even for the rest of a message.
         write_fd: Where ours go out. If it does not block, a full pipe is waited for while reading what comes in, so
             that two ends with much to say cannot wait for each other.
 
     Attributes:
-        inbox: Messages that came in while we were sending; `recv` hands them out first.
+        inbox: Messages that came in while we were sending; `take` and `recv` hand them out first.
     """
 
-    __slots__ = ("__weakref__", "inbox", "read_fd", "write_fd")
+    __slots__ = ("__weakref__", "_begun", "_header", "inbox", "read_fd", "write_fd")
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd = read_fd
         self.write_fd = write_fd
         self.inbox: deque[Message] = deque()
+        self._header: tuple[int, int, int, int] | None = None  # of the message that is coming in, once it is whole
+        self._begun = bytearray()  # what has come of its header, or then of its payload
 
     def send(self, code: int, number: int, payload: bytes = b"", count: int = 0, timeout: float | None = None) -> None:
         """Send one message.
@@ -81,7 +96,7 @@ class Channel:
         Raises:
             ChannelClosed: The other end is gone, or does not read.
         """
-        data = _HEADER.pack(code, count, number, len(payload))
+        data = _HEADER.pack(code, count, number, _MARK | len(payload))
         if payload:
             data += payload
         try:
@@ -112,36 +127,99 @@ class Channel:
                     except OSError as error:
                         raise ChannelClosed(str(error)) from None
                 elif event & select.POLLIN:
-                    self.inbox.append(self._receive())
+                    if (message := self._receive(None)) is not None:
+                        self.inbox.append(message)
                 else:
                     raise ChannelClosed("end of file")
 
-    def recv(self) -> Message:
-        """Wait for one message.
+    def take(self, number: int | None = None) -> Message | None:
+        """Take the next message if all of it is there.
+
+        Args:
+            number: The one that it must have; None for any. A wrong one is told before its payload is waited for.
+
+        Returns:
+            The message; None if some of it is yet to come, which is left to the next call.
 
         Raises:
+            Garbled: What came in is no message, or one with another number.
             ChannelClosed: The other end is gone.
         """
-        return self.inbox.popleft() if self.inbox else self._receive()
+        return self.inbox.popleft() if self.inbox else self._receive(number)
 
-    def _receive(self) -> Message:
+    def recv(self, timeout: float | None = None) -> Message:
+        """Wait for one message.
+
+        Args:
+            timeout: Seconds for all of it, where reading does not block; None for ever.
+
+        Raises:
+            Garbled: What came in is no message.
+            ChannelClosed: The other end is gone, or time is up.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (message := self.take()) is None:
+            if not self._more(deadline):
+                raise ChannelClosed("time is up")
+        return message
+
+    def skip(self, timeout: float) -> None:
+        """Throw away what comes in, until the other end is closed or time is up: it must not be stuck in writing."""
+        deadline = time.monotonic() + timeout
         try:
-            code, count, number, size = _HEADER.unpack(self._read(_HEADER.size))
-            return Message(code, count, number, self._read(size) if size else b"")
+            while self._more(deadline) and os.read(self.read_fd, _CHUNK):
+                pass
+        except OSError:
+            return
+
+    @property
+    def torn(self) -> str:
+        """What there is of a message that has begun to come in, in words; empty if there is none."""
+        if self._header is not None:
+            return f"{len(self._begun):,} of {self._header[3] & ~_MARK:,} bytes that it had announced"
+        return f"{len(self._begun)} of the {_HEADER.size} bytes of a header" if self._begun else ""
+
+    def _more(self, deadline: float | None) -> bool:
+        """Wait until there is something to read, or the other end is closed."""
+        poll = select.poll()
+        poll.register(self.read_fd, select.POLLIN)
+        left = None if deadline is None else 1000 * (deadline - time.monotonic())
+        return bool(poll.poll(left if left is None else max(0, min(left, 2**31 - 1))))
+
+    def _receive(self, number: int | None) -> Message | None:
+        try:
+            if self._header is None:
+                data = self._whole(_HEADER.size)
+                header = code, count, own, size = _HEADER.unpack(data)
+                if size == _MARK and code in _CODES and (number is None or own == number):  # nearly always
+                    return Message(code, count, own, b"")
+                _check(data, number)
+                self._header = header
+            code, count, own, size = self._header
+            payload = self._whole(size & ~_MARK)
+        except BlockingIOError:
+            return None
         except OSError as error:
             raise ChannelClosed(str(error)) from None
+        self._header = None
+        return Message(code, count, own, payload)
 
-    def _read(self, size: int) -> bytes:
-        data = os.read(self.read_fd, size)
-        if len(data) == size:
-            return data
-        parts = bytearray(data)
-        while data and len(parts) < size:
-            data = os.read(self.read_fd, min(size - len(parts), 1 << 20))
-            parts += data
-        if len(parts) < size:
+    def _whole(self, size: int) -> bytes:
+        """Read so many bytes; what has come is kept where it is not all."""
+        if not self._begun and size <= _CHUNK:
+            data = os.read(self.read_fd, size)
+            if len(data) == size:
+                return data
+            self._keep(data)
+        while (missing := size - len(self._begun)) > 0:
+            self._keep(os.read(self.read_fd, min(missing, _CHUNK)))
+        data, self._begun = bytes(self._begun), bytearray()
+        return data
+
+    def _keep(self, data: bytes) -> None:
+        if not data:
             raise ChannelClosed("end of file")
-        return bytes(parts)
+        self._begun += data
 
     def close(self) -> None:
         """Close both pipes; may be called again."""
@@ -149,6 +227,17 @@ class Channel:
             if fd >= 0:
                 os.close(fd)
         self.read_fd = self.write_fd = -1
+
+
+def _check(header: bytes, number: int | None) -> None:
+    """Raise what is wrong with a header."""
+    code, _, own, size = _HEADER.unpack(header)
+    if size >> 48 != _MARK >> 48 or code not in _CODES:
+        raise Garbled(f"expected a header of {_HEADER.size} bytes, got {header!r}")
+    if size & ~_MARK > _MAX_SIZE:
+        raise Garbled(f"announced {size & ~_MARK:,} bytes, expected {_MAX_SIZE:,} at most")
+    if number is not None and own != number:
+        raise Garbled(f"answered request {own}, expected {number}")
 
 
 class Patience:
@@ -217,4 +306,5 @@ def pair() -> tuple[Channel, tuple[int, int]]:
         os.close(down_w)
         raise
     os.set_blocking(down_w, False)
+    os.set_blocking(up_r, False)
     return Channel(up_r, down_w), (down_r, up_w)

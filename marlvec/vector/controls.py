@@ -58,22 +58,22 @@ class Controls(Engine):
 
     @whole
     def exec_func(
-        self, fn: Callable[..., Any], indices: EnvIds | None = None, /, *args: Any, **kwargs: Any
+        self, fn: Callable[..., Any], /, indices: EnvIds | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Any, ...]:
         """Run ``fn(env, *args, **kwargs)`` where each env lives; ``env`` is the user's, outermost wrapper and all.
 
         Args:
             fn: Any callable; lambdas and closures travel by value.
-            indices: The envs to ask.
+            indices: The envs to ask, in this place or by name.
             args: More positional arguments; every env gets a copy.
-            kwargs: Keyword arguments.
+            kwargs: Keyword arguments; one that is called ``indices`` can only go by position.
         """
         self.exec_func_send(fn, indices, *args, **kwargs)
         return self.exec_func_fetch()
 
     @alone
     def exec_func_send(
-        self, fn: Callable[..., Any], indices: EnvIds | None = None, /, *args: Any, **kwargs: Any
+        self, fn: Callable[..., Any], /, indices: EnvIds | None = None, *args: Any, **kwargs: Any
     ) -> None:
         """Ask for what `exec_func` does; `exec_func_fetch` brings the answers."""
         if not callable(fn):
@@ -102,7 +102,7 @@ class Controls(Engine):
         """Set an attribute of the envs, on the outermost wrapper that has it.
 
         Args:
-            name: The attribute's. One that no layer of the env has is refused.
+            name: The attribute's. One that no layer has yet is made, on the env itself beneath all wrappers.
             value: For every env, as it is, a list too; or a `PerEnv` with one value per chosen env.
             indices: The envs to ask.
         """
@@ -177,6 +177,7 @@ class Controls(Engine):
 
         Raises:
             ContractError: The mask of an agent that must act allows nothing.
+            UnsupportedSpaceError: The action space is of a class that has no ``sample``.
         """
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
         self._calls.check_free(ids, "random_action")

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from marlvec.errors import Failure
 from marlvec.vector import channel as ch
-from marlvec.vector.channel import ChannelClosed, Patience
+from marlvec.vector.channel import ChannelClosed, Garbled, Patience
 from marlvec.vector.cores import usable_cores
 from marlvec.vector.faults import unpack_failure
 from marlvec.vector.launch import WorkerProcess
 from marlvec.vector.obituary import Obituary
 from marlvec.vector.shares import Shares
 
-__all__ = ["Crew", "Starting"]
+__all__ = ["Crew", "Starting", "noise"]
 
 _MOMENT = 0.01  # seconds in which workers that are killed together are gone
 _LOOK = 400e-6  # seconds to look for an answer before sleeping
@@ -43,6 +43,13 @@ class Starting:
     since: float = math.inf
     has_spec: bool = False
     requests: list[tuple[int, int, bytes]] = field(default_factory=list)
+
+
+def noise(news: ChannelClosed) -> str | None:
+    """What a worker must go for, if its channel tells of more than its end."""
+    if not isinstance(news, Garbled):
+        return None
+    return f"was killed for what came out of its reply pipe, which an env may have written into ({news}),"
 
 
 class Crew:
@@ -157,7 +164,10 @@ class Crew:
         """Kill a worker that hangs, having asked it where. Its closed end is the news of that."""
         worker = self.workers[w]
         env = int(self.progress[w])  # being asked may wake it
-        self._hung[w] = (timeout, env, worker.stacks())
+        report = worker.stacks()
+        if torn := worker.channel.torn:
+            report = f"it had sent {torn}\n{report}"
+        self._hung[w] = (timeout, env, report)
         worker.kill()
 
     def bury(self, w: int, how: str | None, call: str | None, *, building: bool = False) -> Obituary:
@@ -175,7 +185,8 @@ class Crew:
             exitcode=worker.exitcode,
             first=int(ids[0]),
             last=int(ids[-1]),
-            at_work_on=int(ids[env - 1]) if 0 < env <= len(ids) and w not in self.starting else None,
+            # Noise is heard when whoever made it may be done.
+            at_work_on=int(ids[env - 1]) if 0 < env <= len(ids) and w not in self.starting and how is None else None,
             call=call,
             request=queue[0][0] if queue else None,
             how=how,
@@ -236,13 +247,14 @@ class Crew:
 
     def _hear_close(self, worker: WorkerProcess, deadline: float) -> list[Failure]:
         """Wait for a worker's answer to CLOSE, past any that are still under way."""
-        poll = select.poll()
-        poll.register(worker.channel.read_fd, select.POLLIN)
+        channel = worker.channel
         try:
-            while worker.channel.inbox or poll.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-                told = worker.channel.recv()
+            while True:
+                told = channel.recv(deadline - time.monotonic())
                 if told.number == 0 and told.code == ch.OK:
                     return [unpack_failure(packed) for packed in pickle.loads(told.payload)] if told.payload else []
-        except Exception:  # it is gone; or an interrupt had left half a message, and what is read is none
+        except Garbled:  # an env wrote into the pipe, or an interrupt has lost half a message
+            channel.skip(deadline - time.monotonic())
+        except Exception:  # it is gone, time is up, or what it says cannot be
             return []
         return []

@@ -183,6 +183,10 @@ class Engine(Described, ABC):
         """Start a worker in the place of one that is gone; must not wait. Requests to it may have been made before."""
         raise NotImplementedError  # only where workers are processes
 
+    def _abandon(self) -> bool:
+        """Wait until nothing of what was asked is under way, and forget its replies; False where that cannot be."""
+        return False
+
     @abstractmethod
     def _shut_down(self, timeout: float) -> None:
         """Release everything, whatever state it is in, in bounded time."""
@@ -218,7 +222,7 @@ class Engine(Described, ABC):
             self._give_up(loss)
         except BaseException:  # something cannot be pickled, or Ctrl-C
             if self._sending:
-                calls.broken = BrokenError(f"{call}() was interrupted while it was being sent")
+                calls.torn = f"{call}() was interrupted while it was being sent"
             else:
                 calls.retract(ids, before)
                 self.drive_count = driven
@@ -237,11 +241,13 @@ class Engine(Described, ABC):
         while calls.arrived < wanted:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             pause = recovery.due_in()
-            if pause == 0.0:
-                self._bring_back()
-                continue
             sooner = pause is not None and (left is None or pause < left)
             try:
+                if pause == 0.0:
+                    self._taking = True  # what is due is forgotten before it is asked for
+                    self._bring_back()
+                    self._taking = False
+                    continue
                 in_time = bool(self._news) or self._gather(pause if sooner else left, wanted == calls.outstanding)
                 self._taking = True
                 for ids, report in self._news:
@@ -255,7 +261,7 @@ class Engine(Described, ABC):
                 raise
             except BaseException:
                 if self._taking:
-                    calls.broken = BrokenError(f"{call}() was interrupted in the middle of a reply")
+                    calls.torn = f"{call}() was interrupted in the middle of a reply"
                 raise
             if not in_time and not sooner:
                 raise FetchTimeout(
@@ -314,6 +320,16 @@ class Engine(Described, ABC):
         """After an interrupted call: wait for what it asked, and throw that away."""
         calls = self._calls
         calls.check_open()
+        if calls.torn:
+            if not self._abandon():
+                calls.broken = BrokenError(calls.torn)
+                calls.check_open()
+            self._sending = self._taking = False
+            self._news.clear()
+            self._report = Report()
+            self._recovery.forget()
+            calls.forget()
+            return
         is_control = calls.pending in CONTROL_CALLS
         self._wait_for(calls.outstanding, None, calls.pending or "?")
         arrived, _ = self._take_arrived()
@@ -324,8 +340,12 @@ class Engine(Described, ABC):
 
     def _take_arrived(self) -> tuple[NDArray[np.int64], Report]:
         """All that has arrived, and what was reported with it."""
-        report, self._report = self._report, Report()
-        return self._calls.hand_out(), report
+        try:
+            report, self._report = self._report, Report()
+            return self._calls.hand_out(), report
+        except BaseException:
+            self._calls.torn = f"{self._calls.pending}() was interrupted while its results were handed out"
+            raise
 
     def _deliver(self, *, everything: bool = False) -> VectorStep:
         """Hand out rows of envs that were reset or stepped, or raise what went wrong in them."""

@@ -25,7 +25,18 @@ from marlvec.errors import (
 )
 from marlvec.vector.culprit import find_culprit
 
-__all__ = ["capture", "describe_exit", "out_of_space", "pack_failure", "picklable", "raise_failures", "unpack_failure"]
+__all__ = [
+    "PackedFailure",
+    "cannot_unpickle",
+    "capture",
+    "describe_exit",
+    "out_of_space",
+    "pack_failure",
+    "picklable",
+    "raise_failures",
+    "summary_of",
+    "unpack_failure",
+]
 
 _MAX_TEXT = 64 * 1024
 _MAX_PICKLE = 1024 * 1024
@@ -38,7 +49,7 @@ _SPEAKS_FOR_ITSELF = (MissingExtraError, ResourceError, SerialisationError, Unsu
 def capture(env_id: int, operation: str, error: BaseException) -> Failure:
     """Note an exception that is being handled."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failure(env_id, operation, _summary(error), _shorten(text), error)
+    return Failure(env_id, operation, summary_of(error), _shorten(text), error)
 
 
 def out_of_space(env_id: int, operation: str, problem: str) -> Failure:
@@ -46,7 +57,8 @@ def out_of_space(env_id: int, operation: str, problem: str) -> Failure:
     return Failure(env_id, operation, problem, "", ContractError(problem))
 
 
-def _summary(error: BaseException) -> str:
+def summary_of(error: BaseException) -> str:
+    """The type and text of an exception, one line."""
     try:
         text = str(error)
     except Exception as broken:  # an exception whose own __str__ raises is still an exception
@@ -81,7 +93,7 @@ def pack_failure(failure: Failure) -> PackedFailure:
         else:
             pickled = cloudpickle.dumps((type(error), error.args, state))
         pickle.loads(pickled)
-    except Exception:  # whatever it holds (a lock, a socket) cannot cross; the text does
+    except BaseException:  # whatever it holds (a lock, a socket) cannot cross; the text does
         pickled = None
     if pickled is not None and len(pickled) > _MAX_PICKLE:
         pickled = None
@@ -96,7 +108,9 @@ def unpack_failure(packed: PackedFailure) -> Failure:
         try:
             loaded = pickle.loads(pickled)
             error = loaded if isinstance(loaded, BaseException) else _rebuild(*loaded)
-        except Exception:  # e.g. its class lives in a module that this process cannot import
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # e.g. its class lives in a module that this process cannot import
             error = RemoteCause(summary)
     return Failure(env_id, operation, summary, text, error)
 
@@ -176,7 +190,15 @@ def picklable(value: Any, what: str, *, coming_back: bool = False) -> bytes:
         culprit = find_culprit(value)
         at = f" (its {culprit})" if culprit else ""
         raise SerialisationError(
-            f"{what} cannot be pickled, so it cannot {way}: {_summary(error)}{at}. {advice} instead, or use "
+            f"{what} cannot be pickled, so it cannot {way}: {summary_of(error)}{at}. {advice} instead, or use "
             f"backend='sync'."
         ) from error
     return data
+
+
+def cannot_unpickle(what: str, error: BaseException, *, where: str) -> SerialisationError:
+    """The error that tells of something that came through a pipe and could not be rebuilt."""
+    return SerialisationError(
+        f"{where} cannot unpickle {what}: {summary_of(error)}. Take plain data (numbers, text, arrays), or a class "
+        f"that can be imported and rebuilt there; or use backend='sync', which pickles nothing."
+    )

@@ -70,6 +70,7 @@ class Recovery:
         self._since = [0] * num_envs  # incarnations since that seed was given
         self._fresh: set[int] = set()  # new incarnations that have not begun an episode
         self._lost: set[int] = set()  # idle envs whose episode is gone, which the caller does not know
+        self._unbuilt: set[int] = set()  # those of them that are to be built anew, too
         self._told: set[int] = set()  # masked envs whose row still says that their episode ended
         self._resets: dict[int, dict[str, Any] | None] = {}  # options of resets that are in flight
         self._revived: dict[int, str] = {}  # envs in flight → what their rows will tell: "fault", "autoreset", "reset"
@@ -93,7 +94,7 @@ class Recovery:
             elif i in self._fresh:
                 used[k] = self._seed(i)
             self._resets[i] = options[k]
-            if not self.masked[i]:
+            if not self.masked[i] and i not in self._unbuilt:
                 self._causes.pop(i, None)
                 self._lost.discard(i)
         if self._fresh:
@@ -163,7 +164,9 @@ class Recovery:
             keep.append(self._revived[i] == "end")
             if begin[-1] or self._next_step:
                 self._fresh.discard(i)
-        return "revive", ids, (seeds, options, [build] * len(seeds), begin, keep)
+        anew = [build or i in self._unbuilt for i in ids.tolist()]
+        self._unbuilt.difference_update(ids.tolist())
+        return "revive", ids, (seeds, options, anew, begin, keep)
 
     def _kind(self, i: int) -> str:
         """What the row of an env that is revived will tell."""
@@ -324,6 +327,15 @@ class Recovery:
         if self._resets:
             for i in ids.tolist():
                 self._resets.pop(i, None)
+
+    def forget(self) -> None:
+        """Nothing is in flight any more, and all episodes are gone; what was to be built anew still is."""
+        self._unbuilt.update(self._revived)
+        self._lost.update(self._revived)
+        for table in (self._revived, self._resets, self._causes, self._held):
+            table.clear()
+        self._due.clear()
+        self._look()
 
     @property
     def busy(self) -> bool:

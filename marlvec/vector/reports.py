@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from dataclasses import dataclass, field
-from typing import Any
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, NamedTuple
 
-import cloudpickle
-
-from marlvec.envs.spec import Info
-from marlvec.errors import ContractError, Failure
+from marlvec.envs.spec import COMMON, Info
+from marlvec.errors import ContractError, Failure, SerialisationError
 from marlvec.vector.columns import Columns
-from marlvec.vector.faults import capture, pack_failure, picklable, unpack_failure
+from marlvec.vector.faults import PackedFailure, capture, pack_failure, picklable, unpack_failure
+from marlvec.vector.parcels import dump_each, load_each
 
 __all__ = ["MAX_BYTES", "Report", "pack_report", "unpack_report"]
 
 MAX_BYTES = 64 * 2**20
 """Bytes that the infos of one env in one call may take, pickled. Only what crosses to the parent is measured."""
+
+_INFO, _ANSWER = "the info", "the answer"
+_OPERATIONS = {_INFO: "infos", _ANSWER: "call"}
 
 
 @dataclass(slots=True)
@@ -67,21 +71,37 @@ class Report:
 def pack_report(report: Report, first: int) -> bytes:
     """Pickle a report. Infos and answers that cannot be pickled, or are too large, become failures of their env.
 
+    Plain data goes in one piece. Whatever the unpickling of runs code that is not Python's or numpy's, and may raise in
+    the parent, goes in pieces of its own.
+
     Args:
         report: With local env indices.
         first: Global index of the worker's first env, for messages.
     """
     tables = (report.infos, report.final_infos, report.answers)
     failures = [pack_failure(failure) for failure in report.failures]
+    file = io.BytesIO()
     try:
-        data = pickle.dumps((*tables, failures), protocol=5)
-    except Exception:  # something is local, or refuses: find the culprits, keep the rest
-        for table, what in zip(tables, ("the info", "the info", "the answer"), strict=True):
-            failures += _pickle_each(table, what, first)
+        _PlainPickler(file, protocol=5).dump((*tables, failures))
+        data = file.getvalue()
+    except Exception:  # it is not plain, or refuses: find the culprits, keep the rest
+        for table, what in zip(tables, (_INFO, _INFO, _ANSWER), strict=True):
+            failures += _seal_each(table, what, first)
         data = pickle.dumps((*tables, failures), protocol=5)
     if len(data) > MAX_BYTES and (large := _drop_large(report, first)):
         data = pickle.dumps((*tables, failures + large), protocol=5)
     return data
+
+
+class _PlainPickler(pickle.Pickler):
+    """Pickles what any process can unpickle, and raises at the rest."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Called for whatever is no number, text or container of Python's own."""
+        kind = obj if isinstance(obj, (type, FunctionType, BuiltinFunctionType)) else type(obj)
+        if str(kind.__module__).partition(".")[0] in ("builtins", "numpy"):
+            return NotImplemented
+        raise TypeError(f"{kind.__qualname__} is not plain")
 
 
 def _drop_large(report: Report, first: int) -> list[Any]:
@@ -98,38 +118,63 @@ def _drop_large(report: Report, first: int) -> list[Any]:
     return failures
 
 
-def _pickle_each(table: dict[int, Any], what: str, first: int) -> list[Any]:
+class _Sealed(NamedTuple):
+    """The info of an env, or its answer, pickled.
+
+    Attributes:
+        agents: Whose the parts of an info are; None of an answer.
+        data: What `dump_each` gave.
+    """
+
+    agents: tuple[Any, ...] | None
+    data: bytes
+
+
+def _seal(value: Any, what: str, env_id: int) -> _Sealed:
+    is_info = what == _INFO
+    try:
+        return _Sealed(tuple(value) if is_info else None, dump_each(list(value.values()) if is_info else [value]))
+    except Exception:
+        picklable(value, f"{what} of env {env_id}", coming_back=True)  # raises, and says why
+        raise
+
+
+def _seal_each(table: dict[int, Any], what: str, first: int) -> list[PackedFailure]:
     failures = []
     for i, value in list(table.items()):
         try:
-            table[i] = _Pickled(picklable(value, f"{what} of env {first + i}", coming_back=True))
+            table[i] = _seal(value, what, first + i)
         except Exception as error:
             del table[i]
-            failures.append(pack_failure(capture(first + i, "infos" if what == "the info" else "call", error)))
+            failures.append(pack_failure(capture(first + i, _OPERATIONS[what], error)))
     return failures
 
 
-class _Pickled:
-    """A value that only cloudpickle could pickle; unpickles to itself."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return cloudpickle.loads, (self.data,)
-
-
 def unpack_report(payload: bytes, first: int) -> Report:
-    """Rebuild a report in the parent, with global env indices.
+    """Rebuild a report in the parent, with global env indices. What cannot be rebuilt becomes a failure of its env.
 
     Args:
         payload: What `pack_report` gave.
         first: Global index of the worker's first env.
     """
     infos, final_infos, answers, failures = pickle.loads(payload)
-    return Report(
-        infos={first + i: info for i, info in infos.items()},
-        final_infos={first + i: info for i, info in final_infos.items()},
-        failures=[unpack_failure(packed) for packed in failures],
-        answers={first + i: answer for i, answer in answers.items()},
-    )
+    report = Report(failures=[unpack_failure(packed) for packed in failures])
+    failed = {failure.env_id for failure in report.failures}
+    told = ((infos, report.infos, _INFO), (final_infos, report.final_infos, _INFO), (answers, report.answers, _ANSWER))
+    for source, target, what in told:
+        for i, value in source.items():
+            try:
+                target[first + i] = _open(value, what) if isinstance(value, _Sealed) else value
+            except SerialisationError as error:
+                if first + i not in failed:
+                    failed.add(first + i)
+                    report.failures.append(capture(first + i, _OPERATIONS[what], error))
+    return report
+
+
+def _open(sealed: _Sealed, what: str) -> Any:
+    if sealed.agents is None:
+        (answer,) = load_each(sealed.data, [what])
+        return answer
+    names = [what if agent == COMMON else f"{what} of agent {agent!r}" for agent in sealed.agents]
+    return dict(zip(sealed.agents, load_each(sealed.data, names), strict=True))

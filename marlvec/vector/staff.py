@@ -5,21 +5,21 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-import cloudpickle
-
 from marlvec.envs.spec import EnvSpec, object_leaves
-from marlvec.errors import Failure, MarlvecError, UnsupportedSpaceError
+from marlvec.errors import Failure, MarlvecError, SerialisationError, UnsupportedSpaceError
 from marlvec.vector import channel as ch
 from marlvec.vector import memory, resources
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.channel import ChannelClosed
-from marlvec.vector.crew import Crew
+from marlvec.vector.crew import Crew, noise
 from marlvec.vector.fault_log import Survived, survived_failures
-from marlvec.vector.faults import picklable, raise_failures, unpack_failure
+from marlvec.vector.faults import PackedFailure, picklable, raise_failures, unpack_failure
 from marlvec.vector.launch import WorkerProcess
+from marlvec.vector.parcels import load_each
 from marlvec.vector.restarts import Budget
 from marlvec.vector.shares import agree
 from marlvec.vector.watchdog import PROGRESS_BYTES, progress_of
@@ -95,7 +95,8 @@ class Staff:
             crew.workers.append(WorkerProcess(self._context, self._memory_fd))
         crew.watch()
         for w, plan in enumerate(self._plans):
-            crew.workers[w].channel.send(ch.INIT, _HIRING, plan)
+            with suppress(ChannelClosed):  # why, it may have said
+                crew.workers[w].channel.send(ch.INIT, _HIRING, plan)
         specs, survived = self._hear_specs(budget, place)
         self._spec = spec = agree(specs, crew.shares.starts, self._mode)
         if require and (leaves := object_leaves(spec)):
@@ -111,7 +112,7 @@ class Staff:
         buffers = Buffers(spec, num_envs, memoryview(mapped)[head:] if self._shared else None)
         buffers.clear_masks()
         # The common spec, not the worker's own: where spaces are compatible only, theirs may differ.
-        self._attach = cloudpickle.dumps((num_envs, len(self._plans), size, spec))
+        self._attach = picklable((num_envs, len(self._plans), size, spec), "the envs' spaces")
         for w in range(len(self._plans)):
             self._send(w, ch.ATTACH, self._attach)
         for w in range(len(self._plans)):
@@ -144,12 +145,19 @@ class Staff:
         """
         crew = self._crew
         new, channel = crew.starting[w], crew.workers[w].channel
-        told = channel.recv()
+        told = channel.take(_HIRING)
+        if told is None:
+            if w in crew.closed:  # it hears nothing any more, and has nothing left to say
+                raise ChannelClosed("it does not read")
+            return None
         if told.code == ch.FAILED:
             failure = unpack_failure(pickle.loads(told.payload)[0])
             return f"could not build its envs again: env {failure.env_id}: {failure.summary}; it ended"
         if not new.has_spec:
-            spec, packed = pickle.loads(told.payload)
+            try:
+                spec, packed = self._open_spec(w, told.payload)
+            except SerialisationError as error:
+                return f"built envs again, but {error}; it ended"
             self._lately += survived_failures(map(unpack_failure, packed))
             if differs := self._spec.difference(spec, self._mode):
                 return f"built envs with other spaces than before: {differs}; it ended"
@@ -178,22 +186,24 @@ class Staff:
                 if w not in waiting:  # it has told why its envs could not be built, and is gone now
                     continue
                 try:
-                    told = crew.workers[w].channel.recv()
-                except ChannelClosed:
-                    survived.append(self._again(w, budget))
+                    told = crew.workers[w].channel.take(_HIRING)
+                except ChannelClosed as error:
+                    survived.append(self._again(w, error, budget))
+                    continue
+                if told is None:
                     continue
                 waiting.discard(w)
                 if told.code == ch.OK:
-                    specs[w], packed = pickle.loads(told.payload)
+                    specs[w], packed = self._open_spec(w, told.payload)
                     survived += survived_failures(map(unpack_failure, packed))
                 else:
                     failures.extend(map(unpack_failure, pickle.loads(told.payload)))
         raise_failures(failures, place)
         return [specs[w] for w in range(len(self._plans))], survived
 
-    def _again(self, w: int, budget: Budget | None) -> Survived:
+    def _again(self, w: int, news: ChannelClosed, budget: Budget | None) -> Survived:
         """Replace a worker that died while it built its envs for the first time."""
-        obituary = self._crew.bury(w, None, None, building=True)
+        obituary = self._crew.bury(w, noise(news), None, building=True)
         error = obituary.error(only_close_is_left=False)
         pause = None if budget is None else budget.spend(("worker", w), obituary.reason)
         if budget is None or pause is None:
@@ -207,14 +217,26 @@ class Staff:
             raise error from None
         return obituary.env_ids, str(obituary)
 
+    def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[PackedFailure]]:
+        """What a new worker says of its envs; their spaces may be of any class.
+
+        Raises:
+            SerialisationError: It cannot be rebuilt in this process.
+        """
+        ids = self._crew.shares.slices[w]
+        spec: EnvSpec
+        failures: list[PackedFailure]
+        ((spec, failures),) = load_each(payload, [f"the spaces of envs {ids[0]} to {ids[-1]}"])
+        return spec, failures
+
     def _send(self, w: int, code: int, payload: bytes) -> None:
         try:
             self._crew.workers[w].channel.send(code, _HIRING, payload)
-        except ChannelClosed:
-            raise self._crew.bury(w, None, None, building=True).error(only_close_is_left=False) from None
+        except ChannelClosed as error:
+            raise self._crew.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None
 
     def _receive(self, w: int) -> None:
         try:
             self._crew.workers[w].channel.recv()
-        except ChannelClosed:
-            raise self._crew.bury(w, None, None, building=True).error(only_close_is_left=False) from None
+        except ChannelClosed as error:
+            raise self._crew.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None

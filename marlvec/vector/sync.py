@@ -86,6 +86,10 @@ class SyncVectorEnv(VectorEnv):
             raise
         return True
 
+    def _abandon(self) -> bool:
+        self._requests.clear()
+        return True
+
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()
         failures = self._shard.close()

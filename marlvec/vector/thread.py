@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
@@ -88,7 +89,8 @@ class ThreadVectorEnv(VectorEnv):
         failures: list[Failure] = []
         survived: list[Failure] = []
         for _ in range(self.num_workers):
-            w, _, told = self._crew.replies.get()
+            self._crew.wait(None)
+            w, _, told = self._crew.replies.popleft()
             if isinstance(told, Shard):
                 shards[w] = told
                 survived += told.survived
@@ -106,19 +108,22 @@ class ThreadVectorEnv(VectorEnv):
             self._crew.requests[w].put((operation, env_ids[positions] - self._shares.starts[w], own))
 
     def _gather(self, timeout: float | None, everyone: bool) -> bool:
-        replies, starts = self._crew.replies, self._shares.starts
-        try:
-            w, ids, report = replies.get(timeout=timeout)
+        crew, starts = self._crew, self._shares.starts
+        in_time = crew.wait(timeout)
+        self._taking = True
+        while crew.replies:
+            w, ids, report = crew.replies.popleft()
             self._news.append((ids + starts[w], report.shifted(starts[w])))
-            while True:
-                w, ids, report = replies.get_nowait()
-                self._news.append((ids + starts[w], report.shifted(starts[w])))
-        except queue.Empty:
-            return bool(self._news)
+        self._taking = False
+        return in_time
+
+    def _abandon(self) -> bool:
+        self._crew.run_dry()
+        return True
 
     def _shut_down(self, timeout: float) -> None:
-        self._finalizer.detach()
         failures, stuck = self._crew.shut_down(timeout)
+        self._finalizer.detach()
         if stuck:
             warnings.warn(
                 f"close(): {len(stuck)} worker threads are still in an env after {timeout} s; a thread cannot be "
@@ -135,18 +140,51 @@ _Reply = tuple[int, NDArray[np.int64], Any]
 
 @dataclass
 class _Crew:
-    """The threads of one vectorizer; apart from it, so that they can be let go of without it."""
+    """The threads of one vectorizer; apart from it, so that they can be let go of without it.
+
+    Attributes:
+        requests: Per thread, what it is asked. None: to end; a `_Marker`: to say when it has come to it.
+        replies: What they said. Looked at before each wait, and only then taken from, so that an interrupt in the
+            middle of a wait loses none.
+        bell: Has an entry for each reply; may have more than there are replies, never fewer.
+        threads: The threads.
+    """
 
     requests: list[queue.SimpleQueue[Any]] = field(default_factory=list)
-    replies: queue.SimpleQueue[_Reply] = field(default_factory=queue.SimpleQueue)
+    replies: deque[_Reply] = field(default_factory=deque)
+    bell: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
     threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self, w: int, factories: Sequence[Callable[[], Any]], first: int, settings: dict[str, Any]) -> None:
         """Start one thread; it gives its shard, or what went wrong."""
         self.requests.append(queue.SimpleQueue())
-        body = (w, factories, first, settings, self.requests[w], self.replies)
+        body = (w, factories, first, settings, self.requests[w], self._reply)
         self.threads.append(threading.Thread(target=_work, args=body, name=f"marlvec-worker-{w}", daemon=True))
         self.threads[w].start()
+
+    def _reply(self, w: int, ids: NDArray[np.int64], told: Any) -> None:
+        self.replies.append((w, ids, told))
+        self.bell.put(None)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until there is a reply; whether there is one."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.replies:
+            try:
+                self.bell.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return bool(self.replies)
+        return True
+
+    def run_dry(self) -> None:
+        """Wait until all threads have done what they were asked, and forget what they said of it."""
+        marker = _Marker()
+        for requests in self.requests:
+            requests.put(marker)
+        missing = len(self.threads)
+        while missing:
+            self.wait(None)
+            missing -= self.replies.popleft()[2] is marker  # one of an earlier try, which was interrupted, is another
 
     def attach(self, buffers: Buffers, shares: Shares) -> None:
         """Give each thread its rows."""
@@ -164,13 +202,17 @@ class _Crew:
         failures: list[Failure] = []
         while True:
             try:
-                _, _, told = self.replies.get_nowait()
-            except queue.Empty:
+                _, _, told = self.replies.popleft()
+            except IndexError:
                 break
             if isinstance(told, list):  # of close(); anything else is a reply that nobody fetched
                 failures += told
         self.requests, self.threads = [], []
         return failures, stuck
+
+
+class _Marker:
+    """A request to say when one has come to it."""
 
 
 def _check_apart(envs: Sequence[MultiAgentEnv]) -> None:
@@ -191,39 +233,44 @@ def _work(
     first: int,
     settings: dict[str, Any],
     requests: queue.SimpleQueue[Any],
-    replies: queue.SimpleQueue[_Reply],
+    reply: Callable[[int, NDArray[np.int64], Any], None],
 ) -> None:
     """A thread's life: build the envs, serve until told to close."""
     nobody = np.zeros(0, np.int64)
     try:
         shard = Shard(factories, first, **settings)
     except ShardFailed as failed:
-        replies.put((w, nobody, failed.failures))
+        reply(w, nobody, failed.failures)
         return
     except BaseException as error:
-        replies.put((w, nobody, [capture(first, "__init__", error)]))
+        reply(w, nobody, [capture(first, "__init__", error)])
         return
-    replies.put((w, nobody, shard))
+    reply(w, nobody, shard)
     buffers = requests.get()
     if buffers is not None:  # else another thread's envs could not be built
         shard.attach(buffers)
         while (request := requests.get()) is not None:
-            _serve(w, shard, first, request, replies)
-    replies.put((w, nobody, shard.close()))
+            if isinstance(request, _Marker):
+                reply(w, nobody, request)
+            else:
+                _serve(w, shard, first, request, reply)
+    reply(w, nobody, shard.close())
 
 
-def _serve(w: int, shard: Shard, first: int, request: Any, replies: queue.SimpleQueue[_Reply]) -> None:
+def _serve(
+    w: int, shard: Shard, first: int, request: Any, reply: Callable[[int, NDArray[np.int64], Any], None]
+) -> None:
     operation, env_ids, arguments = request
     ids = env_ids.tolist()
     answered = 0
     try:
         if operation == "send":
             for part, report in shard.step_in_parts(ids):
-                replies.put((w, np.asarray(part), report))
+                reply(w, np.asarray(part), report)
                 answered += len(part)
         else:
-            replies.put((w, env_ids, shard.run(operation, ids, arguments)))
+            reply(w, env_ids, shard.run(operation, ids, arguments))
     except BaseException as error:  # an env called sys.exit(): without an answer the caller would wait for ever
         left = ids[answered:]
         failures = [capture(first + i, operation, error) for i in left]
-        replies.put((w, np.asarray(left), Report(failures=failures)))
+        reply(w, np.asarray(left), Report(failures=failures))

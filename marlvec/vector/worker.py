@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import cloudpickle
 import numpy as np
 
+from marlvec.errors import SerialisationError
 from marlvec.vector import channel as ch
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.builder import ShardFailed
@@ -25,6 +26,7 @@ from marlvec.vector.channel import Channel, ChannelClosed, Message, Patience
 from marlvec.vector.cores import usable_cores
 from marlvec.vector.faults import capture, pack_failure
 from marlvec.vector.memory import map_memory
+from marlvec.vector.parcels import load_each
 from marlvec.vector.reports import Report, pack_report
 from marlvec.vector.shard import Shard
 from marlvec.vector.stacks import write_stacks_to
@@ -105,23 +107,37 @@ class WorkerLink:
                 return
             if not message.payload:
                 yield Request(_NAMES[code], message.number, everyone)
-            else:
-                yield self._read(message)
+            elif (request := self._read(message)) is not None:
+                yield request
 
-    def _read(self, message: Message) -> Request:
-        name, payload = _NAMES[message.code], message.payload
-        if message.code not in (ch.STEP, ch.SEND):
-            ids, *arguments = pickle.loads(payload)
-            return Request(name, message.number, ids, tuple(arguments))
-        if self._plain_steps:
-            return Request(name, message.number, np.frombuffer(payload, np.int32).tolist())
-        ids, packed, objects = pickle.loads(payload)
+    def _read(self, message: Message) -> Request | None:
+        """Unpack a request. One whose part from the caller cannot be unpickled is answered here, with that."""
+        name, number, payload = _NAMES[message.code], message.number, message.payload
+        is_step = message.code in (ch.STEP, ch.SEND)
+        if is_step and self._plain_steps:
+            return Request(name, number, np.frombuffer(payload, np.int32).tolist())
+        ids, told, given = pickle.loads(payload)
+        if isinstance(given, bytes):
+            call = "step" if is_step else told
+            names = ["the actions"] if is_step else [f"what {call}() was given for env {self._id(i)}" for i in ids]
+            try:
+                given = load_each(given, names, where="its worker process")
+            except SerialisationError as error:
+                failures = [capture(self._id(i), call, error) for i in ids]
+                self.reply(Request(name, number, ids), Report(failures=failures))
+                return None
+            given = given[0] if is_step else zip(*given, strict=True)
+        if not is_step:
+            return Request(name, number, ids, tuple(given))
         rows = np.array(ids)
         if not self._shared:
-            self._buffers.unpack_actions(rows, packed)
+            self._buffers.unpack_actions(rows, told)
         if self._has_objects:
-            self._buffers.unpack_object_actions(rows, objects)
-        return Request(name, message.number, ids)
+            self._buffers.unpack_object_actions(rows, given)
+        return Request(name, number, ids)
+
+    def _id(self, i: int) -> int:
+        return self.first_env_id + i
 
     def answer(self, request: Request) -> None:
         """Do what is asked, and reply."""
@@ -205,11 +221,17 @@ def _run(channel: Channel, memory_fd: int) -> None:
     first = plan["first"]
     try:
         loop: Callable[[WorkerLink], None] = cloudpickle.loads(plan["worker"]) if plan["worker"] else serve
-        shard = Shard(cloudpickle.loads(plan["factories"]), first, **plan["shard"])
-    except ShardFailed as error:
-        channel.send(ch.FAILED, hello.number, pickle.dumps([pack_failure(failure) for failure in error.failures]))
+        factories = cloudpickle.loads(plan["factories"])
+    except BaseException as error:  # they could not be loaded here, and may raise whatever they like
+        failure = pack_failure(capture(first, "__init__", error))
+        channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
         return
-    except Exception as error:  # the factories themselves could not be loaded here
+    try:
+        shard = Shard(factories, first, **plan["shard"])
+    except ShardFailed as failed:
+        channel.send(ch.FAILED, hello.number, pickle.dumps([pack_failure(failure) for failure in failed.failures]))
+        return
+    except Exception as error:  # not of an env
         failure = pack_failure(capture(first, "__init__", error))
         channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
         return

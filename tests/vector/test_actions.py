@@ -41,6 +41,16 @@ def assert_untouched(envs: VectorEnv, t: int) -> None:
     assert {checksum(row) for row in obs.reshape(-1, obs.shape[-1])} == {expected % 65_521}
 
 
+class OnDevice:
+    """Raises what it likes where an array is asked for, as tensors do."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no")
+
+    def detach(self) -> Any:
+        return self
+
+
 WRONG: list[tuple[str, Any, str]] = [
     ("too few envs", np.zeros((N - 1, A), I64), r"expected shape \(3, 3\) = \(num_envs=3, agents=3\), got \(2, 3\)"),
     ("too many envs", np.zeros((N + 1, A), I64), "got .4, 3"),
@@ -59,7 +69,13 @@ WRONG: list[tuple[str, Any, str]] = [
     ("objects", np.full((N, A), None), "got object"),
     ("ragged", [[0, 1, 2], [0, 1], [0]], "not an array"),
     ("None", None, "got"),
-    ("a dict", {"agents": np.zeros((N, A), I64)}, "got"),
+    ("a dict", {"agents": np.zeros((N, A), I64)}, r"got \(\)\. There is a dict with keys \['agents'\]: stack"),
+    ("a long dict", {f"a{i}": 0 for i in range(9)}, r"keys \['a0', .*'a4'\] and 4 more"),
+    ("dicts", [{"agent_0": 0, "agent_1": 1}] * N, r"got \(3,\)\. .* with keys \['agent_0', 'agent_1'\] in a list"),
+    ("dicts in lists", [[{"move": 0}] * A] * N, r"got object\. There is a dict with keys \['move'\] in a list"),
+    ("unreadable", OnDevice(), r"expected an array of shape \(3, 3\), dtype int64, got OnDevice, not an array: no\. "),
+    ("one env's row", np.zeros(A, I64), "That is one env's; give such a row for each of 3 envs"),
+    ("flat, to be reshaped", [0] * (N * A), r"give actions\.reshape\(3, 3\)"),
     ("above", np.full((N, A), 5), r"env 0, agent 'agent_0': 5 is not in Discrete\(5\) \(8 more\)"),
     ("below", np.full((N, A), -1), "-1 is not in"),
 ]
@@ -81,6 +97,44 @@ def test_wrong_actions_raise_before_anything_is_sent(backend: str) -> None:
                     with pytest.raises(ActionError, match="num_envs=1"):
                         envs.send(wrong, [1])
                 assert_untouched(envs, t)
+
+
+@pytest.mark.checklist(24)
+def test_tensors_are_actions_unless_they_have_a_gradient() -> None:
+    torch = pytest.importorskip("torch")
+    with sampled("sync", Box(-1, 1, (2,), F)) as envs:
+        envs.reset(seed=0)
+        tensor = torch.zeros((N, 2, 2), requires_grad=True)
+        for wrong in (tensor, [tensor[0], tensor[1], tensor[2]]):
+            with pytest.raises(ActionError, match=r"tensor with a gradient.*give tensor\.detach\(\)\.cpu\(\)\.numpy"):
+                envs.step(wrong)
+        with pytest.raises(ActionError, match=r"got \(2, 2\)\. That is one env's"):
+            envs.step(tensor.detach()[0])
+        envs.step(tensor.detach())
+    with counters("sync") as envs:
+        envs.reset(seed=0)
+        envs.step(torch.zeros((N, A), dtype=torch.int64))
+
+
+@pytest.mark.checklist(24)
+def test_what_to_do_about_a_wrong_shape_is_said() -> None:
+    script = Script.together(2, 4)
+    with vectorize("sync", [partial(ScriptedParallelEnv, script, agent_num=2, env_index=i) for i in range(N)]) as envs:
+        envs.reset(seed=0)
+        for shape, words in (
+            ((2,), "one env's; give such a row for each of 3 envs"),
+            ((3,), "one action per env; give one for each of its 2 agents, along axis 1"),
+            ((2, 3), r"Its axes are swapped: give np\.swapaxes\(actions, 0, 1\)"),
+            ((6,), r"give actions\.reshape\(3, 2\)"),
+        ):
+            with pytest.raises(ActionError, match=words):
+                envs.step(np.zeros(shape, I64))
+    with sampled("sync", Dict({"a": Discrete(2), "b": Discrete(3)})) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(
+            ActionError, match=r"keys \['a', 'b'\] at /, got list\. There is a dict with keys.* in a list"
+        ):
+            envs.step([[{"a": 0, "b": 1}] * A] * N)
 
 
 @pytest.mark.checklist(24)

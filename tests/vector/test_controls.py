@@ -153,6 +153,63 @@ def test_functions_of_any_kind_run_where_the_env_lives(envs: VectorEnv) -> None:
     assert envs.exec_func(lambda env: env.unwrapped.agents) == before
 
 
+def test_indices_of_exec_func_go_by_name_too(envs: VectorEnv) -> None:
+    def read(env: Any, plus: int = 0, *, times: int = 1) -> int:
+        return (int(env.unwrapped.index) + plus) * times
+
+    assert envs.exec_func(read, indices=[2, 0]) == (2, 0)
+    assert envs.exec_func(read, indices=[3], times=5) == (15,)
+    assert envs.exec_func(read, [3], 1, times=5) == (20,)
+    envs.exec_func_send(read, indices=[1])
+    assert envs.exec_func_fetch() == (1,)
+
+
+def test_an_attribute_that_is_not_there_yet_is_made(envs: VectorEnv) -> None:
+    """As Gymnasium's vectorizers do: on the env itself, where its own code finds it, whatever it is wrapped in."""
+    envs.set_attr("difficulty", 3)
+    envs.set_attr("difficulty", PerEnv([5, 6]), indices=[0, 2])
+    assert envs.get_attr("difficulty") == (5, 3, 6, 3)
+    assert envs.exec_func(lambda env: env.unwrapped.difficulty) == (5, 3, 6, 3)
+    assert envs.exec_func(lambda env: "difficulty" in vars(env)) == (False,) * N
+    envs.set_attr("difficulty", 4)
+    assert envs.get_attr("difficulty") == (4,) * N
+
+
+class Slotted:
+    """An env without a dict of attributes."""
+
+    __slots__ = ("_env", "level")
+
+    def __init__(self) -> None:
+        self._env, self.level = SingleEnv(5), 1
+
+    @property
+    def observation_space(self) -> Any:
+        return self._env.observation_space
+
+    @property
+    def action_space(self) -> Any:
+        return self._env.action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self._env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        return self._env.step(action)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_env_with_slots_takes_no_new_attribute(backend: str) -> None:
+    with vectorize(backend, [Slotted]) as envs:
+        envs.set_attr("level", 2)
+        assert envs.get_attr("level") == (2,)
+        with pytest.raises(EnvRaised, match="attribute 'other' of Slotted cannot be set: .*without __slots__"):
+            envs.set_attr("other", 1)
+
+
 @pytest.mark.checklist(29)
 def test_every_env_tells_what_it_is_wrapped_in(envs: VectorEnv) -> None:
     assert envs.env_is_wrapped(Outer) == (True, True, False, True)
@@ -248,7 +305,11 @@ def test_what_fails_is_told_and_costs_nothing(envs: VectorEnv) -> None:
     assert caught.value.result == {0: 0, 2: 2}, "and what the others answered"
     assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(EnvRaised, match=r"no layer of the env has an attribute 'nme'; its layers are .*CounterEnv"):
-        envs.set_attr("nme", 1)
+        envs.get_attr("nme")
+    with pytest.raises(
+        EnvRaised, match=r"attribute 'unwrapped' of \w+ cannot be set: .*expected one that can be written"
+    ):
+        envs.set_attr("unwrapped", 1)
     with pytest.raises(EnvRaised, match=r"'tag' is not a method but str; get_attr\('tag'\) reads it"):
         envs.call("tag")
     play(envs, 6)

@@ -78,15 +78,16 @@ def test_nobody_can_cut_the_memory_short() -> None:
 def test_a_step_without_infos_sends_headers_alone(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the observations' size: all there is on the pipes is one header each way per worker."""
     sizes: list[tuple[str, int]] = []
-    send, recv = channel.Channel.send, channel.Channel.recv
+    send, take = channel.Channel.send, channel.Channel.take
 
     def watched_send(self: Any, code: int, number: int, payload: bytes = b"", **rest: Any) -> None:
         sizes.append(("send", len(payload)))
         send(self, code, number, payload, **rest)
 
-    def watched_recv(self: Any) -> Any:
-        found = recv(self)
-        sizes.append(("recv", len(found.payload)))
+    def watched_take(self: Any, number: int | None = None) -> Any:
+        found = take(self, number)
+        if found is not None:
+            sizes.append(("recv", len(found.payload)))
         return found
 
     space = Dict({"image": Box(0, 255, (64, 64, 3), np.uint8), "place": Box(-1, 1, (2,), np.float64)})
@@ -98,14 +99,14 @@ def test_a_step_without_infos_sends_headers_alone(mode: str, monkeypatch: pytest
             each.reset(seed=1)
             each.action_space.seed(1)
         monkeypatch.setattr(channel.Channel, "send", watched_send)
-        monkeypatch.setattr(channel.Channel, "recv", watched_recv)
+        monkeypatch.setattr(channel.Channel, "take", watched_take)
         ends = 0
         for t in range(1, 16):
             if mode == "disabled" and t > 1 and t % 4 == 1:
                 monkeypatch.undo()
                 envs.reset()
                 monkeypatch.setattr(channel.Channel, "send", watched_send)
-                monkeypatch.setattr(channel.Channel, "recv", watched_recv)
+                monkeypatch.setattr(channel.Channel, "take", watched_take)
             _, _, _, truncated, infos = envs.step(envs.action_space.sample())
             ends += int(truncated.any())
             assert ("final_observation" in infos) == truncated.any()

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from marlvec import VectorEnv, make
 from marlvec.envs.spec import EnvSpec
 from marlvec.envs.testing import SampledEnv
-from marlvec.errors import ArgumentError, ContractError
+from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.vector.random_action import random_actions
 from tests.vector.kinds import BACKENDS, SCRIPTED, factories_of, vectorize
 from tests.vector.reference import MODES
@@ -206,3 +206,32 @@ def test_padded_choices_are_never_drawn() -> None:
     with make(factories, backend="sync", pad=True, validate="strict") as envs:
         drawn = np.stack(list(played(envs, 60)))
     assert [int(drawn[:, :, a].max()) for a in range(3)] == [1, 5, 3]
+
+
+class Undrawable(Space[Any]):
+    """Has no sample of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+    def contains(self, x: Any) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Undrawable)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Unruly(Discrete):
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("not today")
+
+
+@pytest.mark.parametrize(("space", "why"), [(Undrawable(), "NotImplementedError"), (Unruly(3), "RuntimeError: not")])
+def test_a_space_that_cannot_be_drawn_from_says_so(space: Any, why: str) -> None:
+    with vectorize("sync", [partial(SampledEnv, Discrete(2), space, env_index=i) for i in range(2)]) as envs:
+        envs.reset(seed=0)
+        words = rf"expected a space that can be drawn from, got {type(space).__name__}, whose sample\(\) raised {why}"
+        with pytest.raises(UnsupportedSpaceError, match=words):
+            envs.random_action()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from marlvec import AsyncVectorEnv, VectorEnv
 from marlvec.envs.testing import SampledEnv
 from marlvec.errors import ContractError
+from marlvec.interop.gymnasium import GymnasiumVectorEnv
 from tests.vector.kinds import BACKENDS, REAL, SCRIPTED, factories_of, vectorize
 from tests.vector.reference import MODES, assert_trees_equal, record, replay
 from tests.vector.trees import flatten
@@ -356,3 +357,27 @@ def test_what_does_not_become_an_array_is_refused(backend: str, kind: str) -> No
                 envs.step(np.zeros((2, A), np.int64))
                 with pytest.raises(ContractError, match=r"env 0, step.*agent 'agent_1'.*got no array at all"):
                     envs.step(np.zeros((2, A), np.int64))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("space", [Discrete(5, start=1), Dict({"a": Discrete(3), "b": Box(0, 1, (2,))})], ids=str)
+def test_final_observations_have_the_type_that_observations_have(backend: str, space: Any) -> None:
+    """Those of Discrete spaces too: arrays of the same dtype and axes, here and in Gymnasium's form of rows."""
+
+    def form(value: Any) -> Any:
+        return {k: form(v) for k, v in value.items()} if isinstance(value, dict) else (type(value), value.dtype)
+
+    with vectorize(backend, [partial(SampledEnv, space, Discrete(2), length=2, env_index=i) for i in range(3)]) as envs:
+        envs.reset(seed=0)
+        envs.step(np.zeros((3, 2), np.int64))
+        obs, *_, infos = envs.step(np.zeros((3, 2), np.int64))
+        final = infos["final_observation"]
+        assert form(final) == form(obs)
+        shapes = [[leaf.shape for leaf in flatten(tree)] for tree in (obs, final)]
+        assert shapes[0] == shapes[1]
+        rows = GymnasiumVectorEnv(envs)
+        rows.reset(seed=0)
+        rows.step(np.zeros(6, np.int64))
+        obs, *_, infos = rows.step(np.zeros(6, np.int64))
+        first = {k: v[0] for k, v in obs.items()} if isinstance(obs, dict) else obs[0]
+        assert form(infos["final_obs"][0]) == form(first)

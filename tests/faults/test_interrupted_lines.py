@@ -1,0 +1,132 @@
+"""Ctrl-C at every single line of a call, one after the other: the next reset works, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import faulthandler, logging, os, sys
+from functools import partial
+import numpy as np
+import marlvec
+from marlvec import RestartLimit
+from marlvec.envs.testing import CounterEnv, decode
+from marlvec.errors import EnvRaised
+from tests.vector.kinds import vectorize
+
+logging.getLogger("marlvec").setLevel("ERROR")  # each restart is a warning there
+N, A = 3, 2
+HERE = os.path.dirname(marlvec.__file__)
+acts = np.ones((N, A), np.int64)
+
+def interrupt_at(count):
+    # A trace function that raises at the count-th line of marlvec's; and how many are still to come.
+    left = [count]
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(HERE):
+            return None
+        frame.f_trace_opcodes = OPCODES
+        if event == ("opcode" if OPCODES else "line"):
+            left[0] -= 1
+            if left[0] == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+    return trace, left
+
+class Fallible(CounterEnv):
+    failing = False
+    def step(self, actions):
+        if self.failing:
+            self.failing = False
+            raise ValueError("once")
+        return super().step(actions)
+
+def fail_once(env):
+    env.failing = True
+
+def stream(envs):
+    envs.send(acts)
+    envs.recv(min_envs=1)
+    envs.drain()
+
+def fall(envs):
+    try:
+        envs.step(acts)
+    except EnvRaised:
+        envs.reset(env_ids=[1])
+
+CALLS = {
+    "step": lambda envs: envs.step(acts),
+    "reset": lambda envs: envs.reset(seed=2),
+    "some": lambda envs: envs.reset(env_ids=[0, 2]),
+    "stream": stream,
+    "exec_func": lambda envs: envs.exec_func(id),
+    "fall": fall,
+}
+
+def run(name, mode, step):
+    call, count, hit = CALLS[name], 0, True
+    factories = [partial(Fallible, 4, agent_num=A, env_index=i) for i in range(N)]
+    with vectorize(BACKEND, factories, on_fault=mode, max_restarts=RestartLimit(10**6, backoff=0.0)) as envs:
+        while hit:
+            count += step
+            faulthandler.dump_traceback_later(45, exit=True)
+            envs.reset(seed=1)
+            if name == "fall":
+                envs.exec_func(fail_once, [1])
+            trace, left = interrupt_at(count)
+            sys.settrace(trace)
+            try:
+                call(envs)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            hit = left[0] <= 0
+            if envs._calls.pending in ("send", "async_reset") and not envs._calls.torn:
+                envs.drain()  # a stream goes on where it was
+            for seed in (1, 2):
+                obs, _ = envs.reset(seed=seed)
+                assert [decode(row[0])[3] for row in obs] == [0] * N
+                try:
+                    obs, *_ = envs.step(acts)
+                except EnvRaised:  # what was planned for a step that never came
+                    assert name == "fall"
+                    continue
+                if name != "fall":
+                    assert [decode(row[0])[0] for row in obs] == list(range(N)), "its own rows"
+                    assert [decode(row[0])[3] for row in obs] == [1] * N, "of this step"
+            assert envs._calls.pending is None and envs.exec_func(lambda env: 5) == (5,) * N
+    return count
+
+print(sum(run(name, mode, STEP) for name in NAMES for mode in MODES))
+"""
+
+
+@pytest.mark.checklist(75)
+@pytest.mark.fault("A25")
+@pytest.mark.time_limit(240)
+@pytest.mark.parametrize("backend", ["thread", "sync"])
+@pytest.mark.parametrize(
+    ("names", "modes"),
+    [(["step", "reset", "some", "stream", "exec_func"], ["raise"]), (["fall"], ["raise", "restart"])],
+)
+def test_ctrl_c_at_every_line(backend: str, names: list[str], modes: list[str]) -> None:
+    head = f"BACKEND, NAMES, MODES, STEP, OPCODES = {backend!r}, {names}, {modes}, 1, False\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + PROGRAM],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=220,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 300, "lines"
