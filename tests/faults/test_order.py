@@ -92,6 +92,8 @@ CALLS: dict[str, Callable[[VectorEnv], Any]] = {
     "step": lambda envs: envs.step(acts()),
     "step_send": lambda envs: envs.step_send(acts()),
     "step_fetch": lambda envs: envs.step_fetch(timeout=1),
+    "step_async": lambda envs: envs.step_async(acts()),
+    "step_wait": lambda envs: envs.step_wait(timeout=1),
     "async_reset": lambda envs: envs.async_reset(),
     "send": lambda envs: envs.send(acts(1), [2]),
     "recv": lambda envs: envs.recv(),
