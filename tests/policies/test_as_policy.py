@@ -281,7 +281,17 @@ def no_arguments() -> Policy:
         (3, "3"),
         (object(), "<object"),
     ],
-    ids=str,
+    ids=[
+        "a policy class",
+        "a class with act",
+        "an env class",
+        "a builder",
+        "a function of two",
+        "a name",
+        "None",
+        "a number",
+        "an object",
+    ],
 )
 def test_what_is_no_policy_says_what_to_give(given: Any, message: str) -> None:
     """Wherever it is given, and nothing has changed there."""
