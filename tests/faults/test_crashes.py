@@ -124,16 +124,23 @@ class BusyInC(CounterEnv):
 
 
 class Threaded(HangingEnv):
-    """Hangs beside threads of its own."""
+    """Hangs beside threads of its own, once all of them do."""
 
     def strike(self) -> None:
+        there = threading.Semaphore(0)
         for _ in range(30):
-            threading.Thread(target=self.wait_a_thousand_years, daemon=True).start()
+            threading.Thread(target=self.wait_a_thousand_years, args=(there,), daemon=True).start()
+        for _ in range(30):
+            there.acquire()
+        self.hang_with_all_there()
+
+    def hang_with_all_there(self) -> None:
         super().strike()
 
-    def wait_a_thousand_years(self, depth: int = 12) -> None:
+    def wait_a_thousand_years(self, there: threading.Semaphore, depth: int = 12) -> None:
         if depth:
-            self.wait_a_thousand_years(depth - 1)
+            self.wait_a_thousand_years(there, depth - 1)
+        there.release()
         threading.Event().wait()
 
 
@@ -162,7 +169,7 @@ def test_what_a_worker_says_is_bounded_and_plain() -> None:
         process = process_of(envs)
         envs.reset()
         envs.step_send(acts())
-        stacks = told(process, "in strike")
+        stacks = told(process, "in hang_with_all_there")
         assert 12_000 < len(stacks.encode()) <= 16 * 1024
         assert stacks.count("wait_a_thousand_years") > 20
         assert "… left out …" in stacks
