@@ -18,7 +18,8 @@ class NativeWorld:
     """World ``i`` of a native env.
 
     An array that the env keeps for all its worlds shows as this world's row, which may be written to; what is the same
-    in all worlds shows as it is. Whatever else is set stays with this object.
+    in all worlds shows as it is. Names that begin with an underscore may be set, and stay with this object; others may
+    not: no world would read them.
 
     Args:
         env: The env.
@@ -38,6 +39,11 @@ class NativeWorld:
         if isinstance(value, np.ndarray) and value.ndim and len(value) == self._of.num_worlds:
             return value[self._i, ...]
         return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_i" in vars(self) and name not in vars(self) and not name.startswith("_"):
+            raise AttributeError("no world would read it; exec_func() can write into the arrays that are there")
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         return f"<world {self._i} of {self._of.name}>"

@@ -181,8 +181,11 @@ def test_worlds_can_be_asked_and_changed() -> None:
         for name in ("advance_curriculum", "step_worlds"):
             with pytest.raises(EnvRaised, match="backend='async'"):
                 envs.call(name)
-        with pytest.raises(EnvRaised, match="backend='async'"):
-            envs.set_attr("max_cycles", 3)
+        for name in ("max_cycles", "pos", "note"):
+            with pytest.raises(EnvRaised, match=rf"attribute '{name}' .*: no world would read it.*backend='async'"):
+                envs.set_attr(name, 3)
+        envs.set_attr("_note", "mine")
+        assert envs.get_attr("_note") == ("mine",) * 3
 
 
 BAD: list[tuple[str, Callable[[np.ndarray], None]]] = [
