@@ -208,7 +208,7 @@ class Traffic:
         else:
             mine_N = np.zeros(len(self.all_ids), np.bool_)
             mine_N[sent] = True
-            while missing := len(sent) - sum(np.count_nonzero(mine_N[some.env_ids]) for some in self._inbox):
+            while missing := len(sent) - sum(int(mine_N[some.env_ids].sum()) for some in self._inbox):
                 self._inbox.append(self._take(missing))
             chosen = [(some, mine_N[some.env_ids]) for some in self._inbox]
             arrival = Arrival.join([some.part(mine) for some, mine in chosen if mine.any()])
