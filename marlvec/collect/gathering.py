@@ -123,9 +123,12 @@ class Gathering:
                     self._loop.step(needed)
             with turns:
                 batch = self._delivery.deliver(goal, self._trained)
-            self._hooks.sample_end(batch)
-            self._loop.handed_env_steps += batch.env_steps
-            self._loop.handed_agent_steps += batch.agent_steps
+            self._loop.note_handed(batch.env_steps, batch.agent_steps)
+            try:
+                self._hooks.sample_end(batch)
+            except BaseException:
+                self._loop.note_handed(-batch.env_steps, -batch.agent_steps)
+                raise
             return batch
         finally:
             # Stores alone: where Ctrl-C has come, no call is made that another one could end.

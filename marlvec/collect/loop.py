@@ -63,7 +63,6 @@ class Loop:
         state: ``"new"``: nothing runs yet. ``"ready"``: between two steps; envs may be on the way. ``"lost"``: a call
             failed half-way through a step.
         gain: What has come in since someone last looked.
-        handed_env_steps, handed_agent_steps: What all batches hold that somebody has got, together.
         finished: Episodes that ended, likewise, as (round, env, record) and in this order; only while
             ``keep_finished``.
         slot_L: (L,) each lane's stored row that is ready or open, or -1.
@@ -95,7 +94,7 @@ class Loop:
         self.explore = explore
         self.state: Literal["new", "ready", "lost"] = "new"
         self.gain = Gain()
-        self.handed_env_steps = self.handed_agent_steps = 0
+        self._handed_env_steps = self._handed_agent_steps = 0
         self.finished: list[tuple[int, int, EpisodeRecord]] = []
         self.slot_L = np.full(n * a, -1, np.int64)
         self._entropy = 0
@@ -127,8 +126,8 @@ class Loop:
         for role in self._roles:
             role.clear()
         # What is in no batch now never will be, also where Ctrl-C came between two counts.
-        self._metrics.env_steps_lost = self._metrics.env_steps - self.handed_env_steps
-        self._metrics.agent_steps_lost = self._metrics.agent_steps - self.handed_agent_steps
+        self._metrics.env_steps_lost = self._metrics.env_steps - self._handed_env_steps
+        self._metrics.agent_steps_lost = self._metrics.agent_steps - self._handed_agent_steps
         self.gain = Gain()
         self.finished.clear()
         self._episodes.restart(numbers=seed is not None)
@@ -139,6 +138,11 @@ class Loop:
             self._welcome(arrival)
         self.state = "ready"
         self._hooks.raise_held()
+
+    def note_handed(self, env_steps: int, agent_steps: int) -> None:
+        """Somebody has got a batch of so much; less than 0 where he has not got it after all."""
+        self._handed_env_steps += env_steps
+        self._handed_agent_steps += agent_steps
 
     def settle(self) -> None:
         """Take in what is on the way, and send nothing."""

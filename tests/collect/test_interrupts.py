@@ -282,7 +282,7 @@ def test_at_any_line_of_a_collect(backend: str, mode: str, overlap: bool) -> Non
                     batch = collector.collect(env_steps=4 * N)
             except KeyboardInterrupt:
                 places.append(tracer.place)
-                handed = collector._loop.handed_env_steps  # a batch may have been on its way to us
+                handed = collector._loop._handed_env_steps  # a batch may have been on its way to us
             if tracer.place is None:
                 break
             line += step
