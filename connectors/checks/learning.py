@@ -11,7 +11,7 @@ from marlvec.connectors.checks.trial import Trial
 
 __all__ = ["check_merge", "check_mode"]
 
-_CUT = 6
+_HALFWAY = 6
 
 
 def check_mode(trial: Trial) -> None:
@@ -36,7 +36,7 @@ def check_merge(trial: Trial) -> None:
     """Merged states of two that saw different envs are what one learns that sees all; running episodes go on."""
     pair = [Player(trial.report, trial.piece().train()) for _ in range(2)]
     both = Player(trial.report, trial.piece().train())
-    for moment in trial.moments()[:_CUT]:
+    for moment in trial.moments()[:_HALFWAY]:
         both.see(moment)
         for i, player in enumerate(pair):
             player.see(moment.of_envs(tuple(range(i, trial.num_envs, 2))))
@@ -54,9 +54,9 @@ def check_merge(trial: Trial) -> None:
     one.piece.eval(), two.piece.eval()
     plain = Player(trial.report, copy.deepcopy(one.piece))
     trial.load(plain.piece, trial.merged(one.piece))
-    for k, moment in enumerate(trial.moments()[_CUT:]):
+    for k, moment in enumerate(trial.moments()[_HALFWAY:]):
         mine = moment.of_envs(tuple(range(0, trial.num_envs, 2)))
         hint = "loading a merged state leaves running episodes alone"
         trial.report.compare(
-            one.see(mine), plain.see(mine), _CUT + k, "after loading its own merged state", hint, near=True
+            one.see(mine), plain.see(mine), _HALFWAY + k, "after loading its own merged state", hint, near=True
         )

@@ -15,7 +15,7 @@ from marlvec.connectors import Rows
 from marlvec.connectors.trees import map_tree
 from marlvec.policies import Policy
 from marlvec.policies.policy import PolicyOutput
-from marlvec.selfplay.guest import Guest
+from marlvec.selfplay.guest import SharedPolicy
 
 __all__ = ["Announced", "Person", "Quit"]
 
@@ -86,7 +86,7 @@ class Person(Policy):
             self._console.print(Text(f"{why}; allowed: {legal}", "yellow"))
 
 
-class Announced(Guest):
+class Announced(SharedPolicy):
     """A policy whose moves are noted, to be told once all have moved.
 
     Args:

@@ -14,7 +14,7 @@ from marlvec.selfplay.pool_index import INDEX
 
 __all__ = ["one_player", "players"]
 
-_ID = r"([\w./-]+)="
+_PLAYER_ID = r"([\w./-]+)="
 
 
 def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
@@ -50,7 +50,7 @@ def _players(text: str) -> dict[str, Policy | Opponent]:
     what, at, path = text.rpartition("@")
     if not at:
         return dict(arguments.policies([text]))
-    match = re.match(_ID, what)
+    match = re.match(_PLAYER_ID, what)
     opponents = _opponents(text, what[match.end() :] if match else what, Path(path))
     if match is None:
         return dict(opponents)

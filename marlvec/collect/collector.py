@@ -18,7 +18,7 @@ from marlvec.collect.episodes import Episodes, PolicyMapping
 from marlvec.collect.evaluation import Evaluation, Quotas
 from marlvec.collect.gathering import Gathering
 from marlvec.collect.goal import amount_of
-from marlvec.collect.guests import guests_of, quiet_copies
+from marlvec.collect.guests import copies_of, eval_copies
 from marlvec.collect.harvest import Harvest
 from marlvec.collect.loop import Loop
 from marlvec.collect.metrics import Metrics
@@ -358,10 +358,10 @@ class Collector(Gathering):
             self._evaluations += 1
             seed = self._seed_of(_EVALUATION_STREAM, self._evaluations)
         with self.updating():
-            chains = [quiet_copies(pipelines, self.envs.num_envs) for pipelines in self._company.pipelines]
+            chains = [eval_copies(pipelines, self.envs.num_envs) for pipelines in self._company.pipelines]
             inner = Collector(
                 envs,
-                guests_of(self.policies),
+                copies_of(self.policies),
                 self._episodes.mapping if policy_mapping is None else policy_mapping,
                 agent_connectors=chains[0],
                 action_connectors=chains[1],

@@ -12,12 +12,12 @@ from gymnasium.spaces import Space
 from marlvec.connectors import Pipeline, Rows
 from marlvec.policies import Policy, PolicyMap, PolicyOutput
 
-__all__ = ["Guest", "guests_of", "quiet_copies"]
+__all__ = ["PolicyCopy", "copies_of", "eval_copies"]
 
 P = TypeVar("P", bound=Pipeline[Any])
 
 
-class Guest(Policy):
+class PolicyCopy(Policy):
     """A copy of a policy: its weights, with a random stream and a memory of its own.
 
     Args:
@@ -64,16 +64,16 @@ class Guest(Policy):
         return self.copy().act(rows, explore=explore)
 
 
-def guests_of(policies: Mapping[str, Policy]) -> dict[str, Policy]:
+def copies_of(policies: Mapping[str, Policy]) -> dict[str, Policy]:
     """Guests for all policies. Those of a `PolicyMap` are copied when they are first asked, others now."""
-    guests = {policy_id: Guest(policies, policy_id) for policy_id in policies}
+    guests = {policy_id: PolicyCopy(policies, policy_id) for policy_id in policies}
     if not isinstance(policies, PolicyMap):
         for guest in guests.values():
             guest.copy()
     return dict(guests)
 
 
-def quiet_copies(pipelines: Mapping[str, P], num_envs: int) -> dict[str, P]:
+def eval_copies(pipelines: Mapping[str, P], num_envs: int) -> dict[str, P]:
     """Copies of connectors with all they have learned, in eval mode, and without what they remember of episodes.
 
     Args:

@@ -21,7 +21,7 @@ from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy, PolicyLike, as_policy
 from marlvec.registry import EnvLike, make
 from marlvec.selfplay.game import Game, ScoreFunction, game_of
-from marlvec.selfplay.guest import Guest
+from marlvec.selfplay.guest import SharedPolicy
 from marlvec.selfplay.match_result import MatchResult
 from marlvec.selfplay.opponent import Opponent
 from marlvec.selfplay.schedule import Schedule, line_ups
@@ -97,7 +97,7 @@ def evaluate_match(
     with opened as envs:
         match = _Match(envs, total, sides_of(envs.agents, sides), players, plays, score, seed)
         own, before, behind = _company(policies, agent_connectors, action_connectors)
-        with _restored([policy.host for policy in own.values() if isinstance(policy, Guest)]):
+        with _restored([policy.host for policy in own.values() if isinstance(policy, SharedPolicy)]):
             collector = Collector(
                 envs,
                 own,
@@ -189,7 +189,7 @@ def _company(
         if isinstance(policy, Opponent):
             own[name] = policy.policy()
         else:
-            own[name] = Guest(name, as_policy(policy, f"policy {name!r}", also=", or an Opponent"))
+            own[name] = SharedPolicy(name, as_policy(policy, f"policy {name!r}", also=", or an Opponent"))
     plain = [name for name, policy in policies.items() if not isinstance(policy, Opponent)]
     before = chains(AgentPipeline, copy.deepcopy(agent_connectors), plain, AgentPipeline.default)
     behind = chains(ActionPipeline, copy.deepcopy(action_connectors), plain, ActionPipeline.default)

@@ -11,10 +11,10 @@ from marlvec.errors import ArgumentError
 from marlvec.policies import Policy
 from marlvec.policies.policy import PolicyOutput
 
-__all__ = ["Guest"]
+__all__ = ["SharedPolicy"]
 
 
-class Guest(Policy):
+class SharedPolicy(Policy):
     """A policy that another collector has, or will have: it is set up only if it never was.
 
     Args:

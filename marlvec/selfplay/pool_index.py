@@ -20,7 +20,7 @@ INDEX = "pool.npz"
 KINDS = ("policy", "agent", "action")
 """What an opponent's files hold, in their order, as their names say."""
 
-_NAME = re.compile(rf"[\w.~%-]+\.({'|'.join(KINDS)})-[0-9a-f]{{16}}-[0-9]+\.npz", re.ASCII)
+_OWN_FILE = re.compile(rf"[\w.~%-]+\.({'|'.join(KINDS)})-[0-9a-f]{{16}}-[0-9]+\.npz", re.ASCII)
 
 MakeOf = Callable[[str], MakePolicy]
 """From whose snapshot an opponent is to what builds such a policy."""
@@ -135,7 +135,7 @@ def inside(folder: Path, name: str) -> Path:
 
 def _own_file(index: Path, opponent_id: str, kind: str, name: Any, known: set[str]) -> Path:
     """The file that an index names, if it can be one that a pool has written: it is read, and one day removed."""
-    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+    match = _OWN_FILE.fullmatch(name) if isinstance(name, str) else None
     if match is None or match[1] != kind or name in known:
         raise CheckpointError(
             index,

@@ -26,7 +26,7 @@ __all__ = [
     "Render",
     "SetAttribute",
     "describe",
-    "spread",
+    "spread_attribute",
 ]
 
 Command = Callable[[MultiAgentEnv], Any]
@@ -146,7 +146,7 @@ def describe(command: Command) -> str:
     return command.name if isinstance(command, Call) else names[type(command)]
 
 
-def spread(name: str, value: Any, n: int) -> list[Command]:
+def spread_attribute(name: str, value: Any, n: int) -> list[Command]:
     """One `SetAttribute` per chosen env.
 
     Raises:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from marlvec.errors import ArgumentError
 from marlvec.vector.arguments import EnvIds, check_env_ids
 from marlvec.vector.calls import alone, whole
-from marlvec.vector.control import Call, Command, Execute, GetAttribute, IsWrapped, Render, spread
+from marlvec.vector.control import Call, Command, Execute, GetAttribute, IsWrapped, Render, spread_attribute
 from marlvec.vector.engine import Engine
 from marlvec.vector.faults import raise_failures
 from marlvec.vector.random_action import random_actions
@@ -107,7 +107,7 @@ class Controls(Engine):
             indices: The envs to ask.
         """
         ids = self._chosen("set_attr", indices)
-        self._ask_each("set_attr", spread(name, value, len(ids)), ids)
+        self._ask_each("set_attr", spread_attribute(name, value, len(ids)), ids)
         self._answers("set_attr", None)
 
     @whole
