@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
+from marlvec.arguments import whole_number
 from marlvec.envs.catalog import ENVPOOL, catalog, envpool_entry, gymnasium_entry
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.factory import EnvEntry, EnvFactory
@@ -27,7 +28,6 @@ from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv
 from marlvec.vector.vector_env import VectorEnv
-from marlvec.vector.whole_numbers import whole_number
 from marlvec.vector.worker import WorkerLink
 
 __all__ = ["EnvEntry", "EnvFactory", "EnvRow", "listing", "make", "register", "resolve", "resolve_all"]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.columns import Where
 from marlvec.collect.places import places_of
+from marlvec.env_ids import Where
 from marlvec.vector.result import VectorStep
 
 __all__ = ["Arrival"]

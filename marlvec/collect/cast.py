@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.columns import Where
 from marlvec.collect.idlers import Part
 from marlvec.collect.places import places_of
 from marlvec.collect.roles import Role
+from marlvec.env_ids import Where
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
 

@@ -12,10 +12,11 @@ from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.trees import Tree, map_tree, tree_leaves
 from marlvec.errors import ContractError
 
-__all__ = ["Column", "Where"]
+__all__ = ["Column"]
+
+Where = slice | NDArray[np.int64]
 
 AnyArray = NDArray[Any]
-Where = slice | NDArray[np.int64]
 
 
 class Column:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from marlvec.arguments import whole_number
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.metrics import EpisodeRecord
 from marlvec.errors import ArgumentError
-from marlvec.vector.whole_numbers import whole_number
 
 __all__ = ["MEASURES", "Course", "Goal", "Unit", "amount_of", "goal_of"]
 

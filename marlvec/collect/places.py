@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.columns import Where
-from marlvec.native.contract import rows_of
+from marlvec.env_ids import Where, rows_of
 
 __all__ = ["places_of"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.columns import Where
+from marlvec.env_ids import Where
 
 __all__ = ["Ready"]
 

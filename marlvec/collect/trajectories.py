@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.columns import Column, Where
+from marlvec.collect.columns import Column
 from marlvec.connectors.trees import Tree
+from marlvec.env_ids import Where
 from marlvec.errors import ContractError
 
 __all__ = ["BATCH_COLUMNS", "ROW_COLUMNS", "Trajectories"]

@@ -9,18 +9,11 @@ from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.padding import Crop, cut
 
-__all__ = ["ActionReader", "Crop", "cut"]
+__all__ = ["ActionReader"]
 
 AnyArray = NDArray[Any]
-
-Crop = tuple[slice, ...]
-"""Cuts an agent's own array out of a padded one: one slice per axis."""
-
-
-def cut(array: AnyArray, crop: Crop) -> AnyArray:
-    """An agent's own part of its padded array: a view, also of an array without axes."""
-    return array[crop] if crop else array
 
 
 class ActionReader:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from marlvec.envs.choices import as_mask
 from marlvec.envs.contract import AgentId, broken
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.self_reset import resets_itself, take_finals
 from marlvec.envs.slot import Slot
-from marlvec.envs.spec import COMMON, Info, split_action_mask
+from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree, describe_difference
+from marlvec.spaces.action_masks import as_mask, split_action_mask
 
 __all__ = ["Adapter"]
 

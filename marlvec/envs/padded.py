@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.choices import count_choices, own_choices
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.env_wrapper import EnvWrapper
-from marlvec.envs.padding import crops_of, pad_actions, pad_observations
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ContractError
+from marlvec.spaces.action_masks import count_choices, own_choices
+from marlvec.spaces.padding import crops_of, pad_actions, pad_observations
 
 __all__ = ["Padded", "padded_spec"]
 

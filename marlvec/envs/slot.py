@@ -8,12 +8,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.action_reader import ActionReader, Crop, cut
-from marlvec.envs.choices import as_mask
+from marlvec.envs.action_reader import ActionReader
 from marlvec.envs.object_cells import ObjectCells
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.spaces.action_masks import as_mask
+from marlvec.spaces.padding import Crop, cut
 
 __all__ = ["Slot", "fit"]
 

@@ -10,24 +10,20 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from gymnasium.spaces import Dict, Discrete, Space, Tuple
 from numpy.typing import NDArray
 
-from marlvec.envs.choices import count_choices, own_choices
-from marlvec.envs.widening import describe_incompatibility, widen
 from marlvec.spaces import SpaceTree, describe_difference
+from marlvec.spaces.action_masks import count_choices, own_choices
+from marlvec.spaces.widening import describe_incompatibility, widen
 
-__all__ = ["COMMON", "AgentGroup", "EnvSpec", "Info", "split_action_mask"]
+__all__ = ["COMMON", "AgentGroup", "EnvSpec", "Info"]
 
 COMMON = "__common__"
 """Key under which an env's `Info` keeps what belongs to no single agent."""
-
 Info = dict[str, dict[str, Any]]
 """One env's infos: agent name → its info, and `COMMON` → what belongs to the whole env."""
-
-
 Spaces = tuple[Space[Any], ...]
-
 _MOST_CHOICES = 65_536  # rows for masks that may never come must not fill the memory
 
 
@@ -252,25 +248,3 @@ def _group_names(groups: Sequence[Sequence[str]]) -> list[str]:
     return [
         name if name is not None and known[name] == 1 else group[0] for name, group in zip(wanted, groups, strict=True)
     ]
-
-
-def split_action_mask(space: Space[Any], action_space: Space[Any]) -> tuple[Space[Any], int | None]:
-    """Take the action mask out of an observation space, PettingZoo's way of giving one.
-
-    ``Dict(observation=X, action_mask=M)`` gives ``X``; any other Dict with an ``action_mask`` gives the Dict without
-    it. A mask has one entry per choice: ``n`` of a Discrete, the sum of ``nvec`` of a MultiDiscrete; an entry of that
-    name that has any other shape is an observation like all others.
-
-    Returns:
-        The observation space without mask, and the mask's length or None.
-    """
-    if not isinstance(space, Dict) or "action_mask" not in space.spaces:
-        return space, None
-    mask = space.spaces["action_mask"]
-    if not isinstance(action_space, (Discrete, MultiDiscrete)) or not isinstance(mask, (Box, MultiBinary)):
-        return space, None
-    if mask.shape != (count_choices(action_space),):
-        return space, None
-    rest = {key: sub for key, sub in space.spaces.items() if key != "action_mask"}
-    inner = rest["observation"] if rest.keys() == {"observation"} else Dict(rest)
-    return inner, int(mask.shape[0])

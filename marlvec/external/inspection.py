@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs import infos as info_dicts
-from marlvec.envs.choices import as_mask
 from marlvec.envs.contract import names_of
 from marlvec.envs.slot import fit
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import Leaf, SpaceTree, check_member, snapshot
+from marlvec.spaces.action_masks import as_mask
 from marlvec.vector.membership import Membership, membership
 
 __all__ = ["Inspection"]

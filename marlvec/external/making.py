@@ -9,10 +9,11 @@ from gymnasium.spaces import Space
 
 from marlvec.envs.adapt import adapt
 from marlvec.envs.recipe import write_recipes
-from marlvec.envs.spec import EnvSpec, split_action_mask
+from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError
 from marlvec.external.vector_env import ExternalVectorEnv
 from marlvec.registry import EnvLike, resolve_all
+from marlvec.spaces.action_masks import split_action_mask
 
 __all__ = ["make"]
 

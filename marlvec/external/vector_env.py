@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.env_ids import EnvIds, Options
 from marlvec.envs.spec import EnvSpec
 from marlvec.envs.time_limit import check_limit
 from marlvec.errors import ArgumentError, BrokenError, ClosedError, EpisodeCut, Failure
@@ -17,7 +18,6 @@ from marlvec.external.door import Door
 from marlvec.external.inspection import Inspection
 from marlvec.external.row import Row
 from marlvec.external.seat import Seat
-from marlvec.vector.arguments import EnvIds, Options
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.calls import alone
 from marlvec.vector.engine import Settings

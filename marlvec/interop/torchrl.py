@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors.trees import map_tree
+from marlvec.env_ids import Options, spread_options
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
 from marlvec.interop.grouping import GroupMap, Seats, group_agents, seat
 from marlvec.interop.sight import Sight, scatter
 from marlvec.registry import EnvLike, make
 from marlvec.spaces import SpaceTree
-from marlvec.vector.arguments import Options, spread_options
 from marlvec.vector.result import VectorStep
 from marlvec.vector.seeding import env_seeds, spread
 from marlvec.vector.vector_env import VectorEnv

@@ -70,7 +70,7 @@ from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.native.streams import fresh_streams
 
-__all__ = ["Ids", "NativeEnv", "Rows", "refuse", "rows_of"]
+__all__ = ["Ids", "NativeEnv", "Rows", "refuse"]
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
@@ -254,10 +254,3 @@ def refuse(name: str, what: str) -> ArgumentError:
         what: What was asked for, e.g. ``"benchmark_data=True"``.
     """
     return ArgumentError(f"{name}: the native backend does not support {what}; backend='async' does")
-
-
-def rows_of(ids: Ids) -> slice | Ids:
-    """These worlds' rows, ascending: a slice, so that nothing is copied, where they follow on one another."""
-    if len(ids) and ids[-1] - ids[0] == len(ids) - 1:
-        return slice(int(ids[0]), int(ids[-1]) + 1)
-    return ids

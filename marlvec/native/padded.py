@@ -9,10 +9,11 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
+from marlvec.env_ids import rows_of
 from marlvec.envs.padded import padded_spec
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ActionError
-from marlvec.native.contract import Ids, NativeEnv, Rows, refuse, rows_of
+from marlvec.native.contract import Ids, NativeEnv, Rows, refuse
 
 __all__ = ["PaddedNative"]
 

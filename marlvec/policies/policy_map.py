@@ -20,12 +20,12 @@ from urllib.parse import quote
 
 from gymnasium.spaces import Space
 
+from marlvec.arguments import whole_number
 from marlvec.connectors.config import decode, encode
 from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, ResourceError
 from marlvec.policies.function import PolicyLike, as_policy
 from marlvec.policies.policy import Policy
-from marlvec.vector.whole_numbers import whole_number
 
 __all__ = ["PolicyMap", "policy_or_make"]
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import whole_number
 from marlvec.collect import Collector, Episode
 from marlvec.collect.callbacks import Callback, RunningEpisode
 from marlvec.collect.chains import chains
@@ -28,7 +29,6 @@ from marlvec.selfplay.schedule import Schedule, line_ups
 from marlvec.selfplay.sides import Sides, sides_of
 from marlvec.vector.seeding import check_seed
 from marlvec.vector.vector_env import VectorEnv
-from marlvec.vector.whole_numbers import whole_number
 
 __all__ = ["evaluate_match"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from marlvec.arguments import whole_number
 from marlvec.collect import Collector
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.connectors.config import encode
@@ -24,7 +25,6 @@ from marlvec.selfplay.leaving import LeavingRule, oldest
 from marlvec.selfplay.opponent import MakePolicy, Opponent
 from marlvec.selfplay.pool_index import INDEX, KINDS, PoolIndex, inside, make_of
 from marlvec.selfplay.snapshot_rules import SnapshotRule
-from marlvec.vector.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from marlvec.selfplay.scoreboard import Scoreboard

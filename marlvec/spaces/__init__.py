@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marlvec.spaces.difference import describe_difference
 from marlvec.spaces.object_array import ObjectArray, batch_space
-from marlvec.spaces.snapshot import MAX_BYTES, check_member, check_size, own_objects, pack, snapshot, unpack
+from marlvec.spaces.object_values import MAX_BYTES, check_member, check_size, own_objects, pack, snapshot, unpack
 from marlvec.spaces.tree import Leaf, SpaceTree
 
 __all__ = [

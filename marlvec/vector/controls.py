@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.env_ids import EnvIds, check_env_ids
 from marlvec.errors import ArgumentError
-from marlvec.vector.arguments import EnvIds, check_env_ids
 from marlvec.vector.calls import alone, whole
 from marlvec.vector.control import Call, Command, Execute, GetAttribute, IsWrapped, Render, spread_attribute
 from marlvec.vector.engine import Engine

@@ -11,10 +11,10 @@ from typing import Any, NoReturn, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_choice
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
 from marlvec.vector.actions import VALIDATE_MODES, ActionWriter
-from marlvec.vector.arguments import check_choice
 from marlvec.vector.buffers import Buffers, Selection
 from marlvec.vector.calls import CONTROL_CALLS, STREAM, Calls
 from marlvec.vector.copies import Copies

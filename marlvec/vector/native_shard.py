@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
-from marlvec.native.contract import Ids, NativeEnv, rows_of
+from marlvec.native.contract import Ids, NativeEnv
 from marlvec.native.world import NativeWorld, WorldHandle
 from marlvec.vector.buffers import Buffers, Selection
 from marlvec.vector.control import Command, describe

@@ -9,13 +9,13 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.recipe import Recipe
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ArgumentError, BrokenError, BusyError, MarlvecError
 from marlvec.vector.actions import ActionWriter
-from marlvec.vector.arguments import EnvIds, Options, check_env_ids, spread_options
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.calls import STREAM
 from marlvec.vector.control import describe

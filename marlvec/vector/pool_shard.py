@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.native.contract import rows_of
 from marlvec.vector.buffers import Buffers, Selection
 from marlvec.vector.columns import Columns
 from marlvec.vector.pool_line import PoolLine

@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.errors import ArgumentError, BusyError, NothingPendingError
-from marlvec.vector.arguments import EnvIds, Options, check_env_ids, spread_options
 from marlvec.vector.calls import STREAM, alone, whole
 from marlvec.vector.controls import Controls
 from marlvec.vector.fault_log import Fault

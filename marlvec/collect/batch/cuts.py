@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import whole_number
 from marlvec.collect.batch.leaves import ids
 from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError
-from marlvec.vector.whole_numbers import whole_number
 
 __all__ = ["check_size", "episodes", "fragments", "moments"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import whole_number
 from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError
-from marlvec.vector.whole_numbers import whole_number
 
 __all__ = ["check_step", "gather", "same"]
 

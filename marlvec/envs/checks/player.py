@@ -19,9 +19,9 @@ from marlvec.envs.checks.trees import first_difference, leaf
 from marlvec.envs.checks.values import check_flag, check_mask, check_member, check_reward, check_table
 from marlvec.envs.contract import AgentId
 from marlvec.envs.self_reset import resets_itself
-from marlvec.envs.spec import split_action_mask
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.action_masks import split_action_mask
 
 __all__ = ["Moment", "Player"]
 

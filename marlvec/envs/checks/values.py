@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.checks.place import Place, short
 from marlvec.envs.checks.trees import leaf
-from marlvec.envs.choices import as_mask, count_choices
+from marlvec.spaces.action_masks import as_mask, count_choices
 
 __all__ = [
     "check_agents",

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.native.contract import Ids, rows_of
+from marlvec.env_ids import rows_of
+from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.matching import norms
 from marlvec.native.mpe.physics import put, put_offset

@@ -9,7 +9,8 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.native.contract import Ids, rows_of
+from marlvec.env_ids import rows_of
+from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.matching import match, norms
 from marlvec.native.mpe.physics import put_offset, put_own

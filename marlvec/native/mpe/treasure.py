@@ -6,8 +6,9 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
-from marlvec.native.contract import Ids, rows_of
+from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.matching import norms
 from marlvec.native.mpe.physics import distance, nearer, put, put_colour, put_offset, put_own, scatter, touching

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.gymnasium import AGENT
-from marlvec.envs.spec import EnvSpec, split_action_mask
+from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BusyError, ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.action_masks import split_action_mask
 from marlvec.vector.pools.answers import AnswerReader
 from marlvec.vector.pools.pool import Pool, PoolReply
 from marlvec.vector.pools.wire import Wire

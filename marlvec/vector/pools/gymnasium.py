@@ -12,9 +12,10 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from marlvec.envs.gymnasium import AGENT
-from marlvec.envs.spec import COMMON, EnvSpec, Info, split_action_mask
+from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.action_masks import split_action_mask
 from marlvec.vector.pools.pool import Endings, Pool, PoolReply
 
 __all__ = ["AUTORESET_MODES", "GymnasiumPool"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["whole_number"]
+from marlvec.errors import ArgumentError
+
+__all__ = ["whole_number", "check_choice"]
 
 
 def whole_number(value: Any) -> int | None:
@@ -18,3 +21,9 @@ def whole_number(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise `ArgumentError` unless ``value`` is one of the choices."""
+    if value not in choices:
+        raise ArgumentError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Discrete, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-__all__ = ["as_mask", "count_choices", "own_choices"]
+__all__ = ["as_mask", "count_choices", "own_choices", "split_action_mask"]
 
 
 def count_choices(action_space: Space[Any]) -> int | None:
@@ -54,3 +54,25 @@ def own_choices(own: Space[Any], padded: Space[Any], *, stand_ins: bool = True) 
     sizes[tuple(map(slice, own.nvec.shape))] = own.nvec
     pairs = zip(sizes.ravel().tolist(), padded.nvec.ravel().tolist(), strict=True)
     return np.concatenate([np.arange(whole) < size for size, whole in pairs])
+
+
+def split_action_mask(space: Space[Any], action_space: Space[Any]) -> tuple[Space[Any], int | None]:
+    """Take the action mask out of an observation space, PettingZoo's way of giving one.
+
+    ``Dict(observation=X, action_mask=M)`` gives ``X``; any other Dict with an ``action_mask`` gives the Dict without
+    it. A mask has one entry per choice: ``n`` of a Discrete, the sum of ``nvec`` of a MultiDiscrete; an entry of that
+    name that has any other shape is an observation like all others.
+
+    Returns:
+        The observation space without mask, and the mask's length or None.
+    """
+    if not isinstance(space, Dict) or "action_mask" not in space.spaces:
+        return space, None
+    mask = space.spaces["action_mask"]
+    if not isinstance(action_space, (Discrete, MultiDiscrete)) or not isinstance(mask, (Box, MultiBinary)):
+        return space, None
+    if mask.shape != (count_choices(action_space),):
+        return space, None
+    rest = {key: sub for key, sub in space.spaces.items() if key != "action_mask"}
+    inner = rest["observation"] if rest.keys() == {"observation"} else Dict(rest)
+    return inner, int(mask.shape[0])

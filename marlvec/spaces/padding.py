@@ -13,15 +13,13 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
-from marlvec.envs.action_reader import Crop
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
 
-__all__ = ["crops_of", "pad_actions", "pad_observations"]
+__all__ = ["crops_of", "pad_actions", "pad_observations", "Crop", "cut"]
 
 AnyArray = NDArray[Any]
 Spaces = Sequence[Any]
-
 _ADVICE = "leave pad out to have agents of different spaces in groups, or bring them nearer with a wrapper"
 
 
@@ -206,3 +204,10 @@ _ACTIONS: Sequence[tuple[type[Any], _Rule]] = (
     (MultiDiscrete, _acted_multidiscrete),
     (MultiBinary, _multibinary),
 )
+Crop = tuple[slice, ...]
+"""Cuts an agent's own array out of a padded one: one slice per axis."""
+
+
+def cut(array: AnyArray, crop: Crop) -> AnyArray:
+    """An agent's own part of its padded array: a view, also of an array without axes."""
+    return array[crop] if crop else array

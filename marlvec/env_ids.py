@@ -10,16 +10,12 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["EnvIds", "Options", "check_choice", "check_env_ids", "spread_options"]
+__all__ = ["EnvIds", "Options", "check_env_ids", "spread_options", "rows_of", "Where"]
+
+Ids = NDArray[np.int64]
 
 EnvIds = Sequence[int] | NDArray[Any]
 Options = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise `ArgumentError` unless ``value`` is one of the choices."""
-    if value not in choices:
-        raise ArgumentError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_env_ids(env_ids: EnvIds, num_envs: int) -> NDArray[np.int64]:
@@ -67,3 +63,13 @@ def spread_options(options: Options, n: int) -> list[dict[str, Any] | None]:
         if option is not None and not isinstance(option, Mapping):
             raise ArgumentError(f"options[{k}] must be a dict or None, got {type(option).__name__}")
     return [None if option is None else dict(option) for option in options]
+
+
+def rows_of(ids: Ids) -> slice | Ids:
+    """These worlds' rows, ascending: a slice, so that nothing is copied, where they follow on one another."""
+    if len(ids) and ids[-1] - ids[0] == len(ids) - 1:
+        return slice(int(ids[0]), int(ids[-1]) + 1)
+    return ids
+
+
+Where = slice | NDArray[np.int64]
