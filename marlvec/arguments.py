@@ -1,4 +1,4 @@
-"""What counts as a whole number in arguments."""
+"""Checks of arguments: whole numbers, and choices among names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that name envs or are spread over them; all raise before anything is sent."""
+"""Env indices: which envs a call names, what is spread over them, and their rows as an index."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def spread_options(options: Options, n: int) -> list[dict[str, Any] | None]:
     return [None if option is None else dict(option) for option in options]
 
 
-def rows_of(ids: Ids) -> slice | Ids:
-    """These worlds' rows, ascending: a slice, so that nothing is copied, where they follow on one another."""
+def rows_of(ids: NDArray[np.int64]) -> slice | NDArray[np.int64]:
+    """These envs' rows, ascending: a slice, so that nothing is copied, where they follow on one another."""
     if len(ids) and ids[-1] - ids[0] == len(ids) - 1:
         return slice(int(ids[0]), int(ids[-1]) + 1)
     return ids

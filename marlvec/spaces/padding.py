@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
 
-__all__ = ["crops_of", "pad_actions", "pad_observations", "Crop", "cut"]
+__all__ = ["Crop", "crops_of", "cut", "pad_actions", "pad_observations"]
 
 AnyArray = NDArray[Any]
 Spaces = Sequence[Any]
