@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from marlvec.arguments import whole_number
-from marlvec.envs.catalog import ENVPOOL, catalog, envpool_entry, gymnasium_entry
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.factory import EnvEntry, EnvFactory
-from marlvec.envs.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
+from marlvec.envs.making.catalog import ENVPOOL, catalog, envpool_entry, gymnasium_entry
+from marlvec.envs.making.factory import EnvEntry, EnvFactory
+from marlvec.envs.making.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, EnvArgumentError, RegistryError, UnknownEnvError
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.engine import SettingsArguments

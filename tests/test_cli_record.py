@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from marlvec.cli import app
-from marlvec.envs import video
+from marlvec.envs.wrappers import video
 from marlvec.policies import save_policy
 from marlvec.selfplay import OpponentPool
 from tests.painter import frames_of, places_of, read

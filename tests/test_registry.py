@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from marlvec import registry
-from marlvec.envs import adapt, catalog
+from marlvec.envs import adapt
+from marlvec.envs.making import catalog
 from marlvec.envs.testing import CounterEnv, SingleEnv
 from marlvec.errors import (
     AlreadyRegisteredError,

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from marlvec.collect import Collector
-from marlvec.envs.rendering import check_frame
-from marlvec.envs.video import FORMATS, VideoFile, check_fps, find_ffmpeg, own_fps
+from marlvec.envs.rendering import check_frame, tile_frames
+from marlvec.envs.wrappers.video import FORMATS, VideoFile, check_fps, find_ffmpeg, own_fps
 from marlvec.errors import ArgumentError
 from marlvec.vector import VectorEnv, VectorStep
-from marlvec.vector.rendering import tile_frames
 
 __all__ = ["Camera", "Episode", "Recording", "check_output", "print_recording", "roll_camera"]
 

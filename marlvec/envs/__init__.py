@@ -1,16 +1,16 @@
 """One env: the slot contract, and adapters that bring users' envs to it."""
 
-from marlvec.envs.adapt import adapt
+from marlvec.envs.adapters.aec import PettingZooAECEnv
+from marlvec.envs.adapters.detect import adapt
+from marlvec.envs.adapters.gymnasium import GymnasiumEnv
+from marlvec.envs.adapters.parallel import PettingZooParallelEnv
+from marlvec.envs.adapters.rllib import RLlibEnv
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.gymnasium import GymnasiumEnv
-from marlvec.envs.padded import Padded
-from marlvec.envs.pettingzoo import PettingZooParallelEnv
-from marlvec.envs.recording import RecordVideo
-from marlvec.envs.rllib import RLlibEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, AgentGroup, EnvSpec, Info
-from marlvec.envs.time_limit import TimeLimit
-from marlvec.envs.turns import PettingZooAECEnv
+from marlvec.envs.wrappers.padding import Padded
+from marlvec.envs.wrappers.recording import RecordVideo
+from marlvec.envs.wrappers.time_limit import TimeLimit
 
 __all__ = [
     "COMMON",

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from marlvec.envs.adapt import adapt
-from marlvec.envs.adapter import Adapter
+from marlvec.envs.adapters.aec import PettingZooAECEnv
+from marlvec.envs.adapters.base import Adapter
+from marlvec.envs.adapters.detect import adapt
+from marlvec.envs.adapters.gymnasium import GymnasiumEnv
+from marlvec.envs.adapters.parallel import PettingZooParallelEnv
 from marlvec.envs.checks.keyed import KeyedPlayer
 from marlvec.envs.checks.parallel import ParallelPlayer
 from marlvec.envs.checks.player import Player
@@ -15,9 +18,6 @@ from marlvec.envs.checks.slots import SlotPlayer
 from marlvec.envs.checks.trace import check_equal
 from marlvec.envs.checks.turns import TurnPlayer
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.gymnasium import GymnasiumEnv
-from marlvec.envs.pettingzoo import PettingZooParallelEnv
-from marlvec.envs.turns import PettingZooAECEnv
 from marlvec.errors import ArgumentError
 
 __all__ = ["check_env"]

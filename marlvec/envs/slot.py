@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
-from marlvec.envs.action_reader import ActionReader
-from marlvec.envs.object_cells import ObjectCells
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ContractError
-from marlvec.spaces import Leaf, SpaceTree
+from marlvec.spaces import Leaf, SpaceTree, check_member, check_size, snapshot
 from marlvec.spaces.action_masks import as_mask
 from marlvec.spaces.padding import Crop, cut
 
-__all__ = ["Slot", "fit"]
+__all__ = ["Slot", "fit", "ActionReader", "ObjectCells"]
 
 AnyArray = NDArray[Any]
 
@@ -323,3 +322,92 @@ def fit(row: AnyArray, value: Any, where: Leaf | str) -> AnyArray:
 
 def _cell(row: AnyArray) -> memoryview | None:
     return row.data if row.ndim == 1 and row.size and row.flags.c_contiguous else None
+
+
+class ActionReader:
+    """Reads the actions of some agents of one env.
+
+    Args:
+        tree: Structure of one agent's action.
+        rows: Per leaf: those agents' rows, (agents, *leaf.shape).
+        agent_num: How many agents these are.
+        crops: Per agent and leaf, what part of its row is the agent's own; None: all of it.
+    """
+
+    __slots__ = ("_agent_num", "_crops", "_is_bare", "_rows", "_tree")
+
+    def __init__(
+        self,
+        tree: SpaceTree,
+        rows: Sequence[AnyArray],
+        agent_num: int,
+        crops: Sequence[Sequence[Crop]] | None = None,
+    ) -> None:
+        self._tree = tree
+        self._rows = tuple(rows)
+        self._agent_num = agent_num
+        self._crops = crops
+        self._is_bare = [leaf.is_object or isinstance(leaf.space, Discrete) for leaf in tree.leaves]
+
+    @property
+    def quick(self) -> Callable[[], list[Any]] | None:
+        """What does the same as `read` in one call into C, where there is such a thing."""
+        return self._rows[0].tolist if self._tree.is_leaf and self._is_bare[0] else None
+
+    def cropped(self, crops: Sequence[Sequence[Crop]]) -> ActionReader:
+        """The same for agents whose actions are only a part of their rows."""
+        return ActionReader(self._tree, self._rows, self._agent_num, crops)
+
+    def read(self) -> list[Any]:
+        """One action per agent: Discrete ones are Python ints, arrays are private copies, objects are as they were."""
+        if self._tree.is_leaf:
+            return self._read_leaf(0)
+        if not self._rows:  # an empty Dict or Tuple
+            return [self._tree.unflatten(()) for _ in range(self._agent_num)]
+        leaves = [self._read_leaf(k) for k in range(len(self._rows))]
+        return [self._tree.unflatten(parts) for parts in zip(*leaves, strict=True)]
+
+    def _read_leaf(self, k: int) -> list[Any]:
+        if self._is_bare[k]:
+            values: list[Any] = self._rows[k].tolist()
+            return values
+        # A list over a copy: the env may keep its action, and it must not change under its hands in the next step.
+        copy = self._rows[k].copy()
+        if self._crops is not None:
+            return [cut(copy[j, ...], crops[k]) for j, crops in enumerate(self._crops)]
+        return list(copy) if copy.ndim > 1 else [copy[j, ...] for j in range(len(copy))]  # 0-d arrays, not scalars
+
+
+class ObjectCells:
+    """Makes what an env hands out fit to be kept: members of their spaces, copies, and bounded in size altogether.
+
+    Args:
+        rows: Per agent, per leaf, its part of the row. Cells of object leaves have no axes.
+    """
+
+    __slots__ = ("_rows", "_sizes")
+
+    def __init__(self, rows: Sequence[Sequence[AnyArray]]) -> None:
+        self._rows = rows
+        self._sizes: dict[tuple[int, int], int] = {}  # (agent, leaf) → bytes of the value there
+
+    def fit(self, agent: int, k: int, leaf: Leaf, value: Any) -> AnyArray:
+        """Copy a value for the cell of agent number ``agent``'s leaf ``k``, which is not written yet.
+
+        Returns:
+            An array without axes that holds the copy.
+
+        Raises:
+            ContractError: It is no member of its space, cannot be pickled or makes the env's objects too large.
+        """
+        check_member(leaf, value)
+        copy, size = snapshot(leaf, value)
+        # Cells are cleared by others too, so what is there now is asked of them.
+        check_size(leaf, size, sum(n for at, n in self._sizes.items() if at != (agent, k) and self._is_full(*at)))
+        self._sizes[agent, k] = size
+        cell = np.empty((), np.object_)
+        cell.fill(copy)  # an assignment would take sequences apart
+        return cell
+
+    def _is_full(self, agent: int, k: int) -> bool:
+        return self._rows[agent][k][()] is not None

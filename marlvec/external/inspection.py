@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs import infos as info_dicts
-from marlvec.envs.contract import names_of
+from marlvec.envs.adapters import infos as info_dicts
+from marlvec.envs.adapters.return_values import names_of
 from marlvec.envs.slot import fit
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError

@@ -7,8 +7,8 @@ from typing import Any
 
 from gymnasium.spaces import Space
 
-from marlvec.envs.adapt import adapt
-from marlvec.envs.recipe import write_recipes
+from marlvec.envs.adapters.detect import adapt
+from marlvec.envs.making.recipe import write_recipes
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError
 from marlvec.external.vector_env import ExternalVectorEnv

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options
 from marlvec.envs.spec import EnvSpec
-from marlvec.envs.time_limit import check_limit
+from marlvec.envs.wrappers.time_limit import check_limit
 from marlvec.errors import ArgumentError, BrokenError, ClosedError, EpisodeCut, Failure
 from marlvec.external.desk import Desk
 from marlvec.external.door import Door

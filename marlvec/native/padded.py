@@ -1,4 +1,4 @@
-"""Native worlds whose agents differ in their spaces, as one group: `marlvec.envs.padded` for all worlds at once."""
+"""Native worlds whose agents differ in their spaces, as one group: `marlvec.envs.wrappers.padding` for all worlds at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
-from marlvec.envs.padded import padded_spec
 from marlvec.envs.spec import EnvSpec, Info
+from marlvec.envs.wrappers.padding import padded_spec
 from marlvec.errors import ActionError
 from marlvec.native.contract import Ids, NativeEnv, Rows, refuse
 

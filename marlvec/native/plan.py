@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marlvec.envs.recipe import Recipe
+from marlvec.envs.making.recipe import Recipe
 from marlvec.errors import ArgumentError
 from marlvec.native.catalog import NativeEntry, native_entry
 from marlvec.native.contract import NativeEnv, refuse

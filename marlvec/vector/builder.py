@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from marlvec.envs.adapt import adapt
+from marlvec.envs.adapters.detect import adapt
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.layers import innermost
 from marlvec.envs.spec import EnvSpec
+from marlvec.envs.wrapper_chain import innermost
 from marlvec.errors import ArgumentError, ContractError, Failure, RestartQuietly
 from marlvec.vector.faults import capture
 from marlvec.vector.restarts import NEVER_HELPS, Budget, RestartLimit

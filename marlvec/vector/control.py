@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.layers import find_method, get_attribute, is_wrapped, set_attribute
 from marlvec.envs.rendering import render_env
+from marlvec.envs.wrapper_chain import find_method, get_attribute, is_wrapped, set_attribute
 from marlvec.errors import ArgumentError
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.infos import MAX_DEPTH
+from marlvec.envs.adapters.infos import MAX_DEPTH
 from marlvec.envs.spec import COMMON, Info
 
 __all__ = ["AGENTS", "RESERVED", "infos_from_list", "infos_to_list", "is_plain", "stack_infos"]

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.recipe import Recipe
+from marlvec.envs.making.recipe import Recipe
 from marlvec.errors import ArgumentError, BrokenError, ContractError, MissingExtraError
 from marlvec.native.contract import NativeEnv
 from marlvec.native.plan import plan

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.recipe import Recipe
+from marlvec.envs.making.recipe import Recipe
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ArgumentError, BrokenError, BusyError, MarlvecError

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.layers import innermost
 from marlvec.envs.spec import EnvSpec
+from marlvec.envs.wrapper_chain import innermost
 from marlvec.errors import ArgumentError, Failure
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.builder import ShardFailed

@@ -14,7 +14,7 @@ from marlvec.collect import Collector
 from marlvec.connectors import FrameStack, GeneralAdvantageEstimation, NormalizeReward, Rows
 from marlvec.envs import RLlibEnv
 from marlvec.envs.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
-from marlvec.envs.time_limit import TimeLimit
+from marlvec.envs.wrappers.time_limit import TimeLimit
 from marlvec.errors import ContractError, EnvFault
 from marlvec.policies import FunctionPolicy
 from marlvec.vector.sync import SyncVectorEnv

@@ -10,7 +10,7 @@ import pytest
 from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, BaseWrapper, OrderEnforcingWrapper
 
 from marlvec.envs import adapt
-from marlvec.envs.pettingzoo_wrappers import teller
+from marlvec.envs.adapters.aec import teller
 from marlvec.envs.testing import Script, TurnEnv
 from tests.envs.rig import Rig
 from tests.envs.test_turns import assert_same, last_says, rig_says

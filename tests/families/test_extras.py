@@ -13,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from marlvec.envs.catalog import atari_env, catalog, gymnasium_entry, gymnasium_env
-from marlvec.envs.factory import EnvEntry
+from marlvec.envs.making.catalog import atari_env, catalog, gymnasium_entry, gymnasium_env
+from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import MissingExtraError
 from marlvec.registry import listing
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marlvec.envs import action_reader, pettingzoo
+from marlvec.envs import slot as action_reader
+from marlvec.envs.adapters import parallel
 from marlvec.envs.slot import Slot
 from marlvec.errors import FetchTimeout
 from marlvec.vector import vector_env
@@ -69,13 +70,13 @@ def autoreset_flag_kept_after_an_explicit_reset(patch: pytest.MonkeyPatch) -> No
 
 @canary
 def rows_in_the_order_of_the_dict(patch: pytest.MonkeyPatch) -> None:
-    mapping = pettingzoo.mapping
+    mapping = parallel.mapping
 
     def by_place(value: Any, env: str, call: str, what: str) -> Any:
         table = mapping(value, env, call, what)
         return dict(zip(sorted(table), table.values(), strict=True)) if what == "observations" else table
 
-    patch.setattr(pettingzoo, "mapping", by_place)
+    patch.setattr(parallel, "mapping", by_place)
 
 
 @canary

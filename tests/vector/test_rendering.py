@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import marlvec
+from marlvec.envs.rendering import tile_frames
 from marlvec.envs.testing import KeyedEnv, ScriptedParallelEnv, SingleEnv
 from marlvec.errors import ArgumentError, BusyError, EnvRaised
-from marlvec.vector.rendering import tile_frames
 from tests.painter import SMALLEST, PainterEnv, read
 
 BACKENDS = ("sync", "thread", "async")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from marlvec.envs.adapters.return_values import AgentId
+from marlvec.envs.adapters.rllib import ALL
 from marlvec.envs.checks.player import Player
 from marlvec.envs.checks.values import check_agents, check_flag, check_table, check_tuple
-from marlvec.envs.contract import AgentId
-from marlvec.envs.rllib import ALL
 
 __all__ = ["KeyedPlayer"]
 

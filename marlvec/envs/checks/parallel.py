@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from marlvec.envs.adapters.return_values import AgentId
 from marlvec.envs.checks.player import Player
 from marlvec.envs.checks.values import check_agents, check_keys, check_table, check_tuple
 from marlvec.envs.checks.zoo_spaces import ZooSpaces
-from marlvec.envs.contract import AgentId
 
 __all__ = ["ParallelPlayer"]
 

@@ -13,12 +13,12 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
+from marlvec.envs.adapters.return_values import AgentId
+from marlvec.envs.adapters.self_reset import resets_itself
 from marlvec.envs.checks.constant_spaces import ConstantSpaces
 from marlvec.envs.checks.place import Place
 from marlvec.envs.checks.trees import first_difference, leaf
 from marlvec.envs.checks.values import check_flag, check_mask, check_member, check_reward, check_table
-from marlvec.envs.contract import AgentId
-from marlvec.envs.self_reset import resets_itself
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask

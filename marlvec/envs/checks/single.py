@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from marlvec.envs.adapters.gymnasium import AGENT
 from marlvec.envs.checks.player import Player
 from marlvec.envs.checks.values import check_table, check_tuple
-from marlvec.envs.gymnasium import AGENT
 
 __all__ = ["SinglePlayer"]
 

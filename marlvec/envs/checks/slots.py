@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.envs.adapters.return_values import AgentId
 from marlvec.envs.checks.player import Player
 from marlvec.envs.checks.values import check_mask, check_member, check_table
-from marlvec.envs.contract import AgentId
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from marlvec.envs.adapters.return_values import AgentId
 from marlvec.envs.checks.place import short
 from marlvec.envs.checks.player import Player
 from marlvec.envs.checks.values import check_agents, check_reward, check_table
 from marlvec.envs.checks.zoo_spaces import ZooSpaces
-from marlvec.envs.contract import AgentId
 
 __all__ = ["TurnPlayer"]
 

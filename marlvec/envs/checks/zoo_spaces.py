@@ -6,7 +6,7 @@ from typing import Any
 
 from gymnasium.spaces import Space
 
-from marlvec.envs.contract import AgentId
+from marlvec.envs.adapters.return_values import AgentId
 
 __all__ = ["ZooSpaces"]
 

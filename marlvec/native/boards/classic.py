@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marlvec.envs.catalog import pettingzoo_env
+from marlvec.envs.making.catalog import pettingzoo_env
 
 __all__ = ["classic_env"]
 

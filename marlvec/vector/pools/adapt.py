@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from marlvec.envs.catalog import gymnasium_entry
-from marlvec.envs.factory import EnvFactory
-from marlvec.envs.recipe import Recipe
+from marlvec.envs.making.catalog import gymnasium_entry
+from marlvec.envs.making.factory import EnvFactory
+from marlvec.envs.making.recipe import Recipe
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.vector.pools.duck import DuckPool, form_of
 from marlvec.vector.pools.gymnasium import AUTORESET_MODES, GymnasiumPool

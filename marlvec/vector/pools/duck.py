@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.gymnasium import AGENT
+from marlvec.envs.adapters.gymnasium import AGENT
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BusyError, ContractError
 from marlvec.spaces import SpaceTree

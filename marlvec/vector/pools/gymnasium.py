@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
-from marlvec.envs.gymnasium import AGENT
+from marlvec.envs.adapters.gymnasium import AGENT
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree

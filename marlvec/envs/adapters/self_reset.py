@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marlvec.envs.contract import AgentId, broken, mapping
-from marlvec.envs.layers import layers
+from marlvec.envs.adapters.return_values import AgentId, broken, mapping
 from marlvec.envs.spec import COMMON, Info
+from marlvec.envs.wrapper_chain import layers
 
 __all__ = ["Handover", "resets_itself", "take_finals"]
 

@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 import gymnasium
 from gymnasium.spaces import Space
 
+from marlvec.envs.adapters.aec import PettingZooAECEnv
+from marlvec.envs.adapters.gymnasium import GymnasiumEnv
+from marlvec.envs.adapters.parallel import PettingZooParallelEnv
+from marlvec.envs.adapters.rllib import RLlibEnv
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.gymnasium import GymnasiumEnv
-from marlvec.envs.pettingzoo import PettingZooParallelEnv
-from marlvec.envs.rllib import RLlibEnv
-from marlvec.envs.turns import PettingZooAECEnv
 from marlvec.errors import ContractError
 
 __all__ = ["adapt"]

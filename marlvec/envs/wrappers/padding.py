@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.env_wrapper import EnvWrapper
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
+from marlvec.envs.wrappers.base import EnvWrapper
 from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import count_choices, own_choices
 from marlvec.spaces.padding import crops_of, pad_actions, pad_observations

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from marlvec.envs.contract import AgentId, broken
+from marlvec.envs.adapters.return_values import AgentId, broken
+from marlvec.envs.adapters.self_reset import resets_itself, take_finals
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.self_reset import resets_itself, take_finals
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ContractError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.envs.contract import broken
+from marlvec.envs.adapters.return_values import broken
 from marlvec.envs.spec import COMMON, Info
 
 __all__ = ["MAX_DEPTH", "by_agent", "common", "snapshot"]

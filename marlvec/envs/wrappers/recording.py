@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.adapt import adapt
+from marlvec.envs.adapters.detect import adapt
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.env_wrapper import EnvWrapper
 from marlvec.envs.rendering import check_frame, render_env, render_mode
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
-from marlvec.envs.video import VideoFile, check_format, check_fps, find_ffmpeg, own_fps
+from marlvec.envs.wrappers.base import EnvWrapper
+from marlvec.envs.wrappers.video import VideoFile, check_format, check_fps, find_ffmpeg, own_fps
 from marlvec.errors import ArgumentError, ContractError
 
 __all__ = ["Episodes", "RecordVideo"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from gymnasium.spaces import Dict, Tuple
 
-from marlvec.envs import infos as info_dicts
-from marlvec.envs.adapter import Adapter
-from marlvec.envs.contract import AgentId, broken, flag, real, step_length
+from marlvec.envs.adapters import infos as info_dicts
+from marlvec.envs.adapters.base import Adapter
+from marlvec.envs.adapters.return_values import AgentId, broken, flag, real, step_length
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ContractError

@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from marlvec.envs.adapt import adapt
-from marlvec.envs.factory import EnvFactory, offer
-from marlvec.envs.padded import Padded
-from marlvec.envs.time_limit import TimeLimit, check_limit
+from marlvec.envs.adapters.detect import adapt
+from marlvec.envs.making.factory import EnvFactory, offer
+from marlvec.envs.wrappers.padding import Padded
+from marlvec.envs.wrappers.time_limit import TimeLimit, check_limit
 from marlvec.errors import ArgumentError
 
 __all__ = ["EnvKwargs", "Recipe", "RenderModes", "Wrapper", "write_recipes"]

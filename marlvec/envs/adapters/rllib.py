@@ -7,10 +7,19 @@ from typing import Any
 
 from gymnasium.spaces import Dict, Space
 
-from marlvec.envs import infos as info_dicts
-from marlvec.envs.adapter import Adapter
-from marlvec.envs.contract import AgentId, agent_ids, broken, flag, mapping, real, refuse_unknown, step_length
-from marlvec.envs.pettingzoo import split_dones
+from marlvec.envs.adapters import infos as info_dicts
+from marlvec.envs.adapters.base import Adapter
+from marlvec.envs.adapters.parallel import split_dones
+from marlvec.envs.adapters.return_values import (
+    AgentId,
+    agent_ids,
+    broken,
+    flag,
+    mapping,
+    real,
+    refuse_unknown,
+    step_length,
+)
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
 

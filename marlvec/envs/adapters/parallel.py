@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.envs import infos as info_dicts
-from marlvec.envs.adapter import Adapter
-from marlvec.envs.contract import (
+from marlvec.envs.adapters import infos as info_dicts
+from marlvec.envs.adapters.base import Adapter
+from marlvec.envs.adapters.return_values import (
     AgentId,
     agent_ids,
     broken,

@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 
-from marlvec.envs.factory import EnvEntry
+from marlvec.envs.making.factory import EnvEntry
 
 __all__ = [
     "ENVPOOL",
@@ -194,7 +194,7 @@ def openspiel_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
         kwargs: For the env.
     """
     env = pettingzoo_env(env_id, kind, **kwargs)
-    from marlvec.envs.seed_stream import SeedStream  # imports PettingZoo
+    from marlvec.envs.wrappers.seed_stream import SeedStream  # imports PettingZoo
 
     return SeedStream(env)
 

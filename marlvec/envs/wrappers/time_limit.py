@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.env_wrapper import EnvWrapper
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
+from marlvec.envs.wrappers.base import EnvWrapper
 from marlvec.errors import ArgumentError
 
 __all__ = ["TimeLimit", "check_limit"]

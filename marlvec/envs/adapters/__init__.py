@@ -1,0 +1,1 @@
+"""Adapters: what brings users' envs to `MultiAgentEnv`, one module a family."""

@@ -1,0 +1,1 @@
+"""From what a user gives to `make()` to a built env: ids, factories, recipes."""

@@ -1,0 +1,1 @@
+"""Wrappers of one env: time limits, padding, recordings."""
