@@ -5,6 +5,6 @@ imports no numba: that happens where a kernel is loaded.
 """
 
 from marlvec.native.catalog import NativeEntry, register_native
-from marlvec.native.contract import NativeEnv, Rows
+from marlvec.native.native_env import NativeEnv, Rows
 
 __all__ = ["NativeEntry", "NativeEnv", "Rows", "register_native"]

@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 
 from marlvec.errors import AlreadyRegisteredError, MissingExtraError, RegistryError
-from marlvec.native.contract import NativeEnv
+from marlvec.native.native_env import NativeEnv
 
 __all__ = ["NativeEntry", "native_entry", "register_native"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from marlvec.envs.making.recipe import Recipe
 from marlvec.errors import ArgumentError
 from marlvec.native.catalog import NativeEntry, native_entry
-from marlvec.native.contract import NativeEnv, refuse
-from marlvec.native.padded import PaddedNative
+from marlvec.native.native_env import NativeEnv, refuse
+from marlvec.native.padding import PaddedNative
 
 __all__ = ["NativePlan", "plan"]
 

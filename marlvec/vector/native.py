@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.making.recipe import Recipe
 from marlvec.errors import ArgumentError, BrokenError, ContractError, MissingExtraError
-from marlvec.native.contract import NativeEnv
+from marlvec.native.native_env import NativeEnv
 from marlvec.native.plan import plan
 from marlvec.vector.actions import ActionWriter
 from marlvec.vector.buffers import Buffers

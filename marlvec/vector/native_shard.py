@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
-from marlvec.native.contract import Ids, NativeEnv
-from marlvec.native.world import NativeWorld, WorldHandle
+from marlvec.native.env_view import NativeWorld
+from marlvec.native.native_env import Ids, NativeEnv
+from marlvec.native.world import WorldHandle
 from marlvec.vector.buffers import Buffers, Selection
 from marlvec.vector.control import Command, describe
 from marlvec.vector.faults import capture
@@ -116,7 +117,7 @@ class NativeShard:
         """Begin new episodes. Cancels any autoreset that was due. The references of native envs look at no options."""
         given = [k for k, seed in enumerate(seeds) if seed is not None]
         if given:
-            from marlvec.native.random import seed_worlds  # imports numba, which is there by now
+            from marlvec.native.rng_kernels import seed_worlds  # imports numba, which is there by now
 
             seed_worlds(self._env.rng, ids[given], [seeds[k] or 0 for k in given])
         ids = _ascending(ids)

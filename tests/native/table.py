@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.native.contract import NativeEnv
-from marlvec.native.random import seed_worlds
+from marlvec.native.native_env import NativeEnv
+from marlvec.native.rng_kernels import seed_worlds
 from marlvec.vector.buffers import Buffers
 
 NONSENSE = 77  # what agents that are not acting are made to say

@@ -14,7 +14,7 @@ from marlvec.errors import ArgumentError
 from marlvec.native.boards.connect_four import ConnectFour
 from marlvec.native.boards.rps import RockPaperScissors
 from marlvec.native.boards.tictactoe import TicTacToe
-from marlvec.native.turns import TurnGame
+from marlvec.native.turn_game import TurnGame
 from tests.native.table import Shown, Table
 
 GAMES = 2_000

@@ -10,7 +10,7 @@ import pytest
 
 from marlvec.native.cards.kuhn import KuhnPoker
 from marlvec.native.cards.leduc import LeducPoker
-from marlvec.native.turns import TurnGame
+from marlvec.native.turn_game import TurnGame
 from tests.native.table import Shown, Table
 
 DEALS = 5_000

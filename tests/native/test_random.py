@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="the extra `native` is not installed")
 
-from marlvec.native import random
-from marlvec.native.streams import as_generator, fresh_streams, row_of
+from marlvec.native import rng_kernels
+from marlvec.native.rng_streams import as_generator, fresh_streams, row_of
 
 SEEDS = st.integers(0, 2**64 - 1)
 
 
 def seeded(seeds: list[int]) -> np.ndarray:
     rng = fresh_streams(len(seeds))
-    random.seed_worlds(rng, np.arange(len(seeds)), seeds)
+    rng_kernels.seed_worlds(rng, np.arange(len(seeds)), seeds)
     return rng
 
 
@@ -34,23 +34,23 @@ def test_draws_are_numpys(seed: int, draws: list[int | None]) -> None:
     rng, generator = seeded([0, seed]), np.random.default_rng(seed)
     for n in draws:
         if n is None:
-            assert random.uniform(rng, 1, -0.9, 0.9) == generator.uniform(-0.9, 0.9)
+            assert rng_kernels.uniform(rng, 1, -0.9, 0.9) == generator.uniform(-0.9, 0.9)
         else:
-            assert random.bounded(rng, 1, n) == generator.integers(n)
+            assert rng_kernels.bounded(rng, 1, n) == generator.integers(n)
     assert rng[1].tolist() == row_of(generator).tolist()
-    assert random.double(rng, 1) == generator.random()
-    assert random.next_uint64(rng, 1) == generator.bit_generator.random_raw()
+    assert rng_kernels.double(rng, 1) == generator.random()
+    assert rng_kernels.next_uint64(rng, 1) == generator.bit_generator.random_raw()
 
 
 @given(SEEDS)
 def test_a_row_goes_on_as_numpys_generator(seed: int) -> None:
     rng = seeded([seed])
-    random.bounded(rng, 0, 5)  # leaves a half
+    rng_kernels.bounded(rng, 0, 5)  # leaves a half
     generator = as_generator(rng[0])
-    assert generator.integers(7) == random.bounded(rng, 0, 7)
-    assert generator.random() == random.double(rng, 0)
+    assert generator.integers(7) == rng_kernels.bounded(rng, 0, 7)
+    assert generator.random() == rng_kernels.double(rng, 0)
 
 
 def test_streams_without_a_seed_differ() -> None:
     rng = fresh_streams(50)
-    assert len({random.double(rng, i) for i in range(50)}) == 50
+    assert len({rng_kernels.double(rng, i) for i in range(50)}) == 50

@@ -9,9 +9,9 @@ from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
-from marlvec.native.boards.classic import classic_env
-from marlvec.native.contract import Ids, NativeEnv
+from marlvec.native.boards.reference import classic_env
 from marlvec.native.jit import kernel
+from marlvec.native.native_env import Ids, NativeEnv
 
 __all__ = ["RockPaperScissors"]
 

@@ -8,10 +8,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.native.boards.classic import classic_env
-from marlvec.native.contract import Ids
+from marlvec.native.boards.reference import classic_env
 from marlvec.native.jit import kernel
-from marlvec.native.turns import DRAWN, GOES_ON, ILLEGAL, WON, TurnGame, finish, pass_turn, start
+from marlvec.native.native_env import Ids
+from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, WON, TurnGame, finish, pass_turn, start
 
 __all__ = ["TicTacToe"]
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.native.jit import kernel
-from marlvec.native.random import bounded
-from marlvec.native.streams import Streams
+from marlvec.native.rng_kernels import bounded
+from marlvec.native.rng_streams import Streams
 
 __all__ = ["deal"]
 

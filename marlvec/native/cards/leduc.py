@@ -15,10 +15,10 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from marlvec.native.cards.deck import deal
-from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
-from marlvec.native.single import SingleWorld
-from marlvec.native.turns import DRAWN, GOES_ON, ILLEGAL, LOST, WON, TurnGame, finish, pass_turn, start
+from marlvec.native.native_env import Ids
+from marlvec.native.single_env import SingleWorld
+from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, LOST, WON, TurnGame, finish, pass_turn, start
 
 __all__ = ["LeducPoker", "single"]
 

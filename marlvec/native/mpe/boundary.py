@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
-from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.physics import nearer
+from marlvec.native.native_env import Ids
 
 __all__ = ["boundary", "exponentials"]
 

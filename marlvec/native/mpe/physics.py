@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from marlvec.native.jit import kernel
-from marlvec.native.random import uniform
+from marlvec.native.rng_kernels import uniform
 
 __all__ = [
     "act_continuously",

@@ -56,9 +56,9 @@ from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
-from marlvec.native.contract import Ids, NativeEnv, Rows, refuse
 from marlvec.native.mpe.physics import act_continuously, act_discretely, end_where, move, share_out, still
-from marlvec.native.streams import as_generator
+from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
+from marlvec.native.rng_streams import as_generator
 
 __all__ = ["Body", "Options", "Scenario", "check_count", "check_ratio"]
 

@@ -9,9 +9,9 @@ import numpy as np
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
-from marlvec.native.contract import NativeEnv
-from marlvec.native.random import seed_worlds
-from marlvec.native.world import NativeWorld
+from marlvec.native.env_view import NativeWorld
+from marlvec.native.native_env import NativeEnv
+from marlvec.native.rng_kernels import seed_worlds
 
 __all__ = ["SingleWorld"]
 
@@ -97,7 +97,7 @@ class SingleWorld(MultiAgentEnv):
 
 
 class _OneRow:
-    """The rows of one world; see `marlvec.native.contract.Rows`."""
+    """The rows of one world; see `marlvec.native.native_env.Rows`."""
 
     def __init__(self, spec: EnvSpec) -> None:
         agent_num, groups = len(spec.agents), spec.groups

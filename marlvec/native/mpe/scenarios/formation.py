@@ -7,11 +7,11 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
+from marlvec.native.mpe.assignment_scenario import Places
 from marlvec.native.mpe.physics import scatter
-from marlvec.native.mpe.places import Places
 from marlvec.native.mpe.scenario import Body, Options, check_count
+from marlvec.native.native_env import Ids
 
 __all__ = ["SimpleFormation"]
 

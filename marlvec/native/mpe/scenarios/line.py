@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
-from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
+from marlvec.native.mpe.assignment_scenario import Places
 from marlvec.native.mpe.physics import scatter
-from marlvec.native.mpe.places import Places
 from marlvec.native.mpe.scenario import Body, Options, check_count
-from marlvec.native.random import uniform
+from marlvec.native.native_env import Ids
+from marlvec.native.rng_kernels import uniform
 
 __all__ = ["SimpleLine"]
 

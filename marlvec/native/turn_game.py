@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.native.contract import Ids, NativeEnv, Rows
 from marlvec.native.jit import kernel
+from marlvec.native.native_env import Ids, NativeEnv, Rows
 
 __all__ = ["DRAWN", "GOES_ON", "ILLEGAL", "LOST", "WON", "TurnGame", "TurnRows", "finish", "pass_turn", "start"]
 

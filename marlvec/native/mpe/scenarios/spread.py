@@ -7,11 +7,11 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import distance, nearer, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count, check_ratio
+from marlvec.native.native_env import Ids
 
 __all__ = ["SimpleSpread"]
 

@@ -6,11 +6,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.physics import distance, put_colour, put_comm, put_offset, put_own, scatter
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_ratio
-from marlvec.native.random import bounded
+from marlvec.native.native_env import Ids
+from marlvec.native.rng_kernels import bounded
 
 __all__ = ["SimpleReference"]
 

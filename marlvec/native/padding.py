@@ -13,7 +13,7 @@ from marlvec.env_ids import rows_of
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.envs.wrappers.padding import padded_spec
 from marlvec.errors import ActionError
-from marlvec.native.contract import Ids, NativeEnv, Rows, refuse
+from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
 
 __all__ = ["PaddedNative"]
 

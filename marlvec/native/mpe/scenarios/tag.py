@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
-from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.boundary import boundary, exponentials
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import put, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
+from marlvec.native.native_env import Ids
 
 __all__ = ["SimpleTag"]
 

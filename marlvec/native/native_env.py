@@ -68,7 +68,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.native.streams import fresh_streams
+from marlvec.native.rng_streams import fresh_streams
 
 __all__ = ["Ids", "NativeEnv", "Rows", "refuse"]
 
@@ -148,7 +148,7 @@ class NativeEnv(ABC):
         has_infos: Whether `infos` is to be asked after resets and steps.
         num_worlds: N.
         rng: (N, 6) uint64, one numpy random stream (PCG64) per world, seeded by the runner; see
-            `marlvec.native.random`. It goes on from one episode to the next.
+            `marlvec.native.rng_kernels`. It goes on from one episode to the next.
         rows: Where to read and write; there from `attach` on.
     """
 

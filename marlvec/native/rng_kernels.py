@@ -1,6 +1,6 @@
 """numpy's random numbers in compiled code: the same draws as ``Generator(PCG64(SeedSequence(seed)))``, bit for bit.
 
-All functions take ``rng`` (N, 6) uint64, see `marlvec.native.streams`, and the index of a world.
+All functions take ``rng`` (N, 6) uint64, see `marlvec.native.rng_streams`, and the index of a world.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.native.jit import kernel
-from marlvec.native.streams import Streams
+from marlvec.native.rng_streams import Streams
 
 __all__ = ["bounded", "double", "next_uint32", "next_uint64", "seed_worlds", "uniform"]
 

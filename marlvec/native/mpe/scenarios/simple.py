@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.physics import put_offset, put_own, scatter
 from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.native_env import Ids
 
 __all__ = ["Simple"]
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
-from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.matching import match, norms
 from marlvec.native.mpe.physics import put_offset, put_own
 from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.native_env import Ids
 
 __all__ = ["Places"]
 

@@ -6,12 +6,12 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from marlvec.native.contract import Ids
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import distance, nearer, put_offset, scatter
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
-from marlvec.native.random import bounded
+from marlvec.native.native_env import Ids
+from marlvec.native.rng_kernels import bounded
 
 __all__ = ["SimpleAdversary"]
 

@@ -1,0 +1,1 @@
+"""The scenarios of mpe2, one module an env id."""
