@@ -199,7 +199,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(args: tuple[str, ...], word
 
 
 def test_an_env_that_cannot_be_filmed_names_what_it_supports() -> None:
-    said = refuse("marlvec.envs.testing:ScriptedParallelEnv", "-o", "out.mp4")
+    said = refuse("marlvec.testing.scripted:ScriptedParallelEnv", "-o", "out.mp4")
     assert "render_mode='rgb_array': " in said
     assert "supports none at all" in said
 

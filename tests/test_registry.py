@@ -16,7 +16,6 @@ import pytest
 from marlvec import registry
 from marlvec.envs import adapt
 from marlvec.envs.making import catalog
-from marlvec.envs.testing import CounterEnv, SingleEnv
 from marlvec.errors import (
     AlreadyRegisteredError,
     ArgumentError,
@@ -25,6 +24,7 @@ from marlvec.errors import (
     UnknownEnvError,
 )
 from marlvec.registry import EnvFactory, listing, register, resolve, resolve_all
+from marlvec.testing.scripted import CounterEnv, SingleEnv
 
 
 @pytest.fixture(autouse=True)

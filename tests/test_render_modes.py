@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import marlvec
-from marlvec.envs.testing import ScriptedParallelEnv, SingleEnv
 from marlvec.errors import ArgumentError, EnvRaised
+from marlvec.testing.scripted import ScriptedParallelEnv, SingleEnv
 
 BACKENDS = ("sync", "async")
 

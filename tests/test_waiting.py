@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marlvec.envs.testing import CounterEnv
+from marlvec.testing.scripted import CounterEnv
 from tests.vector.kinds import vectorize
 from tests.waiting import Gate, GatedEnv, overdue, until, within
 

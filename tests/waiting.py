@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from marlvec.envs.testing import FaultyEnv
 from marlvec.errors import FetchTimeout
+from marlvec.testing.scripted import FaultyEnv
 
 __all__ = ["LONG", "Gate", "GatedEnv", "overdue", "until", "within"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from marlvec.envs.testing.world import count_incarnation
 from marlvec.errors import RestartQuietly
+from marlvec.testing.scripted.scripted_state import count_incarnation
 from marlvec.vector.seeding import restart_seed
 from tests.collect.players import build
 from tests.collect.reference import DRIVERS, Reference, World

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors import Rows
-from marlvec.envs.testing import KeyedEnv, ScriptedParallelEnv, TurnEnv
 from marlvec.policies import Policy
+from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, TurnEnv
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.sync import SyncVectorEnv
 

@@ -12,9 +12,9 @@ import pytest
 from marlvec.collect import Collector, MultiAgentBatch
 from marlvec.collect.background import Background
 from marlvec.connectors import Rows
-from marlvec.envs.testing import RaisingEnv
 from marlvec.errors import ArgumentError, BusyError, EnvRaised, StateError
 from marlvec.policies import FunctionPolicy, Policy
+from marlvec.testing.scripted import RaisingEnv
 from marlvec.vector import AsyncVectorEnv
 from tests.collect.players import EchoPolicy, asynchronous, sync
 from tests.collect.test_overlap import same_batch

@@ -16,9 +16,9 @@ from marlvec.collect import Collector
 from marlvec.collect.callbacks import HOOKS, Callback, EpisodeStep, Loss, RunningEpisode
 from marlvec.collect.metrics import EpisodeRecord, Stats
 from marlvec.connectors import AgentConnector, LearnerConnector, Rows
-from marlvec.envs.testing import CounterEnv, KeyedEnv, RaisingEnv, Script, ScriptedParallelEnv
 from marlvec.errors import ArgumentError, EnvFault, RestartQuietly, StateError
 from marlvec.policies import FunctionPolicy, RandomPolicy
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, Script, ScriptedParallelEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, sync
 from tests.collect.reference import Reference, check_batch

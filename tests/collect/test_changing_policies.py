@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from marlvec.collect import Collector
 from marlvec.connectors import AgentPipeline, FilterRows, FrameStack, MapActions, NormalizeObs, Rows
-from marlvec.envs.testing import CounterEnv
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
+from marlvec.testing.scripted import CounterEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, sync
 from tests.collect.test_mapping import mixed

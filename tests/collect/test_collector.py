@@ -11,9 +11,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 
 from marlvec.collect import Collector, Episode, MultiAgentBatch
 from marlvec.connectors import AgentPipeline, NormalizeObs, Rows
-from marlvec.envs.testing import CounterEnv, RaisingEnv, SampledEnv, Script, ScriptedParallelEnv
 from marlvec.errors import ArgumentError, ClosedError, ContractError, EnvRaised, StateError
 from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
+from marlvec.testing.scripted import CounterEnv, RaisingEnv, SampledEnv, Script, ScriptedParallelEnv
 from marlvec.vector.result import VectorStep
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, asynchronous, build, sync

@@ -26,9 +26,9 @@ from marlvec.connectors import (
     action_connector,
     agent_connector,
 )
-from marlvec.envs.testing import WIDTH, CounterEnv, SampledEnv
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import FunctionPolicy, RandomPolicy
+from marlvec.testing.scripted import WIDTH, CounterEnv, SampledEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import MODES, EchoPolicy, sync
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from marlvec.collect import AgentTrack, Collector, MultiAgentBatch, MultiAgentEpisode
 from marlvec.connectors import AddLastObs, NStep, PadSequences
 from marlvec.connectors.trees import tree_leaves
-from marlvec.envs.testing import CounterEnv, SampledEnv, Script, ScriptedParallelEnv
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
+from marlvec.testing.scripted import CounterEnv, SampledEnv, Script, ScriptedParallelEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, sync
 from tests.collect.reference import Reference, Row

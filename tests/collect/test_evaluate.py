@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from marlvec.collect import Collector
 from marlvec.connectors import FrameStack, NormalizeObs, Rows
-from marlvec.envs.testing import CounterEnv, RaisingEnv
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy
+from marlvec.testing.scripted import CounterEnv, RaisingEnv
 from marlvec.vector import SyncVectorEnv
 from tests.collect.players import MODES, EchoPolicy, asynchronous, sync
 from tests.collect.test_overlap import same_batch

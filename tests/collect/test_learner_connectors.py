@@ -22,10 +22,10 @@ from marlvec.connectors import (
     UnpadSequences,
     learner_connector,
 )
-from marlvec.envs.testing import CounterEnv
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.registry import make
+from marlvec.testing.scripted import CounterEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import MODES, EchoPolicy, sync
 from tests.connectors.samples import same_tree

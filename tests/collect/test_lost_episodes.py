@@ -19,9 +19,9 @@ from marlvec.cli.rollout import roll_out
 from marlvec.cli.tables import print_rollout
 from marlvec.collect import Collector, Episode
 from marlvec.connectors import ActionConnector, AgentConnector, FrameStack, Rows
-from marlvec.envs.testing import CounterEnv, ExitingEnv, FaultyEnv, HangingEnv, RaisingEnv
 from marlvec.errors import EnvRaised, Failure, RestartQuietly, StateError
 from marlvec.policies import FunctionPolicy
+from marlvec.testing.scripted import CounterEnv, ExitingEnv, FaultyEnv, HangingEnv, RaisingEnv
 from marlvec.vector import AsyncVectorEnv, VectorEnv
 from marlvec.vector.restarts import RestartLimit
 from marlvec.vector.result import VectorStep

@@ -10,9 +10,9 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from marlvec.collect import Collector, Episode
-from marlvec.envs.testing import CounterEnv, SampledEnv
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import RandomPolicy
+from marlvec.testing.scripted import CounterEnv, SampledEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, sync
 

@@ -15,9 +15,9 @@ from marlvec.collect import Collector, Metrics
 from marlvec.collect.callbacks import RunningEpisode
 from marlvec.collect.metrics import TIMERS, Stats
 from marlvec.connectors import ClipReward
-from marlvec.envs.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import MODES, sync
 

@@ -13,10 +13,10 @@ import marlvec
 from marlvec.collect import Collector
 from marlvec.connectors import FrameStack, GeneralAdvantageEstimation, NormalizeReward, Rows
 from marlvec.envs import RLlibEnv
-from marlvec.envs.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
 from marlvec.envs.wrappers.time_limit import TimeLimit
 from marlvec.errors import ContractError, EnvFault
 from marlvec.policies import FunctionPolicy
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import MODES
 

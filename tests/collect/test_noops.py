@@ -12,9 +12,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from marlvec.collect import Collector
 from marlvec.connectors import AgentConnector, FilterRows, FrameSkip, FrameStack, RowFilter, Rows
-from marlvec.envs.testing import CounterEnv, SampledEnv
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.policies import FunctionPolicy
+from marlvec.testing.scripted import CounterEnv, SampledEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import MODES
 

@@ -11,9 +11,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from marlvec.collect import Collector
 from marlvec.connectors import RnnState, Rows
-from marlvec.envs.testing import CounterEnv, SampledEnv
 from marlvec.errors import ContractError
 from marlvec.policies import FunctionPolicy, Policy
+from marlvec.testing.scripted import CounterEnv, SampledEnv
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import MODES

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from marlvec.collect import Collector, MultiAgentBatch
 from marlvec.connectors import FilterRows, FrameStack, NormalizeObs
-from marlvec.envs.testing import RaisingEnv, ScriptedParallelEnv
 from marlvec.errors import EnvRaised
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing import NoOpEnv
+from marlvec.testing.scripted import RaisingEnv, ScriptedParallelEnv
 from marlvec.vector.async_ import AsyncVectorEnv
 from marlvec.vector.sync import SyncVectorEnv
 from marlvec.vector.thread import ThreadVectorEnv

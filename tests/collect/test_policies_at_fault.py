@@ -14,9 +14,9 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from marlvec.collect import Collector
 from marlvec.connectors import Rows
-from marlvec.envs.testing import SampledEnv
 from marlvec.errors import ContractError
 from marlvec.policies import FunctionPolicy, Policy
+from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import EchoPolicy, sync
 from tests.collect.reference import Reference, check_batch

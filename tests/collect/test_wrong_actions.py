@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from marlvec.collect import Collector
 from marlvec.connectors import Rows
-from marlvec.envs.testing import SampledEnv
 from marlvec.errors import ActionError, ContractError
 from marlvec.policies import Policy
+from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.vector.test_actions import Careless
 

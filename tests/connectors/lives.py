@@ -45,9 +45,9 @@ from marlvec.connectors.agent.prev_rewards import PrevRewards
 from marlvec.connectors.agent.rnn_state import RnnState
 from marlvec.connectors.agent.time_feature import TimeFeature
 from marlvec.connectors.agent.view import View
-from marlvec.connectors.checks.story import Moment, Story
 from marlvec.connectors.connector import EnvIds, State
 from marlvec.connectors.registry import register_connector, register_function
+from marlvec.testing.connector_checks._support.story import Moment, Story
 
 OBS = Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = Box(-1.0, 1.0, (2,), np.float32)

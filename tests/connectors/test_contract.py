@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from marlvec import connectors as c
 from marlvec.connectors import Connector, Rows
 from marlvec.connectors.catalogue import catalogue
-from marlvec.connectors.check import check_connector
+from marlvec.testing.check_connector import check_connector
 
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 UNIT = Box(-2.0, 3.0, (2, 2), np.float64)

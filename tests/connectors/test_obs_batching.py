@@ -29,7 +29,7 @@ from marlvec.connectors.agent.state_in_obs import StateInObs
 from marlvec.connectors.agent.team_obs import TeamObs
 from marlvec.connectors.agent.time_feature import TimeFeature
 from marlvec.connectors.agent.transpose_obs import TransposeObs
-from marlvec.connectors.check import check_connector
+from marlvec.testing.check_connector import check_connector
 from tests.connectors.samples import batch, pairs_of, rows_of, same_tree
 
 AGENTS = ("wolf_0", "wolf_1", "hare")

@@ -13,9 +13,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import SyncVectorEnv
 
 from marlvec.envs import GymnasiumEnv, PettingZooAECEnv, PettingZooParallelEnv, RLlibEnv, adapt
-from marlvec.envs.testing import CounterEnv, KeyedEnv, NoOpEnv, SampledEnv, Script, SingleEnv, TurnEnv
 from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import split_action_mask
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, NoOpEnv, SampledEnv, Script, SingleEnv, TurnEnv
 from tests.envs.rig import Rig
 
 

@@ -12,8 +12,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from marlvec.envs import GymnasiumEnv, RLlibEnv, adapt
-from marlvec.envs.testing import CounterEnv, KeyedEnv, SampledEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from marlvec.errors import ContractError
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, SampledEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from tests.checklist import stable_id
 from tests.envs.rig import Rig
 

@@ -16,9 +16,9 @@ from pettingzoo.utils.wrappers import BaseWrapper, OrderEnforcingWrapper
 
 import marlvec
 from marlvec.envs import adapt
-from marlvec.envs.testing import Script, TurnEnv, draw_script
 from marlvec.errors import EnvContractError
 from marlvec.testing import check_env
+from marlvec.testing.scripted import Script, TurnEnv, draw_script
 from tests.envs.rig import Rig
 from tests.envs.test_turns import assert_same, last_says, rig_says
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec.envs import COMMON, RLlibEnv, adapt
-from marlvec.envs.testing import KeyedEnv, Script, decode, draw_script
 from marlvec.errors import ContractError
+from marlvec.testing.scripted import KeyedEnv, Script, decode, draw_script
 from tests.envs.rig import Rig
 
 EPISODES = 3

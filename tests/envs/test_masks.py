@@ -13,9 +13,9 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from pettingzoo import ParallelEnv
 
 import marlvec
-from marlvec.envs.testing import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
 from marlvec.errors import ContractError
 from marlvec.registry import resolve
+from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
 from tests.envs.play import play
 from tests.families.trace import difference
 

@@ -16,9 +16,9 @@ from pettingzoo.utils import AgentSelector
 
 import marlvec
 from marlvec.envs import Padded, PettingZooParallelEnv
-from marlvec.envs.testing import SampledEnv
 from marlvec.errors import ContractError
 from marlvec.spaces.padding import pad_actions, pad_observations
+from marlvec.testing.scripted import SampledEnv
 from tests.envs.play import play
 from tests.envs.rig import Rig
 from tests.families.trace import difference

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpe2 import simple_spread_v3, simple_tag_v3
 
 from marlvec.envs import COMMON, PettingZooParallelEnv, adapt
-from marlvec.envs.testing import CounterEnv, NoOpEnv, Script, ScriptedParallelEnv, checksum, decode
+from marlvec.testing.scripted import CounterEnv, NoOpEnv, Script, ScriptedParallelEnv, checksum, decode
 from tests.envs.rig import Rig
 
 EPISODES = 3

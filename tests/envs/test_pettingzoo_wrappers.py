@@ -11,7 +11,7 @@ from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, BaseWrapper, Ord
 
 from marlvec.envs import adapt
 from marlvec.envs.adapters.aec import teller
-from marlvec.envs.testing import Script, TurnEnv
+from marlvec.testing.scripted import Script, TurnEnv
 from tests.envs.rig import Rig
 from tests.envs.test_turns import assert_same, last_says, rig_says
 

@@ -12,8 +12,8 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import marlvec
-from marlvec.envs.testing import KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv, decode
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.testing.scripted import KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv, decode
 from tests.envs.play import play
 from tests.families.trace import difference
 

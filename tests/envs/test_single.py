@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from marlvec.envs import COMMON, GymnasiumEnv, adapt
-from marlvec.envs.testing import SingleEnv
+from marlvec.testing.scripted import SingleEnv
 from tests.envs.rig import Rig
 
 EPISODES = 3

@@ -18,10 +18,10 @@ from gymnasium.wrappers import PassiveEnvChecker
 from hypothesis import given
 from hypothesis import strategies as st
 
-import marlvec.envs.testing
 import marlvec.testing
+import marlvec.testing.scripted
 from marlvec.envs import adapt
-from marlvec.envs.testing import (
+from marlvec.testing.scripted import (
     CounterEnv,
     ExitingEnv,
     HangingEnv,
@@ -262,7 +262,7 @@ def test_the_public_module_has_the_same_names() -> None:
         "check_connector",
         "check_env",
         "check_vector_env",
-        *marlvec.envs.testing.__all__,
+        *marlvec.testing.scripted.__all__,
     ]
-    for name in marlvec.envs.testing.__all__:
-        assert getattr(marlvec.testing, name) is getattr(marlvec.envs.testing, name)
+    for name in marlvec.testing.scripted.__all__:
+        assert getattr(marlvec.testing, name) is getattr(marlvec.testing.scripted, name)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import marlvec
 from marlvec.envs import PettingZooAECEnv, TimeLimit
-from marlvec.envs.testing import KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv, decode, draw_script
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.testing.scripted import KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv, decode, draw_script
 from tests.envs.rig import Rig
 
 MODES = ("same_step", "next_step", "disabled")

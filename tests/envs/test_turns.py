@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec.envs import adapt
-from marlvec.envs.testing import Script, TurnEnv, draw_script
+from marlvec.testing.scripted import Script, TurnEnv, draw_script
 from tests.envs.rig import Rig
 
 EPISODES = 3

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import marlvec
 from marlvec.envs import EnvSpec, PettingZooParallelEnv
-from marlvec.envs.testing import SampledEnv
 from marlvec.errors import ContractError
 from marlvec.spaces.widening import describe_incompatibility, widen
+from marlvec.testing.scripted import SampledEnv
 
 DTYPES = ("float16", "float32", "float64", "uint8", "int64", "bool")
 

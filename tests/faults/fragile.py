@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from marlvec import RestartQuietly
-from marlvec.envs.testing import ScriptedParallelEnv
+from marlvec.testing.scripted import ScriptedParallelEnv
 
 __all__ = ["FragileEnv", "Rehearsal", "Strike", "order", "where"]
 

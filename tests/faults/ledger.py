@@ -23,7 +23,7 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
-from marlvec.envs.testing import Script, Stamp, draw_script
+from marlvec.testing.scripted import Script, Stamp, draw_script
 
 __all__ = [
     "AGENT_NUM",

@@ -19,7 +19,7 @@ import ctypes, json, os, resource, signal, subprocess, sys, threading, time
 import numpy as np
 import marlvec
 from marlvec.errors import *
-from marlvec.envs.testing import CounterEnv, HangingEnv, SlowEnv, decode_reward
+from marlvec.testing.scripted import CounterEnv, HangingEnv, SlowEnv, decode_reward
 
 def import_seconds():  # what a new interpreter takes to import marlvec, on the machine as it is now
     begin = time.monotonic()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec import VectorEnv, VectorStep, infos_to_list
-from marlvec.envs.testing import WIDTH, decode
+from marlvec.testing.scripted import WIDTH, decode
 from tests.vector.reference import World, assert_trees_equal
 
 __all__ = ["Row", "check", "of_reset", "of_step", "of_tuple", "spread_out"]

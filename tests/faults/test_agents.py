@@ -19,16 +19,8 @@ from pettingzoo import ParallelEnv
 from marlvec import Collector, FunctionPolicy, SyncVectorEnv, VectorEnv, make
 from marlvec.collect.trajectories import Trajectories
 from marlvec.envs import adapt
-from marlvec.envs.testing import (
-    CounterEnv,
-    KeyedEnv,
-    Script,
-    ScriptedParallelEnv,
-    TurnEnv,
-    decode,
-    decode_reward,
-)
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward
 from tests.vector.kinds import BACKENDS, vectorize
 from tests.vector.reference import MODES
 

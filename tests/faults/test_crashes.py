@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv
-from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv
 from marlvec.errors import EnvRaised, WorkerDied
+from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv
 from marlvec.vector import launch
 from marlvec.vector.launch import WorkerProcess
 from marlvec.vector.stacks import StackFile

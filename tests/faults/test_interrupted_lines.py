@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import marlvec
 from marlvec import RestartLimit
-from marlvec.envs.testing import CounterEnv, decode
+from marlvec.testing.scripted import CounterEnv, decode
 from marlvec.errors import EnvRaised
 from tests.vector.kinds import vectorize
 

@@ -16,7 +16,7 @@ PROGRAM = """
 import random, signal, sys, time
 import numpy as np
 from functools import partial
-from marlvec.envs.testing import SlowEnv, decode
+from marlvec.testing.scripted import SlowEnv, decode
 from marlvec.errors import BrokenError, NotResetError
 from marlvec.vector import AsyncVectorEnv, SyncVectorEnv
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from marlvec import VectorEnv
-from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
 from marlvec.errors import BrokenError, EnvRaised, EnvTimeout, RestartQuietly, WorkerDied
+from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
 from tests.faults.programs import wait_gone
 from tests.vector.kinds import vectorize
 

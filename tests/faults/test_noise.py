@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv
-from marlvec.envs.testing import CounterEnv
 from marlvec.errors import BrokenError, EnvFault, EnvTimeout, FetchTimeout, WorkerDied
+from marlvec.testing.scripted import CounterEnv
 from marlvec.vector import channel as ch
 
 N, A, NOISY = 4, 3, 1

@@ -20,7 +20,6 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 
 import marlvec
 from marlvec import AsyncVectorEnv, VectorEnv
-from marlvec.envs.testing import CounterEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, TurnEnv, decode
 from marlvec.errors import (
     ArgumentError,
     ClosedError,
@@ -29,6 +28,7 @@ from marlvec.errors import (
     NotResetError,
     SerialisationError,
 )
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, TurnEnv, decode
 from tests.vector.kinds import BACKENDS, vectorize
 from tests.vector.reference import MODES
 from tests.waiting import within

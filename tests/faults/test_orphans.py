@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv
-from marlvec.envs.testing import CounterEnv
 from marlvec.errors import WorkerDied
+from marlvec.testing.scripted import CounterEnv
 from marlvec.vector.launch import ensure_server
 from tests.faults.programs import alive, start, wait_gone
 from tests.waiting import LONG, until

@@ -23,8 +23,8 @@ import pytest
 
 import marlvec.vector
 from marlvec import AsyncVectorEnv
-from marlvec.envs.testing import CounterEnv, decode, decode_reward
 from marlvec.errors import EnvRaised, ResourceError, WorkerDied
+from marlvec.testing.scripted import CounterEnv, decode, decode_reward
 from marlvec.vector import resources
 from marlvec.vector.server import Server, ensure_server
 from tests.faults.programs import alive, run, wait_gone

@@ -29,8 +29,8 @@ from benchmarks.recovery import (
     notice_hang,
 )
 from marlvec import AsyncVectorEnv, RestartLimit
-from marlvec.envs.testing import CounterEnv, ExitingEnv, RaisingEnv, decode
 from marlvec.errors import EnvTimeout, FetchTimeout, WorkerDied
+from marlvec.testing.scripted import CounterEnv, ExitingEnv, RaisingEnv, decode
 from marlvec.vector.watchdog import Watchdog
 from tests.faults.programs import run, wait_gone
 from tests.waiting import LONG, Gate, overdue, within

@@ -20,8 +20,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from marlvec import AsyncVectorEnv, make
-from marlvec.envs.testing import CounterEnv, SampledEnv
 from marlvec.errors import ResourceError
+from marlvec.testing.scripted import CounterEnv, SampledEnv
 from marlvec.vector import forkserver, launch, memory, resources
 from marlvec.vector.launch import ensure_server
 from tests.faults.programs import mounted, run
@@ -352,7 +352,7 @@ except FileNotFoundError:
     print("no folder for temporary files")
 with open("/dev/shm/probe", "wb", buffering=0) as file:
     assert file.write(bytes(1 << 20)) < 1 << 20
-from marlvec.envs.testing import SampledEnv
+from marlvec.testing.scripted import SampledEnv
 from gymnasium.spaces import Box, Discrete
 def pixels():
     return SampledEnv(Box(0, 255, (256, 256, 3), np.uint8), Discrete(3))

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv, RestartLimit, RestartQuietly, VectorEnv, VectorStep, env_seeds, make
-from marlvec.envs.testing import (
+from marlvec.errors import EnvRaised, EnvTimeout, NotResetError, WorkerDied
+from marlvec.testing.scripted import (
     CounterEnv,
     ExitingEnv,
     HangingEnv,
@@ -25,7 +26,6 @@ from marlvec.envs.testing import (
     SlowEnv,
     decode,
 )
-from marlvec.errors import EnvRaised, EnvTimeout, NotResetError, WorkerDied
 from marlvec.vector import stacks
 from marlvec.vector.launch import WorkerProcess
 from marlvec.vector.seeding import restart_seed

@@ -22,7 +22,6 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from marlvec import RestartLimit, VectorEnv, infos_to_list
-from marlvec.envs.testing import CounterEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, decode
 from marlvec.errors import (
     ContractError,
     ContractWarning,
@@ -34,6 +33,7 @@ from marlvec.errors import (
     WorkerDied,
 )
 from marlvec.testing import check_env
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, decode
 from marlvec.vector import reports
 from marlvec.vector.infos import RESERVED
 from tests.faults.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
@@ -664,7 +664,7 @@ def test_views_kept_for_ever_never_crash(backends: tuple[str, ...], tmp_path: Pa
 import faulthandler, gc, os, signal
 from functools import partial
 import numpy as np
-from marlvec.envs.testing import CounterEnv
+from marlvec.testing.scripted import CounterEnv
 from marlvec.errors import WorkerDied
 from tests.vector.kinds import vectorize
 

@@ -18,8 +18,8 @@ import pytest
 
 import marlvec.vector
 from marlvec import AsyncVectorEnv
-from marlvec.envs.testing import CounterEnv, decode
 from marlvec.errors import FetchTimeout
+from marlvec.testing.scripted import CounterEnv, decode
 from marlvec.vector.launch import ensure_server
 from tests.faults.programs import mounted, run
 from tests.waiting import Gate, GatedEnv, within

@@ -14,8 +14,8 @@ import pytest
 from gymnasium.spaces import Discrete, Space
 
 from marlvec import AsyncVectorEnv, VectorEnv
-from marlvec.envs.testing import CounterEnv
 from marlvec.errors import EnvRaised, MarlvecError, NotResetError, SerialisationError
+from marlvec.testing.scripted import CounterEnv
 from tests.vector.kinds import vectorize
 
 N, A = 4, 3
@@ -304,7 +304,7 @@ PROGRAM = """
 import os
 from functools import partial
 from marlvec import AsyncVectorEnv
-from marlvec.envs.testing import CounterEnv
+from marlvec.testing.scripted import CounterEnv
 from marlvec.errors import BrokenError
 
 here = os.getpid()

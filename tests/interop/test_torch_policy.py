@@ -15,9 +15,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 import marlvec
 from marlvec.collect import Collector
 from marlvec.connectors import GeneralAdvantageEstimation, RnnState, Rows
-from marlvec.envs.testing import SampledEnv
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError, UnsupportedSpaceError
 from marlvec.policies import PolicyMap, RandomPolicy
+from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.sync import SyncVectorEnv
 from tests.collect.players import sync
 from tests.selfplay.nim import Nim

@@ -18,9 +18,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
 from marlvec.envs.adapters.detect import adapt
-from marlvec.envs.testing import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
-from marlvec.envs.testing.world import World
 from marlvec.envs.wrappers.time_limit import TimeLimit
+from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
+from marlvec.testing.scripted.scripted_state import World
 from tests.properties.matter import Matter
 from tests.vector.kinds import waits
 from tests.vector.trees import is_object

@@ -7,8 +7,8 @@ from functools import cache, partial
 from typing import Any
 
 from marlvec import AsyncVectorEnv, SyncVectorEnv, ThreadVectorEnv, VectorEnv
-from marlvec.envs.testing import KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from marlvec.registry import resolve_all
+from marlvec.testing.scripted import KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from tests.vector.reference import Call, record
 
 Factories = list[Callable[[], Any]]

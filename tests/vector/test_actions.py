@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec import VectorEnv
-from marlvec.envs.testing import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, TurnEnv, checksum, decode
 from marlvec.errors import ActionError, ArgumentError
+from marlvec.testing.scripted import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, TurnEnv, checksum, decode
 from tests.vector.kinds import BACKENDS, factories_of, vectorize
 from tests.vector.reference import record, replay
 

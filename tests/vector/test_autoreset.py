@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv, SyncVectorEnv, VectorEnv, infos_to_list
-from marlvec.envs.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward
 from marlvec.errors import ArgumentError, ContractError, EnvRaised, NotResetError
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward
 from tests.vector.kinds import BACKENDS, together, vectorize
 from tests.vector.reference import MODES
 

@@ -13,7 +13,7 @@ from marlvec import SyncVectorEnv, VectorEnv, VectorStep, make
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import batch_space
 from marlvec.testing import check_vector_env
-from marlvec.vector.check import CHECKS
+from marlvec.testing.check_vector_env import CHECKS
 from tests.vector.kinds import factories_of, vectorize
 
 pytestmark = pytest.mark.many_processes

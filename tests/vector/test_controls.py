@@ -15,7 +15,6 @@ import pytest
 from pettingzoo.utils import BaseParallelWrapper
 
 from marlvec import PerEnv, VectorEnv
-from marlvec.envs.testing import CounterEnv, SingleEnv, decode
 from marlvec.errors import (
     ArgumentError,
     BusyError,
@@ -25,6 +24,7 @@ from marlvec.errors import (
     NothingPendingError,
     SerialisationError,
 )
+from marlvec.testing.scripted import CounterEnv, SingleEnv, decode
 from tests.vector.kinds import BACKENDS, vectorize
 from tests.waiting import Gate
 

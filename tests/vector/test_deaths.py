@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv, VectorEnv
-from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode_reward
 from marlvec.errors import BrokenError, WorkerDied
+from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode_reward
 from tests.faults.programs import wait_gone
 from tests.waiting import LONG, Gate, until, within
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from marlvec import SyncVectorEnv, VectorEnv
-from marlvec.envs.testing import CounterEnv, RaisingEnv, TurnEnv, decode, reward_of
 from marlvec.errors import (
     ContractError,
     EnvArgumentError,
@@ -20,6 +19,7 @@ from marlvec.errors import (
     NotResetError,
     RemoteCause,
 )
+from marlvec.testing.scripted import CounterEnv, RaisingEnv, TurnEnv, decode, reward_of
 from tests.vector.kinds import BACKENDS, vectorize
 
 CONTEXTS = ("forkserver", "spawn", "fork")

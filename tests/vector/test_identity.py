@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec import AsyncVectorEnv, SyncVectorEnv
-from marlvec.envs.testing import SampledEnv, decode
+from marlvec.testing.scripted import SampledEnv, decode
 from tests.vector.kinds import REAL, SCRIPTED, asynchronous, factories_of, recorded, sync
 from tests.vector.reference import MODES, record, replay
 

@@ -21,16 +21,9 @@ from gymnasium.spaces import Box, Discrete
 from pettingzoo import ParallelEnv
 
 from marlvec import infos_to_list
-from marlvec.envs.testing import (
-    CounterEnv,
-    ScriptedParallelEnv,
-    SingleEnv,
-    decode,
-    decode_reward,
-    draw,
-)
 from marlvec.errors import ArgumentError, BusyError, ContractError, FetchTimeout
 from marlvec.testing import check_env
+from marlvec.testing.scripted import CounterEnv, ScriptedParallelEnv, SingleEnv, decode, decode_reward, draw
 from tests.interop.checkers import parallel_seed_test
 from tests.vector.kinds import BACKENDS, vectorize
 from tests.waiting import Gate, GatedEnv

@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv, VectorEnv
-from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
 from marlvec.errors import ClosedError, EnvRaised, MarlvecError, NothingPendingError, SerialisationError, WorkerDied
 from marlvec.registry import make
+from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
 from marlvec.vector import launch, memory
 from tests.faults.programs import alive, wait_gone
 from tests.leaks import Snapshot, leaks
@@ -234,7 +234,7 @@ def test_views_outlive_the_vectorizer(shared_memory: bool) -> None:
 import gc
 import numpy as np
 from marlvec import make
-from marlvec.envs.testing import CounterEnv, decode
+from marlvec.testing.scripted import CounterEnv, decode
 envs = make(CounterEnv, 4, num_workers=2, copy=False, shared_memory={shared_memory})
 obs, _ = envs.reset(seed=0)
 views = [obs, *envs.step(np.ones((4, 3), np.int64))]

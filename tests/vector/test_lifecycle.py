@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv, SyncVectorEnv, make
-from marlvec.envs.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, SlowEnv, decode
 from marlvec.errors import BrokenError, ContractError, EnvRaised, SerialisationError, WorkerDied
+from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, SlowEnv, decode
 from tests.faults.programs import wait_gone
 from tests.vector.kinds import BACKENDS, vectorize
 from tests.waiting import LONG, within

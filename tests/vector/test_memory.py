@@ -14,7 +14,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from marlvec import AsyncVectorEnv, VectorEnv, make
-from marlvec.envs.testing import CounterEnv, SampledEnv, ScriptedParallelEnv
+from marlvec.testing.scripted import CounterEnv, SampledEnv, ScriptedParallelEnv
 from marlvec.vector import channel, memory
 from tests.vector.kinds import BACKENDS, REAL, factories_of, recorded, vectorize
 from tests.vector.reference import MODES, public
@@ -121,7 +121,7 @@ def test_a_step_without_infos_sends_headers_alone(mode: str, monkeypatch: pytest
 
 
 def together(agent_num: int) -> Any:
-    from marlvec.envs.testing import Script
+    from marlvec.testing.scripted import Script
 
     return Script.together(agent_num, 4)
 

@@ -16,9 +16,9 @@ from pettingzoo import ParallelEnv
 
 from marlvec import AsyncVectorEnv, VectorEnv
 from marlvec.envs import Padded, adapt
-from marlvec.envs.testing import SampledEnv
 from marlvec.errors import ActionError, ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import ObjectArray
+from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.buffers import Buffers
 from tests.vector.kinds import BACKENDS
 from tests.vector.object_envs import OBJECTS, Card, Hands, ObjectEnv, at, play

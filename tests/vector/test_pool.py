@@ -15,10 +15,18 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 import marlvec
 from marlvec import VectorEnv
-from marlvec.envs.testing import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv, draw_script
 from marlvec.errors import ArgumentError, BrokenError, BusyError, ContractError, FetchTimeout
-from marlvec.vector.check import CHECKS
-from marlvec.vector.checks.rows import check_partial_reset
+from marlvec.testing.check_vector_env import CHECKS
+from marlvec.testing.scripted import (
+    CounterEnv,
+    SampledEnv,
+    Script,
+    ScriptedParallelEnv,
+    SingleEnv,
+    TurnEnv,
+    draw_script,
+)
+from marlvec.testing.vector_checks.rows import check_partial_reset
 from marlvec.vector.pool import PoolVectorEnv
 from marlvec.vector.pools.duck import DuckPool, form_of
 from tests.vector.reference import MODES, Call, record, replay

@@ -17,8 +17,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import marlvec
-from marlvec.envs.testing import SingleEnv
 from marlvec.errors import ArgumentError, BrokenError, ContractError, EnvRaised
+from marlvec.testing.scripted import SingleEnv
 from marlvec.vector.pool import PoolVectorEnv
 from tests.vector.reference import MODES, record, replay
 

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 
 from marlvec import VectorEnv, make
 from marlvec.envs.spec import EnvSpec
-from marlvec.envs.testing import SampledEnv
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.random_action import random_actions
 from tests.vector.kinds import BACKENDS, SCRIPTED, factories_of, vectorize
 from tests.vector.reference import MODES

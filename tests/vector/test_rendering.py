@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import marlvec
 from marlvec.envs.rendering import tile_frames
-from marlvec.envs.testing import KeyedEnv, ScriptedParallelEnv, SingleEnv
 from marlvec.errors import ArgumentError, BusyError, EnvRaised
+from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv
 from tests.painter import SMALLEST, PainterEnv, read
 
 BACKENDS = ("sync", "thread", "async")

@@ -26,7 +26,7 @@ HEAD = """
 import json, os, sys, threading, time
 import numpy as np
 import marlvec
-from marlvec.envs.testing import CounterEnv, HangingEnv, SlowEnv, decode_reward
+from marlvec.testing.scripted import CounterEnv, HangingEnv, SlowEnv, decode_reward
 
 def play(envs):
     envs.reset(seed=1)

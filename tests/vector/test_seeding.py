@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec import SyncVectorEnv, VectorEnv, env_seeds
-from marlvec.envs.testing import CounterEnv, decode, draw
 from marlvec.errors import ArgumentError
+from marlvec.testing.scripted import CounterEnv, decode, draw
 from tests.vector.kinds import BACKENDS, vectorize
 
 N = 4

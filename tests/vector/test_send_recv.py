@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec import AsyncVectorEnv, VectorEnv, env_seeds
-from marlvec.envs.testing import CounterEnv, decode, decode_reward
 from marlvec.errors import ArgumentError, BusyError, NotResetError
+from marlvec.testing.scripted import CounterEnv, decode, decode_reward
 from tests.vector.kinds import BACKENDS, SCRIPTED, factories_of, vectorize
 from tests.vector.reference import MODES, Reference, check_row_step, public
 from tests.waiting import Gate, GatedEnv, overdue

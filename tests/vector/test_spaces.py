@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec import AsyncVectorEnv, VectorEnv
-from marlvec.envs.testing import SampledEnv
 from marlvec.errors import ContractError
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
+from marlvec.testing.scripted import SampledEnv
 from tests.vector.kinds import BACKENDS, REAL, SCRIPTED, factories_of, vectorize
 from tests.vector.reference import MODES, assert_trees_equal, record, replay
 from tests.vector.trees import flatten

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv
-from marlvec.envs.testing import CounterEnv
 from marlvec.registry import make
+from marlvec.testing.scripted import CounterEnv
 
 CONTEXTS = ("forkserver", "spawn", "fork")
 

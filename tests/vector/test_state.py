@@ -10,8 +10,8 @@ import pytest
 from mpe2 import simple_spread_v3
 
 from marlvec import env_seeds
-from marlvec.envs.testing import ScriptedParallelEnv
 from marlvec.errors import ArgumentError, EnvRaised
+from marlvec.testing.scripted import ScriptedParallelEnv
 from tests.vector.kinds import BACKENDS, vectorize
 from tests.vector.reference import MODES
 

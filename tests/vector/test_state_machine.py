@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv, VectorEnv
-from marlvec.envs.testing import CounterEnv, decode, decode_reward
 from marlvec.errors import (
     BusyError,
     ClosedError,
@@ -23,6 +22,7 @@ from marlvec.errors import (
     NotResetError,
     StateError,
 )
+from marlvec.testing.scripted import CounterEnv, decode, decode_reward
 from tests.vector.kinds import BACKENDS, factories_of, recorded, vectorize
 from tests.vector.reference import MODES, replay
 from tests.waiting import Gate, GatedEnv, overdue

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv, ThreadVectorEnv, VectorEnv
-from marlvec.envs.testing import CounterEnv, decode, decode_reward
 from marlvec.errors import ArgumentError, BusyError, EnvRaised, NotResetError
+from marlvec.testing.scripted import CounterEnv, decode, decode_reward
 from tests.vector.kinds import BACKENDS, vectorize
 from tests.waiting import Gate, GatedEnv, overdue
 

@@ -1,0 +1,206 @@
+"""Whether a connector keeps to its contract: many small stories, told in many ways."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+
+from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector, LearnerConnector
+from marlvec.errors import ArgumentError
+from marlvec.testing.connector_checks._support.report import Refused
+from marlvec.testing.connector_checks._support.story import ColumnLike
+from marlvec.testing.connector_checks._support.trial import Trial
+from marlvec.testing.connector_checks.batches import check_batched, check_learning, check_order, check_subsets
+from marlvec.testing.connector_checks.calls import (
+    check_empty,
+    check_inputs,
+    check_inside,
+    check_outputs,
+    check_repeat,
+    check_rows,
+)
+from marlvec.testing.connector_checks.config import check_config
+from marlvec.testing.connector_checks.episodes import check_first, check_reset
+from marlvec.testing.connector_checks.learner import check_learner
+from marlvec.testing.connector_checks.memory import check_copy, check_merge, check_mode, check_setup, check_state
+
+__all__ = ["check_connector"]
+
+_CHECKS: dict[str, Callable[[Trial], None]] = {
+    "rows": check_rows,
+    "repeat": check_repeat,
+    "inputs": check_inputs,
+    "outputs": check_outputs,
+    "inside": check_inside,
+    "empty": check_empty,
+    "learning": check_learning,
+    "merge": check_merge,
+    "mode": check_mode,
+    "batched": check_batched,
+    "order": check_order,
+    "subsets": check_subsets,
+    "first": check_first,
+    "reset": check_reset,
+    "state": check_state,
+    "copy": check_copy,
+    "setup": check_setup,
+    "config": check_config,
+}
+
+_OBS: tuple[Space[Any], ...] = (
+    Box(-np.inf, np.inf, (3,), np.float32),
+    Box(-2.0, 3.0, (2, 2), np.float64),
+    Box(0, 255, (8, 8, 3), np.uint8),
+    Discrete(4, start=1),
+    MultiDiscrete([2, 3]),
+    MultiBinary(3),
+    Dict(
+        OrderedDict(
+            place=Box(-9.0, 9.0, (2,), np.float32), rest=Tuple([Discrete(3), Box(0.0, np.inf, (1,), np.float64)])
+        )
+    ),
+)
+_ACTIONS: tuple[Space[Any], ...] = (
+    Discrete(5),
+    Box(-2.0, 3.0, (2,), np.float32),
+    Box(-np.inf, np.inf, (2,), np.float32),
+    MultiDiscrete([2, 3]),
+    Dict(OrderedDict(arm=Box(-1.0, 4.0, (2,), np.float64), gear=Discrete(3, start=-1))),
+)
+
+
+def check_connector(
+    make: Connector | Callable[[], Connector],
+    space: Space[Any] | None = None,
+    *,
+    action_space: Space[Any] | None = None,
+    agents: Sequence[str] = ("agent_0", "agent_1", "agent_2"),
+    num_envs: int = 4,
+    columns: Mapping[str, ColumnLike] | None = None,
+    seed: int = 0,
+) -> None:
+    """Play stories to a connector, or to a whole pipeline, and check all that it answers.
+
+    A story has envs whose episodes begin and end at times of their own, agents that take turns, come late and leave
+    early, and episodes that are lost. It is told to new connectors again and again: in one call, row by row, in another
+    order, in parts, with a reset, from a state, through a copy. Each check has a name:
+
+    ============  ====================================================================================================
+    ``rows``      rows come out, as many as went in (fewer only with ``changes_length``), in their order
+    ``repeat``    two made alike answer alike, to the bit
+    ``inputs``    arrays that were given are neither written to nor kept
+    ``outputs``   what was returned is not written to by later calls
+    ``inside``    observations lie in ``output_space()``; actions lie in the env's space if they were in
+                  ``policy_space()``
+    ``empty``     a call without rows returns none, in the same columns, and changes nothing
+    ``learning``  what is learnt does not depend on how the rows were put into calls
+    ``merge``     states merged from two are what one learns that sees all of it; running episodes stay as they are
+    ``mode``      ``train()`` and ``eval()`` switch; in eval nothing is learnt
+    ``batched``   all rows in one call come out as in calls of their own (with ``across_agents`` each env's)
+    ``order``     the order of rows does not matter
+    ``subsets``   which other rows are in the call, and which envs and agents there are, does not matter
+    ``first``     a row that has ``first`` set begins an episode
+    ``reset``     ``reset()`` forgets the named envs' episodes, and nothing else
+    ``state``     ``state_dict()`` is plain data and holds all that is remembered, also in mid-episode
+    ``copy``      a deep copy goes on like the original and shares nothing with it
+    ``setup``     spaces are declared without a trace; ``setup()`` with the same space forgets nothing
+    ``config``    built again from its config, it is the same (left out where it cannot be written to one)
+    ============  ====================================================================================================
+
+    Where nothing is learnt all of that is checked in training and in eval, else the answers in eval and what is learnt
+    in training. Answers may differ in their last digits where sums are taken in another order; after a state, a copy or
+    a setup they may not differ by a bit.
+
+    On the learner side the stories are finished batches, fragment after fragment: ``batched`` takes each fragment on
+    its own (with ``across_agents`` that is left out), ``order`` turns the fragments round, and what has to do with
+    spaces, modes and running episodes is left out.
+
+    Args:
+        make: What makes a new connector each time it is called; or a new connector, which is copied.
+        space: Agent side: of one observation at its input. Action side: of one action at its output. None for several,
+            of which those are left out that it refuses. Learner side: of one observation; None for a vector.
+        action_space: Of one action of the policy, on the agent and learner side; None for ``Discrete(4)``.
+        agents: Names of the agents.
+        num_envs: How many envs there are, at least 2.
+        columns: Further columns that the connector needs, in the rows and in what the policy answers: the space of one
+            row's value, or a function of the rows that makes the whole column. There are the collector's own, also
+            ``state``, and the policy's ``actions``, ``logp`` and ``values``; in finished batches also ``next_state``,
+            ``next_values``, ``target_logp`` and ``advantages``.
+        seed: Of all that is drawn.
+
+    Raises:
+        ContractError: The connector broke its contract. Says which check found it, on which space, where, what was
+            expected and what was got.
+        UnsupportedSpaceError, ArgumentError: The connector refuses ``space``, or all spaces that were tried.
+        ArgumentError: An argument is wrong.
+    """
+    if not isinstance(num_envs, (int, np.integer)) or num_envs < 2:
+        raise ArgumentError(f"num_envs must be at least 2, got {num_envs!r}")
+    if not agents:
+        raise ArgumentError("there must be at least one agent")
+    for what, given in (("space", space), ("action_space", action_space)):
+        if given is not None and not isinstance(given, Space):
+            raise ArgumentError(f"{what} must be a Gymnasium space, or None, got {given!r:.200}")
+    build, piece = _maker(make)
+    if isinstance(piece, AgentConnector):
+        spaces = _OBS
+    elif isinstance(piece, ActionConnector):
+        spaces = _ACTIONS
+    elif isinstance(piece, LearnerConnector):
+        obs, action = space or _OBS[0], action_space or Discrete(4)
+        check_learner(build, obs, action, columns or {}, num_envs, len(agents), seed)  # type: ignore[arg-type]  # builds what `piece` is
+        return
+    else:
+        whose = "" if piece is make else f", which {make!r:.200} made"
+        raise ArgumentError(f"expected a connector, or a function that makes one, got {piece!r:.200}{whose}")
+    refused: list[Exception] = []
+    for each in spaces if space is None else (space,):
+        try:
+            _check(build, each, action_space or Discrete(4), tuple(agents), num_envs, columns or {}, seed)
+        except Refused as error:
+            refused.append(error.said)
+    if len(refused) == (len(spaces) if space is None else 1):
+        reason = refused[0]
+        if space is None:
+            reason.add_note(f"{piece.name} refuses all spaces that were tried; give check_connector(..., space=)")
+        raise reason
+
+
+def _maker(make: Connector | Callable[[], Connector]) -> tuple[Callable[[], Connector], Connector]:
+    """What makes a new connector each time, and one that it made."""
+    if isinstance(make, Connector):
+        return lambda: copy.deepcopy(make), make
+    if not callable(make):
+        return make, make
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        name = getattr(make, "__name__", repr(make))
+        raise ArgumentError(
+            f"expected a connector, or a function without arguments that makes one, got {name} ({error}): give an "
+            f"instance, {name}(...)"
+        ) from None
+    except ValueError:
+        pass  # written in C; the call will show
+    return make, make()
+
+
+def _check(
+    build: Callable[[], Connector],
+    space: Space[Any],
+    action_space: Space[Any],
+    agents: tuple[str, ...],
+    num_envs: int,
+    columns: Mapping[str, ColumnLike],
+    seed: int,
+) -> None:
+    trial = Trial(build, space, action_space, agents, num_envs, columns, seed)
+    for name, check in _CHECKS.items():
+        trial.report.check = name
+        check(trial)

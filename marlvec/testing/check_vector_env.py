@@ -1,0 +1,60 @@
+"""Whether a `VectorEnv` keeps to its contract: a suite of checks for any implementation of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from marlvec.errors import ArgumentError
+from marlvec.testing.vector_checks.autoreset import check_autoreset
+from marlvec.testing.vector_checks.guards import check_busy, check_close, check_guards, check_own_answers
+from marlvec.testing.vector_checks.play import MakeEnvs
+from marlvec.testing.vector_checks.rows import (
+    check_copies,
+    check_determinism,
+    check_halves,
+    check_partial_reset,
+    check_seeding,
+    check_spaces,
+)
+from marlvec.testing.vector_checks.stream import check_stream
+
+__all__ = ["CHECKS", "check_vector_env"]
+
+CHECKS: tuple[Callable[[MakeEnvs, int], None], ...] = (
+    check_spaces,
+    check_seeding,
+    check_determinism,
+    check_halves,
+    check_stream,
+    check_guards,
+    check_busy,
+    check_partial_reset,
+    check_autoreset,
+    check_copies,
+    check_own_answers,
+    check_close,
+)
+
+
+def check_vector_env(make_envs: MakeEnvs, *, seed: int = 0) -> tuple[str, ...]:
+    """Run every check on fresh vectorizers, over whole episodes.
+
+    Args:
+        make_envs: Builds a vectorizer of at least two equal envs; takes ``autoreset_mode`` and ``copy`` and passes them
+            on, e.g. ``lambda **settings: marlvec.make("simple_spread", 3, **settings)``. The envs must do the same for
+            the same seed, and end their episodes within some hundred steps. Each one is closed.
+        seed: Seed of envs and actions.
+
+    Returns:
+        Names of the checks that ran: all of them.
+
+    Raises:
+        ContractError: A check failed: ``"check_vector_env: <check>: <what>: expected ..., got ..."``.
+        ArgumentError: ``make_envs`` makes one env only, in which no mix-up could show.
+    """
+    with make_envs() as envs:
+        if envs.num_envs < 2:
+            raise ArgumentError(f"make_envs: expected at least 2 envs, or no mix-up can show; got {envs.num_envs}")
+    for check in CHECKS:
+        check(make_envs, seed)
+    return tuple(check.__name__.removeprefix("check_").replace("_", " ") for check in CHECKS)

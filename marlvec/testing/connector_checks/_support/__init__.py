@@ -1,0 +1,1 @@
+"""What the checks of connectors are made of."""

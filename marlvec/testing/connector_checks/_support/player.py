@@ -1,0 +1,103 @@
+"""Plays a story to one connector, as a collector would, and refuses rows that are not the rows it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from marlvec.connectors.connector import ActionConnector, Connector
+from marlvec.connectors.pipeline import Pipeline
+from marlvec.connectors.rows import Rows
+from marlvec.testing.connector_checks._support.report import Report, keys_of
+from marlvec.testing.connector_checks._support.story import Moment
+
+__all__ = ["IDENTITY", "Player"]
+
+IDENTITY = ("env_id", "agent_index", "eps_id", "t")
+"""Columns that say which row a row is."""
+
+
+class Player:
+    """A connector and those who call it.
+
+    Args:
+        report: Where to say what is wrong.
+        piece: The connector, set up.
+    """
+
+    def __init__(self, report: Report, piece: Connector) -> None:
+        self.report, self.piece = report, piece
+
+    def see(self, moment: Moment) -> Rows:
+        """Play one moment in one call; its rows as they came out."""
+        return self.see_parts(moment, [np.arange(len(moment.rows))])[0]
+
+    def see_parts(self, moment: Moment, parts: Sequence[Any]) -> list[Rows]:
+        """Play one moment in several calls, each of some of its rows."""
+        shares = [moment.take(np.asarray(part, np.int64)) for part in parts]
+        outs = [self.call(share.rows) for share in shares]
+        for out, share in zip(outs, shares, strict=True):
+            self.tell(self.answered(out, share))
+        if moment.over:
+            self.reset(list(moment.over))
+        return outs
+
+    def call(self, rows: Rows) -> Rows:
+        """Call the connector.
+
+        Raises:
+            ContractError: It raised, or returned something other than these rows.
+        """
+        with self.report.asking("the call"):
+            out = self.piece(rows)
+        if not isinstance(out, Rows):
+            self.report.broken("what the call returns", "Rows", type(out).__name__)
+        for name in IDENTITY:
+            if name not in out.columns:
+                self.report.broken("the columns that come out", f"{name!r} among them", str(list(out.columns)))
+        kept = self._kept(rows, out)
+        for name in IDENTITY:
+            if not np.array_equal(out[name], rows[name][kept]):
+                self.report.broken(f"column {name!r}", "the rows in their order", "other values")
+        return out
+
+    def answered(self, out: Rows, moment: Moment) -> Rows:
+        """The rows that came out with what the policy answered to them; without last rows, on which nobody acts."""
+        places = {key: i for i, key in enumerate(keys_of(moment.rows))}
+        came = np.array([places[key] for key in keys_of(out)], np.int64)
+        acting = ~moment.rows.last[came]
+        return out.take(acting).replace(**moment.answer.take(came[acting]).columns)
+
+    def tell(self, answered: Rows) -> None:
+        """Show it what the policy answered; the action side is not told."""
+        if len(answered) and not isinstance(self.piece, ActionConnector):
+            with self.report.asking("on_policy_output()"):
+                self.piece.on_policy_output(answered)
+
+    def reset(self, env_ids: Any) -> None:
+        """Have it forget envs."""
+        with self.report.asking(f"reset({env_ids})"):
+            self.piece.reset(env_ids)
+
+    def _kept(self, rows: Rows, out: Rows) -> Any:
+        """Positions of the rows that came out."""
+        if len(out) == len(rows):
+            return np.arange(len(rows))
+        subject = f"the number of rows that come out of {len(rows)}"
+        if not self.piece.changes_length:
+            self.report.broken(subject, str(len(rows)), str(len(out)), "one that removes rows sets changes_length")
+        places = {key: i for i, key in enumerate(keys_of(rows))}
+        if unknown := [key for key in keys_of(out) if key not in places]:
+            self.report.broken("the rows that come out", "some of those that went in", f"(env, agent) {unknown[0]}")
+        kept = np.array([places[key] for key in keys_of(out)], np.int64)
+        if (np.diff(kept) <= 0).any():
+            self.report.broken("the rows that come out", "their order kept, each once", f"those at {kept.tolist()}")
+        if gone := np.setdiff1d(np.flatnonzero(rows.last), kept).tolist():
+            key = keys_of(rows)[gone[0]]
+            self.report.broken("the last row of an episode", "never removed", f"no row of (env, agent) {key}")
+        if not isinstance(self.piece, Pipeline) and not hasattr(self.piece, "noop"):
+            hint = 'set it to an action of the policy, to "repeat", or to None'
+            self.report.broken("attribute noop of one that removes rows", "what those agents do", "none", hint)
+        return kept

@@ -1,0 +1,113 @@
+"""The one form in which a check says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.testing.connector_checks._support.difference import Difference, difference
+
+__all__ = ["Key", "Refused", "Report", "keys_of"]
+
+Key = tuple[int, int]
+"""(env, agent)"""
+
+
+class Refused(Exception):
+    """The connector does not take this space, and says so as it should.
+
+    Attributes:
+        said: What it raised.
+    """
+
+    def __init__(self, said: Exception) -> None:
+        super().__init__(str(said))
+        self.said = said
+
+
+class Report:
+    """Who is checked, on what, and by which check.
+
+    Args:
+        connector: The connector's name.
+        on: What it is fed with, in words.
+
+    Attributes:
+        check: Name of the check that runs.
+    """
+
+    def __init__(self, connector: str, on: str) -> None:
+        self.connector, self.on = connector, on
+        self.check = "setup"
+
+    def broken(self, subject: str, expected: str, got: str, hint: str = "") -> NoReturn:
+        """Raise the `ContractError` that says what is wrong."""
+        what = f"{subject}: expected {expected}, got {got}" + (f"; {hint}" if hint else "")
+        raise ContractError(f"{self.connector}, check {self.check!r}, on {self.on}: {what}")
+
+    @contextmanager
+    def asking(self, subject: str, *, may_refuse: bool = False) -> Iterator[None]:
+        """Turn whatever the connector raises into a `ContractError` that says where.
+
+        Args:
+            subject: What is asked of it.
+            may_refuse: Whether it may say here that it does not take the space.
+        """
+        try:
+            yield
+        except Exception as error:
+            if may_refuse and isinstance(error, (ArgumentError, UnsupportedSpaceError)):
+                raise Refused(error) from error
+            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            hint = "what it cannot take it refuses in output_space() or policy_space(); columns={name: space} adds some"
+            try:
+                self.broken(subject, "no error", f"{type(error).__name__}: {error}{notes}", hint)
+            except ContractError as told:
+                raise told from error
+
+    def same(self, expected: Any, got: Any, subject: str, hint: str = "") -> None:
+        """Refuse a value that is not what it was, to the bit."""
+        if differs := difference(expected, got):
+            self.broken(f"{subject}, {differs}", differs.expected, differs.got, hint)
+
+    def compare(
+        self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
+    ) -> None:
+        """Refuse rows that are not what they were.
+
+        Args:
+            expected: What these rows must be, in any order, and maybe others.
+            got: What they are.
+            moment: Number of the moment.
+            condition: What should have made no difference, e.g. ``"in any order"``.
+            hint: What may be done about it.
+            near: Whether floats may differ in their last digits.
+        """
+        places = {key: i for i, key in enumerate(keys_of(expected))}
+        if more := [key for key in keys_of(got) if key not in places]:
+            self.broken(f"moment {moment}, (env, agent) {more[0]}", f"no row {condition}", "one", hint)
+        expected = expected.take(np.array([places[key] for key in keys_of(got)], np.int64))
+        if differs := difference(expected.columns, got.columns, near=near):
+            where = place(differs, got)
+            self.broken(f"moment {moment}, {where}", f"{differs.expected} {condition}", differs.got, hint)
+
+
+def keys_of(rows: Rows) -> list[Key]:
+    """(env, agent) of each row."""
+    return list(zip(rows.env_id.tolist(), rows.agent_index.tolist(), strict=True))
+
+
+def place(differs: Difference, rows: Rows) -> str:
+    """Name the place of a difference between rows."""
+    if not differs.path:
+        return "the columns"
+    if not differs.at:
+        return f"column {differs.path!r}"
+    env, agent = keys_of(rows)[differs.at[0]]
+    inner = differs.at[1:]
+    return f"column {differs.path!r} of env {env}, agent {agent}" + (f", index {inner}" if inner else "")

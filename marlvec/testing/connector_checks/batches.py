@@ -1,0 +1,118 @@
+"""However rows are put into calls, the same comes out of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from marlvec.connectors.rows import Rows
+from marlvec.testing.connector_checks._support.difference import nearly
+from marlvec.testing.connector_checks._support.report import keys_of
+from marlvec.testing.connector_checks._support.story import Moment
+from marlvec.testing.connector_checks._support.trial import Trial
+
+__all__ = ["check_batched", "check_learning", "check_order", "check_subsets"]
+
+Parts = Callable[[Moment], list[Any]]
+
+_ACROSS = "one that looks at other agents of its env sets across_agents; one that learns says what in merge_states()"
+_ORDER = "where a row stands means nothing: go by env_id and agent_index"
+
+
+def check_batched(trial: Trial) -> None:
+    """All rows in one call are as each row (each env, with across_agents) in a call of its own."""
+    for training in trial.modes:
+        _in_parts(trial, training, lambda moment: trial.alone(moment.rows), "in a call of its own", _ACROSS)
+
+
+def check_order(trial: Trial) -> None:
+    """The order of rows does not matter."""
+    rng = np.random.default_rng(0)
+    for training in trial.modes:
+        for parts in (lambda m: [np.arange(len(m.rows))[::-1]], lambda m: [rng.permutation(len(m.rows))]):
+            _in_parts(trial, training, parts, "in another order", _ORDER)
+
+
+def check_subsets(trial: Trial) -> None:
+    """Who else is in a call, or is there at all, does not matter; nobody is reset here, which is another question."""
+    rng = np.random.default_rng(0)
+    moments = [Moment(moment.rows, moment.answer) for moment in trial.moments()]
+    for training in trial.modes:
+        _in_parts(trial, training, lambda m: _halves(trial, m, rng), "in a call without the others", _ACROSS)
+        player = trial.player(training=training)
+        whole = [player.see(moment) for moment in moments]
+        ways = {f"where there is only env {env}": _of_env(moments, env) for env in range(trial.num_envs)}
+        if not trial.across:
+            agents = range(len(trial.agents))
+            ways |= {f"where there is only agent {agent}": _of_agent(moments, agent) for agent in agents}
+        for condition, some in ways.items():
+            player = trial.player(training=training)
+            for k, moment in enumerate(some):
+                mine = set(keys_of(moment.rows))
+                chosen = np.array([key in mine for key in keys_of(whole[k])], np.bool_)
+                _compare(trial, whole[k].take(chosen), [player.see(moment)], k, condition, _ACROSS)
+
+
+def check_learning(trial: Trial) -> None:
+    """What is learnt is the same however the rows are put into calls."""
+    trial.learn()
+    if not trial.learns:
+        return
+    rng = np.random.default_rng(0)
+    ways: dict[str, Parts] = {
+        "from rows in calls of their own": lambda m: trial.alone(m.rows),
+        "from rows in another order": lambda m: [rng.permutation(len(m.rows))],
+        "from rows in two calls": lambda m: _halves(trial, m, rng),
+    }
+    whole = trial.player(training=True)
+    for moment in trial.moments():
+        whole.see(moment)
+    expected = trial.first_learnt(whole.piece, trial.merged(whole.piece))
+    for way, parts in ways.items():
+        player = trial.player(training=True)
+        for moment in trial.moments():
+            player.see_parts(moment, parts(moment))
+        got = trial.first_learnt(player.piece, trial.merged(player.piece))
+        if differs := nearly(expected, got):
+            trial.report.broken(
+                f"what is learnt {way}, {differs}", differs.expected, differs.got, "each row counts once"
+            )
+
+
+def _in_parts(trial: Trial, training: bool, parts: Parts, condition: str, hint: str) -> None:
+    whole, single = (trial.player(training=training) for _ in range(2))
+    for k, moment in enumerate(trial.moments()):
+        expected = whole.see(moment)
+        outs = single.see_parts(moment, parts(moment))
+        _compare(trial, expected, outs, k, condition, hint)
+
+
+def _of_env(moments: list[Moment], env: int) -> list[Moment]:
+    return [moment.of_envs((env,)) for moment in moments]
+
+
+def _of_agent(moments: list[Moment], agent: int) -> list[Moment]:
+    return [moment.take(moment.rows.agent_index == agent) for moment in moments]
+
+
+def _compare(trial: Trial, whole: Rows, outs: list[Rows], k: int, condition: str, hint: str) -> None:
+    """Refuse a call's rows that are not what they were in calls of some of them."""
+    there = set(keys_of(whole))
+    apart = {key for out in outs for key in keys_of(out)}
+    if differ := sorted(there ^ apart):
+        got, expected = ("a row", "none") if differ[0] in there else ("none", "a row")
+        trial.report.broken(f"moment {k}, (env, agent) {differ[0]}", f"{expected} as {condition}", got, hint)
+    for out in outs:
+        wanted = set(keys_of(out))
+        mine = whole.take(np.array([key in wanted for key in keys_of(whole)], np.bool_))
+        trial.report.compare(out, mine, k, f"as {condition}", hint, near=True)
+
+
+def _halves(trial: Trial, moment: Moment, rng: np.random.Generator) -> list[Any]:
+    side = rng.random((trial.num_envs, len(trial.agents))) < 0.5
+    if trial.across:
+        side[:] = side[:, :1]
+    chosen = side[moment.rows.env_id, moment.rows.agent_index]
+    return [np.flatnonzero(chosen), np.flatnonzero(~chosen)]

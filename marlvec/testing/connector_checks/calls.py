@@ -1,0 +1,124 @@
+"""Single calls: what goes in stays as it was, what comes out is whole, lies in its space, and stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.connectors.rows import Rows
+from marlvec.connectors.trees import map_tree, tree_leaves
+from marlvec.testing.connector_checks._support.difference import outsider
+from marlvec.testing.connector_checks._support.report import place
+from marlvec.testing.connector_checks._support.story import Moment
+from marlvec.testing.connector_checks._support.trial import Trial
+
+__all__ = ["check_empty", "check_inputs", "check_inside", "check_outputs", "check_repeat", "check_rows"]
+
+
+def check_rows(trial: Trial) -> None:
+    """Rows in, the same rows out."""
+    for training in (True, False):
+        player = trial.player(training=training)
+        for moment in trial.moments():
+            player.see(moment)
+
+
+def check_inside(trial: Trial) -> None:
+    """What comes out lies in the space that is declared: observations in output_space(), actions in the env's."""
+    column, space = ("actions_for_env", trial.space) if trial.acts else ("obs", trial.outer)
+    for training in (True, False):
+        player = trial.player(training=training)
+        for k, moment in enumerate(trial.moments()):
+            out = player.see(moment)
+            if column not in out.columns:
+                trial.report.broken("the columns that come out", f"{column!r} among them", str(list(out.columns)))
+            found = outsider(space, out[column], len(out), exact=not trial.acts)
+            if found:
+                found = found._replace(path=f"{column}/{found.path}" if found.path else column)
+                hint = "" if trial.acts else "output_space() must say what comes out"
+                trial.report.broken(f"moment {k}, {place(found, out)}", found.expected, found.got, hint)
+
+
+def check_inputs(trial: Trial) -> None:
+    """Arrays that were given are never written to, nor kept: their owner may write to them after the call."""
+    hint = "copy an array before you write to it"
+    player, quiet = trial.player(), trial.player()
+    for k, moment in enumerate(trial.told()):
+        expected = quiet.see(Moment(_own(moment.rows), _own(moment.answer), moment.over))
+        rows = _own(moment.rows)
+        out = player.call(rows)
+        _untouched(trial, moment.rows, rows, k, hint)
+        held = _own(out)
+        _scribble(rows)
+        trial.report.compare(expected, held, k, "whatever became of earlier calls' arrays", "keep copies of arrays")
+        answered = player.answered(held, moment)
+        rows = _own(answered)
+        player.tell(rows)
+        _untouched(trial, answered, rows, k, hint)
+        _scribble(rows)
+        if moment.over:
+            player.reset(list(moment.over))
+
+
+def _untouched(trial: Trial, before: Rows, after: Rows, k: int, hint: str) -> None:
+    names, others = list(before.columns), list(after.columns)
+    if names != others:
+        trial.report.broken(f"moment {k}, the columns that were given", str(names), str(others), "call rows.replace()")
+    trial.report.compare(before, after, k, "as it was given", hint)
+
+
+def check_outputs(trial: Trial) -> None:
+    """What was returned is not written to by later calls."""
+    player = trial.player()
+    before: list[tuple[Rows, Rows]] = []
+    for moment in trial.moments():
+        for k, (out, held) in enumerate(before):
+            trial.report.compare(held, out, k, "as when it was returned", "return copies of what is remembered")
+        out = player.see(moment)
+        before.append((out, _own(out)))
+
+
+def check_repeat(trial: Trial) -> None:
+    """Two that were made alike and see the same answer the same, to the bit."""
+    for training in (True, False):
+        one, two = (trial.player(training=training) for _ in range(2))
+        for k, moment in enumerate(trial.moments()):
+            hint = "draw random numbers with RowRandom, and share nothing between instances"
+            trial.report.compare(one.see(moment), two.see(moment), k, "from one made alike", hint)
+
+
+def check_empty(trial: Trial) -> None:
+    """No rows in, no rows out, in the same columns; and nothing changes."""
+    player = trial.player()
+    for moment in trial.moments():
+        out = player.see(moment)
+        state = player.piece.state_dict()
+        none = player.call(moment.rows.take(np.zeros(0, np.int64)))
+        for name, column in out.columns.items():
+            if name not in none.columns:
+                trial.report.broken("the columns of no rows", f"{name!r} among them", str(list(none.columns)))
+            trial.report.same(map_tree(_form, column), map_tree(_form, none[name]), f"column {name!r} of no rows")
+        trial.report.same(state, player.piece.state_dict(), "the state after a call without rows")
+
+
+def _form(array: Any) -> tuple[str, tuple[int, ...]]:
+    return str(array.dtype), tuple(array.shape[1:])
+
+
+def _own(rows: Rows) -> Rows:
+    return Rows({name: map_tree(np.array, column) for name, column in rows.columns.items()})
+
+
+def _scribble(rows: Rows) -> None:
+    for column in rows.columns.values():
+        for _, leaf in tree_leaves(column):
+            _spoil(leaf)
+
+
+def _spoil(array: NDArray[Any]) -> None:
+    if array.dtype == object:
+        array[...] = None
+    else:
+        array[...] = np.asarray(101).astype(array.dtype)

@@ -1,0 +1,63 @@
+"""Built again from its config, a connector is the same."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+
+from marlvec.connectors.connector import Connector
+from marlvec.connectors.registry import connector_from_config
+from marlvec.errors import SerialisationError
+from marlvec.testing.connector_checks._support.player import Player
+from marlvec.testing.connector_checks._support.report import Report
+from marlvec.testing.connector_checks._support.trial import Trial
+
+__all__ = ["check_config", "read_back"]
+
+_CUT = 6  # moments before it is built again
+
+
+def check_config(trial: Trial) -> None:
+    """What its config builds is like it, and goes on from its state."""
+    player = trial.player(training=True)
+    if (built := read_back(trial.report, player.piece)) is None:
+        return
+    other = Player(trial.report, trial.piece(built).train())
+    for moment in trial.moments()[:_CUT]:
+        player.see(moment)
+    trial.load(other.piece, player.piece.state_dict())
+    for k, moment in enumerate(trial.moments()[_CUT:]):
+        trial.report.compare(player.see(moment), other.see(moment), _CUT + k, "from one built from the config")
+
+
+def read_back(report: Report, piece: Connector) -> Connector | None:
+    """Build a connector from another one's config; None where a class or function in it was not registered.
+
+    Raises:
+        ContractError: The config is no JSON-able data beside arrays, or builds something else.
+    """
+    with report.asking("to_config()"):
+        try:
+            config = piece.to_config()
+        except SerialisationError:
+            return None
+    try:
+        json.dumps(config, default=_array)
+    except TypeError as error:
+        report.broken("the config", "JSON-able data and arrays", str(error))
+    with report.asking("building from the config"):
+        built = connector_from_config(copy.deepcopy(config))
+        again = built.to_config()
+    if type(built) is not type(piece) or repr(built) != repr(piece):
+        report.broken("what is built from the config", repr(piece), repr(built), "keep arguments under their own names")
+    report.same(config, again, "the config of what was built from it")
+    return built
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r} is no JSON")

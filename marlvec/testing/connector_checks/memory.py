@@ -1,0 +1,184 @@
+"""What it remembers can be taken away and brought back, and all of it is in the state."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from marlvec.connectors.chain import with_inner
+from marlvec.connectors.connector import Connector
+from marlvec.errors import ArgumentError
+from marlvec.testing.connector_checks._support.difference import nearly
+from marlvec.testing.connector_checks._support.player import Player
+from marlvec.testing.connector_checks._support.report import Report
+from marlvec.testing.connector_checks._support.trial import Trial
+
+__all__ = ["check_copy", "check_setup", "check_state", "plain_state", "refuses_foreign", "check_merge", "check_mode"]
+
+_CUT = 6  # moments before a state is taken
+_OTHER = 3_000  # seed of another life
+_ALL = "state_dict() must hold all that it remembers"
+
+
+def check_state(trial: Trial) -> None:
+    """state_dict() is plain data and a copy; loaded into another one, that one goes on to the bit."""
+    for training in (True, False):
+        player, used = (trial.player(training=training) for _ in range(2))
+        for moment in trial.moments()[:_CUT]:
+            player.see(moment)
+        for moment in trial.moments(seed=_OTHER)[:_CUT]:
+            used.see(moment)
+        used.reset(None)
+        state = plain_state(trial.report, player.piece)
+        held = copy.deepcopy(state)
+        fresh = Player(trial.report, _mode(trial.piece(), training))
+        # An array that one of them kept shows in the end: each has its own.
+        for other, given in ((fresh, state), (used, copy.deepcopy(state))):
+            if given:
+                with trial.report.asking("load_state_dict()"):
+                    other.piece.load_state_dict(given)
+            trial.report.same(held, plain_state(trial.report, other.piece), "the state of one that has loaded it", _ALL)
+        _go_on(trial, player, [fresh, used], "from one that has loaded the state", _ALL)
+        trial.report.same(held, state, "a state that was taken, later", "it must be a copy, and loading must copy it")
+    player = trial.player(training=True)
+    for moment in trial.moments()[:_CUT]:
+        player.see(moment)
+    refuses_foreign(trial.report, player.piece)
+
+
+def check_copy(trial: Trial) -> None:
+    """A deep copy goes on like the original, and neither touches the other."""
+    player = trial.player(training=True)
+    for moment in trial.moments()[:_CUT]:
+        player.see(moment)
+    with trial.report.asking("copy.deepcopy()"):
+        twin = Player(trial.report, copy.deepcopy(player.piece))
+    held = copy.deepcopy(player.piece.state_dict())
+    outs = [twin.see(moment) for moment in trial.moments()[_CUT:]]
+    hint = "a copy must share nothing that changes with the original"
+    trial.report.same(held, player.piece.state_dict(), "the state after a deep copy was used", hint)
+    for k, (moment, out) in enumerate(zip(trial.moments()[_CUT:], outs, strict=True)):
+        trial.report.compare(player.see(moment), out, _CUT + k, "from a deep copy", hint)
+
+
+def check_setup(trial: Trial) -> None:
+    """Spaces are declared without a trace, and a setup() with the same space forgets nothing."""
+    player, other = trial.player(), trial.player()
+    for moment in trial.moments()[:_CUT]:
+        player.see(moment)
+        other.see(moment)
+    state = copy.deepcopy(other.piece.state_dict())
+    again = trial.declared(other.piece, trial.space)
+    if again != trial.outer:
+        trial.report.broken("the space it declares, asked again", str(trial.outer), str(again))
+    trial.report.same(state, other.piece.state_dict(), "the state after it was asked for a space", "that must be pure")
+    with trial.report.asking("setup() once more"):
+        other.piece.setup(trial.space)
+    hint = "an edit of a pipeline sets every piece up anew"
+    trial.report.same(state, other.piece.state_dict(), "the state after setup() with the same space", hint)
+    _go_on(trial, player, [other], "after setup() with the same space", hint)
+
+
+def _go_on(trial: Trial, player: Player, others: list[Player], condition: str, hint: str) -> None:
+    for k, moment in enumerate(trial.moments()[_CUT:]):
+        expected = player.see(moment)
+        for other in others:
+            trial.report.compare(expected, other.see(moment), _CUT + k, condition, hint)
+    for other in others:
+        trial.report.same(player.piece.state_dict(), other.piece.state_dict(), f"the state in the end {condition}")
+
+
+def plain_state(report: Report, piece: Connector) -> Any:
+    """A connector's state; refused if it is not plain data."""
+    with report.asking("state_dict()"):
+        state = piece.state_dict()
+    if not isinstance(state, dict):
+        report.broken("what state_dict() returns", "a dict", type(state).__name__)
+    if odd := _odd(state, ""):
+        report.broken("the state", "dicts, lists, arrays, numbers, strings and None", odd)
+    return state
+
+
+def refuses_foreign(report: Report, piece: Connector) -> None:
+    """Refuse a connector that takes a state which is not its own."""
+    state = copy.deepcopy(piece.state_dict())
+    try:
+        piece.load_state_dict({"what no connector remembers": 1})
+    except ArgumentError:
+        report.same(state, piece.state_dict(), "the state after it refused another one")
+    except Exception as error:
+        report.broken("load_state_dict() of another's", "ArgumentError", f"{type(error).__name__}: {error}")
+    else:
+        report.broken("load_state_dict() of another's", "ArgumentError", "no error")
+
+
+def _odd(state: Any, path: str) -> str | None:
+    """The first thing in a state that is not plain data."""
+    if isinstance(state, dict):
+        if keys := [key for key in state if not isinstance(key, str)]:
+            return f"the key {keys[0]!r} at {path or '/'}"
+        return next((odd for key, item in state.items() if (odd := _odd(item, f"{path}/{key}"))), None)
+    if isinstance(state, (list, tuple)):
+        return next((odd for i, item in enumerate(state) if (odd := _odd(item, f"{path}/{i}"))), None)
+    if isinstance(state, np.ndarray):
+        return f"an array of objects at {path}" if state.dtype == object else None
+    if state is None or isinstance(state, (bool, int, float, str, np.generic)):
+        return None
+    return f"{type(state).__name__} at {path}"
+
+
+def _mode(piece: Connector, training: bool) -> Connector:
+    return piece.train() if training else piece.eval()
+
+
+_HALFWAY = 6
+
+
+def check_mode(trial: Trial) -> None:
+    """train() and eval() switch, and return the connector; in eval nothing is learnt."""
+    player = trial.player(training=True)
+    for name, training in (("eval", False), ("train", True), ("eval", False)):
+        with trial.report.asking(f"{name}()"):
+            returned = getattr(player.piece, name)()
+        if returned is not player.piece:
+            trial.report.broken(f"what {name}() returns", "the connector itself", type(returned).__name__)
+        if wrong := [piece for piece in with_inner(player.piece) if piece.training is not training]:
+            trial.report.broken(f"training of {wrong[0].name} after {name}()", str(training), str(wrong[0].training))
+    learnt = copy.deepcopy(trial.merged(player.piece))
+    for moment in trial.moments():
+        player.see(moment)
+    trial.report.same(
+        learnt, trial.merged(player.piece), "what was learnt, after a story in eval", "freeze it in eval()"
+    )
+
+
+def check_merge(trial: Trial) -> None:
+    """Merged states of two that saw different envs are what one learns that sees all; running episodes go on."""
+    pair = [Player(trial.report, trial.piece().train()) for _ in range(2)]
+    both = Player(trial.report, trial.piece().train())
+    for moment in trial.moments()[:_HALFWAY]:
+        both.see(moment)
+        for i, player in enumerate(pair):
+            player.see(moment.of_envs(tuple(range(i, trial.num_envs, 2))))
+    pieces = [player.piece for player in pair]
+    merged, turned = trial.merged(*pieces), trial.merged(*reversed(pieces))
+    if differs := nearly(merged, turned):
+        trial.report.broken(f"the merged state in another order, {differs}", differs.expected, differs.got)
+    pooled = trial.first_learnt(both.piece, trial.merged(both.piece))
+    if differs := nearly(pooled, trial.first_learnt(both.piece, merged)):
+        hint = "merge_states() joins what was learnt as if one had seen it all, and nothing else"
+        trial.report.broken(f"what two have learnt, merged, {differs}", differs.expected, differs.got, hint)
+    if not trial.learns:
+        return
+    one, two = pair
+    one.piece.eval(), two.piece.eval()
+    plain = Player(trial.report, copy.deepcopy(one.piece))
+    trial.load(plain.piece, trial.merged(one.piece))
+    for k, moment in enumerate(trial.moments()[_HALFWAY:]):
+        mine = moment.of_envs(tuple(range(0, trial.num_envs, 2)))
+        hint = "loading a merged state leaves running episodes alone"
+        trial.report.compare(
+            one.see(mine), plain.see(mine), _HALFWAY + k, "after loading its own merged state", hint, near=True
+        )

@@ -1,0 +1,52 @@
+"""Checking Gymnasium envs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from marlvec.envs.adapters.gymnasium import AGENT
+from marlvec.testing.env_checks.player import Player
+from marlvec.testing.env_checks.values import check_table, check_tuple
+
+__all__ = ["SinglePlayer"]
+
+
+class SinglePlayer(Player):
+    """Plays a Gymnasium env, as the one agent ``"agent_0"``.
+
+    Args:
+        env: The env.
+        name: What to call it.
+        max_steps: Within how many steps an episode must end.
+    """
+
+    def __init__(self, env: Any, name: str, max_steps: int) -> None:
+        def read() -> dict[str, Any]:
+            return {"observation_space": env.observation_space, "action_space": env.action_space}
+
+        super().__init__(env, name, [AGENT], read, max_steps)
+        self._seen: Any = None
+        self._info: Any = {}
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Begin an episode."""
+        result = self.ask_reset(seed, options)
+        pair = isinstance(result, tuple) and len(result) == 2
+        self._seen, self._info = result if pair else (result, {})
+        check_table(self._info, self.place, "info")
+        self.observe(AGENT, self._seen)
+
+    def step(self, rng: np.random.Generator) -> None:
+        """Act."""
+        action = self.draw(AGENT, self.allowed(AGENT, self._seen, self._info), rng)
+        result = check_tuple(self.ask(self.env.step, action, given="the action"), self.place, 4, 5)
+        obs, reward, ended, *cut, self._info = result
+        check_table(self._info, self.place, "info")
+        self._seen = obs
+        self.observe(AGENT, obs)
+        self.pay(AGENT, reward)
+        self.over = self.ends(AGENT, ended, cut[0] if cut else False)
+        if self.over and self.resets_itself:
+            self.check_final(AGENT, self._info, {})

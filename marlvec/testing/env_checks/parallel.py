@@ -1,0 +1,115 @@
+"""Checking PettingZoo Parallel envs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from marlvec.envs.adapters.return_values import AgentId
+from marlvec.testing.env_checks.constant_spaces import ZooSpaces
+from marlvec.testing.env_checks.player import Player
+from marlvec.testing.env_checks.values import check_agents, check_keys, check_table, check_tuple
+
+__all__ = ["ParallelPlayer"]
+
+_TABLES = ("observations", "rewards", "terminations", "truncations")
+
+
+class ParallelPlayer(Player):
+    """Plays a PettingZoo Parallel env: everyone in ``env.agents`` acts in every step.
+
+    Args:
+        env: The env.
+        name: What to call it.
+        max_steps: Within how many steps an episode must end.
+    """
+
+    def __init__(self, env: Any, name: str, max_steps: int) -> None:
+        agents = list(env.possible_agents)
+        super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps)
+        self._seen: Mapping[Any, Any] = {}
+        self._infos: Mapping[Any, Any] = {}
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Begin an episode with those who are in ``env.agents``."""
+        result = self.ask_reset(seed, options)
+        obs, infos = check_tuple(result, self.place, 2) if isinstance(result, tuple) else (result, {})
+        self._seen = check_table(obs, self.place, "observations")
+        self._infos = self.check_infos(infos)
+        self.live = set(self._listed())
+        if not self.live:
+            self.place.broken("env.agents", "at least one agent", "none")
+        check_keys(self._seen, self.live, self.place, "observations")
+        for agent in self._seen:
+            self.observe(agent, self._seen[agent])
+
+    def step(self, rng: np.random.Generator) -> None:
+        """Let all live agents act."""
+        listed = [agent for agent in self.agents if agent in self.live]
+        masks = {agent: self.allowed(agent, self._seen[agent], self._infos.get(agent)) for agent in listed}
+        actions = {agent: self.draw(agent, masks[agent], rng) for agent in listed}
+        result = check_tuple(self.ask(self.env.step, actions, given="actions"), self.place, 4, 5)
+        if len(result) == 4:
+            obs, rewards, dones, infos = result
+            result = obs, rewards, dones, dict.fromkeys(check_table(dones, self.place, "dones"), False), infos
+        tables = {what: check_table(part, self.place, what) for what, part in zip(_TABLES, result[:4], strict=True)}
+        self._infos = self.check_infos(result[4])
+        self._seen = tables["observations"]
+        now = self._listed()
+        for what, table in tables.items():
+            check_agents(list(table), self.agents, self.place, what)
+        if self.resets_itself and self._all_end(tables):
+            return
+        born = (set(now) | set(self._seen)) - self.live - self.gone
+        for what, table in tables.items():
+            for agent in self.gone:
+                if agent in table:
+                    self.place.broken(what, f"nothing of agent {agent!r}, which has ended", "data")
+            # The newborn have been observed; whether they are paid at once is the env's own affair.
+            expected = self.live | born if table is self._seen else self.live | (born & set(table))
+            check_keys(table, expected, self.place, what)
+        ended = {agent for agent in sorted(self.live | born, key=str) if self._take(agent, tables)}
+        self._check_listed(now, born, ended)
+        self.gone |= ended
+        self.live = (self.live | born) - ended
+        self.over = not self.live
+
+    def _take(self, agent: AgentId, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
+        """Look at what a step says of one agent; return whether it has ended."""
+        self.observe(agent, tables["observations"][agent])
+        if agent in tables["rewards"]:
+            self.pay(agent, tables["rewards"][agent])
+        return self.ends(agent, *(tables[what].get(agent, False) for what in _TABLES[2:]))
+
+    def _all_end(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
+        """Whether this step ended the episode of an env that resets itself; then it is looked at here."""
+        told = [tables[what] for what in _TABLES[1:]]
+        if any(agent not in table for agent in self.live for table in told):
+            return False  # and what is missing is looked for by the caller
+        live = [agent for agent in self.agents if agent in self.live]
+        ends = [self.ends(agent, told[1][agent], told[2][agent]) for agent in live]
+        if not all(ends):
+            return False
+        for agent in live:
+            self.pay(agent, told[0][agent])
+            self.check_final(agent, self._infos.get(agent), self._infos)
+        for agent, value in self._seen.items():
+            self.observe(agent, value)
+        self.over = True
+        return True
+
+    def _check_listed(self, now: list[AgentId], born: set[AgentId], ended: set[AgentId]) -> None:
+        for agent in now:
+            if agent in self.gone:
+                self.place.broken("env.agents", f"no agent {agent!r}, which has ended", "it again")
+            if agent in ended:
+                self.place.broken("env.agents", f"agent {agent!r}, which has ended, to leave it", "it still there")
+        for agent in sorted((self.live | born) - ended - set(now), key=str):
+            self.place.broken("env.agents", f"agent {agent!r}, whose flags are False", "it has left")
+
+    def _listed(self) -> list[AgentId]:
+        agents = check_agents(getattr(self.env, "agents", None), self.agents, self.place, "env.agents")
+        self.note("env.agents", agents)
+        return agents

@@ -1,0 +1,270 @@
+"""Playing whole episodes on a raw env, looking at all that comes back."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Discrete, Space
+from numpy.typing import NDArray
+
+from marlvec.envs.adapters.return_values import AgentId
+from marlvec.envs.adapters.self_reset import resets_itself
+from marlvec.sampling import SpaceSampler
+from marlvec.spaces import SpaceTree
+from marlvec.spaces.action_masks import split_action_mask
+from marlvec.testing.env_checks.constant_spaces import ConstantSpaces
+from marlvec.testing.env_checks.report import Place, first_difference, leaf
+from marlvec.testing.env_checks.values import check_flag, check_mask, check_member, check_reward, check_table
+
+__all__ = ["Moment", "Player", "check_equal"]
+
+_FINALS = ("final_observation", "final_obs", "terminal_observation")
+
+
+@dataclass
+class Moment:
+    """What one call brought.
+
+    Attributes:
+        place: The call.
+        facts: What it is, e.g. ``"reward of agent 'a'"``, to a copy of it.
+    """
+
+    place: Place
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Player(ABC):
+    """Plays random legal actions on one raw env of one form.
+
+    Args:
+        env: The user's env.
+        name: What to call it.
+        agents: Its agents, as it names them.
+        read_spaces: See `ConstantSpaces`; observation spaces of all agents first, then action spaces, then others.
+        max_steps: Within how many steps an episode must end.
+
+    Attributes:
+        place: The call that is being made.
+        live: The agents that are in the episode.
+        gone: The agents that have ended.
+        over: Whether the episode is over.
+    """
+
+    def __init__(
+        self, env: Any, name: str, agents: list[AgentId], read_spaces: Callable[[], dict[str, Any]], max_steps: int
+    ) -> None:
+        self.env, self.name, self.agents, self.max_steps = env, name, agents, max_steps
+        self.place = Place(name, "reset()")
+        self.spaces = ConstantSpaces(name, read_spaces)
+        found = list(read_spaces().values())
+        self.observation_spaces: dict[AgentId, Space[Any]] = dict(zip(agents, found, strict=False))
+        self.action_spaces: dict[AgentId, Space[Any]] = dict(zip(agents, found[len(agents) :], strict=False))
+        self._samplers = {agent: SpaceSampler(SpaceTree(space)) for agent, space in self.action_spaces.items()}
+        self._masked = {
+            agent: split_action_mask(self.observation_spaces[agent], self.action_spaces[agent])[1] is not None
+            for agent in agents
+        }
+        self.resets_itself = resets_itself(env, name)
+        self.live: set[AgentId] = set()
+        self.gone: set[AgentId] = set()
+        self.over = False
+        self._moment = Moment(self.place)
+
+    # --- what each form provides ---
+
+    @abstractmethod
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Begin an episode and check what comes back; set ``live`` and ``over``."""
+
+    @abstractmethod
+    def step(self, rng: np.random.Generator) -> None:
+        """Take one step with random legal actions and check what comes back; set ``live``, ``gone`` and ``over``."""
+
+    # --- whole episodes ---
+
+    def play(self, episodes: int, seed: int) -> list[Moment]:
+        """Play so many episodes; the first one is seeded, the others go on from there.
+
+        Raises:
+            ContractError: The env broke its contract.
+        """
+        rng = np.random.default_rng(seed)
+        trace: list[Moment] = []
+        for episode in range(1, episodes + 1):
+            self.gone, self.over, step = set(), False, 0
+            self._enter(trace, Place(self.name, "reset()", episode))
+            self.reset(seed if episode == 1 else None, None if episode == 1 else {})
+            self._look_at_state()
+            self.spaces.check(episode)
+            while not self.over:
+                step += 1
+                self._enter(trace, Place(self.name, "step()", episode, step))
+                if step > self.max_steps:
+                    self.place.broken("the episode", f"its end within max_steps={self.max_steps} steps", "none")
+                self.step(rng)
+                self._look_at_state()
+            self.spaces.check(episode)
+        return trace
+
+    def _enter(self, trace: list[Moment], place: Place) -> None:
+        self.place, self._moment = place, Moment(place)
+        trace.append(self._moment)
+
+    # --- calls ---
+
+    def ask(self, function: Callable[..., Any], *args: Any, given: str = "", **kwargs: Any) -> Any:
+        """Call the env, which must neither raise nor alter its arguments.
+
+        Args:
+            function: What to call.
+            args: Its arguments.
+            given: What those are, for messages.
+            kwargs: Its keyword arguments.
+        """
+        before = deepcopy((args, kwargs))
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            self.place.broken("the call", "no exception", f"{type(error).__name__}: {error}")
+        for sent, now in ((before[0], args), (before[1], kwargs)):
+            if changed := first_difference(sent, now):
+                # The first part of the path is the argument's own.
+                path = changed.path.partition("/")[2]
+                self.place.broken(leaf(given, path), f"it to be left as it was given, {changed.before}", changed.after)
+        return result
+
+    def ask_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
+        """Call ``reset`` with what it takes; an old env is seeded by ``seed()``."""
+        takes = _keywords(self.env.reset)
+        kwargs: dict[str, Any] = {"seed": seed, "options": options}
+        if takes is not None:
+            if "seed" not in takes and seed is not None:
+                if not callable(getattr(self.env, "seed", None)):
+                    self.place.broken("the signature", "an argument 'seed'", f"{sorted(takes)}")
+                self.ask(self.env.seed, seed, given="seed")
+            kwargs = {key: value for key, value in kwargs.items() if key in takes}
+        return self.ask(self.env.reset, given="options", **kwargs)
+
+    def draw(self, agent: AgentId, mask: NDArray[np.bool_] | None, rng: np.random.Generator) -> Any:
+        """One random action that the mask allows; ints for Discrete spaces, private arrays."""
+        tree = SpaceTree(self.action_spaces[agent])
+        drawn = tree.flatten(self._samplers[agent].sample(rng, 1, None if mask is None else mask[None]))
+        plain = [_plain(one.space, leaves[0]) for one, leaves in zip(tree.leaves, drawn, strict=True)]
+        return tree.unflatten(plain)
+
+    # --- what comes back ---
+
+    def note(self, what: str, value: Any) -> None:
+        """Write a copy into the trace."""
+        self._moment.facts[what] = deepcopy(value)
+
+    def observe(self, agent: AgentId, value: Any) -> None:
+        """Check and note one agent's observation."""
+        subject = f"observation of agent {agent!r}"
+        check_member(self.observation_spaces[agent], value, self.place, subject)
+        self.note(subject, value)
+
+    def allowed(self, agent: AgentId, obs: Any, info: Any) -> NDArray[np.bool_] | None:
+        """Check and note the mask of an agent that must act, from its observation, else from its info."""
+        source = obs if self._masked[agent] else info
+        if not isinstance(source, Mapping) or "action_mask" not in source:
+            return None
+        mask = check_mask(self.action_spaces[agent], source["action_mask"], self.place, agent)
+        self.note(f"action mask of agent {agent!r}", mask)
+        return mask
+
+    def pay(self, agent: AgentId, value: Any) -> None:
+        """Check and note one agent's reward."""
+        check_reward(value, self.place, agent)
+        self.note(f"reward of agent {agent!r}", float(value))
+
+    def ends(self, agent: AgentId, terminated: Any, truncated: Any) -> bool:
+        """Check and note one agent's flags; return whether it has ended."""
+        flags = (
+            check_flag(terminated, self.place, agent, "termination"),
+            check_flag(truncated, self.place, agent, "truncation"),
+        )
+        self.note(f"flags of agent {agent!r}", flags)
+        return any(flags)
+
+    def check_infos(self, infos: Any) -> Mapping[Any, Any]:
+        """Check the infos of all agents; what is no agent's may be anything."""
+        table = check_table(infos, self.place, "infos")
+        for agent in self.agents:
+            if agent in table:
+                check_table(table[agent], self.place, f"info of agent {agent!r}")
+        return table
+
+    def check_final(self, agent: AgentId, own: Any, common: Mapping[Any, Any]) -> None:
+        """Check the last observation of an agent of an env that resets itself.
+
+        Args:
+            agent: The agent.
+            own: Its info, where it may be.
+            common: Infos in which there may be one for each agent, keyed by agent.
+        """
+        found = [own[key] for key in _FINALS if isinstance(own, Mapping) and key in own]
+        shared = [table for key in _FINALS if isinstance(table := common.get(key), Mapping)]
+        found += [table[agent] for table in shared if agent in table]
+        subject = f"final observation of agent {agent!r}"
+        if not found:
+            self.place.broken(subject, f"one in its info under {', '.join(map(repr, _FINALS))}", "none")
+        check_member(self.observation_spaces[agent], found[0], self.place, subject)
+        self.note(subject, found[0])
+
+    def _look_at_state(self) -> None:
+        space = getattr(self.env, "state_space", None)
+        if isinstance(space, Space) and callable(getattr(self.env, "state", None)):
+            state = self.ask(self.env.state)
+            check_member(space, state, self.place, "the global state")
+            self.note("the global state", state)
+
+
+def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Names a callable takes as keywords; None if it takes any, or will not say."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def _plain(space: Space[Any], value: Any) -> Any:
+    if isinstance(space, Discrete):
+        return int(value)
+    if isinstance(value, np.generic) and space.shape == ():
+        return np.asarray(value)
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def check_equal(first: Sequence[Moment], again: Sequence[Moment], who: str) -> None:
+    """Refuse two plays of one seed that differ anywhere.
+
+    Args:
+        first: The one.
+        again: The other.
+        who: Which env played it, for messages.
+
+    Raises:
+        ContractError: Names the first step in which they differ, what differs there, and how.
+    """
+    for before, now in zip(first, again, strict=False):
+        if before.facts.keys() != now.facts.keys():
+            told, others = (sorted(moment.facts) for moment in (before, now))
+            now.place.broken("what it brings", f"the same for the same seed, {told}", f"{others} from {who}")
+        for subject, fact in before.facts.items():
+            if changed := first_difference(fact, now.facts[subject]):
+                where = leaf(subject, changed.path)
+                now.place.broken(where, f"the same for the same seed, {changed.before}", f"{changed.after} from {who}")
+    if len(first) != len(again):
+        longer = max(first, again, key=len)[min(len(first), len(again))]
+        longer.place.broken("the episodes", f"{len(first)} calls in all for the same seed", f"{len(again)} from {who}")

@@ -1,0 +1,110 @@
+"""Where two nested values differ, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from reprlib import Repr
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from marlvec.errors import ContractError
+
+__all__ = ["Place", "short", "Difference", "first_difference", "leaf"]
+
+_REPR = Repr()
+_REPR.maxother = _REPR.maxstring = 120
+
+
+@dataclass(frozen=True)
+class Place:
+    """One call of one env.
+
+    Attributes:
+        env: The env's name.
+        call: What was called, e.g. ``"step()"``.
+        episode: Number of the episode, counted from 1; None outside of one.
+        step: Number of the step, counted from 1; None at a reset.
+    """
+
+    env: str
+    call: str
+    episode: int | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        counts = (("episode", self.episode), ("step", self.step))
+        return f"{self.env}.{self.call}" + "".join(f", {what} {n}" for what, n in counts if n is not None)
+
+    def broken(self, subject: str, expected: str, got: str) -> NoReturn:
+        """Raise the `ContractError` that says what is wrong here."""
+        raise ContractError(f"{self}: {subject}: expected {expected}, got {got}")
+
+
+def short(value: Any) -> str:
+    """A value for a message, on one line."""
+    return " ".join(_REPR.repr(value).split())
+
+
+class Difference(NamedTuple):
+    """The first place in which two values differ.
+
+    Attributes:
+        path: Where in the tree, e.g. ``"camera/left"``; ``""`` for the value itself.
+        before, after: What is there, in words.
+    """
+
+    path: str
+    before: str
+    after: str
+
+
+def first_difference(before: Any, after: Any, path: str = "") -> Difference | None:
+    """Compare dicts, lists and tuples part by part, arrays by dtype, shape and every number; NaN equals NaN."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        if before.keys() != after.keys():
+            return Difference(path, f"keys {_keys(before)}", f"keys {_keys(after)}")
+        parts = [(str(key), before[key], after[key]) for key in before]
+    elif isinstance(before, (list, tuple)) and type(before) is type(after):
+        if len(before) != len(after):
+            return Difference(path, short(before), short(after))
+        parts = [(str(i), a, b) for i, (a, b) in enumerate(zip(before, after, strict=True))]
+    else:
+        return None if _same(before, after) else _differ(path, before, after)
+    found = (first_difference(a, b, f"{path}/{key}" if path else key) for key, a, b in parts)
+    return next((difference for difference in found if difference), None)
+
+
+def leaf(subject: str, path: str) -> str:
+    """Name a part of a value."""
+    return f"{subject}, leaf {path!r}" if path else subject
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, (np.ndarray, np.generic)) or isinstance(b, (np.ndarray, np.generic)):
+        if type(a) is not type(b) or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+    return type(a) is type(b) and bool(a == b or (a != a and b != b))
+
+
+def _differ(path: str, before: Any, after: Any) -> Difference:
+    arrays = isinstance(before, np.ndarray) and isinstance(after, np.ndarray)
+    if arrays and before.shape == after.shape and before.dtype == after.dtype:
+        # One number says more than the beginnings of two large arrays.
+        for at in np.ndindex(before.shape):
+            if not _same(before[at], after[at]):
+                where = f" at index {at}" if at else ""
+                return Difference(path, f"{short(before[at])}{where}", short(after[at]))
+    return Difference(path, _tell(before), _tell(after))
+
+
+def _tell(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {short(value.tolist())}"
+    return f"{type(value).__name__} {short(value)}"
+
+
+def _keys(table: Mapping[Any, Any]) -> str:
+    return short(sorted(map(str, table)))

@@ -1,0 +1,127 @@
+"""Checking RLlib-style dict envs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from marlvec.envs.adapters.return_values import AgentId
+from marlvec.envs.adapters.rllib import ALL
+from marlvec.testing.env_checks.player import Player
+from marlvec.testing.env_checks.values import check_agents, check_flag, check_table, check_tuple
+
+__all__ = ["KeyedPlayer"]
+
+_TABLES = ("observations", "rewards", "terminateds", "truncateds")
+
+
+class KeyedPlayer(Player):
+    """Plays an RLlib-style env: whoever is in the observations acts next.
+
+    Args:
+        env: The env.
+        name: What to call it.
+        agents: Its agents, as it names them.
+        max_steps: Within how many steps an episode must end.
+    """
+
+    def __init__(self, env: Any, name: str, agents: list[AgentId], max_steps: int) -> None:
+        def read() -> dict[str, Any]:
+            pairs = ((kind, agent) for kind in ("observation", "action") for agent in agents)
+            return {f"{kind}_space of agent {agent!r}": _space(env, kind, agent) for kind, agent in pairs}
+
+        super().__init__(env, name, agents, read, max_steps)
+        self._seen: Mapping[Any, Any] = {}
+        self._infos: Mapping[Any, Any] = {}
+        self._acting: list[AgentId] = []
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Begin an episode with those who are observed."""
+        result = self.ask_reset(seed, options)
+        obs, infos = check_tuple(result, self.place, 2) if isinstance(result, tuple) else (result, {})
+        self._seen, self._infos = check_table(obs, self.place, "observations"), self.check_infos(infos)
+        self._acting = check_agents(list(self._seen), self.agents, self.place, "observations")
+        if not self._seen:
+            self.place.broken("observations", "at least one agent's", "none")
+        self.live = set(self._seen)
+        for agent, value in self._seen.items():
+            self.observe(agent, value)
+
+    def step(self, rng: np.random.Generator) -> None:
+        """Let those act who were observed last."""
+        masks = {agent: self.allowed(agent, self._seen[agent], self._infos.get(agent)) for agent in self._acting}
+        actions = {agent: self.draw(agent, masks[agent], rng) for agent in self._acting}
+        result = check_tuple(self.ask(self.env.step, actions, given="actions"), self.place, 4, 5)
+        if len(result) == 4:
+            obs, rewards, dones, infos = result
+            result = obs, rewards, dones, dict.fromkeys(check_table(dones, self.place, "dones"), False), infos
+        tables = {what: check_table(part, self.place, what) for what, part in zip(_TABLES, result[:4], strict=True)}
+        self._infos, self._seen = self.check_infos(result[4]), tables["observations"]
+        over = self._all_flags(tables)
+        for what, table in tables.items():
+            known = [*self.agents, ALL] if what in _TABLES[2:] else self.agents
+            check_agents(list(table), known, self.place, what)
+        if self.resets_itself and (over or self._all_end(tables)):
+            self._take_all(tables, {})
+            for agent in [agent for agent in self.agents if agent in self.live]:
+                self.check_final(agent, self._infos.get(agent), self._infos)
+            for agent, value in self._seen.items():
+                self.observe(agent, value)
+            self.over = True
+            return
+        born = set(self._seen) - self.live - self.gone
+        ended = self._take_all(tables, self._seen)
+        self.gone |= ended
+        self.live = (self.live | born) - ended
+        self._acting = [agent for agent in self._seen if agent in self.live]
+        self.over = over or len(self.gone) == len(self.agents)
+
+    def _all_end(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
+        """Whether every possible agent has ended by now, by flags of its own."""
+        flags = [tables[what] for what in _TABLES[2:]]
+        return all(agent in self.gone or any(table.get(agent, False) for table in flags) for agent in self.agents)
+
+    def _take_all(self, tables: Mapping[str, Mapping[Any, Any]], seen: Mapping[Any, Any]) -> set[AgentId]:
+        """Look at what a step says of everyone, and these observations; return who has ended by its own flag."""
+        ended = set()
+        for agent in self.agents:
+            flags = [tables[what].get(agent, False) for what in _TABLES[2:]]
+            if agent in self.gone:
+                # Flags that stay up are a habit of such envs and say nothing new; data would.
+                if agent in seen or tables["rewards"].get(agent, 0) != 0:
+                    self.place.broken(f"agent {agent!r}", "no data, for it has ended", "an observation or a reward")
+                continue
+            if agent not in self.live | set(seen):
+                if agent in tables["rewards"] or any(flags):
+                    self.place.broken(f"agent {agent!r}", "nothing before its first observation", "a reward or flag")
+                continue
+            if agent in seen:
+                self.observe(agent, seen[agent])
+            if agent in tables["rewards"]:
+                self.pay(agent, tables["rewards"][agent])
+            if self.ends(agent, *flags):
+                ended.add(agent)
+        return ended
+
+    def _all_flags(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
+        if ALL not in tables["terminateds"]:
+            self.place.broken("terminateds", f"a flag of {ALL!r}", f"{sorted(map(str, tables['terminateds']))}")
+        flags = [check_flag(tables[what].get(ALL, False), self.place, ALL, what[:-1]) for what in _TABLES[2:]]
+        self.note(f"flags of {ALL!r}", flags)
+        return any(flags)
+
+
+def _space(env: Any, kind: str, agent: AgentId) -> Any:
+    """One agent's space, wherever the env keeps it; Gymnasium's wrappers do not pass such attributes on."""
+    for layer in (env, getattr(env, "unwrapped", None)):
+        table = getattr(layer, f"{kind}_spaces", None)
+        table = getattr(table, "spaces", table)
+        if isinstance(table, Mapping) and agent in table:
+            return table[agent]
+        if callable(function := getattr(layer, f"get_{kind}_space", None)):
+            return function(agent)
+    shared = getattr(env, f"{kind}_space", None)
+    members = getattr(shared, "spaces", None)
+    return members[agent] if isinstance(members, Mapping) and agent in members else shared

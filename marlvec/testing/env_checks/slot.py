@@ -1,0 +1,166 @@
+"""Checking envs that write into slots themselves."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.adapters.return_values import AgentId
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.slot import Slot
+from marlvec.testing.env_checks.player import Player
+from marlvec.testing.env_checks.values import check_mask, check_member, check_table
+
+__all__ = ["SlotPlayer"]
+
+
+class SlotPlayer(Player):
+    """Plays a `MultiAgentEnv` with arrays of its own, which are as a vectorizer would have them before each call.
+
+    Args:
+        env: The env.
+        max_steps: Within how many steps an episode must end.
+    """
+
+    def __init__(self, env: MultiAgentEnv, max_steps: int) -> None:
+        def read() -> dict[str, Any]:
+            spaces = {f"observation_spaces[{a}]": space for a, space in enumerate(env.observation_spaces)}
+            spaces |= {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
+            return spaces if env.state_space is None else {**spaces, "state_space": env.state_space}
+
+        self._spec = spec = env.spec()
+        super().__init__(env, env.name, list(spec.agents), read, max_steps)
+        self._homes: dict[AgentId, tuple[int, int]] = {
+            spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)
+        }
+        self._obs = [group.observation_tree.zeros(len(group.agents)) for group in spec.groups]
+        self._actions = [group.action_tree.zeros(len(group.agents)) for group in spec.groups]
+        self._masks: list[NDArray[np.bool_] | None] = [
+            None if group.choices is None else np.ones((len(group.agents), group.choices), np.bool_)
+            for group in spec.groups
+        ]
+        agent_num = len(spec.agents)
+        self._reward = np.zeros(agent_num)
+        self._ended, self._cut, self._alive, self._acting = (np.zeros(agent_num, np.bool_) for _ in range(4))
+        self._unseen = np.zeros(agent_num, np.bool_)
+        state = spec.state_space
+        self._state = None if state is None else np.zeros(state.shape or (), state.dtype)
+        self._slot = Slot.of_groups(
+            spec,
+            obs=self._obs,
+            final_obs=[group.observation_tree.zeros(len(group.agents)) for group in spec.groups],
+            actions=self._actions,
+            action_mask=self._masks,
+            masked=np.zeros(1, np.bool_),
+            reward=self._reward,
+            terminated=self._ended,
+            truncated=self._cut,
+            final_missing=self._unseen,
+            alive=self._alive,
+            acting=self._acting,
+            state=self._state,
+        )
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Begin an episode."""
+        for leaf in (leaf for leaves in self._obs for leaf in leaves):
+            leaf[...] = None if leaf.dtype == np.object_ else 0
+        for mask in self._masks:
+            if mask is not None:
+                mask[...] = True
+        self._alive[...] = self._acting[...] = False
+        self._clear()
+        infos = self.ask(partial(self.env.reset, self._slot), seed=seed, options=options, given="options")
+        self._check_info(infos)
+        if not self._alive.any():
+            self.place.broken("alive", "at least one agent", "none")
+        self.live = set()
+        self._look()
+
+    def step(self, rng: np.random.Generator) -> None:
+        """Let those act who must."""
+        for agent in np.array(self.agents)[self._acting].tolist():
+            g, j = self._homes[agent]
+            action = self.draw(agent, self._mask_of(agent), rng)
+            tree = self._spec.groups[g].action_tree
+            for leaf, part in zip(self._actions[g], tree.flatten(action), strict=True):
+                leaf[j] = part
+        for a in np.flatnonzero(~self._alive).tolist():
+            self._slot.zero_obs(a)
+        self._clear()
+        self._check_info(self.ask(partial(self.env.step, self._slot)))
+        self._look()
+
+    def _clear(self) -> None:
+        self._reward[...] = 0
+        self._ended[...] = self._cut[...] = self._unseen[...] = False
+        self._slot.done = self._slot.begun = False
+
+    def _look(self) -> None:
+        place, begun = self.place, self._slot.begun
+        flagged = self._ended | self._cut
+        for a, agent in enumerate(self.agents):
+            alive = bool(self._alive[a])
+            if self._acting[a] and not alive:
+                place.broken(f"acting of agent {agent!r}", "False, for it is not alive", "True")
+            self.pay(agent, float(self._reward[a]))
+            self.ends(agent, self._ended[a], self._cut[a])
+            if not begun:
+                self._check_life(agent, alive, bool(flagged[a]), bool(self._reward[a]))
+            # Who has not had a turn yet may have no observation; who had none of its end has been looked at before.
+            if self._acting[a] or (flagged[a] and not self._unseen[a]) or (alive and self._has_obs(agent)):
+                self.observe(agent, self._row(agent))
+            if self._acting[a]:
+                self._mask_of(agent)
+            if self._unseen[a] and not flagged[a]:
+                place.broken(f"final_missing of agent {agent!r}", "False, for it has not ended", "True")
+        ended = {agent for agent, flag in zip(self.agents, flagged.tolist(), strict=True) if flag}
+        self.gone |= ended
+        self.live = {agent for agent, alive in zip(self.agents, self._alive.tolist(), strict=True) if alive}
+        self.note("alive", self._alive)
+        self.note("acting", self._acting)
+        self.over = self._slot.done
+        if not begun and self.over is not (not self.live):
+            place.broken("slot.done", f"{not self.live}, as alive says", str(self.over))
+        if self._state is not None:
+            self.ask(partial(self.env.write_state, self._slot))
+            assert self._spec.state_space is not None
+            check_member(self._spec.state_space, self._state, place, "the global state")
+            self.note("the global state", self._state)
+
+    def _check_life(self, agent: AgentId, alive: bool, flagged: bool, paid: bool) -> None:
+        place = self.place
+        if alive:
+            self.gone.discard(agent)  # it is born once more
+        if agent in self.gone and (flagged or paid):
+            place.broken(f"agent {agent!r}", "nothing, for it has ended", "a flag or reward")
+        if alive and flagged:
+            place.broken(f"alive of agent {agent!r}", "False, for it has ended", "True")
+        if agent in self.live and not alive and not flagged:
+            place.broken(f"alive of agent {agent!r}", "True, for its flags are False", "False")
+
+    def _row(self, agent: AgentId) -> Any:
+        g, j = self._homes[agent]
+        return self._spec.groups[g].observation_tree.unflatten([leaf[j].copy() for leaf in self._obs[g]])
+
+    def _has_obs(self, agent: AgentId) -> bool:
+        g, j = self._homes[agent]
+        rows = (leaf[j, ...] for leaf in self._obs[g])
+        return any(row[()] is not None if row.dtype == np.object_ else row.any() for row in rows)
+
+    def _mask_of(self, agent: AgentId) -> NDArray[np.bool_] | None:
+        g, j = self._homes[agent]
+        masks = self._masks[g]
+        if masks is None or (self._spec.groups[g].mask_size is None and not self._slot.masked[0]):
+            return None
+        mask = check_mask(self.action_spaces[agent], masks[j], self.place, agent)
+        self.note(f"action mask of agent {agent!r}", mask)
+        return mask
+
+    def _check_info(self, infos: Any) -> None:
+        if infos is not None:
+            for who, info in check_table(infos, self.place, "infos").items():
+                check_table(info, self.place, f"info of {who!r}")

@@ -1,0 +1,52 @@
+"""Scripted envs: their data say where they come from, so any mix-up on the way to the user shows."""
+
+from marlvec.testing.scripted.aec import TurnEnv
+from marlvec.testing.scripted.faulty import ExitingEnv, FaultyEnv, HangingEnv, RaisingEnv, SlowEnv
+from marlvec.testing.scripted.gymnasium import SingleEnv
+from marlvec.testing.scripted.parallel import CounterEnv, NoOpEnv, ScriptedParallelEnv
+from marlvec.testing.scripted.rllib import KeyedEnv
+from marlvec.testing.scripted.sampled import SampledEnv
+from marlvec.testing.scripted.script import End, Script, ScriptLike, draw_script
+from marlvec.testing.scripted.stamp import (
+    ALIVE_CHECKSUM,
+    WIDTH,
+    Stamp,
+    action_code,
+    checksum,
+    decode,
+    decode_reward,
+    draw,
+    next_checksum,
+    reward_of,
+    stamp_space,
+)
+
+__all__ = [
+    "ALIVE_CHECKSUM",
+    "WIDTH",
+    "CounterEnv",
+    "End",
+    "ExitingEnv",
+    "FaultyEnv",
+    "HangingEnv",
+    "KeyedEnv",
+    "NoOpEnv",
+    "RaisingEnv",
+    "SampledEnv",
+    "Script",
+    "ScriptLike",
+    "ScriptedParallelEnv",
+    "SingleEnv",
+    "SlowEnv",
+    "Stamp",
+    "TurnEnv",
+    "action_code",
+    "checksum",
+    "decode",
+    "decode_reward",
+    "draw",
+    "draw_script",
+    "next_checksum",
+    "reward_of",
+    "stamp_space",
+]

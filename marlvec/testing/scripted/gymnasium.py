@@ -1,0 +1,69 @@
+"""Scripted Gymnasium envs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+from marlvec.testing.scripted.script import End, Script
+from marlvec.testing.scripted.scripted_state import World
+
+__all__ = ["SingleEnv"]
+
+
+class SingleEnv(gymnasium.Env[Any, Any]):
+    """A Gymnasium env whose data tell where they come from.
+
+    Args:
+        length: Steps of an episode, or a list of lengths that is gone through again and again.
+        end: How episodes end.
+        info_every: Give an info in every so-manieth step; 0: never.
+        old_api: Whether ``reset`` gives the observation alone and ``step`` four values, as it was before 2022.
+        options: See `World`.
+
+    Raises:
+        ValueError: In ``step``: an action that is not allowed.
+    """
+
+    def __init__(
+        self,
+        length: int | list[int] = 5,
+        *,
+        end: End = "terminated",
+        info_every: int = 0,
+        old_api: bool = False,
+        env_index: int = 0,
+        **options: Any,
+    ) -> None:
+        lengths = [length] if isinstance(length, int) else length
+        self.world = World(1, [Script.together(1, n, end) for n in lengths], env_index=env_index, **options)
+        self.metadata = {"name": "single", "render_modes": []}
+        self.observation_space = self.world.observation_space
+        self.action_space = self.world.action_space
+        self.closed = False
+        self._info_every, self._old_api = info_every, old_api
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin the next episode."""
+        super().reset(seed=seed)
+        self.world.reset(seed)
+        obs = self.world.observe_masked(0)
+        return obs if self._old_api else (obs, self._info())
+
+    def step(self, action: Any) -> Any:
+        """Take one step."""
+        world = self.world
+        world.act({0: action})
+        (ended,), (cut,) = world.script.terminated(world.t), world.script.truncated(world.t)
+        obs, reward, info = world.observe_masked(0), world.reward(0, action), self._info()
+        if not self._old_api:
+            return obs, reward, ended, cut, info
+        return obs, reward, ended or cut, {**info, "TimeLimit.truncated": True} if cut else info
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.closed = True
+
+    def _info(self) -> dict[str, Any]:
+        return {"t": self.world.t} if self._info_every and self.world.t % self._info_every == 0 else {}

@@ -1,0 +1,185 @@
+"""Scripted PettingZoo Parallel envs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, Space
+from pettingzoo import ParallelEnv
+
+from marlvec.testing.scripted.script import End, Script, ScriptLike
+from marlvec.testing.scripted.scripted_state import World
+
+__all__ = ["CounterEnv", "ScriptedParallelEnv", "NoOpEnv"]
+
+
+class ScriptedParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """A PettingZoo Parallel env whose agents come and go by a script, and whose data tell where they come from.
+
+    Observations are read with `decode`, `checksum` and `draw`, rewards with `decode_reward`.
+
+    Args:
+        script: Who lives when; None: drawn anew for each episode from the env's own random stream.
+        agent_num: Number of agents.
+        state: Whether it has a global state.
+        old_api: Whether ``reset`` gives observations alone and ``step`` four dicts, as it was before 2022.
+        options: See `World`.
+
+    Raises:
+        ValueError: In ``step``: actions for other agents than the live ones, or an action that is not allowed.
+    """
+
+    def __init__(
+        self,
+        script: ScriptLike | None = None,
+        *,
+        agent_num: int = 3,
+        state: bool = False,
+        old_api: bool = False,
+        env_index: int = 0,
+        render_mode: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.world = World(agent_num, script, env_index=env_index, **options)
+        self.metadata = {"name": "scripted_parallel", "render_modes": [], "is_parallelizable": True}
+        self.possible_agents = [f"agent_{a}" for a in range(agent_num)]
+        self.agents: list[str] = []
+        self.render_mode = render_mode
+        self.closed = False
+        if state:
+            self.state_space = self.world.state_space
+        self._old_api = old_api
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        return self.world.observation_space
+
+    def action_space(self, agent: str) -> Space[Any]:
+        return self.world.action_space
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin the next episode."""
+        world = self.world
+        world.reset(seed)
+        alive = world.script.alive(0)
+        self.agents = [agent for agent, here in zip(self.possible_agents, alive, strict=True) if here]
+        obs = {agent: world.observe_masked(self._place(agent)) for agent in self.agents}
+        infos = self._infos(self.agents)
+        return obs if self._old_api else (obs, infos)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        """Take one step; everyone live must act, and nobody else may."""
+        world, script = self.world, self.world.script
+        if actions.keys() != set(self.agents):
+            raise ValueError(f"expected actions of {self.agents}, got {list(actions)}")
+        world.act({self._place(agent): action for agent, action in actions.items()})
+        t = world.t
+        ended, cut, alive = script.terminated(t), script.truncated(t), script.alive(t)
+        here = [
+            agent
+            for a, agent in enumerate(self.possible_agents)
+            if agent in self.agents or alive[a] or script.births[a] == t
+        ]
+        place = {agent: self._place(agent) for agent in here}
+        obs = {agent: world.observe_masked(a) for agent, a in place.items()}
+        rewards = {agent: world.reward(a, actions.get(agent, 0)) for agent, a in place.items()}
+        terminations = {agent: ended[a] for agent, a in place.items()}
+        truncations = {agent: cut[a] for agent, a in place.items()}
+        infos = self._infos(here)
+        self.agents = [agent for agent, a in place.items() if alive[a]]
+        if not self._old_api:
+            return obs, rewards, terminations, truncations, infos
+        dones = {agent: ended[a] or cut[a] for agent, a in place.items()}
+        for agent, a in place.items():
+            if cut[a]:
+                infos[agent] = {**infos[agent], "TimeLimit.truncated": True}
+        return obs, rewards, dones, infos
+
+    def state(self) -> Any:
+        return self.world.state()
+
+    def render(self) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.closed = True
+
+    def _place(self, agent: str) -> int:
+        return self.possible_agents.index(agent)
+
+    def _infos(self, agents: list[str]) -> dict[str, dict[str, Any]]:
+        infos = {agent: self.world.info(self._place(agent)) for agent in agents}
+        shared = self.world.script.common.get(self.world.t)
+        return {**infos, "common": shared} if shared else infos
+
+
+class CounterEnv(ScriptedParallelEnv):
+    """The plainest scripted env: all agents live from the reset to the last step.
+
+    Args:
+        length: Steps of an episode, or a list of lengths that is gone through again and again.
+        agent_num: Number of agents.
+        end: How episodes end.
+        options: See `ScriptedParallelEnv`.
+    """
+
+    def __init__(
+        self,
+        length: int | list[int] = 5,
+        *,
+        agent_num: int = 3,
+        end: End = "truncated",
+        env_index: int = 0,
+        **options: Any,
+    ) -> None:
+        lengths = [length] if isinstance(length, int) else length
+        script = [Script.together(agent_num, n, end) for n in lengths]
+        super().__init__(script, agent_num=agent_num, env_index=env_index, **options)
+
+
+class NoOpEnv:
+    """A PettingZoo Parallel env that returns the same five dicts in every step, made beforehand.
+
+    Args:
+        agent_num: Number of agents.
+        width: Numbers in one agent's observation, float32.
+        length: Steps of an episode, which ends by truncation; None: it never ends.
+    """
+
+    def __init__(self, agent_num: int = 3, width: int = 18, length: int | None = None) -> None:
+        names = [f"agent_{a}" for a in range(agent_num)]
+        self.metadata: dict[str, Any] = {"name": "noop"}
+        self.possible_agents = names
+        self.agents = names[:]
+        self._spaces = Box(-1.0, 1.0, (width,), np.float32), Discrete(5)
+        obs = {name: np.full(width, a / agent_num, np.float32) for a, name in enumerate(names)}
+        rewards = dict.fromkeys(names, 0.0)
+        no, yes = dict.fromkeys(names, False), dict.fromkeys(names, True)
+        infos: dict[str, dict[str, Any]] = {name: {} for name in names}
+        self._first = obs, infos
+        self._step = obs, rewards, no, no, infos
+        self._last = obs, rewards, no, yes, infos
+        self._length = self._left = -1 if length is None else length
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """Space of every agent's observations."""
+        return self._spaces[0]
+
+    def action_space(self, agent: str) -> Space[Any]:
+        """Space of every agent's actions."""
+        return self._spaces[1]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin an episode."""
+        self._left = self._length
+        self.agents = self.possible_agents[:]
+        return self._first
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        """Do nothing."""
+        self._left -= 1
+        if self._left == 0:
+            self.agents = []
+            return self._last
+        return self._step

@@ -1,0 +1,169 @@
+"""The one state behind all scripted envs: clock, checksums, random stream, buffers. The envs are its faces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, Space
+from numpy.typing import DTypeLike, NDArray
+
+from marlvec.testing.scripted.script import Script, ScriptLike, draw_script, script_at
+from marlvec.testing.scripted.stamp import (
+    ALIVE_CHECKSUM,
+    WIDTH,
+    Stamp,
+    next_checksum,
+    reward_of,
+    stamp_row,
+    stamp_space,
+)
+
+__all__ = ["World", "count_incarnation"]
+
+
+def count_incarnation(marks: str | Path, env_index: int) -> int:
+    """Count the envs built in one place, over all processes: each leaves a file in the folder ``marks``."""
+    folder = Path(marks)
+    incarnation = 0
+    while True:
+        try:
+            (folder / f"env{env_index}-{incarnation}").touch(exist_ok=False)
+        except FileExistsError:
+            incarnation += 1
+        else:
+            return incarnation
+
+
+class World:
+    """Clock, checksums, random stream and buffers of one scripted env.
+
+    Args:
+        agent_num: Number of agents.
+        script: Who lives when; None: drawn anew for each episode from the env's own random stream.
+        longest: Longest episode to draw.
+        env_index: Index of the env.
+        marks: Folder in which incarnations are counted, or None: always incarnation 0.
+        dtype: Of the observations.
+        reuse_buffer: Whether all observations share one buffer, and all infos one dict, overwritten each time.
+        masked: Whether observations come with an action mask.
+        action_space: Of every agent; None: ``Discrete(5)``.
+
+    Attributes:
+        episode: Number of the running episode, -1 before the first reset.
+        t: Steps since the reset.
+        script: The running episode's script.
+    """
+
+    def __init__(
+        self,
+        agent_num: int,
+        script: ScriptLike | None,
+        *,
+        longest: int = 8,
+        env_index: int = 0,
+        marks: str | Path | None = None,
+        dtype: DTypeLike = np.float64,
+        reuse_buffer: bool = False,
+        masked: bool = False,
+        action_space: Space[Any] | None = None,
+    ) -> None:
+        self.agent_num = agent_num
+        self.env_index = env_index
+        self.incarnation = 0 if marks is None else count_incarnation(marks, env_index)
+        self.masked = masked
+        self.action_space: Space[Any] = Discrete(5) if action_space is None else action_space
+        if masked and not isinstance(self.action_space, Discrete):
+            raise ValueError(f"masks are for Discrete actions, got {self.action_space}")
+        self.observation_space = self._observation_space(dtype)
+        self.state_space = Box(0.0, np.inf, (agent_num + 4,), np.float64)
+        self.episode, self.t = -1, 0
+        self.script = Script.together(agent_num, 1)
+        self._scripts, self._longest = script, longest
+        self._dtype = np.dtype(dtype)
+        self._rng = np.random.default_rng([env_index, self.incarnation])
+        self._drawn = 0
+        self._checksums = [ALIVE_CHECKSUM] * agent_num
+        self._buffer = np.zeros((agent_num, WIDTH), self._dtype) if reuse_buffer else None
+        self._info_buffers: dict[int, dict[str, Any]] = {}
+
+    def _observation_space(self, dtype: DTypeLike) -> Space[Any]:
+        space = stamp_space(dtype)
+        if not isinstance(self.action_space, Discrete) or not self.masked:
+            return space
+        mask = Box(0, 1, (int(self.action_space.n),), np.int8)
+        return Dict({"observation": space, "action_mask": mask})
+
+    def reset(self, seed: int | None) -> None:
+        """Begin an episode."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.episode += 1
+        self.t = 0
+        self._drawn = int(self._rng.integers(65_536))
+        self._checksums = [ALIVE_CHECKSUM] * self.agent_num
+        if self._scripts is None:
+            self.script = draw_script(self._rng, self.agent_num, self._longest)
+        else:
+            self.script = script_at(self._scripts, self.episode)
+        if len(self.script.births) != self.agent_num:
+            raise ValueError(f"the script is for {len(self.script.births)} agents, the env has {self.agent_num}")
+
+    def act(self, actions: Mapping[int, Any]) -> None:
+        """Take one step with the actions of these agents.
+
+        Raises:
+            ValueError: An action is not in the action space, or its mask forbids it.
+        """
+        for a, action in actions.items():
+            if not self.action_space.contains(action):
+                raise ValueError(f"action {action!r} of agent {a} is not in {self.action_space}")
+            if self.masked and not self.mask(a)[int(action)]:
+                raise ValueError(f"action {action!r} of agent {a} in step {self.t} is masked: {self.mask(a)}")
+        self.t += 1
+        for a, action in actions.items():
+            self._checksums[a] = next_checksum(self._checksums[a], action)
+
+    def observe(self, a: int) -> NDArray[Any]:
+        """Stamped observation of one agent."""
+        stamp = Stamp(self.env_index, self.incarnation, self.episode, self.t, a)
+        out = np.empty(WIDTH, self._dtype) if self._buffer is None else self._buffer[a]
+        return stamp_row(stamp, self._checksums[a], self._drawn, out)
+
+    def observe_masked(self, a: int, *, acting: bool = True) -> Any:
+        """Observation of one agent, with its mask if this world has masks (all zeros for one that waits)."""
+        row = self.observe(a)
+        if not self.masked:
+            return row
+        return {"observation": row, "action_mask": self.mask(a) if acting else np.zeros_like(self.mask(a))}
+
+    def mask(self, a: int) -> NDArray[np.int8]:
+        """Which actions one agent may take now; it changes from step to step, and is never all zeros."""
+        assert isinstance(self.action_space, Discrete)
+        return np.array([(self.t + a + k) % 3 != 0 for k in range(int(self.action_space.n))], np.int8)
+
+    def reward(self, a: int, action: Any) -> float:
+        """Reward of one agent for the step just taken."""
+        return reward_of(self.episode, self.t, a, action)
+
+    def info(self, a: int) -> dict[str, Any]:
+        """Info of one agent; where buffers are reused, the same dict and arrays every time."""
+        info = self.script.infos.get((self.t, a), {})
+        if self._buffer is None:
+            return {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in info.items()}
+        shared = self._info_buffers.setdefault(a, {})
+        old = shared.get("marks")
+        shared.clear()
+        shared.update(info)
+        if isinstance(old, np.ndarray) and isinstance(info.get("marks"), np.ndarray):
+            old[...] = info["marks"]
+            shared["marks"] = old
+        elif isinstance(info.get("marks"), np.ndarray):
+            shared["marks"] = info["marks"].copy()
+        return shared
+
+    def state(self) -> NDArray[np.float64]:
+        """Global state, shape ``(agent_num + 4,)``: env, incarnation, episode, t, and every agent's checksum."""
+        return np.array([self.env_index, self.incarnation, self.episode, self.t, *self._checksums], np.float64)

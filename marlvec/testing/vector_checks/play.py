@@ -1,0 +1,92 @@
+"""Playing whole episodes on a vectorizer, so that what an env does depends on nothing but the seed and the env."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Protocol
+
+import numpy as np
+
+from marlvec.testing.env_checks.report import Place, first_difference, leaf
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["MakeEnvs", "VectorPlace", "actions_for", "compare", "join", "play", "record", "row_of"]
+
+_ARRAYS = ("alive", "acting", "action_mask", "reset_mask", "state", "final_observation", "_final_observation")
+
+
+class MakeEnvs(Protocol):
+    """Builds the vectorizer to check."""
+
+    def __call__(self, *, autoreset_mode: str = ..., copy: bool = ...) -> VectorEnv: ...
+
+
+class VectorPlace(Place):
+    """One check; ``call`` is its name."""
+
+    def __str__(self) -> str:
+        return f"{self.env}: {self.call}"
+
+    @classmethod
+    def of(cls, check: str) -> VectorPlace:
+        """The place of a check."""
+        return cls("check_vector_env", check)
+
+
+def play(envs: VectorEnv, seed: int, steps: int) -> list[Any]:
+    """What a seeded reset and so many steps bring, copied."""
+    trace = [record(envs.reset(seed=seed))]
+    trace += [record(envs.step(actions_for(envs, seed, [t] * envs.num_envs))) for t in range(steps)]
+    return trace
+
+
+def record(result: Sequence[Any]) -> dict[str, Any]:
+    """Copies of all arrays of a reset or step, by name."""
+    names = ("obs", "rewards", "terminated", "truncated") if len(result) == 5 else ("obs",)
+    parts = dict(zip(names, result[:-1], strict=True))
+    infos: Mapping[str, Any] = result[-1]
+    told: dict[str, Any] = deepcopy({**parts, **{name: infos[name] for name in _ARRAYS if name in infos}})
+    return told
+
+
+def actions_for(envs: VectorEnv, seed: int, counts: Sequence[int], env_ids: Sequence[int] | None = None) -> Any:
+    """Random legal actions that depend on the seed, each env's own index and its own count of steps alone.
+
+    Args:
+        envs: The vectorizer.
+        seed: The seed.
+        counts: One number per chosen env.
+        env_ids: The envs; None for all.
+    """
+    ids = range(envs.num_envs) if env_ids is None else env_ids
+    drawn = [
+        envs.random_action(seed=seed * 1_000_003 + 10_007 * i + count, env_ids=[i])
+        for i, count in zip(ids, counts, strict=True)
+    ]
+    return join(drawn)
+
+
+def join(trees: Sequence[Any]) -> Any:
+    """One tree of arrays, joined along the first axis."""
+    first = trees[0]
+    if isinstance(first, Mapping):
+        return {key: join([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(join([tree[i] for tree in trees]) for i in range(len(first)))
+    return np.concatenate(trees)
+
+
+def row_of(tree: Any, i: int | tuple[int, ...]) -> Any:
+    """One row of every array in a tree, copied."""
+    if isinstance(tree, Mapping):
+        return {key: row_of(part, i) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(row_of(part, i) for part in tree)
+    return deepcopy(tree[i])
+
+
+def compare(place: VectorPlace, where: str, expected: Any, got: Any) -> None:
+    """Refuse what is not the same to the bit; names the first difference."""
+    if changed := first_difference(expected, got):
+        place.broken(leaf(where, changed.path), changed.before, changed.after)
