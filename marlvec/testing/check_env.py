@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from marlvec import registry
 from marlvec.envs.adapters.aec import PettingZooAECEnv
 from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.detect import adapt
@@ -22,7 +22,7 @@ from marlvec.testing.env_checks.slot import SlotPlayer
 __all__ = ["check_env"]
 
 
-def check_env(build: Callable[[], Any], *, episodes: int = 3, seed: int = 0, max_steps: int = 10_000) -> None:
+def check_env(env: registry.EnvLike, *, episodes: int = 3, seed: int = 0, max_steps: int = 10_000) -> None:
     """Play whole episodes of random legal actions on an env and check all that it says.
 
     The raw env is played, without marlvec's adapters, which put some things right in silence. Checked are: spaces (the
@@ -30,12 +30,10 @@ def check_env(build: Callable[[], Any], *, episodes: int = 3, seed: int = 0, max
     leaf), rewards (finite real numbers), flags (bools), infos (dicts), keys and agents (nobody unknown, no data after
     an end, nobody comes back, who has ended leaves), the end of every episode, and that arguments are left as they
     were. Then all of it is played again with the same seed, by a second env and by the first one, and every
-    observation, mask, state, reward and flag must be the same to the bit. (Infos need not be: they may tell the time.)
-
-    The first reset of a play is seeded and has ``options=None``; the others have ``seed=None`` and ``options={}``.
+    observation, mask, state, reward and flag must be the same to the bit.
 
     Args:
-        build: Builds the env, in any form that `marlvec.make` takes; called twice. Both are closed afterwards.
+        env: What builds the env: an id, ``"module:attr"``, a class or a factory, as for `marlvec.make`.
         episodes: How many episodes to play; three times in all.
         seed: Seed of the env and of the actions.
         max_steps: Within how many steps every episode must end.
@@ -43,8 +41,10 @@ def check_env(build: Callable[[], Any], *, episodes: int = 3, seed: int = 0, max
     Raises:
         ContractError: The env broke its contract. Says in which call, episode and step (counted from 1), of which
             agent, in which leaf, what was expected and what was got.
-        ArgumentError: ``episodes`` or ``max_steps`` is less than 1.
+        ArgumentError: ``episodes`` or ``max_steps`` is less than 1; or ``env`` is an env and builds none.
+        UnknownEnvError: No such id.
     """
+    build = registry.resolve(env)
     for what, number in (("episodes", episodes), ("max_steps", max_steps)):
         if number < 1:
             raise ArgumentError(f"{what}: expected at least 1, got {number}")
@@ -58,8 +58,8 @@ def check_env(build: Callable[[], Any], *, episodes: int = 3, seed: int = 0, max
         check_equal(trace, second.play(episodes, seed), "a second instance")
         check_equal(trace, first.play(episodes, seed), "the same instance, reset again")
     finally:
-        for env in (first_env, second_env):
-            if callable(close := getattr(env, "close", None)):
+        for played in (first_env, second_env):
+            if callable(close := getattr(played, "close", None)):
                 close()
 
 
