@@ -9,8 +9,9 @@ from marlvec.collect import Collector, MultiAgentBatch, SampleBatch
 from marlvec.collect.callbacks import Callback, JSONLinesLogger, LiveTable, TensorBoardLogger
 from marlvec.envs import MultiAgentEnv, RecordVideo
 from marlvec.errors import RestartQuietly
+from marlvec.making import make
 from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy, ScriptedPolicy
-from marlvec.registry import make, register
+from marlvec.registry import register
 from marlvec.vector import (
     AsyncVectorEnv,
     Fault,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -18,30 +16,16 @@ from marlvec.arguments import whole_number
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.making.catalog import ENVPOOL, catalog, envpool_entry, gymnasium_entry
 from marlvec.envs.making.factory import EnvEntry, EnvFactory
-from marlvec.envs.making.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
-from marlvec.errors import AlreadyRegisteredError, ArgumentError, EnvArgumentError, RegistryError, UnknownEnvError
-from marlvec.vector.async_ import AsyncVectorEnv
-from marlvec.vector.engine import SettingsArguments
-from marlvec.vector.native import is_exact, make_native
-from marlvec.vector.pool import make_pool
-from marlvec.vector.restarts import RestartLimit
-from marlvec.vector.sync import SyncVectorEnv
-from marlvec.vector.thread import ThreadVectorEnv
-from marlvec.vector.vector_env import VectorEnv
-from marlvec.vector.worker import WorkerLink
+from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
-__all__ = ["EnvEntry", "EnvFactory", "EnvRow", "listing", "make", "register", "resolve", "resolve_all"]
+__all__ = ["EnvRow", "listing", "register", "resolve", "resolve_all", "EnvEntry", "EnvFactory"]
 
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _ENTRY_POINT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VERSION = re.compile(r"(.+)[_-]v(\d+)")
 _GYMNASIUM = "gymnasium/"
-# What other libraries call an argument of make() by a name that does not come near.
-_SYNONYMS = {"env_num": "num_envs", "asynchronous": "backend", "vectorization_mode": "backend"}
-
 EnvLike = str | Callable[..., Any] | EnvFactory
 """What stands for an env: a registered id, ``"module:attr"``, a class, a factory."""
-
 _entries: dict[str, EnvEntry] = {entry.id: entry for entry in catalog()}
 
 
@@ -52,168 +36,6 @@ class EnvRow(NamedTuple):
     family: str
     extra: str | None
     installed: bool
-
-
-def make(
-    env: EnvLike | Sequence[EnvLike],
-    num_envs: int | None = None,
-    *,
-    backend: str = "async",
-    num_workers: int | None = None,
-    autoreset_mode: str = "same_step",
-    done_on: str = "all",
-    copy: bool = True,
-    wrappers: Wrapper | Sequence[Wrapper] = (),
-    max_episode_steps: int | None = None,
-    pad: bool = False,
-    grouped: bool = False,
-    render_mode: RenderModes = None,
-    state: bool = False,
-    spaces: str = "equal",
-    context: Any = None,
-    shared_memory: bool | str = True,
-    daemon: bool = True,
-    worker: Callable[[WorkerLink], None] | None = None,
-    step_timeout: float | None = None,
-    on_fault: str = "raise",
-    max_restarts: int | RestartLimit = 10,
-    validate: str = "sample",
-    env_kwargs: EnvKwargs = None,
-    **kwargs: Any,
-) -> VectorEnv:
-    """Build many envs at once.
-
-    Args:
-        env: What to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
-            ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``, an
-            env class, a factory, or a list with one of these per env. A factory that declares an argument ``env_index``
-            or ``num_envs`` is told.
-        num_envs: N; default 1, or the length of the list.
-        backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
-            that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled worlds in
-            this process, for envs that have them (docs/native.md); ``"pool"``: one object that holds all envs, e.g.
-            ``gymnasium.make_vec``'s (docs/interop.md), and the only one for EnvPool's ids, so leave it out there;
-            ``"auto"``: native where that has the same numbers bit for bit, is installed and supports all that is asked
-            for, else async.
-        num_workers: Worker processes or threads; default: one per core that this process may use, by its affinity and
-            the quota of its container, at most one per env.
-        autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
-            returns its first observation, and ``infos["final_observation"]`` the last one; ``"next_step"``: the next
-            step begins it, ignoring the action, and ``infos["reset_mask"]`` marks that row; ``"disabled"``: nothing,
-            ``reset(env_ids=…)`` begins it. Envs that declare that they reset themselves take ``"same_step"`` only.
-        done_on: ``"all"``: an episode is over when its last agent has ended, by termination or truncation; ``"any"``:
-            when the first has; agents still alive are truncated then.
-        copy: Return copies; False for read-only views, valid until the next call that steps.
-        wrappers: Applied to every env, first one innermost: classes or functions from env to env. One that declares an
-            argument ``env_index`` or ``num_envs`` is told.
-        max_episode_steps: Truncate the agents that are still alive after so many steps of their env; in a turn-based
-            env a step is one move. Takes the place of the limit that Gymnasium registers with its envs; limits that
-            other envs have of their own stay.
-        pad: Make one group of agents whose spaces differ in size: observations get zeros at the end of each axis,
-            Discrete actions an action mask. Spaces that do not fit one another raise.
-        grouped: Give observations and actions as dicts of groups also where all agents are alike.
-        render_mode: For the envs' constructors: one mode for all; ``"single_rgb_array"`` (``"single_"`` and any mode)
-            for a renderer in env 0 alone; or a list of one mode or None per env.
-        state: Bring the envs' global state with every reset and step, as ``infos["state"]`` and
-            ``infos["final_state"]``; they must have a ``state_space``.
-        spaces: ``"equal"``: all envs have the same spaces; ``"compatible"``: the bounds of their Boxes may differ, and
-            the vectorizer's spaces have the widest.
-        context: Start method of worker processes: ``"forkserver"`` (default), ``"spawn"``, ``"fork"``, or a
-            multiprocessing context.
-        shared_memory: False sends rows through pipes; ``"require"`` refuses spaces of which a leaf has no fixed size
-            and would have to go through one.
-        daemon: Whether worker processes that nobody closed get a second to close their envs at the interpreter's exit
-            (True), or the time they need (False).
-        worker: A function to run in worker processes in place of their own loop; see `marlvec.vector.worker.serve`.
-        step_timeout: Seconds that one env may take for a step or a reset before it counts as hung, and its worker
-            process is killed. None: as long as it wants. Noticed while a call waits.
-        on_fault: What becomes of an env that raises, hangs or takes its worker along. ``"raise"``: the call raises.
-            ``"restart"``: it is built anew (all envs of the worker, if that is gone), and seeded by `restart_seed`; its
-            episode is lost, and the row of its next result tells so: ``infos["fault"]``, truncated, without final
-            observation. ``"mask"``: its row tells so likewise, and from then on nobody is alive in it.
-        max_restarts: How many restarts of one env, or of one worker, are too many: a count within a minute, or a
-            `RestartLimit`. Then the call raises.
-        validate: How often values are checked: ``"strict"``: in every call; ``"sample"``: in the first ones and now and
-            then after that; ``"warn"``: in every call, with a warning where strict raises; ``"off"``: never. Shapes and
-            dtypes always are.
-        env_kwargs: Keyword arguments for the envs: one dict, or one per env. Goes over ``kwargs``, and takes those
-            whose names `make` itself uses.
-        kwargs: Keyword arguments for every env. They reach it, or raise.
-
-    Returns:
-        A `VectorEnv`; a context manager.
-
-    Raises:
-        UnknownEnvError: No such id; lists those that come near.
-        ArgumentError: An argument is wrong, and nothing was started; or an env does not support ``render_mode``,
-            ``state`` or ``autoreset_mode``, and nothing is left running.
-        MissingExtraError: The env needs a package that is not installed; names the extra.
-        ContractError: Something is no env; the envs' spaces differ; or their agents' cannot be padded.
-        EnvArgumentError: An env refused its arguments.
-        EnvRaised: An env's constructor raised; names the env, with its traceback. Nothing is left running.
-        ResourceError: The machine has not enough memory, processes or file descriptors. Nothing is left running.
-        UnsupportedSpaceError: A leaf cannot be in shared memory, and that was required.
-    """
-    recipes = write_recipes(
-        resolve_all(env, num_envs),
-        kwargs=kwargs,
-        env_kwargs=env_kwargs,
-        wrappers=wrappers,
-        render_mode=render_mode,
-        max_episode_steps=max_episode_steps,
-        pad=pad,
-    )
-    settings: SettingsArguments = {
-        "autoreset_mode": autoreset_mode,
-        "done_on": done_on,
-        "copy": copy,
-        "grouped": grouped,
-        "validate": validate,
-        "state": state,
-        "spaces": spaces,
-        "on_fault": on_fault,
-        "max_restarts": max_restarts,
-    }
-    processes = (
-        ("context", context, None),
-        ("shared_memory", shared_memory, True),
-        ("daemon", daemon, True),
-        ("worker", worker, None),
-        ("step_timeout", step_timeout, None),
-    )
-    if recipes[0].factory.entry.family == ENVPOOL:
-        if backend not in ("async", "auto", "pool"):
-            raise ArgumentError(f"backend={backend!r}: EnvPool's envs run in threads of its own; leave it out")
-        backend = "pool"
-    if backend == "auto":
-        asks_for_processes = any(value != default for _, value, default in processes)
-        backend = "async" if asks_for_processes or not is_exact(recipes) else "native"
-    with _suggesting(kwargs):
-        if backend == "async":
-            return AsyncVectorEnv(
-                recipes,
-                num_workers=num_workers,
-                context=context,
-                shared_memory=shared_memory,
-                daemon=daemon,
-                worker=worker,
-                step_timeout=step_timeout,
-                **settings,
-            )
-        if backend not in ("sync", "thread", "native", "pool"):
-            raise ArgumentError(
-                f"backend must be 'async', 'thread', 'sync', 'native', 'pool' or 'auto', got {backend!r}"
-            )
-        for name, value, default in processes:
-            if value != default:
-                raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
-        if backend == "native":
-            return make_native(recipes, num_workers, settings)
-        if backend == "thread":
-            return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
-        if num_workers is not None:
-            raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend={backend!r} has none")
-        return make_pool(recipes, settings) if backend == "pool" else SyncVectorEnv(recipes, **settings)
 
 
 def register(
@@ -310,26 +132,6 @@ def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -
     if count < 1:
         raise ArgumentError(f"num_envs: expected at least 1, got {num_envs!r}")
     return (resolve(env),) * count
-
-
-@contextmanager
-def _suggesting(kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Where an env does not take one of these arguments, say which of `make`'s own was meant, if one comes near."""
-    try:
-        yield
-    except EnvArgumentError as error:
-        head, *rest = error.args[0].split("\n", 1)
-        own = [
-            name
-            for name, parameter in inspect.signature(make).parameters.items()
-            if parameter.kind is not parameter.VAR_KEYWORD
-        ]
-        for name in kwargs:
-            near = _SYNONYMS.get(name) or next(iter(difflib.get_close_matches(name, own, n=1, cutoff=0.7)), None)
-            if near and repr(name) in head:
-                head += f". Did you mean make(…, {near}=…)? What make() does not know goes to the env"
-        error.args = ("\n".join([head, *rest]),)
-        raise
 
 
 def listing(*, with_gymnasium: bool = False) -> list[EnvRow]:

@@ -12,7 +12,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key  # no public name for the terminal behind the capture
 from hypothesis import settings
 
-from marlvec.vector.launch import ensure_server
+from marlvec.vector.processes.worker_process import ensure_server
 from tests.checklist import Recorder
 from tests.leaks import Snapshot, leaks, mark_descendants
 

@@ -132,7 +132,7 @@ def test_what_is_wrong_is_said_in_a_line(args: tuple[str, ...], words: str) -> N
 
 THREADS = """
 import numpy as np
-import marlvec.vector.cores
+import marlvec.vector.shards.partition
 
 def first(rows):
     import torch
@@ -149,10 +149,10 @@ def test_torch_has_as_many_threads_as_there_are_cores(tmp_path: Path, monkeypatc
     command = ("arena", "tictactoe", "random", "threads.py:first", "--games", "1", "--backend", "sync")
     script = f"""
 import os, sys
-import marlvec.vector.cores
+import marlvec.vector.shards.partition
 {{before}}
 given = dict(os.environ)
-marlvec.vector.cores.usable_cores = lambda: 1
+marlvec.vector.shards.partition.usable_cores = lambda: 1
 sys.argv = ["marlvec", *{command!r}]
 from marlvec.cli.surroundings import torch_within_cores
 from marlvec.cli import app

@@ -102,7 +102,7 @@ print(json.dumps([files, missing]))
         ("marlvec.cli.serving", "msgpack"),
         ("marlvec.external.", "msgpack"),
         ("marlvec.external.", "websockets"),
-        ("marlvec.interop.envpool", "envpool"),
+        ("marlvec.vector.pools.envpool_tasks", "envpool"),
         ("marlvec.interop.pufferlib", "pufferlib"),
         ("marlvec.interop.rllib", "ray"),
         ("marlvec.interop.sb3", "stable_baselines3"),

@@ -117,7 +117,7 @@ def rollout(
     from marlvec.cli.rollout import roll_out
     from marlvec.collect import Collector
     from marlvec.collect.callbacks import LiveTable
-    from marlvec.registry import make
+    from marlvec.making import make
 
     settle_in()
     with plain_errors(traceback):
@@ -210,7 +210,7 @@ def record(
     from marlvec.cli import arguments
     from marlvec.cli.record import check_output, print_recording, roll_camera
     from marlvec.cli.serving import collector_of
-    from marlvec.registry import make
+    from marlvec.making import make
 
     settle_in()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory: pygame needs no screen for them

@@ -74,8 +74,8 @@ def arena(
     from marlvec.cli import arguments
     from marlvec.cli.players import players as players_of
     from marlvec.cli.standings import print_standings, rated
+    from marlvec.making import make
     from marlvec.policies import Policy
-    from marlvec.registry import make
     from marlvec.selfplay import evaluate_match
     from marlvec.selfplay.schedule import line_ups
 

@@ -54,7 +54,7 @@ def play(
     from marlvec.cli.players import one_player
     from marlvec.cli.table_talk import Table
     from marlvec.collect import Collector
-    from marlvec.registry import make
+    from marlvec.making import make
     from marlvec.selfplay import Opponent
 
     settle_in()

@@ -55,7 +55,7 @@ def torch_within_cores() -> Iterator[None]:
 
     It counts the machine's cores, also those that a container's quota does not pay for.
     """
-    from marlvec.vector.cores import usable_cores
+    from marlvec.vector.shards.partition import usable_cores
 
     cores, torch, given = usable_cores(), sys.modules.get("torch"), os.environ.get(_THREADS)
     if given is None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.places import places_of
 from marlvec.env_ids import Where
-from marlvec.vector.result import VectorStep
+from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["Arrival"]
 

@@ -17,7 +17,7 @@ from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import Leaf, SpaceTree, check_member, snapshot
 from marlvec.spaces.action_masks import as_mask
-from marlvec.vector.membership import Membership, membership
+from marlvec.vector.validation.value_bounds import Membership, membership
 
 __all__ = ["Inspection"]
 

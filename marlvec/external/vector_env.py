@@ -18,13 +18,13 @@ from marlvec.external.door import Door
 from marlvec.external.inspection import Inspection
 from marlvec.external.row import Row
 from marlvec.external.seat import Seat
-from marlvec.vector.buffers import Buffers
-from marlvec.vector.calls import alone
-from marlvec.vector.engine import Settings
-from marlvec.vector.reports import Report
-from marlvec.vector.result import VectorStep
-from marlvec.vector.shard import Shard
+from marlvec.vector.call_state import alone
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.data.report import Report
+from marlvec.vector.settings import Settings
+from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["ExternalVectorEnv"]
 

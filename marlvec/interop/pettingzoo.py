@@ -16,10 +16,11 @@ from marlvec.errors import ActionError, ArgumentError, ContractError
 from marlvec.interop.leaves import value_at
 from marlvec.interop.render_mode import render_mode_of
 from marlvec.interop.row_infos import merged
-from marlvec.registry import EnvLike, make
-from marlvec.vector.infos import infos_to_list
-from marlvec.vector.result import VectorStep
+from marlvec.making import make
+from marlvec.registry import EnvLike
+from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["ParallelView"]
 

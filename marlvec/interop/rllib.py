@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from marlvec.errors import ArgumentError, MissingExtraError
-from marlvec.registry import make
+from marlvec.making import make
 
 try:
     from ray.rllib.callbacks.utils import make_callback

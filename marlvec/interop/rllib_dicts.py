@@ -19,9 +19,9 @@ from marlvec.errors import ActionError, ContractError
 from marlvec.interop.leaves import value_at
 from marlvec.interop.row_infos import merged
 from marlvec.spaces import Leaf
-from marlvec.vector.infos import infos_to_list
-from marlvec.vector.result import VectorStep
+from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["ALL", "MASK", "OBSERVATIONS", "AgentDicts", "Told"]
 

@@ -11,9 +11,10 @@ from gymnasium.spaces import Dict
 from marlvec.errors import ArgumentError, MissingExtraError
 from marlvec.interop.render_mode import render_mode_of
 from marlvec.interop.rllib_dicts import AgentDicts
-from marlvec.registry import EnvLike, make
-from marlvec.vector.result import VectorStep
+from marlvec.making import make
+from marlvec.registry import EnvLike
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.vector_step import VectorStep
 
 try:
     from ray.rllib.env.multi_agent_env import MultiAgentEnv

@@ -18,8 +18,8 @@ from marlvec.errors import ArgumentError
 from marlvec.interop.agent_rows import AgentRows, cleared
 from marlvec.interop.leaves import value_at
 from marlvec.interop.row_infos import merged, said
-from marlvec.vector.result import VectorStep
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["RowDriver", "RowStep"]
 

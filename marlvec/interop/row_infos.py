@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.spec import COMMON, Info
-from marlvec.vector.infos import AGENTS, infos_to_list
+from marlvec.vector.data.infos import AGENTS, infos_to_list
 
 __all__ = ["merged", "said"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.spec import COMMON
-from marlvec.vector.infos import AGENTS, RESERVED, infos_from_list
+from marlvec.vector.data.infos import AGENTS, RESERVED, infos_from_list
 
 __all__ = ["Entry", "lay_out", "pick_rows", "read_entries"]
 
@@ -45,7 +45,7 @@ def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[Entry]:
     """What the envs themselves said, without what marlvec adds.
 
     Args:
-        infos: Infos of a `VectorEnv`, see `marlvec.vector.infos`.
+        infos: Infos of a `VectorEnv`, see `marlvec.vector.data.infos`.
         agent_num: A.
     """
     found = [(key, infos[key], infos["_" + key]) for key in infos if not key.startswith("_") and key not in RESERVED]

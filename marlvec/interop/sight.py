@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.spec import AgentGroup
-from marlvec.vector.result import VectorStep
+from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["Sight", "scatter"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from marlvec.errors import ArgumentError
 from marlvec.interop.render_mode import render_mode_of
 from marlvec.interop.row_driver import RowDriver
-from marlvec.registry import make
+from marlvec.making import make
 from marlvec.vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import COMMON
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError
 from marlvec.interop.leaves import value_at
-from marlvec.registry import EnvLike, make
-from marlvec.vector.infos import infos_to_list
-from marlvec.vector.result import VectorStep
+from marlvec.making import make
+from marlvec.registry import EnvLike
+from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.seeding import spread
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.vector_step import VectorStep
 
 try:
     from tianshou.env import BaseVectorEnv

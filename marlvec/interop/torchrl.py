@@ -17,11 +17,12 @@ from marlvec.env_ids import Options, spread_options
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
 from marlvec.interop.grouping import GroupMap, Seats, group_agents, seat
 from marlvec.interop.sight import Sight, scatter
-from marlvec.registry import EnvLike, make
+from marlvec.making import make
+from marlvec.registry import EnvLike
 from marlvec.spaces import SpaceTree
-from marlvec.vector.result import VectorStep
 from marlvec.vector.seeding import env_seeds, spread
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.vector_step import VectorStep
 
 try:
     import torch

@@ -78,7 +78,7 @@ Ids = NDArray[np.int64]
 
 
 class Rows(Protocol):
-    """The rows of all worlds, as `marlvec.vector.buffers.Buffers` lays them out; N worlds, A agents, A_g of a group.
+    """The rows of all worlds, as `marlvec.vector.data.buffers.Buffers` lays them out; N worlds, A agents, A_g of a group.
 
     ``obs`` and ``actions``: per group of the spec, per leaf, (N, A_g, *leaf.shape), C-contiguous, of the leaf's dtype.
     ``action_masks``: per group (N, A_g, n) bool, or None where its actions are no choices. ``reward``: (N, A) float64.

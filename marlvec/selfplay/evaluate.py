@@ -19,8 +19,9 @@ from marlvec.collect.chains import chains
 from marlvec.collect.metrics import EpisodeRecord
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import ArgumentError, StateError
+from marlvec.making import make
 from marlvec.policies import Policy, PolicyLike, as_policy
-from marlvec.registry import EnvLike, make
+from marlvec.registry import EnvLike
 from marlvec.selfplay.game import Game, ScoreFunction, game_of
 from marlvec.selfplay.guest import SharedPolicy
 from marlvec.selfplay.match_result import MatchResult

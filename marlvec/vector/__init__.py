@@ -1,18 +1,18 @@
 """Many envs at once. `vector_env` is the public face; `shard` is what runs the envs, here or in workers."""
 
 from marlvec.envs.rendering import tile_frames
-from marlvec.vector.async_ import AsyncVectorEnv
-from marlvec.vector.control import PerEnv
-from marlvec.vector.fault_log import Fault
-from marlvec.vector.infos import infos_from_list, infos_to_list
-from marlvec.vector.native import NativeVectorEnv
-from marlvec.vector.pool import PoolVectorEnv
-from marlvec.vector.restarts import RestartLimit
-from marlvec.vector.result import VectorStep
+from marlvec.vector.backends.native import NativeVectorEnv
+from marlvec.vector.backends.pool import PoolVectorEnv
+from marlvec.vector.backends.process import AsyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.backends.thread import ThreadVectorEnv
+from marlvec.vector.commands import PerEnv
+from marlvec.vector.data.infos import infos_from_list, infos_to_list
+from marlvec.vector.faults.recovery import Fault
+from marlvec.vector.faults.restarts import RestartLimit
 from marlvec.vector.seeding import env_seeds
-from marlvec.vector.sync import SyncVectorEnv
-from marlvec.vector.thread import ThreadVectorEnv
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.vector_step import VectorStep
 
 __all__ = [
     "VectorEnv",

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from marlvec.connectors import Rows
 from marlvec.policies import Policy
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, TurnEnv
-from marlvec.vector.async_ import AsyncVectorEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.process import AsyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 
 MODES = ("same_step", "next_step", "disabled")
 

@@ -19,7 +19,7 @@ from marlvec.connectors import AgentConnector, LearnerConnector, Rows
 from marlvec.errors import ArgumentError, EnvFault, RestartQuietly, StateError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, Script, ScriptedParallelEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, sync
 from tests.collect.reference import Reference, check_batch
 from tests.collect.test_lost_episodes import Doomed, counters

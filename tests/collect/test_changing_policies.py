@@ -14,7 +14,7 @@ from marlvec.connectors import AgentPipeline, FilterRows, FrameStack, MapActions
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, sync
 from tests.collect.test_mapping import mixed
 from tests.collect.test_off_policy import CLOCK, Machine, envs_of, human, taken

@@ -14,8 +14,8 @@ from marlvec.connectors import AgentPipeline, NormalizeObs, Rows
 from marlvec.errors import ArgumentError, ClosedError, ContractError, EnvRaised, StateError
 from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, RaisingEnv, SampledEnv, Script, ScriptedParallelEnv
-from marlvec.vector.result import VectorStep
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.vector_step import VectorStep
 from tests.collect.players import KINDS, MODES, EchoPolicy, asynchronous, build, sync
 
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
@@ -381,7 +381,7 @@ def test_reset_before_the_first_collect_counts_as_the_first(seed: int, reset_see
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_an_env_that_raises_ends_the_call_and_reset_goes_on(backend: str) -> None:
-    from marlvec.vector.async_ import AsyncVectorEnv
+    from marlvec.vector.backends.process import AsyncVectorEnv
 
     factories = [lambda i=i: RaisingEnv(3, where="step", at=4, only_env=1, env_index=i) for i in range(2)]
     with (SyncVectorEnv if backend == "sync" else AsyncVectorEnv)(factories) as envs:

@@ -29,7 +29,7 @@ from marlvec.connectors import (
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import WIDTH, CounterEnv, SampledEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import MODES, EchoPolicy, sync
 
 Key = tuple[int, int, int, int, bool]  # eps_id, env, agent, t, last

@@ -17,7 +17,7 @@ from marlvec.connectors.trees import tree_leaves
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, SampledEnv, Script, ScriptedParallelEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, sync
 from tests.collect.reference import Reference, Row
 from tests.collect.test_reference import SALTS, by_agent, by_episode, given_mapping, one

@@ -9,7 +9,7 @@ import pytest
 
 from marlvec.collect import Collector, Episode
 from marlvec.connectors import AgentPipeline, LearnerConnector, LearnerPipeline, NormalizeObs, Rows
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import KINDS, EchoPolicy, sync
 
 

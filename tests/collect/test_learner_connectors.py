@@ -23,10 +23,10 @@ from marlvec.connectors import (
     learner_connector,
 )
 from marlvec.errors import ArgumentError
+from marlvec.making import make
 from marlvec.policies import FunctionPolicy, RandomPolicy
-from marlvec.registry import make
 from marlvec.testing.scripted import CounterEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import MODES, EchoPolicy, sync
 from tests.connectors.samples import same_tree
 

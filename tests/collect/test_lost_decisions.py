@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marlvec.collect import Collector
 from marlvec.errors import EnvFault, StateError
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.mortal import DEATHS, Deaths, mortals
 from tests.collect.players import MODES, EchoPolicy
 

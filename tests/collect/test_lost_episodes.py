@@ -23,10 +23,10 @@ from marlvec.errors import EnvRaised, Failure, RestartQuietly, StateError
 from marlvec.policies import FunctionPolicy
 from marlvec.testing.scripted import CounterEnv, ExitingEnv, FaultyEnv, HangingEnv, RaisingEnv
 from marlvec.vector import AsyncVectorEnv, VectorEnv
-from marlvec.vector.restarts import RestartLimit
-from marlvec.vector.result import VectorStep
-from marlvec.vector.sync import SyncVectorEnv
-from marlvec.vector.thread import ThreadVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.backends.thread import ThreadVectorEnv
+from marlvec.vector.faults.restarts import RestartLimit
+from marlvec.vector.vector_step import VectorStep
 from tests.collect.mortal import DEATHS, Deaths, MortalReference, mortals
 from tests.collect.players import KINDS, MODES, EchoPolicy
 from tests.collect.test_reference import BATCH_MODES, CALLS, LEARNERS, MAPPINGS, one, run

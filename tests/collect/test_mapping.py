@@ -13,7 +13,7 @@ from marlvec.collect import Collector, Episode
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import RandomPolicy
 from marlvec.testing.scripted import CounterEnv, SampledEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, sync
 
 

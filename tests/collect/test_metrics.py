@@ -18,7 +18,7 @@ from marlvec.connectors import ClipReward
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import MODES, sync
 
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))

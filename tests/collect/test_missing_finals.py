@@ -17,7 +17,7 @@ from marlvec.envs.wrappers.time_limit import TimeLimit
 from marlvec.errors import ContractError, EnvFault
 from marlvec.policies import FunctionPolicy
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import MODES
 
 SCRIPT = Script([0, 1, 0, 0], [4, 3, 5, 6], ["terminated", "truncated", "both", "truncated"])

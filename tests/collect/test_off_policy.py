@@ -14,8 +14,8 @@ from marlvec.connectors import RnnState, Rows
 from marlvec.errors import ContractError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.testing.scripted import CounterEnv, SampledEnv
-from marlvec.vector.async_ import AsyncVectorEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.process import AsyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import MODES
 
 CLOCK = 3  # of a stamp: the step of the episode

@@ -20,9 +20,9 @@ from marlvec.errors import EnvRaised
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing import NoOpEnv
 from marlvec.testing.scripted import RaisingEnv, ScriptedParallelEnv
-from marlvec.vector.async_ import AsyncVectorEnv
-from marlvec.vector.sync import SyncVectorEnv
-from marlvec.vector.thread import ThreadVectorEnv
+from marlvec.vector.backends.process import AsyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.backends.thread import ThreadVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, factories, sync
 from tests.collect.reference import Reference, check_batch
 from tests.collect.test_reference import CALLS, SALTS, by_agent, by_episode, given_mapping, one

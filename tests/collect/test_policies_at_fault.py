@@ -17,7 +17,7 @@ from marlvec.connectors import Rows
 from marlvec.errors import ContractError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import EchoPolicy, sync
 from tests.collect.reference import Reference, check_batch
 

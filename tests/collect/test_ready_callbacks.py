@@ -19,7 +19,7 @@ from marlvec.collect import Collector
 from marlvec.collect.callbacks import JSONLinesLogger, LiveTable, RunningEpisode, TensorBoardLogger
 from marlvec.errors import ArgumentError, MissingExtraError
 from marlvec.policies import FunctionPolicy
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.test_lost_episodes import Doomed, counters
 
 

@@ -15,7 +15,7 @@ from marlvec.envs.slot import Slot
 from marlvec.errors import ContractError
 from marlvec.policies import FunctionPolicy
 from marlvec.testing import check_env
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import MODES
 
 LENGTH, LIFE, PAUSE = 12, 3, 2

@@ -16,7 +16,7 @@ from marlvec.connectors import Rows
 from marlvec.errors import ActionError, ContractError
 from marlvec.policies import Policy
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.vector.test_actions import Careless
 
 LATE = 1000  # the step in which it goes wrong

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 
-from marlvec.vector.async_ import AsyncVectorEnv
+from marlvec.vector.backends.process import AsyncVectorEnv
 from tests.defects import collect  # noqa: F401  (its defects are in the registry then)
 from tests.defects.findings import is_find
 from tests.defects.registry import DEFECTS

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from marlvec.errors import ContractError, EnvRaised
-from marlvec.vector.shard import Shard
+from marlvec.vector.shards.shard import Shard
 from tests.defects.findings import is_find
 from tests.defects.plugin import WRONG
 from tests.defects.registry import DEFECTS
@@ -53,6 +53,6 @@ def test_neither_is_one_that_has_ended_a_worker(monkeypatch: pytest.MonkeyPatch)
         said = traceback.format_exc()
     assert not is_find(AssertionError(), said)
     deeper = said.replace(
-        "AttributeError", '  File "marlvec/vector/shard.py", line 1, in revive\n    step()\nAttributeError'
+        "AttributeError", '  File "marlvec/vector/shards/shard.py", line 1, in revive\n    step()\nAttributeError'
     )
     assert is_find(AssertionError(), deeper)

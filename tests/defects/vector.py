@@ -11,19 +11,17 @@ from typing import Any
 import numpy as np
 
 from marlvec.errors import FetchTimeout
-from marlvec.vector import copies
-from marlvec.vector.async_ import AsyncVectorEnv
-from marlvec.vector.buffers import Buffers
-from marlvec.vector.channel import ChannelClosed
-from marlvec.vector.crew import Crew
-from marlvec.vector.engine import Engine
-from marlvec.vector.fault_log import FaultLog
-from marlvec.vector.obituary import Loss, Obituary
-from marlvec.vector.recovery import Recovery
-from marlvec.vector.result import VectorStep
-from marlvec.vector.shard import Shard
-from marlvec.vector.staff import Staff
-from marlvec.vector.watchdog import Watchdog
+from marlvec.vector.backends.process import AsyncVectorEnv
+from marlvec.vector.base import Engine
+from marlvec.vector.data import buffer_reuse
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.faults.failures import Loss, Obituary
+from marlvec.vector.faults.recovery import FaultLog, Recovery
+from marlvec.vector.processes.channel import ChannelClosed
+from marlvec.vector.processes.watchdog import Watchdog
+from marlvec.vector.processes.worker_pool import Crew, Staff
+from marlvec.vector.shards.shard import Shard
+from marlvec.vector.vector_step import VectorStep
 from tests.defects.registry import Patch, after, during, found_by
 
 MACHINE = "tests/faults/test_machine.py"
@@ -412,5 +410,5 @@ def watchdog_counts_the_whole_request(patch: Patch) -> None:
 @found_by("tests/vector/test_copies.py")
 def copies_over_what_is_held(patch: Patch) -> None:
     """A large result is copied over an older one that somebody still has."""
-    references = copies._references
-    patch.setattr(copies, "_references", lambda known, k: max(references(known, k) - 1, copies._ALONE))
+    references = buffer_reuse._references
+    patch.setattr(buffer_reuse, "_references", lambda known, k: max(references(known, k) - 1, buffer_reuse._ALONE))

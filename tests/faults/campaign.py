@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec import AsyncVectorEnv, RestartLimit
-from marlvec.vector.launch import ensure_server
+from marlvec.vector.processes.worker_process import ensure_server
 from tests.faults.audit import Audit, Rows
 from tests.faults.havoc import Havoc, Plan
 from tests.faults.ledger import LedgerEnv, Order, encode

@@ -19,9 +19,9 @@ import pytest
 from marlvec import AsyncVectorEnv
 from marlvec.errors import EnvRaised, WorkerDied
 from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv
-from marlvec.vector import launch
-from marlvec.vector.launch import WorkerProcess
-from marlvec.vector.stacks import StackFile
+from marlvec.vector.processes import worker_process
+from marlvec.vector.processes.stack_dump import StackFile
+from marlvec.vector.processes.worker_process import WorkerProcess
 from tests.waiting import LONG, until, within
 
 CONTEXTS = ("forkserver", "spawn", "fork")
@@ -32,7 +32,7 @@ def acts(n: int = 1) -> Any:
 
 
 def process_of(envs: AsyncVectorEnv, w: int = 0) -> WorkerProcess:
-    (process,) = (process for process in launch._workers if process.pid == envs.worker_pids[w])
+    (process,) = (process for process in worker_process._workers if process.pid == envs.worker_pids[w])
     return process
 
 
@@ -157,7 +157,7 @@ def test_a_worker_that_hangs_says_where(context: str, capfd: pytest.CaptureFixtu
         assert "in run_worker" in told(process, place)
         assert process.crash_report() == ""
         os.kill(process.pid, signal.SIGSTOP)
-        until(partial(launch._is_stopped, process.pid))
+        until(partial(worker_process._is_stopped, process.pid))
         with within(LONG, usual=0.001):
             assert process.stacks(timeout=2 * LONG) == "", "and it is not waited for"
         envs.close(timeout=0)
@@ -216,7 +216,7 @@ def test_asking_a_worker_that_is_starting_up_does_it_no_harm(context: str) -> No
 
     def ask() -> None:
         while not stop.is_set():
-            for process in list(launch._workers):
+            for process in list(worker_process._workers):
                 if hasattr(process, "pid"):  # nobody has it before it has one, but for this test
                     said.append(process.stacks(timeout=0.005))
             time.sleep(0.03)  # CPython 3.11 crashes by itself at one of some 100,000 questions, so let them be few

@@ -18,7 +18,7 @@ import pytest
 from marlvec import AsyncVectorEnv
 from marlvec.errors import WorkerDied
 from marlvec.testing.scripted import CounterEnv
-from marlvec.vector.launch import ensure_server
+from marlvec.vector.processes.worker_process import ensure_server
 from tests.faults.programs import alive, start, wait_gone
 from tests.waiting import LONG, until
 

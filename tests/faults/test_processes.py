@@ -25,8 +25,8 @@ import marlvec.vector
 from marlvec import AsyncVectorEnv
 from marlvec.errors import EnvRaised, ResourceError, WorkerDied
 from marlvec.testing.scripted import CounterEnv, decode, decode_reward
-from marlvec.vector import resources
-from marlvec.vector.server import Server, ensure_server
+from marlvec.vector.processes import limits
+from marlvec.vector.processes.fork_server.client import Server, ensure_server
 from tests.faults.programs import alive, run, wait_gone
 from tests.waiting import LONG, within
 
@@ -263,7 +263,7 @@ class Nesting(CounterEnv):
         super().__init__()
         if log is not None:
             with log.open("a") as file:
-                file.write(f"{resources.depth()} {os.getpid()}\n")
+                file.write(f"{limits.depth()} {os.getpid()}\n")
         self.inner = AsyncVectorEnv([partial(Nesting, context, log)], context=context)
 
     def close(self) -> None:
@@ -278,7 +278,7 @@ def test_vectorizers_inside_of_vectorizers_come_to_an_end(context: str, tmp_path
         AsyncVectorEnv([partial(Nesting, context, log)], context=context)
     lines = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
     assert [level for level, _ in lines] == [1, 2, 3, 4, 5]
-    assert resources.depth() == 0
+    assert limits.depth() == 0
     wait_gone([pid for _, pid in lines], LONG)
 
 
@@ -287,16 +287,16 @@ def test_too_deep_is_known_before_any_process_is_started(monkeypatch: pytest.Mon
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(os, "fork", started)
-    monkeypatch.setattr("marlvec.vector.launch.ensure_server", started)
+    monkeypatch.setattr("marlvec.vector.processes.worker_process.ensure_server", started)
     for text in ("5", "6", "1000"):
-        monkeypatch.setenv(resources.DEPTH, text)
+        monkeypatch.setenv(limits.DEPTH, text)
         for context in CONTEXTS:
             with pytest.raises(ResourceError, match="worker at that depth"):
                 AsyncVectorEnv([CounterEnv], context=context)
     monkeypatch.undo()
     for text in ("4", "", "deep", "-7"):
-        monkeypatch.setenv(resources.DEPTH, text)
-        resources.check_depth()
+        monkeypatch.setenv(limits.DEPTH, text)
+        limits.check_depth()
 
 
 # --- rude envs

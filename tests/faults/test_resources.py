@@ -22,8 +22,9 @@ from gymnasium.spaces import Box, Discrete
 from marlvec import AsyncVectorEnv, make
 from marlvec.errors import ResourceError
 from marlvec.testing.scripted import CounterEnv, SampledEnv
-from marlvec.vector import forkserver, launch, memory, resources
-from marlvec.vector.launch import ensure_server
+from marlvec.vector.processes import limits, shared_memory, worker_process
+from marlvec.vector.processes.fork_server import server as forkserver
+from marlvec.vector.processes.worker_process import ensure_server
 from tests.faults.programs import mounted, run
 
 CONTEXTS = ("forkserver", "spawn", "fork")
@@ -72,7 +73,7 @@ def test_too_few_descriptors_are_known_before_anything_starts(context: str, monk
     known = open_fds()
     with limited(resource.RLIMIT_NOFILE, max(64, known + 40)), monkeypatch.context() as patch:
         patch.setattr(os, "fork", started)
-        patch.setattr(launch, "pair", started)
+        patch.setattr(worker_process, "pair", started)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         words = rf"64 workers need 3 file descriptors.*: {known + 1 + 3 * 64 + 16}, but this process may have {soft}\."
         with pytest.raises(ResourceError, match=words) as caught:
@@ -88,7 +89,7 @@ def test_too_few_descriptors_are_known_before_anything_starts(context: str, monk
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_descriptors_that_run_out_on_the_way(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of them is the first that cannot be had."""
-    monkeypatch.setattr(resources, "check_descriptors", lambda *_: None)
+    monkeypatch.setattr(limits, "check_descriptors", lambda *_: None)
     works(context)
     for free in (0, 1, 2, 3, 4, 5, 6, 9, 10) if context != "spawn" else (1, 9):
         known = open_fds()
@@ -155,7 +156,7 @@ def test_whatever_the_kernel_refuses(call: str, number: int, monkeypatch: pytest
 NO_MORE_PROCESSES = """
 from tests.faults.test_resources import bind_to_limits
 bind_to_limits()
-from marlvec.vector import server
+from marlvec.vector.processes.fork_server import client as server
 def bounded(n):
     resource.setrlimit(resource.RLIMIT_NPROC, (n, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
 def fds():
@@ -268,7 +269,7 @@ def pixels(n: int) -> list[Any]:
 @pytest.mark.fault("F2")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_memory_is_looked_at_before_it_is_taken(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "available_memory", lambda: (100_000, "this machine"))
+    monkeypatch.setattr(limits, "available_memory", lambda: (100_000, "this machine"))
     monkeypatch.setattr(os, "posix_fallocate", started)
     with pytest.raises(ResourceError, match=r"need [\d,]{7,} bytes.*this machine has 100,000 left\. Use") as caught:
         AsyncVectorEnv(pixels(4), num_workers=2, context=context)
@@ -280,16 +281,16 @@ def test_memory_is_looked_at_before_it_is_taken(context: str, monkeypatch: pytes
 
 @pytest.mark.fault("F2")
 def test_more_than_there_is_of_this_machine() -> None:
-    there, where = resources.available_memory()
+    there, where = limits.available_memory()
     assert there is not None
     assert 1 << 20 < there < 1 << 50
     assert where
-    fd = memory.create()
+    fd = shared_memory.create()
     try:
         with pytest.raises(ResourceError, match="bytes of memory, but"):
-            memory.grow(fd, 1 << 50)
+            shared_memory.grow(fd, 1 << 50)
         assert os.fstat(fd).st_blocks == 0
-        memory.grow(fd, 1 << 16)
+        shared_memory.grow(fd, 1 << 16)
         assert os.fstat(fd).st_size == 1 << 16
     finally:
         os.close(fd)
@@ -329,16 +330,16 @@ def test_the_limit_of_a_container_counts(name: str, tmp_path: Path, monkeypatch:
         (folder / ("memory.limit_in_bytes" if one else "memory.max")).write_text(f"{limit}\n")
         (folder / ("memory.usage_in_bytes" if one else "memory.current")).write_text(f"{used}\n")
         (folder / "memory.stat").write_text(STAT.format(*[cached // 2] * 4))
-    monkeypatch.setattr(resources, "_PROC", proc)
-    monkeypatch.setattr(resources, "_CGROUPS", root)
-    there, where = resources.available_memory()
+    monkeypatch.setattr(limits, "_PROC", proc)
+    monkeypatch.setattr(limits, "_CGROUPS", root)
+    there, where = limits.available_memory()
     assert there == left
     assert where.startswith("this machine" if left == 8 * GIB else "its memory cgroup")
-    resources.check_memory(left)
+    limits.check_memory(left)
     with pytest.raises(ResourceError, match=f"has {left:,} left"):
-        resources.check_memory(left + 1)
-    monkeypatch.setattr(resources, "_PROC", tmp_path / "nowhere")
-    resources.check_memory(1 << 60)  # not known is not too little
+        limits.check_memory(left + 1)
+    monkeypatch.setattr(limits, "_PROC", tmp_path / "nowhere")
+    limits.check_memory(1 << 60)  # not known is not too little
 
 
 # --- files

@@ -26,8 +26,8 @@ from marlvec.testing.scripted import (
     SlowEnv,
     decode,
 )
-from marlvec.vector import stacks
-from marlvec.vector.launch import WorkerProcess
+from marlvec.vector.processes import stack_dump
+from marlvec.vector.processes.worker_process import WorkerProcess
 from marlvec.vector.seeding import restart_seed
 from tests.faults.programs import wait_gone
 from tests.vector.kinds import vectorize
@@ -441,7 +441,7 @@ def test_raise_names_all_that_died_together() -> None:
 def test_a_hung_env_is_a_timeout(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine what hangs may need longer to say where.
     monkeypatch.setattr(WorkerProcess.stacks, "__defaults__", (LONG,))
-    monkeypatch.setattr(stacks, "_QUIET", 0.5)
+    monkeypatch.setattr(stack_dump, "_QUIET", 0.5)
     factories = [partial(HangingEnv, env_index=i, where=where, at=0, only_env=2) for i in range(N)]
     envs = AsyncVectorEnv(factories, num_workers=2, step_timeout=0.4)
     with envs, pytest.raises(EnvTimeout, match=r"env 2 did not come back within step_timeout=0.4 s") as caught:

@@ -17,8 +17,8 @@ import envpool
 import marlvec
 from marlvec import VectorEnv, env_seeds
 from marlvec.errors import ArgumentError, UnknownEnvError
-from marlvec.vector.pool import PoolVectorEnv
-from marlvec.vector.pools.wire import Wire
+from marlvec.vector.backends.pool import PoolVectorEnv
+from marlvec.vector.pools.envpool import Wire
 from tests.test_docs import run
 from tests.vector.reference import MODES
 from tests.vector.trees import flatten

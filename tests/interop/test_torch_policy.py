@@ -18,7 +18,7 @@ from marlvec.connectors import GeneralAdvantageEstimation, RnnState, Rows
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError, UnsupportedSpaceError
 from marlvec.policies import PolicyMap, RandomPolicy
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.sync import SyncVectorEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import sync
 from tests.selfplay.nim import Nim
 

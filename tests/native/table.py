@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from marlvec.native.native_env import NativeEnv
 from marlvec.native.rng_kernels import seed_worlds
-from marlvec.vector.buffers import Buffers
+from marlvec.vector.data.buffers import Buffers
 
 NONSENSE = 77  # what agents that are not acting are made to say
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from marlvec.vector.helpers import Helpers
+from marlvec.vector.shards.thread_team import Helpers
 
 
 def test_every_share_is_done_each_in_its_own_thread() -> None:

@@ -82,7 +82,7 @@ def test_numbers_do_not_depend_on_threads(mode: str) -> None:
 
 
 def test_large_results_are_copied_by_all_threads_and_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlvec.vector.native_shard._LARGE", 1)
+    monkeypatch.setattr("marlvec.vector.shards.native_shard._LARGE", 1)
     with native("simple_tag", 7, num_workers=3) as a, native("simple_tag", 7, num_workers=1) as b:
         same(a.reset(seed=0), b.reset(seed=0))
         kept = a.step(a.random_action())

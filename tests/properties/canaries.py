@@ -13,13 +13,12 @@ from marlvec.envs.adapters import parallel
 from marlvec.envs.slot import Slot
 from marlvec.errors import FetchTimeout
 from marlvec.vector import vector_env
-from marlvec.vector.buffers import Buffers
-from marlvec.vector.calls import STREAM, Calls
-from marlvec.vector.controls import Controls
-from marlvec.vector.engine import Engine
-from marlvec.vector.result import VectorStep
-from marlvec.vector.shard import Shard
-from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.base import Engine
+from marlvec.vector.call_state import STREAM, Calls
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.shards.shard import Shard
+from marlvec.vector.vector_env import Controls, VectorEnv
+from marlvec.vector.vector_step import VectorStep
 from tests.defects.registry import after
 
 __all__ = ["CANARIES", "Canary"]

@@ -23,7 +23,7 @@ from gymnasium.spaces import (
 from hypothesis import strategies as st
 
 from marlvec import VectorEnv
-from marlvec.vector.actions import VALIDATE_MODES
+from marlvec.vector.settings import VALIDATE_MODES
 from tests.properties.worlds import APIS, Design, Seat, factories_of
 from tests.vector.kinds import vectorize
 from tests.vector.reference import MODES, Reference

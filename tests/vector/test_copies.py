@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import marlvec
 from marlvec.testing import CounterEnv
-from marlvec.vector import copies
-from marlvec.vector.copies import Copies
+from marlvec.vector.data import buffer_reuse
+from marlvec.vector.data.buffer_reuse import Copies
 
 LARGE = 1 << 14  # numbers of 8 bytes in a piece that is large enough
 
@@ -67,7 +67,7 @@ def test_whatever_was_made_of_it_keeps_it(hold: Any) -> None:
     place = address(made)
     held = hold(made)
     del made
-    for _ in range(3 * copies._EACH):
+    for _ in range(3 * buffer_reuse._EACH):
         assert address(copy(np.ones_like(array))) != place
     assert held is not None
 
@@ -91,7 +91,7 @@ def test_who_keeps_some_and_lets_go_of_others_never_sees_one_change(data: st.Dat
 
 def test_who_keeps_everything_is_not_in_the_way_of_who_comes_later() -> None:
     copy, array = Copies(), np.ones(LARGE)
-    kept = [copy(array) for _ in range(3 * copies._EACH)]
+    kept = [copy(array) for _ in range(3 * buffer_reuse._EACH)]
     places = {address(made) for made in kept}
     assert len(places) == len(kept)
     for _ in range(3):
@@ -102,9 +102,9 @@ def test_who_keeps_everything_is_not_in_the_way_of_who_comes_later() -> None:
 
 
 def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "_MOST", 3 * LARGE * 8)
+    monkeypatch.setattr(buffer_reuse, "_MOST", 3 * LARGE * 8)
     copy = Copies()
-    made = [copy(np.ones(LARGE)) for _ in range(copies._EACH)]
+    made = [copy(np.ones(LARGE)) for _ in range(buffer_reuse._EACH)]
     made += [copy(np.ones(LARGE + k)) for k in range(8)]
     assert sum(memory.nbytes for known in copy._known.values() for memory in known) <= 3 * LARGE * 8
     for array in made:
@@ -137,7 +137,7 @@ def test_small_ones_and_objects_are_plain_copies() -> None:
 
 @pytest.mark.parametrize("backend", ["sync", "async", "thread"])
 def test_steps_of_whole_episodes_stay_as_they_were_handed_out(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "_LARGE", 0)
+    monkeypatch.setattr(buffer_reuse, "_LARGE", 0)
     with marlvec.make(CounterEnv, 6, backend=backend) as envs:
         seen = []
         obs, _ = envs.reset(seed=0)

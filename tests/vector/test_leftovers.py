@@ -24,9 +24,10 @@ import pytest
 
 from marlvec import AsyncVectorEnv, VectorEnv
 from marlvec.errors import ClosedError, EnvRaised, MarlvecError, NothingPendingError, SerialisationError, WorkerDied
-from marlvec.registry import make
+from marlvec.making import make
 from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
-from marlvec.vector import launch, memory
+from marlvec.vector.processes import shared_memory as memory
+from marlvec.vector.processes import worker_process
 from tests.faults.programs import alive, wait_gone
 from tests.leaks import Snapshot, leaks
 from tests.vector.kinds import vectorize
@@ -344,7 +345,7 @@ def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(
             envs.step_fetch(timeout=0.02)
         assert decode(obs[0, 1]) == (0, 0, 0, 4, 1), "nothing of an earlier step is written over the rows"
         assert decode(envs.step(acts(envs))[0][0, 1]) == (0, 0, 1, 0, 1), "the next ones are right, too"
-        (process,) = (process for process in launch._workers if process.pid == worker)
+        (process,) = (process for process in worker_process._workers if process.pid == worker)
         assert process.crash_report() == "", "what became of them is no crash of the worker"
     assert capfd.readouterr().err == ""
 
@@ -394,7 +395,7 @@ def test_a_factory_that_cannot_be_pickled_is_refused_before_anything_starts(monk
     def start(*_: Any) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("marlvec.vector.staff.WorkerProcess", start)
+    monkeypatch.setattr("marlvec.vector.processes.worker_pool.WorkerProcess", start)
     with pytest.raises(SerialisationError, match=r"factory of envs 0 to 1 cannot be pickled.*backend='sync'"):
         AsyncVectorEnv([lambda: CounterEnv(3 if lock else 4)] * 2, num_workers=1)
     with pytest.raises(TypeError, match="lock"):

@@ -166,7 +166,7 @@ def test_what_cannot_be_pickled_is_refused_before_anything_starts(
     def started(*args: Any) -> Any:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("marlvec.vector.staff.WorkerProcess", started)
+    monkeypatch.setattr("marlvec.vector.processes.worker_pool.WorkerProcess", started)
     factories: list[Any] = [*counters(), lambda: CounterEnv(3, marks=lock)]  # type: ignore[arg-type]  # never called
     for workers in (1, 2, 4):
         with pytest.raises(SerialisationError, match="the factory of env.*3 cannot be pickled.*lock"):

@@ -15,7 +15,8 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from marlvec import AsyncVectorEnv, VectorEnv, make
 from marlvec.testing.scripted import CounterEnv, SampledEnv, ScriptedParallelEnv
-from marlvec.vector import channel, memory
+from marlvec.vector.processes import channel
+from marlvec.vector.processes import shared_memory as memory
 from tests.vector.kinds import BACKENDS, REAL, factories_of, recorded, vectorize
 from tests.vector.reference import MODES, public
 from tests.vector.trees import flatten

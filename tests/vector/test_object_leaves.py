@@ -19,7 +19,7 @@ from marlvec.envs import Padded, adapt
 from marlvec.errors import ActionError, ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import ObjectArray
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.buffers import Buffers
+from marlvec.vector.data.buffers import Buffers
 from tests.vector.kinds import BACKENDS
 from tests.vector.object_envs import OBJECTS, Card, Hands, ObjectEnv, at, play
 from tests.vector.object_envs import make_envs as make

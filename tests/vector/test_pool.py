@@ -27,8 +27,9 @@ from marlvec.testing.scripted import (
     draw_script,
 )
 from marlvec.testing.vector_checks.rows import check_partial_reset
-from marlvec.vector.pool import PoolVectorEnv
-from marlvec.vector.pools.duck import DuckPool, form_of
+from marlvec.vector.backends.pool import PoolVectorEnv
+from marlvec.vector.pools.envpool import DuckPool
+from marlvec.vector.pools.form import form_of
 from tests.vector.reference import MODES, Call, record, replay
 from tests.vector.world_pool import PoolShop, tell_elapsed
 
@@ -464,7 +465,7 @@ def test_make_says_what_a_pool_cannot_do() -> None:
 
 def test_envpool_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
-    monkeypatch.delitem(sys.modules, "marlvec.interop.envpool", raising=False)
+    monkeypatch.delitem(sys.modules, "marlvec.vector.pools.envpool_tasks", raising=False)
     with pytest.raises(marlvec.errors.MissingExtraError, match=r"marlvec\[envpool\]"):
         marlvec.make("envpool/CartPole-v1", 2)
     with pytest.raises(ArgumentError, match="'sync'.*threads of its own"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from marlvec import AsyncVectorEnv
-from marlvec.registry import make
+from marlvec.making import make
 from marlvec.testing.scripted import CounterEnv
 
 CONTEXTS = ("forkserver", "spawn", "fork")

@@ -18,11 +18,11 @@ from pettingzoo import ParallelEnv
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ContractWarning, EnvContractError
 from marlvec.spaces import SpaceTree
-from marlvec.vector.buffers import Buffers
-from marlvec.vector.membership import membership
-from marlvec.vector.result import VectorStep
-from marlvec.vector.shard import Report
-from marlvec.vector.validation import ObsValidator
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.shards.shard import Report
+from marlvec.vector.validation.observations import ObsValidator
+from marlvec.vector.validation.value_bounds import membership
+from marlvec.vector.vector_step import VectorStep
 from tests.vector.kinds import BACKENDS, vectorize
 from tests.vector.reference import MODES
 from tests.vector.trees import leaf_spaces, pick

@@ -11,7 +11,7 @@ from marlvec.collect.arrivals import Arrival
 from marlvec.collect.callbacks.running_episode import RunningEpisode
 from marlvec.collect.metrics import Metrics
 from marlvec.envs.spec import Info
-from marlvec.vector.infos import infos_to_list
+from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["EpisodeStep"]

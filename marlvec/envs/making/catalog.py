@@ -207,7 +207,7 @@ def envpool_entry(task_id: str) -> EnvEntry:
     """
     return EnvEntry(
         f"{ENVPOOL}/{task_id}",
-        "marlvec.interop.envpool:build",
+        "marlvec.vector.pools.envpool_tasks:build",
         {"task_id": task_id},
         family=ENVPOOL,
         extra="envpool",

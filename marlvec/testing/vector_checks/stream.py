@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marlvec.testing.vector_checks.play import MakeEnvs, VectorPlace, actions_for, compare, record, row_of
-from marlvec.vector.result import VectorStep
+from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["check_stream"]
 

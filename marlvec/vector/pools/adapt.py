@@ -12,7 +12,8 @@ from marlvec.envs.making.catalog import gymnasium_entry
 from marlvec.envs.making.factory import EnvFactory
 from marlvec.envs.making.recipe import Recipe
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.vector.pools.duck import DuckPool, form_of
+from marlvec.vector.pools.envpool import DuckPool
+from marlvec.vector.pools.form import form_of
 from marlvec.vector.pools.gymnasium import AUTORESET_MODES, GymnasiumPool
 from marlvec.vector.pools.pool import Pool
 

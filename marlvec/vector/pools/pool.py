@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.spec import EnvSpec, Info
-from marlvec.vector.columns import Path
+from marlvec.vector.data.infos import Path
 
 __all__ = ["Endings", "Pool", "PoolReply"]
 
@@ -55,7 +55,7 @@ class PoolReply:
         mask: (n, A, k) bool, action masks; None: the pool gives none.
         elapsed: (n,), steps since the reset; None: the pool does not say.
         infos: What else it says, by env.
-        columns: Likewise, a table at a time: path → (n, …), or (n, A, …) under `marlvec.vector.columns.OF_AGENTS`.
+        columns: Likewise, a table at a time: path → (n, …), or (n, A, …) under `marlvec.vector.data.infos.OF_AGENTS`.
         endings: Of episodes that the pool has replaced by the next in this step; None: it never does.
     """
 

@@ -1,0 +1,1 @@
+"""Where envs run: in this process, in threads, in worker processes, in kernels, in pools."""

@@ -1,0 +1,248 @@
+"""Envs as compiled worlds: thousands in one call, in this process, with their reference's numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.making.recipe import Recipe
+from marlvec.errors import ArgumentError, BrokenError, ContractError, MissingExtraError
+from marlvec.native.catalog import NativeEntry, native_entry
+from marlvec.native.native_env import NativeEnv, refuse
+from marlvec.native.padding import PaddedNative
+from marlvec.vector.data.buffer_reuse import Copies
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.faults.failures import capture, raise_failures
+from marlvec.vector.settings import Settings, SettingsArguments
+from marlvec.vector.shards.native_shard import NativeShard
+from marlvec.vector.shards.partition import Shares, usable_cores
+from marlvec.vector.validation.actions import ActionWriter
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["NativeVectorEnv", "is_exact", "make_native", "NativePlan", "plan"]
+
+_WORTH_A_THREAD = 512  # worlds; with fewer, waking a thread takes longer than what it saves
+
+
+class NativeVectorEnv(VectorEnv):
+    """All worlds of one native env; see `marlvec.native`.
+
+    Actions are checked against their spaces in every call, whatever ``validate`` says: a compiled function would write
+    anywhere. Nothing that goes wrong in one world can: there is no Python in it, so ``on_fault`` has nothing to do.
+
+    Args:
+        env: The worlds, one per env.
+        num_workers: Threads; default: one per usable core, at most one per 512 worlds. Numbers do not depend on it.
+        max_episode_steps: Truncate who is still alive after so many steps, or None.
+        render_modes: ``"rgb_array"`` or None per env.
+        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate`` and ``state``, as in
+            `marlvec.make`; ``spaces``, ``on_fault`` and ``max_restarts`` are taken, and change nothing.
+
+    Attributes:
+        num_workers: How many threads there are, the caller's own included.
+    """
+
+    backend = "native"
+    _place = "this process"
+
+    def __init__(
+        self,
+        env: NativeEnv,
+        *,
+        num_workers: int | None = None,
+        max_episode_steps: int | None = None,
+        render_modes: Sequence[str | None] | None = None,
+        **settings: Unpack[SettingsArguments],
+    ) -> None:
+        chosen = Settings(**settings)
+        n = env.num_worlds
+        super().__init__(n, chosen)
+        if num_workers is None:
+            num_workers = max(1, min(usable_cores(), n // _WORTH_A_THREAD))
+        self.num_workers = Shares(n, num_workers).num_workers
+        self._env = env
+        self._shard = NativeShard(
+            env,
+            num_threads=self.num_workers,
+            autoreset_mode=chosen.autoreset_mode,
+            keep_state=chosen.state,
+            max_episode_steps=max_episode_steps,
+            render_modes=[None] * n if render_modes is None else render_modes,
+        )
+        self._copier = Copies(self._shard.copy)
+        spec = self._shard.spec
+        buffers = Buffers(spec, n)
+        self._shard.attach(buffers)
+        self._requests: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
+        self._bind(spec, buffers)
+        self._action_writer = ActionWriter(spec, grouped=self.grouped, validate="strict")
+
+    def _send_actions(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
+        self._calls.check_episodes(ids, call)
+        self._action_writer.write(self._buffers, actions, ids, self._rows(ids))
+        self._env.check_actions(ids)
+        self._begin(call, call, ids)
+
+    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._sending = True
+        self._requests.append((operation, env_ids, arguments))
+
+    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+        if not self._requests:  # an interrupt came before the request
+            time.sleep(timeout or 0.0)
+            if timeout is None:
+                self._news.append((np.array(self._calls.in_flight, np.int64), None))
+            return timeout is None
+        operation, env_ids, arguments = self._requests.pop(0)
+        try:
+            report = self._shard.run(operation, env_ids, arguments)
+        except ArgumentError:  # nothing was done
+            self._forget()
+            raise
+        except Exception as error:
+            self._calls.broken = BrokenError(f"the worlds are left in the middle of a {operation}: {error}")
+            raise
+        except BaseException:  # Ctrl-C in the middle: nobody knows how far they came, so they have to be reset
+            self._forget()
+            raise
+        self._news.append((env_ids, report or None))
+        return True
+
+    def _forget(self) -> None:
+        """What is in flight is lost: those envs are idle, without an episode."""
+        self.drive_count += 1
+        left = np.array(self._calls.in_flight, np.int64)
+        self._calls.arrive(left)
+        self._calls.hand_out()
+        self._calls.lose_episodes(left)
+        self._requests.clear()
+        self._news.clear()
+
+    def _shut_down(self, timeout: float) -> None:
+        self._requests.clear()
+        self._shard.close()
+
+
+def make_native(recipes: Sequence[Recipe], num_workers: int | None, settings: SettingsArguments) -> NativeVectorEnv:
+    """Build compiled worlds, and have all their functions compiled.
+
+    Args:
+        recipes: One per env.
+        num_workers: Threads, as above.
+        settings: As above.
+
+    Raises:
+        ArgumentError: There are none that do what is asked for; says why.
+        EnvArgumentError: They know no such argument.
+        MissingExtraError: numba is not installed.
+    """
+    found = plan(recipes)
+    try:
+        env = found.build()
+        # Before somebody waits for a step. Of one world arrays have another layout, and functions another form.
+        _warm_up(found.build(min(len(recipes), 2)))
+    except TypeError as error:
+        raise_failures([capture(0, "__init__", error)], NativeVectorEnv._place)
+        raise
+    return NativeVectorEnv(
+        env,
+        num_workers=num_workers,
+        max_episode_steps=found.max_episode_steps,
+        render_modes=found.render_modes,
+        **settings,
+    )
+
+
+def is_exact(recipes: Sequence[Recipe]) -> bool:
+    """Whether compiled worlds can be had for these recipes, with the same numbers; compiles nothing."""
+    try:
+        found = plan(recipes)
+        if found.entry.exact:
+            found.build(1)
+    except (ArgumentError, ContractError, MissingExtraError, TypeError):
+        return False  # if the arguments are wrong, the reference will say so
+    return found.entry.exact
+
+
+def _warm_up(env: NativeEnv) -> None:
+    """Have every function of a native env compiled, or fetched from disk; the worlds are of no other use."""
+    with NativeVectorEnv(env, state=env.state_space is not None) as envs:
+        envs.reset(seed=0)
+        envs.step(envs.random_action())
+
+
+@dataclass(frozen=True)
+class NativePlan:
+    """All it takes to build the worlds.
+
+    Attributes:
+        entry: The native form.
+        kwargs: For its constructor.
+        render_modes: One mode or None per world.
+        max_episode_steps: After how many steps episodes are truncated, or None.
+        pad: Whether agents of different spaces are padded to one group.
+    """
+
+    entry: NativeEntry
+    kwargs: dict[str, Any]
+    render_modes: tuple[str | None, ...]
+    max_episode_steps: int | None
+    pad: bool
+
+    def build(self, num_worlds: int | None = None) -> NativeEnv:
+        """Build the worlds.
+
+        Args:
+            num_worlds: How many; None: all.
+
+        Raises:
+            MissingExtraError: numba is not installed.
+            ArgumentError: An argument is wrong, or not supported.
+            ContractError: The agents' spaces cannot be padded.
+            TypeError: There is no such argument.
+        """
+        env = self.entry.load()(num_worlds or len(self.render_modes), **self.kwargs)
+        known = env.metadata.get("render_modes", ())
+        for mode in self.render_modes:
+            if mode is not None and mode not in known:
+                supported = ", ".join(map(repr, known)) or "none at all"
+                raise ArgumentError(f"render_mode={mode!r}: {self.entry.id} supports {supported}")
+            if mode == "human":  # the reference draws in every step
+                raise refuse(self.entry.id, "render_mode='human'")
+        return PaddedNative(env) if self.pad and len(env.spec().groups) > 1 else env
+
+
+def plan(recipes: Sequence[Recipe]) -> NativePlan:
+    """Find the native form of what these recipes ask for.
+
+    Args:
+        recipes: One per env.
+
+    Raises:
+        ArgumentError: There is none; says why, and what to do.
+    """
+    first = recipes[0]
+    name = first.factory.entry.id
+    entry = native_entry(name)
+    if entry is None:
+        raise ArgumentError(f"env {name!r} has no native form; backend='async' runs every env")
+    kwargs = _arguments(first)
+    for recipe in recipes:
+        if recipe.factory.entry != first.factory.entry:
+            raise refuse(name, f"another env beside it ({recipe.factory.entry.id!r})")
+        if _arguments(recipe) != kwargs:
+            raise refuse(name, f"envs of different arguments (env 0 has {kwargs}, env {recipe.env_index} others)")
+    if first.wrappers:
+        raise refuse(name, "wrappers")
+    modes = tuple(recipe.render_mode or kwargs.get("render_mode") for recipe in recipes)
+    kwargs.pop("render_mode", None)
+    return NativePlan(entry, kwargs, modes, first.max_episode_steps, first.pad)
+
+
+def _arguments(recipe: Recipe) -> dict[str, Any]:
+    return {**recipe.factory.entry.kwargs, **recipe.factory.kwargs}

@@ -1,0 +1,200 @@
+"""Envs in a pool: EnvPool's, Gymnasium's vector envs, or anything that looks like one, stepped many in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.making.recipe import Recipe
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import EnvSpec, Info
+from marlvec.errors import ArgumentError, BrokenError, BusyError, MarlvecError
+from marlvec.vector.call_state import STREAM
+from marlvec.vector.commands import describe
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.data.report import Report
+from marlvec.vector.faults.failures import capture, raise_failures
+from marlvec.vector.pools.adapt import adapt_pool, build_pool
+from marlvec.vector.pools.pool import Pool
+from marlvec.vector.seeding import spread
+from marlvec.vector.settings import Settings, SettingsArguments
+from marlvec.vector.shards.pool_shard import PoolShard
+from marlvec.vector.validation.actions import ActionWriter
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["PoolVectorEnv", "make_pool"]
+
+
+class PoolVectorEnv(VectorEnv):
+    """The envs of one pool.
+
+    Every autoreset mode works with true final observations, whatever the pool does by itself; steps in which it only
+    resets an env are marked, or not seen at all. A pool that hands out ``batch_size`` rows at a time goes on doing so:
+    `send` and `recv` overlap with its threads, and its spare envs, if it has any, fill up batches that would never
+    become full. `VectorStep.env_ids` say whose rows come.
+
+    The pool's envs live where it keeps them: there is nothing to restart (``on_fault`` has nothing to do), wrappers
+    cannot reach them, and an exception out of the pool leaves it broken. Actions are checked against their spaces in
+    every call, whatever ``validate`` says: compiled code would read anywhere.
+
+    EnvPool's pools take their seeds when they are made. ``reset(seed=…)`` of all envs closes the old pool and makes a
+    new one; where nobody knows how to make one, it raises.
+
+    Args:
+        pool: One of EnvPool's, something that looks like one, a Gymnasium vector env, or a
+            `marlvec.vector.pools.pool.Pool`. It belongs to the vectorizer from now on, which closes it.
+        num_envs: How many of the pool's envs are for use; None: all. The others are spares.
+        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped`` and ``validate``, as in `marlvec.make`;
+            ``spaces``, ``on_fault`` and ``max_restarts`` are taken, and change nothing.
+
+    Raises:
+        ArgumentError: The pool cannot do that.
+        ContractError: It is no pool.
+    """
+
+    backend = "pool"
+    _place = "the pool"
+
+    def __init__(self, pool: Any, *, num_envs: int | None = None, **settings: Unpack[SettingsArguments]) -> None:
+        chosen = Settings(**settings)
+        self._pool: Pool = adapt_pool(pool, num_envs=num_envs)
+        spec = self._pool.spec
+        if chosen.state:
+            raise ArgumentError(f"state=True, and {spec.name} has no global state: a pool gives none")
+        if chosen.done_on != "all" and len(spec.agents) > 1:
+            raise ArgumentError(f"done_on={chosen.done_on!r}: {spec.name} decides by itself when an episode is over")
+        super().__init__(self._pool.num_envs, chosen)
+        self._shard = PoolShard(self._pool, chosen.autoreset_mode)
+        buffers = Buffers(spec, self.num_envs)
+        self._shard.attach(buffers)
+        self._handles: dict[int, _EnvHandle] = {}
+        self._asked_controls: list[tuple[NDArray[np.int64], Sequence[Any]]] = []
+        self._bind(spec, buffers)
+        self._action_writer = ActionWriter(spec, grouped=self.grouped, validate="strict")
+
+    def _send_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
+        ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
+        self._calls.check_free(ids, call)
+        self._pool.check_reset(ids, spread(seed, ids.tolist(), self.num_envs), spread_options(options, len(ids)))
+        self._check_batch(call, len(ids))
+        super()._send_reset(call, seed, options, env_ids)
+
+    def _check_batch(self, call: str, count: int) -> None:
+        """A call that is under way alone must be able to end."""
+        if call not in STREAM and (missing := self._shard.line.short_of(count)):
+            raise ArgumentError(
+                f"{call}() of {count} envs: {self.spec.name} hands out {self._pool.batch_size} rows at a time, and has "
+                f"no spare envs to fill up the last batch; {missing} are missing. Take a number that divides"
+            )
+
+    def _send_actions(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
+        self._calls.check_episodes(ids, call)
+        if self._pool.whole and len(ids) < self.num_envs:
+            raise ArgumentError(f"{call}(): {self.spec.name} steps all its envs at once, got {ids.tolist()}")
+        super()._send_actions(call, actions, ids)
+
+    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._sending = True
+        if operation == "control":
+            self._asked_controls.append((env_ids, arguments[0]))
+        elif operation == "reset":
+            self._shard.ask_reset(env_ids, *arguments, alone=self._calls.outstanding == len(env_ids))
+        else:
+            self._shard.ask_step(env_ids)
+
+    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+        if self._asked_controls:
+            ids, commands = self._asked_controls.pop(0)
+            self._news.append((ids, self._control(ids, commands)))
+            return True
+        line = self._shard.line
+        if line.empty:  # an interrupt came before the request
+            time.sleep(timeout or 0.0)
+            if timeout is None:
+                self._news.append((np.array(self._calls.in_flight, np.int64), None))
+            return timeout is None
+        try:
+            reply = line.receive(timeout)
+            if reply is None:
+                return False
+            ids, report = self._shard.take(reply)
+        except BusyError:  # nothing was done
+            raise
+        except BaseException as error:  # nobody knows what of it was done
+            self._calls.broken = BrokenError(
+                f"the pool is left in the middle of a call: {type(error).__name__}: {error}"
+            )
+            raise
+        self._news.append((ids, report or None))
+        return True
+
+    def _control(self, ids: NDArray[np.int64], commands: Sequence[Any]) -> Report:
+        """Give each of these envs its command. What goes wrong costs no episode."""
+        report = Report()
+        for i, command in zip(ids.tolist(), commands, strict=True):
+            try:
+                if i not in self._handles:
+                    self._handles[i] = _EnvHandle(self._pool.env(i), self.spec)
+                report.answers[i] = command(self._handles[i])
+            except Exception as error:
+                report.failures.append(capture(i, describe(command), error))
+        return report
+
+    def _shut_down(self, timeout: float) -> None:
+        self._asked_controls.clear()
+        self._shard.line.close(timeout)
+        self._pool.close()
+
+
+class _EnvHandle(MultiAgentEnv):
+    """An env of a pool where control commands expect an env; it can be asked, not stepped."""
+
+    def __init__(self, env: Any, spec: EnvSpec) -> None:
+        self.name = spec.name
+        self._env = env
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Not here: the pool resets."""
+        raise NotImplementedError
+
+    def step(self, slot: Slot) -> Info | None:
+        """Not here: the pool steps."""
+        raise NotImplementedError
+
+    @property
+    def unwrapped(self) -> Any:
+        """What the pool gives of it."""
+        return self._env
+
+
+def make_pool(recipes: Sequence[Recipe], settings: SettingsArguments) -> PoolVectorEnv:
+    """Build a pool, and the vectorizer of its envs.
+
+    Args:
+        recipes: One per env, see `build_pool`.
+        settings: As above.
+
+    Raises:
+        ArgumentError: There is no such pool; says why.
+        EnvRaised: What builds it raised; `EnvArgumentError` if it does not take an argument.
+        MissingExtraError: A package is not installed.
+    """
+    chosen = Settings(**settings)
+    try:
+        pool = build_pool(recipes, chosen.autoreset_mode)
+    except MarlvecError:
+        raise
+    except Exception as error:
+        raise_failures([capture(0, "__init__", error)], PoolVectorEnv._place)
+        raise
+    try:
+        return PoolVectorEnv(pool, **settings)
+    except BaseException:
+        pool.close()
+        raise

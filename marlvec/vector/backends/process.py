@@ -1,0 +1,372 @@
+"""Envs in worker processes that write into shared memory."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError
+from marlvec.vector.call_state import CONTROL_CALLS
+from marlvec.vector.data.report import Report
+from marlvec.vector.faults.failures import Loss, capture, of_many, picklable, raise_failures, summary_of
+from marlvec.vector.processes import channel as ch
+from marlvec.vector.processes.parcels import dump_each
+from marlvec.vector.processes.report_packing import unpack_report
+from marlvec.vector.processes.watchdog import Watchdog
+from marlvec.vector.processes.worker import WorkerLink
+from marlvec.vector.processes.worker_pool import Crew, Staff, Starting, noise
+from marlvec.vector.processes.worker_process import start_method
+from marlvec.vector.settings import Settings, SettingsArguments
+from marlvec.vector.shards.partition import Shares
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["AsyncVectorEnv"]
+
+
+class AsyncVectorEnv(VectorEnv):
+    """Shards in worker processes, several envs a worker.
+
+    Envs write straight into shared memory; a doorbell per worker carries 16 bytes each way per step, and pickles only
+    where infos are not empty. No env is ever built in this process. Workers do not import the caller's main module: no
+    ``__main__`` guard is needed, and factories, lambdas and classes defined there travel by value.
+
+    Args:
+        factories: One zero-argument callable per env; pickled with cloudpickle.
+        num_workers: Processes; default: one per usable core, at most one per env.
+        context: Start method: ``"forkserver"`` (default), ``"spawn"``, ``"fork"``, or a multiprocessing context.
+        shared_memory: False sends rows through the pipes instead; ``"require"`` refuses spaces of which a leaf cannot
+            be in shared memory.
+        daemon: What happens to workers that were not closed when the vectorizer is garbage collected or the interpreter
+            exits: True: they get a second to close their envs; False: they get the time they need.
+        step_timeout: Seconds that one env may take for a step or a reset; None: as long as it wants. A worker whose env
+            takes longer is killed; it is noticed while a call waits.
+        worker: A loop for the workers to run in place of `marlvec.vector.processes.worker.serve`; see `WorkerLink`.
+        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state``, ``spaces``,
+            ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
+
+    Raises:
+        SerialisationError: A factory cannot be pickled; nothing was started.
+        EnvRaised: A factory raised; names the env, with its traceback. Nothing is left running.
+        WorkerDied: A worker died while it built its envs.
+        ResourceError: The machine has not enough memory, processes or file descriptors; nothing is left running.
+        ContractError: Something is no env, or the envs' spaces differ.
+        UnsupportedSpaceError: A leaf cannot be in shared memory, and that was required.
+
+    Attributes:
+        num_workers: How many worker processes there are.
+        context: Their start method.
+        worker_pids: Their process ids.
+        step_timeout: As given.
+    """
+
+    backend = "async"
+    _place = "worker process"
+
+    def __init__(
+        self,
+        factories: Sequence[Callable[[], Any]],
+        *,
+        num_workers: int | None = None,
+        context: Any = None,
+        shared_memory: bool | str = True,
+        daemon: bool = True,
+        step_timeout: float | None = None,
+        worker: Callable[[WorkerLink], None] | None = None,
+        **settings: Unpack[SettingsArguments],
+    ) -> None:
+        chosen = Settings(**settings)
+        super().__init__(len(factories), chosen)
+        if shared_memory not in (True, False, "require"):
+            raise ArgumentError(f"shared_memory must be True, False or 'require', got {shared_memory!r}")
+        self.step_timeout = _seconds(step_timeout)
+        self._shares = Shares(self.num_envs, num_workers)
+        if -(-self.num_envs // self._shares.num_workers) > ch.MAX_COUNT:
+            raise ArgumentError(f"a worker can have {ch.MAX_COUNT} envs at most; more than num_workers={num_workers}")
+        self.num_workers = self._shares.num_workers
+        self.context = start_method(context)
+        self._shared = bool(shared_memory)
+        self._crew = Crew(self._shares)
+        # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
+        self._finalizer = weakref.finalize(self, Crew.shut_down, self._crew, 1.0 if daemon else None)
+        self._staff = Staff(
+            self._crew,
+            self.context,
+            factories,
+            settings=chosen.of_shard(),
+            shared=self._shared,
+            loop=None if worker is None else picklable(worker, "the worker loop"),
+        )
+        try:
+            spec, buffers, survived = self._staff.begin(
+                self._budget if chosen.on_fault == "restart" else None,
+                require=shared_memory == "require",
+                place=self._place,
+            )
+        except BaseException:
+            self._calls.closed = True
+            self._finalizer()
+            raise
+        if chosen.on_fault != "restart":
+            self._staff.dismiss()
+        self._bind(spec, buffers)
+        self._recovery.note_survived(survived)
+        self._number = 1  # that of the last request; 0 is CLOSE's
+        self._plain_steps = self._shared and not buffers.has_objects
+        self._watchdog = None if self.step_timeout is None else Watchdog(self.step_timeout)
+        self._one_fault_ends_all = chosen.on_fault == "raise"
+        self._doomed: list[tuple[int, str | None]] = []  # workers that are gone, which is yet to be dealt with
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers, in order of their envs."""
+        return tuple(worker.pid for worker in self._crew.workers)
+
+    # --- requests
+
+    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        code = ch.OPERATIONS[operation]
+        self._number = self._number % 0xFFFFFFFF + 1
+        if self._plain_steps and code in (ch.STEP, ch.SEND):
+            shares = self._shares
+            parts = shares.whole if env_ids is self._everyone else shares.addressed(env_ids)
+            self._sending = True
+            for w, ids, places in parts:
+                self._request(w, code, ids, places)
+            return
+        requests = []
+        for w, positions in self._shares.split(env_ids):
+            ids = env_ids[positions]
+            requests.append((w, code, ids, self._payload(code, w, ids, positions, arguments)))
+        self._sending = True
+        for request in requests:
+            self._request(*request)
+
+    def _request(self, w: int, code: int, ids: NDArray[np.int64], payload: bytes) -> None:
+        crew = self._crew
+        crew.outstanding[w].append((self._number, ids))
+        if w in crew.starting:
+            crew.starting[w].requests.append((code, self._number, payload))
+            return
+        try:
+            crew.workers[w].channel.send(code, self._number, payload)
+        except ch.ChannelClosed as error:
+            if self._one_fault_ends_all:
+                raise self._loss(w, noise(error)) from None
+            crew.closed.add(w)  # what it said before is still to be read
+
+    def _payload(
+        self,
+        code: int,
+        w: int,
+        ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        arguments: tuple[Sequence[Any], ...],
+    ) -> bytes:
+        """What a request says beyond its code; ``positions`` are these envs' places in ``arguments``."""
+        local = ids - self._shares.starts[w]
+        if code in (ch.STEP, ch.SEND):
+            buffers = self._buffers
+            packed = None if self._shared else buffers.pack_actions(ids)
+            if not buffers.has_objects:
+                return pickle.dumps((local.tolist(), packed, None), protocol=5)
+            objects = _by_value([buffers.pack_object_actions(ids)], "the actions")
+            return pickle.dumps((local.tolist(), packed, objects), protocol=5)
+        own = [[argument[k] for k in positions.tolist()] for argument in arguments]
+        call = "reset" if code in (ch.RESET, ch.REVIVE) else self._calls.pending or ""
+        if code == ch.CONTROL or (call == "reset" and any(option is not None for option in own[1])):
+            # Apart: the worker may fail to unpickle what is the caller's, and must know for which envs it was.
+            each = list(zip(*own, strict=True))
+            what = "options" if call == "reset" else f"what {call}() takes"
+            return pickle.dumps((local.tolist(), call, _by_value(each, what)))
+        return pickle.dumps((local.tolist(), call, own))
+
+    # --- replies
+
+    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+        crew = self._crew
+        if self._doomed:
+            raise self._loss(*self._doomed.pop(0))
+        ready = crew.heard()
+        if everyone and not ready and not crew.starting:
+            # Waiting for one after the other wakes this process less often than listening to all. The last one goes
+            # first: where every core has a worker, we have ours back once that one has finished.
+            deadline = None if timeout is None else time.monotonic() + timeout
+            for w, queue in reversed(list(enumerate(crew.outstanding))):
+                while queue:
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    # Of those whose end was closed nothing more is heard by listening.
+                    heard = (crew.closed and crew.heard()) or self._listen(left, w)
+                    if not heard:
+                        # Who is in time is not to be named among those who were not.
+                        if not self._doomed and (said := crew.heard() or crew.ready(0.0)):
+                            self._take_in(said)
+                        return bool(self._news)
+                    if not self._take_in(heard):
+                        return True
+            return True
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._news:
+            left = None if timeout is None else max(0.0, deadline - time.monotonic())
+            ready = crew.heard() or self._listen(left)
+            if not ready:
+                return bool(self._news)
+            self._take_in(ready)
+        return True
+
+    def _listen(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
+        """Wait for workers to say something, and see to it that none of them hangs."""
+        dog, crew = self._watchdog, self._crew
+        if dog is None:
+            return crew.ready(timeout, waiting_for)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            left = math.inf if timeout is None else deadline - time.monotonic()
+            ready = crew.ready(max(0.0, min(left, dog.pause)), waiting_for)
+            if dog.is_due() and self._calls.pending not in CONTROL_CALLS:  # those take as long as they take
+                self._put_down(w for w in dog.look(crew.busy()) if not crew.has_said(w))
+                if self._doomed:
+                    return []  # what is there will be there: messages are read later, and who is gone is in crew.closed
+            if ready or left <= 0:
+                return ready  # never waited for again: a closed end is reported once
+
+    def _put_down(self, hung: Iterable[int]) -> None:
+        """Kill workers that hang. Whatever they still say is not heard: being asked where it is may wake an env."""
+        for w in hung:
+            self._crew.put_down(w, self.step_timeout or 0.0)
+            self._doomed.append((w, None))
+        self._tell_loss()
+
+    def _take_in(self, ready: Iterable[int]) -> bool:
+        """Take in one reply of each of these workers. False where one is gone, and it is to be told next."""
+        self._take_each(ready)
+        self._tell_loss()
+        return not self._doomed
+
+    def _take_each(self, ready: Iterable[int]) -> None:
+        self._taking = True
+        for w in ready:
+            how: str | None = None
+            try:
+                if w in self._crew.starting:
+                    how = self._staff.go_on(w)
+                    self._recovery.note_survived(self._staff.survived_lately())
+                elif self._crew.outstanding[w]:
+                    how = self._take(w)
+                if how is None:
+                    continue
+            except ch.ChannelClosed as error:
+                how = noise(error)
+            self._doomed.append((w, how))
+        self._taking = False
+
+    def _tell_loss(self) -> None:
+        """Raise what there is to tell of a worker that is gone, unless others have news, which come first."""
+        if not self._doomed or self._news:
+            return
+        said = {*self._crew.heard(), *self._crew.ready(0.0)}
+        self._take_each(sorted(said - {w for w, _ in self._doomed}))
+        if not self._news:
+            raise self._loss(*self._doomed.pop(0))
+
+    def _take(self, w: int) -> str | None:
+        """Take in one reply, if all of it is there; says what is wrong with it if it cannot be right.
+
+        Raises:
+            ChannelClosed: There is no reply, and none will come.
+        """
+        queue = self._crew.outstanding[w]
+        expected, ids = queue[0]
+        message = self._crew.workers[w].channel.take(expected)
+        if message is None:
+            if w in self._crew.closed:  # it hears nothing any more, and has nothing left to say
+                raise ch.ChannelClosed("it does not read")
+            return None
+        code, count, number, payload = message
+        if code != ch.OK or number != expected or count > len(ids):
+            return f"answered request {number} for {count} envs, expected {expected} for {len(ids)}"
+        told, report = ids[:count], None
+        if payload:
+            try:
+                report = self._open(w, told, payload)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                return noise(ch.Garbled(f"{len(payload):,} bytes that are no report: {summary_of(error)}"))
+        if count < len(ids):
+            queue[0] = (expected, ids[count:])
+        else:
+            queue.popleft()
+        if report is not None and report.failures:
+            pid = self._crew.workers[w].pid
+            report.failures = [replace(failure, pid=pid, request=number) for failure in report.failures]
+        self._news.append((told, report))
+        return None
+
+    def _open(self, w: int, ids: NDArray[np.int64], payload: bytes) -> Report | None:
+        """What a reply says beyond its header: rows that are not in shared memory are written, the rest is a report."""
+        first = self._shares.starts[w]
+        if self._plain_steps:
+            return unpack_report(payload, first)
+        packed, objects, payload = pickle.loads(payload)
+        if packed is not None:
+            self._buffers.unpack_results(ids, packed)
+        bad = {} if objects is None else self._buffers.unpack_objects(ids, objects)
+        report = unpack_report(payload, first) if payload else Report()
+        failed = {failure.env_id for failure in report.failures}
+        report.failures += [capture(i, self._last_call, error) for i, error in bad.items() if i not in failed]
+        return report or None
+
+    # --- workers that are gone
+
+    def _loss(self, w: int, how: str | None = None) -> Loss:
+        """What there is to tell of a worker that is gone, or must go; also kills what it started."""
+        crew = self._crew
+        obituary = crew.bury(w, how, self._calls.pending)
+        if self._one_fault_ends_all:
+            error = of_many(crew.bury_fellows(obituary, self._calls.pending), only_close_is_left=True)
+        else:
+            error = obituary.error(only_close_is_left=False)
+        everyone = self._shares.slices[w]
+        in_flight = [ids for _, ids in crew.outstanding[w]]
+        asked = np.concatenate(in_flight) if in_flight else everyone[:0]
+        crew.outstanding[w].clear()
+        if self.on_fault == "restart":
+            crew.starting[w] = Starting()  # what it is asked from now on goes to the next one
+        return Loss(w, error, asked, np.setdiff1d(everyone, asked), obituary)
+
+    def _start_worker(self, w: int) -> None:
+        if (problem := self._staff.start(w)) is not None:
+            raise self._loss(w, problem)
+
+    def _shut_down(self, timeout: float) -> None:
+        self._finalizer.detach()
+        failures = self._crew.shut_down(timeout)
+        raise_failures(failures, self._place)
+
+
+def _by_value(values: Sequence[Any], what: str) -> bytes:
+    """Pickle values for a worker.
+
+    Raises:
+        SerialisationError: One cannot be pickled; says what and why.
+    """
+    try:
+        return dump_each(values, by_value=True)
+    except Exception:
+        picklable(values, what)  # raises, and says why
+        raise
+
+
+def _seconds(step_timeout: float | None) -> float | None:
+    number = isinstance(step_timeout, (int, float, np.number)) and not isinstance(step_timeout, bool)
+    if step_timeout is None or (number and 0 < step_timeout < math.inf):
+        return None if step_timeout is None else float(step_timeout)
+    raise ArgumentError(f"step_timeout must be seconds greater than 0, or None, got {step_timeout!r}")

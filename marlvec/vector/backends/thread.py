@@ -1,0 +1,276 @@
+"""Envs in threads of this process: for envs that let go of the interpreter lock, and for Pythons without one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.spec import EnvSpec
+from marlvec.envs.wrapper_chain import innermost
+from marlvec.errors import ArgumentError, Failure
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.data.report import Report
+from marlvec.vector.faults.failures import capture, raise_failures
+from marlvec.vector.faults.recovery import survived_failures
+from marlvec.vector.settings import Settings, SettingsArguments
+from marlvec.vector.shards.env_builder import ShardFailed
+from marlvec.vector.shards.partition import Shares, agree
+from marlvec.vector.shards.shard import Shard
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["ThreadVectorEnv"]
+
+
+class ThreadVectorEnv(VectorEnv):
+    """Shards in threads, several envs a thread.
+
+    Nothing is pickled and nothing is shared but the arrays. Envs written in Python take turns on the interpreter lock
+    and gain nothing here; those that wait (for a simulator, a socket) or compute outside of Python do.
+
+    Args:
+        factories: One zero-argument callable per env; called in the env's own thread.
+        num_workers: Threads; default: one per usable core, at most one per env.
+        settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state``, ``spaces``,
+            ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
+
+    Raises:
+        EnvRaised: A factory raised.
+        ContractError: Something is no env, or the envs' spaces differ.
+
+    Attributes:
+        num_workers: How many threads there are.
+    """
+
+    backend = "thread"
+    _place = "worker thread"
+
+    def __init__(
+        self,
+        factories: Sequence[Callable[[], Any]],
+        *,
+        num_workers: int | None = None,
+        **settings: Unpack[SettingsArguments],
+    ) -> None:
+        chosen = Settings(**settings)
+        super().__init__(len(factories), chosen)
+        self._shares = Shares(self.num_envs, num_workers)
+        self.num_workers = self._shares.num_workers
+        self._crew = _Crew()
+        # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
+        self._finalizer = weakref.finalize(self, _Crew.shut_down, self._crew, 1.0)
+        try:
+            spec, survived = self._start(factories, chosen)
+            buffers = Buffers(spec, self.num_envs)
+            self._crew.attach(buffers, self._shares)
+        except BaseException:
+            self._calls.closed = True
+            self._finalizer()
+            raise
+        self._bind(spec, buffers)
+        self._recovery.note_survived(survived_failures(survived))
+
+    def _start(self, factories: Sequence[Callable[[], Any]], settings: Settings) -> tuple[EnvSpec, list[Failure]]:
+        """Start the threads and let them build their envs: their spec, and what went wrong before it went well."""
+        starts = self._shares.starts
+        for w in range(self.num_workers):
+            self._crew.start(w, factories[starts[w] : starts[w + 1]], starts[w], settings.of_shard())
+        shards: dict[int, Shard] = {}
+        failures: list[Failure] = []
+        survived: list[Failure] = []
+        for _ in range(self.num_workers):
+            self._crew.wait(None)
+            w, _, told = self._crew.replies.popleft()
+            if isinstance(told, Shard):
+                shards[w] = told
+                survived += told.survived
+            else:
+                failures += told
+        raise_failures(failures, self._place)
+        ordered = [shards[w] for w in range(self.num_workers)]
+        _check_apart([env for shard in ordered for env in shard.envs])
+        return agree([shard.spec for shard in ordered], starts, settings.spaces), survived
+
+    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._sending = True
+        for w, positions in self._shares.split(env_ids):
+            own = tuple([argument[k] for k in positions.tolist()] for argument in arguments)
+            self._crew.requests[w].put((operation, env_ids[positions] - self._shares.starts[w], own))
+
+    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+        crew, starts = self._crew, self._shares.starts
+        in_time = crew.wait(timeout)
+        self._taking = True
+        while crew.replies:
+            w, ids, report = crew.replies.popleft()
+            self._news.append((ids + starts[w], report.shifted(starts[w])))
+        self._taking = False
+        return in_time
+
+    def _abandon(self) -> bool:
+        self._crew.run_dry()
+        return True
+
+    def _shut_down(self, timeout: float) -> None:
+        failures, stuck = self._crew.shut_down(timeout)
+        self._finalizer.detach()
+        if stuck:
+            warnings.warn(
+                f"close(): {len(stuck)} worker threads are still in an env after {timeout} s; a thread cannot be "
+                f"killed, and ends when its env comes back: {', '.join(stuck)}",
+                ResourceWarning,
+                stacklevel=3,
+            )
+        raise_failures(failures, self._place)
+
+
+_Reply = tuple[int, NDArray[np.int64], Any]
+"""A worker's index, the local indices of envs that are ready, and their report."""
+
+
+@dataclass
+class _Crew:
+    """The threads of one vectorizer; apart from it, so that they can be let go of without it.
+
+    Attributes:
+        requests: Per thread, what it is asked. None: to end; a `_Marker`: to say when it has come to it.
+        replies: What they said. Looked at before each wait, and only then taken from, so that an interrupt in the
+            middle of a wait loses none.
+        bell: Has an entry for each reply; may have more than there are replies, never fewer.
+        threads: The threads.
+    """
+
+    requests: list[queue.SimpleQueue[Any]] = field(default_factory=list)
+    replies: deque[_Reply] = field(default_factory=deque)
+    bell: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self, w: int, factories: Sequence[Callable[[], Any]], first: int, settings: dict[str, Any]) -> None:
+        """Start one thread; it gives its shard, or what went wrong."""
+        self.requests.append(queue.SimpleQueue())
+        body = (w, factories, first, settings, self.requests[w], self._reply)
+        self.threads.append(threading.Thread(target=_work, args=body, name=f"marlvec-worker-{w}", daemon=True))
+        self.threads[w].start()
+
+    def _reply(self, w: int, ids: NDArray[np.int64], told: Any) -> None:
+        self.replies.append((w, ids, told))
+        self.bell.put(None)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until there is a reply; whether there is one."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.replies:
+            try:
+                self.bell.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return bool(self.replies)
+        return True
+
+    def run_dry(self) -> None:
+        """Wait until all threads have done what they were asked, and forget what they said of it."""
+        marker = _Marker()
+        for requests in self.requests:
+            requests.put(marker)
+        missing = len(self.threads)
+        while missing:
+            self.wait(None)
+            missing -= self.replies.popleft()[2] is marker  # one of an earlier try, which was interrupted, is another
+
+    def attach(self, buffers: Buffers, shares: Shares) -> None:
+        """Give each thread its rows."""
+        for w, requests in enumerate(self.requests):
+            requests.put(buffers.rows(shares.starts[w], shares.starts[w + 1]))
+
+    def shut_down(self, timeout: float) -> tuple[list[Failure], list[str]]:
+        """Let the threads end. Returns what went wrong in the envs' own close(), and who is still busy."""
+        deadline = time.monotonic() + timeout
+        for requests in self.requests:
+            requests.put(None)
+        for thread in self.threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        stuck = [thread.name for thread in self.threads if thread.is_alive()]
+        failures: list[Failure] = []
+        while True:
+            try:
+                _, _, told = self.replies.popleft()
+            except IndexError:
+                break
+            if isinstance(told, list):  # of close(); anything else is a reply that nobody fetched
+                failures += told
+        self.requests, self.threads = [], []
+        return failures, stuck
+
+
+class _Marker:
+    """A request to say when one has come to it."""
+
+
+def _check_apart(envs: Sequence[MultiAgentEnv]) -> None:
+    """Refuse envs that are in two rows; within one thread the shard has seen to that."""
+    places: dict[int, int] = {}
+    for i, env in enumerate(envs):
+        j = places.setdefault(id(innermost(env)), i)
+        if j != i:
+            raise ArgumentError(
+                f"env {i}, __init__(): its factory returned the very env that is env {j} already; "
+                f"expected one of its own"
+            )
+
+
+def _work(
+    w: int,
+    factories: Sequence[Callable[[], Any]],
+    first: int,
+    settings: dict[str, Any],
+    requests: queue.SimpleQueue[Any],
+    reply: Callable[[int, NDArray[np.int64], Any], None],
+) -> None:
+    """A thread's life: build the envs, serve until told to close."""
+    nobody = np.zeros(0, np.int64)
+    try:
+        shard = Shard(factories, first, **settings)
+    except ShardFailed as failed:
+        reply(w, nobody, failed.failures)
+        return
+    except BaseException as error:
+        reply(w, nobody, [capture(first, "__init__", error)])
+        return
+    reply(w, nobody, shard)
+    buffers = requests.get()
+    if buffers is not None:  # else another thread's envs could not be built
+        shard.attach(buffers)
+        while (request := requests.get()) is not None:
+            if isinstance(request, _Marker):
+                reply(w, nobody, request)
+            else:
+                _serve(w, shard, first, request, reply)
+    reply(w, nobody, shard.close())
+
+
+def _serve(
+    w: int, shard: Shard, first: int, request: Any, reply: Callable[[int, NDArray[np.int64], Any], None]
+) -> None:
+    operation, env_ids, arguments = request
+    ids = env_ids.tolist()
+    answered = 0
+    try:
+        if operation == "send":
+            for part, report in shard.step_in_parts(ids):
+                reply(w, np.asarray(part), report)
+                answered += len(part)
+        else:
+            reply(w, env_ids, shard.run(operation, ids, arguments))
+    except BaseException as error:  # an env called sys.exit(): without an answer the caller would wait for ever
+        left = ids[answered:]
+        failures = [capture(first + i, operation, error) for i in left]
+        reply(w, np.asarray(left), Report(failures=failures))

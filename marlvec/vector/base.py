@@ -1,0 +1,403 @@
+"""How requests go out and replies come in, whatever the backend."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import EnvSpec
+from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
+from marlvec.spaces import batch_space
+from marlvec.vector.call_state import CONTROL_CALLS, STREAM, Calls
+from marlvec.vector.data.buffer_reuse import Copies
+from marlvec.vector.data.buffers import Buffers, Selection
+from marlvec.vector.data.report import Report
+from marlvec.vector.faults.failures import Loss, out_of_space, raise_failures
+from marlvec.vector.faults.recovery import Recovery
+from marlvec.vector.faults.restarts import Budget
+from marlvec.vector.seeding import stream
+from marlvec.vector.settings import Settings
+from marlvec.vector.validation.actions import ActionWriter
+from marlvec.vector.validation.observations import ObsValidator
+from marlvec.vector.vector_step import VectorStep
+
+__all__ = ["Described", "Engine"]
+
+
+class Described:
+    """The part of a vectorizer that only describes.
+
+    Attributes:
+        num_envs: N.
+        agent_num: A.
+        agents: Agent names, in order of the agent axis.
+        groups: Group name → indices of its agents.
+        grouped: Whether observations and actions are dicts of groups: there are several groups, or it was asked for.
+        spec: What one env looks like.
+        metadata: The envs' metadata, and ``"autoreset_mode"``.
+    """
+
+    num_envs: int
+
+    def _describe(self, spec: EnvSpec, *, grouped: bool, autoreset_mode: str) -> None:
+        """Take on what is known once the envs are built."""
+        self.spec = spec
+        self.agents = spec.agents
+        self.agent_num = len(spec.agents)
+        self.groups = {group.name: group.agents for group in spec.groups}
+        self.grouped = bool(grouped) or len(spec.groups) > 1
+        self.metadata: dict[str, Any] = {**spec.metadata, "autoreset_mode": autoreset_mode}
+
+    def agent_observation_space(self, agent: str | int) -> spaces.Space[Any]:
+        """One agent's own observation space, as its env declares it: not padded."""
+        return self.spec.own_observation_spaces[self._agent_index(agent)]
+
+    def agent_action_space(self, agent: str | int) -> spaces.Space[Any]:
+        """One agent's own action space, as its env declares it: not padded."""
+        return self.spec.own_action_spaces[self._agent_index(agent)]
+
+    @property
+    def state_space(self) -> spaces.Space[Any] | None:
+        """Space of one env's global state, or None."""
+        return self.spec.state_space
+
+    @cached_property
+    def single_observation_space(self) -> spaces.Space[Any]:
+        """One env's observations: (A, …), or a Dict of groups to (A_g, …)."""
+        return self._per_group([(g.name, batch_space(g.observation_space, len(g.agents))) for g in self.spec.groups])
+
+    @cached_property
+    def single_action_space(self) -> spaces.Space[Any]:
+        """One env's actions: (A, …), or a Dict of groups to (A_g, …)."""
+        return self._per_group([(g.name, batch_space(g.action_space, len(g.agents))) for g in self.spec.groups])
+
+    @cached_property
+    def observation_space(self) -> spaces.Space[Any]:
+        """All envs' observations: (N, A, …), or a Dict of groups to (N, A_g, …)."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @cached_property
+    def action_space(self) -> spaces.Space[Any]:
+        """All envs' actions: (N, A, …), or a Dict of groups to (N, A_g, …)."""
+        return batch_space(self.single_action_space, self.num_envs)
+
+    def _per_group(self, parts: list[tuple[str, spaces.Space[Any]]]) -> spaces.Space[Any]:
+        return spaces.Dict(dict(parts)) if self.grouped else parts[0][1]
+
+    def _agent_index(self, agent: str | int) -> int:
+        if isinstance(agent, str):
+            if agent not in self.agents:
+                raise ArgumentError(f"no agent {agent!r}; there are {list(self.agents)}")
+            return self.agents.index(agent)
+        if not -self.agent_num <= agent < self.agent_num:
+            raise ArgumentError(f"no agent number {agent}; there are {self.agent_num}: {list(self.agents)}")
+        return range(self.agent_num)[agent]
+
+
+class Engine(Described, ABC):
+    """Sends requests to shards and hands out their replies; every reply belongs to one numbered request.
+
+    Attributes:
+        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``; also in ``metadata["autoreset_mode"]``.
+        done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
+        copy: Whether results are copies; else read-only views that are valid until the next call that steps.
+        backend: ``"sync"``, ``"thread"`` or ``"async"``.
+        on_fault: ``"raise"``, ``"restart"`` or ``"mask"``.
+        lockstep: Whether an env that was asked for something comes back by itself. False where that is up to somebody
+            outside, so that nobody should wait for a certain one.
+        brings_state: Whether each reset and step brings the envs' global state.
+        drive_count: Goes up whenever somebody resets or steps envs or takes their rows, and when Ctrl-C costs what was
+            asked. Control calls leave it as it is. Whoever finds the number that his own last call left is alone.
+    """
+
+    backend: str = "?"
+    lockstep: bool = True
+    _place: str = "?"  # where envs run, for messages
+
+    def __init__(self, num_envs: int, settings: Settings) -> None:
+        if num_envs < 1:
+            raise ArgumentError(f"num_envs must be at least 1, got {num_envs}")
+        self.num_envs = num_envs
+        self.autoreset_mode = settings.autoreset_mode
+        self.done_on = settings.done_on
+        self.copy = bool(settings.copy)
+        self.on_fault = settings.on_fault
+        self.brings_state = bool(settings.state)
+        self._settings = settings
+        self._copier = Copies()  # of arrays of all envs' rows
+        self._calls = Calls(num_envs)
+        self._everyone = np.arange(num_envs)
+        self._everyone.flags.writeable = False
+        self._budget = Budget(settings.limit)
+        self._rng = stream(None)  # for `random_action`
+        self._report = Report()  # of replies that have arrived and were not handed out yet
+        self._news: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that came in just now
+        self.drive_count = 0
+        self._sending = False  # whether a request is being sent, so that an interrupt would leave it in pieces
+        self._taking = False  # whether a reply is being taken in, so that an interrupt would lose it
+
+    def _bind(self, spec: EnvSpec, buffers: Buffers) -> None:
+        """Take on what is known once the envs are built."""
+        self._describe(spec, grouped=self._settings.grouped, autoreset_mode=self.autoreset_mode)
+        self._buffers = buffers
+        self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=self._settings.validate)
+        self._validator = ObsValidator(spec, self._settings.validate)
+        self._recovery = Recovery(
+            self.num_envs,
+            len(spec.agents),
+            mode=self._settings.on_fault,
+            autoreset_mode=self.autoreset_mode,
+            budget=self._budget,
+        )
+
+    # --- what a backend provides ---
+
+    @abstractmethod
+    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        """Ask these idle envs to do something; must not wait. Sets ``_sending`` where there is no way back.
+
+        Args:
+            operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows are wanted as they become ready),
+                ``"revive"``, ``"state"`` or ``"control"``.
+            env_ids: The envs.
+            arguments: Seeds and options of a reset, commands of a control call, what `Shard.revive` takes: each with
+                one entry per env.
+
+        Raises:
+            Loss: A worker is gone, and its envs are not to be revived.
+        """
+
+    @abstractmethod
+    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+        """Wait for replies and put them into ``_news``: envs that are ready now, and what they report.
+
+        Args:
+            timeout: Seconds; None for ever.
+            everyone: Whether all that is in flight is wanted, so that the order of arrival does not matter.
+
+        Returns:
+            False if time ran out.
+
+        Raises:
+            Loss: A worker is gone.
+        """
+
+    def _start_worker(self, w: int) -> None:
+        """Start a worker in the place of one that is gone; must not wait. Requests to it may have been made before."""
+        raise NotImplementedError  # only where workers are processes
+
+    def _abandon(self) -> bool:
+        """Wait until nothing of what was asked is under way, and forget its replies; False where that cannot be."""
+        return False
+
+    @abstractmethod
+    def _shut_down(self, timeout: float) -> None:
+        """Release everything, whatever state it is in, in bounded time."""
+
+    # --- the way out, and the way in ---
+
+    def _begin(
+        self, call: str, operation: str, ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...] = ()
+    ) -> None:
+        if not len(ids) and call in STREAM:
+            return  # nobody to wait for
+        calls, recovery = self._calls, self._recovery
+        before, driven = calls.outstanding, self.drive_count
+        self._sending = False
+        try:
+            if operation != "control" and operation != "state":
+                self.drive_count = driven + 1
+            calls.begin(call, ids)
+            self._last_call = "reset" if operation == "reset" else "step"  # for messages
+            if not len(ids):
+                return
+            if operation == "reset":
+                calls.lose_episodes(ids)  # until the new ones have begun
+                arguments = recovery.note_reset(ids, *arguments)
+            if not recovery.exceptional:
+                self._dispatch(operation, ids, arguments)
+                return
+            requests, ready = recovery.split((operation, ids, arguments), self._buffers)
+            for request in requests:
+                self._dispatch(*request)
+            self._arrive(ready, None)
+        except Loss as loss:
+            self._give_up(loss)
+        except BaseException:  # something cannot be pickled, or Ctrl-C
+            if self._sending:
+                calls.torn = f"{call}() was interrupted while it was being sent"
+            else:
+                calls.retract(ids, before)
+                self.drive_count = driven
+            raise
+
+    def _fetch_all(self, call: str, timeout: float | None = None) -> VectorStep:
+        """The rows of the envs that ``call`` asked, or of all after a partial reset."""
+        self._calls.check_pending(call)
+        self._wait_for(self._calls.outstanding, timeout, f"{call}_fetch")
+        return self._deliver(everything=True)
+
+    def _wait_for(self, wanted: int, timeout: float | None, call: str) -> None:
+        """Take in replies until ``wanted`` envs are ready."""
+        calls, recovery = self._calls, self._recovery
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while calls.arrived < wanted:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            pause = recovery.due_in()
+            sooner = pause is not None and (left is None or pause < left)
+            try:
+                if pause == 0.0:
+                    self._taking = True  # what is due is forgotten before it is asked for
+                    self._bring_back()
+                    self._taking = False
+                    continue
+                in_time = bool(self._news) or self._gather(pause if sooner else left, wanted == calls.outstanding)
+                self._taking = True
+                for ids, report in self._news:
+                    self._arrive(ids, report)
+                self._news.clear()
+                self._taking = False
+            except Loss as loss:
+                self._lose(loss)
+                continue
+            except Exception:
+                raise
+            except BaseException:
+                if self._taking:
+                    calls.torn = f"{call}() was interrupted in the middle of a reply"
+                raise
+            if not in_time and not sooner:
+                raise FetchTimeout(
+                    f"{call}(): envs {calls.in_flight} did not reply within {timeout} s; "
+                    f"their requests stay pending, fetch again"
+                )
+
+    def _arrive(self, ids: NDArray[np.int64], report: Report | None) -> None:
+        """Take in one reply."""
+        recovery = self._recovery
+        if self._calls.pending not in CONTROL_CALLS:
+            if report is not None and report.failures:
+                ids = recovery.see_to(ids, report, self._buffers)
+            if recovery.busy:
+                report = recovery.arrived(ids, report, self._buffers)
+        self._calls.arrive(ids)
+        if report is not None:
+            self._report.update(report)
+
+    def _bring_back(self) -> None:
+        """Restart what is due."""
+        for kind, index in self._recovery.due():
+            try:
+                if kind == "env":
+                    self._dispatch(*self._recovery.rebuild(index))
+                else:
+                    self._start_worker(index)
+            except Loss as loss:
+                self._lose(loss)
+
+    def _lose(self, loss: Loss) -> None:
+        """A worker is gone: have its envs brought back or masked, or raise."""
+        calls = self._calls
+        control = calls.pending in CONTROL_CALLS
+        # It returns what could be done and does not raise: a traceback through it would hold on to the buffers.
+        done = self._recovery.worker_lost(loss, calls.pending, self._buffers, control=control)
+        if done is None:
+            self._give_up(loss)
+        requests, ready = done
+        for request in requests:
+            self._dispatch(*request)
+        report: Report | None = None
+        if control and len(ready):
+            failures = [Failure(i, calls.pending or "", str(loss.error), "", loss.error) for i in ready.tolist()]
+            report = Report(failures=failures)
+        self._arrive(ready, report)
+
+    def _give_up(self, loss: Loss) -> NoReturn:
+        """Raise what only close() can follow; what has arrived goes with it."""
+        self._calls.broken = loss.error
+        if self._calls.pending not in CONTROL_CALLS:
+            loss.error.result = self._result(*self._take_arrived())
+        raise loss.error from None
+
+    def _settle(self) -> None:
+        """After an interrupted call: wait for what it asked, and throw that away."""
+        calls = self._calls
+        calls.check_open()
+        if calls.torn:
+            if not self._abandon():
+                calls.broken = BrokenError(calls.torn)
+                calls.check_open()
+            self._sending = self._taking = False
+            self._news.clear()
+            self._report = Report()
+            self._recovery.forget()
+            calls.forget()
+            return
+        is_control = calls.pending in CONTROL_CALLS
+        self._wait_for(calls.outstanding, None, calls.pending or "?")
+        arrived, _ = self._take_arrived()
+        if not is_control:
+            calls.lose_episodes(arrived)
+            self._recovery.handed_out(arrived, len(arrived) == self.num_envs, self._buffers)
+        calls.interrupted = False
+
+    def _take_arrived(self) -> tuple[NDArray[np.int64], Report]:
+        """All that has arrived, and what was reported with it."""
+        try:
+            report, self._report = self._report, Report()
+            return self._calls.hand_out(), report
+        except BaseException:
+            self._calls.torn = f"{self._calls.pending}() was interrupted while its results were handed out"
+            raise
+
+    def _deliver(self, *, everything: bool = False) -> VectorStep:
+        """Hand out rows of envs that were reset or stepped, or raise what went wrong in them."""
+        self.drive_count += 1
+        arrived, report = self._take_arrived()
+        ids = self._everyone if everything or len(arrived) == self.num_envs else arrived
+        self._calls.have_episodes(arrived)
+        if self.autoreset_mode == "disabled":
+            self._calls.lose_episodes(arrived[self._buffers.done[arrived] & ~self._recovery.masked[arrived]])
+        self._recovery.handed_out(arrived, len(arrived) == self.num_envs, self._buffers)
+        result = self._result(ids, report)
+        if wrong := self._validator.check(result, arrived):
+            report.failures += [out_of_space(env_id, self._last_call, text) for env_id, text in wrong]
+            result = self._result(result.env_ids, report)
+        if report.failures:
+            none_left = bool(self._recovery.masked.all())
+            try:
+                raise_failures(report.failures, self._place, result, can_go_on=not none_left)
+            except EnvFault as error:
+                if none_left:
+                    self._calls.broken = error
+                raise
+        return result
+
+    def _result(self, ids: NDArray[np.int64], report: Report) -> VectorStep:
+        """Rows of those of these envs that did not fail; the others have no episode now."""
+        if failed := [failure.env_id for failure in report.failures]:
+            ids = ids[~np.isin(ids, failed)]
+            self._calls.lose_episodes(failed)
+        return VectorStep(
+            self._buffers,
+            ids,
+            self._rows(ids),
+            report,
+            grouped=self.grouped,
+            copy=self.copy,
+            state=self._settings.state,
+            copier=self._copier,
+        )
+
+    def _rows(self, ids: NDArray[np.int64]) -> Selection:
+        """A slice where all envs are meant, in order: no index array, no copies."""
+        if ids is self._everyone or (len(ids) == self.num_envs and np.array_equal(ids, self._everyone)):
+            return slice(None)
+        return ids

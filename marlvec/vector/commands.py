@@ -1,0 +1,192 @@
+"""What can be asked of an env besides resets and steps: small commands that run where the env lives.
+
+A command is called with a `MultiAgentEnv` and returns its answer. It is picklable, and what it hands to an env is a
+copy, so that no two envs, nor the caller and an env, come to share an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.rendering import render_env
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import Info
+from marlvec.envs.wrapper_chain import find_method, get_attribute, is_wrapped, set_attribute
+from marlvec.errors import ArgumentError
+from marlvec.native.env_view import NativeWorld
+
+__all__ = [
+    "Call",
+    "Command",
+    "Execute",
+    "GetAttribute",
+    "IsWrapped",
+    "PerEnv",
+    "Render",
+    "SetAttribute",
+    "describe",
+    "spread_attribute",
+    "WorldHandle",
+]
+
+Command = Callable[[MultiAgentEnv], Any]
+# Beside the call state machine these would bring an env out of step with its rows.
+_REFUSED = {
+    "reset": "use reset(env_ids=…)",
+    "step": "use step() or send()",
+    "close": "use close()",
+    "seed": "use reset(seed=…)",
+}
+
+
+class PerEnv:
+    """One value per env, for `VectorEnv.set_attr`; any other value, a list too, goes to every env as it is.
+
+    Args:
+        values: One per chosen env, in their order.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = tuple(values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        return f"PerEnv({list(self.values)!r})"
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call a method of the env.
+
+    Attributes:
+        name: The method's.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+    """
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name in _REFUSED:
+            raise ArgumentError(f"call({self.name!r}) would go behind the vectorizer's back; {_REFUSED[self.name]}")
+
+    def __call__(self, env: MultiAgentEnv) -> Any:
+        return find_method(env, self.name)(*_private(self.args), **_private(dict(self.kwargs)))
+
+
+@dataclass(frozen=True)
+class GetAttribute:
+    """Read an attribute."""
+
+    name: str
+
+    def __call__(self, env: MultiAgentEnv) -> Any:
+        return get_attribute(env, self.name)
+
+
+@dataclass(frozen=True)
+class SetAttribute:
+    """Set an attribute on the layer that owns it."""
+
+    name: str
+    value: Any
+
+    def __call__(self, env: MultiAgentEnv) -> None:
+        set_attribute(env, self.name, _private(self.value))
+
+
+@dataclass(frozen=True)
+class Execute:
+    """Call a function with the user's env, outermost wrapper and all."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, env: MultiAgentEnv) -> Any:
+        return self.function(env.unwrapped, *_private(self.args), **_private(dict(self.kwargs)))
+
+
+@dataclass(frozen=True)
+class IsWrapped:
+    """Tell whether the env is wrapped in such a class."""
+
+    cls: type
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cls, type):
+            raise ArgumentError(f"env_is_wrapped(): expected a wrapper class, got {self.cls!r}")
+
+    def __call__(self, env: MultiAgentEnv) -> bool:
+        return is_wrapped(env, self.cls)
+
+
+@dataclass(frozen=True)
+class Render:
+    """Render a frame."""
+
+    def __call__(self, env: MultiAgentEnv) -> Any:
+        return render_env(env)
+
+
+def describe(command: Command) -> str:
+    """The public call that a command stands for, e.g. ``"get_attr"``."""
+    names: dict[type, str] = {
+        GetAttribute: "get_attr",
+        SetAttribute: "set_attr",
+        Execute: "exec_func",
+        IsWrapped: "env_is_wrapped",
+        Render: "render",
+    }
+    return command.name if isinstance(command, Call) else names[type(command)]
+
+
+def spread_attribute(name: str, value: Any, n: int) -> list[Command]:
+    """One `SetAttribute` per chosen env.
+
+    Raises:
+        ArgumentError: A `PerEnv` of another length.
+    """
+    if not isinstance(value, PerEnv):
+        return [SetAttribute(name, value)] * n
+    if len(value) != n:
+        raise ArgumentError(
+            f"set_attr({name!r}): expected PerEnv with one value for each of {n} envs, got {len(value)}"
+        )
+    return [SetAttribute(name, one) for one in value.values]
+
+
+def _private(value: Any) -> Any:
+    try:
+        return deepcopy(value)
+    except Exception:
+        return value  # a lock, a socket: there is only the one, and its owner meant that one
+
+
+class WorldHandle(MultiAgentEnv):
+    """A world where control commands expect an env; it can be asked, not stepped."""
+
+    def __init__(self, world: NativeWorld, name: str) -> None:
+        self.name = name
+        self._world = world
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Not here: the runner resets."""
+        raise NotImplementedError
+
+    def step(self, slot: Slot) -> Info | None:
+        """Not here: the runner steps."""
+        raise NotImplementedError
+
+    @property
+    def unwrapped(self) -> Any:
+        """The world."""
+        return self._world

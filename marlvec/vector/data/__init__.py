@@ -1,0 +1,1 @@
+"""What crosses between shards and the caller: buffers, infos, reports."""

@@ -1,0 +1,350 @@
+"""Every number that crosses a process, laid out once as flat leaf arrays over all rows.
+
+`Buffers` looks the same on the heap and in shared memory; nothing outside this file can tell. Axis letters: N envs,
+A agents, A_g agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import AgentGroup, EnvSpec
+from marlvec.errors import SerialisationError
+from marlvec.spaces import SpaceTree
+from marlvec.vector.processes.parcels import dump_each, load_each
+
+__all__ = ["Buffers", "Selection", "split_flags"]
+
+_ALIGNMENT = 64  # a cache line, so that no two arrays share one
+
+AnyArray = NDArray[Any]
+BoolArray = NDArray[np.bool_]
+Selection = slice | NDArray[np.int64]
+
+
+class Buffers:
+    """The arrays of ``num_envs`` envs of one spec.
+
+    Args:
+        spec: What the envs look like.
+        num_envs: N.
+        memory: A writable buffer of at least `Buffers.nbytes(spec, num_envs)` bytes, zero-filled; None for the heap.
+            Leaves whose values are objects are on the heap either way; see `pack_objects`.
+
+    Attributes:
+        obs: Per group, per leaf: (N, A_g, *leaf.shape). Of objects (N, A_g), with None where there is none.
+        final_obs: Likewise: each agent's observation at its end.
+        actions: Likewise, of the action space.
+        action_masks: Per group (N, A_g, n) bool, or None where the actions are no choices; see `masks_given`.
+        reward: (N, A) float64.
+        has_objects: Whether a leaf has no fixed-size array form.
+        flags: (N, 5A + 3) bool, everything below in one block, so that one copy takes all; see `split_flags`.
+        events: (N, 3A + 2) bool, those of them that tell of this step alone.
+        terminated, truncated: (N, A) bool.
+        final_missing: (N, A) bool, the agent ended in this step and has no observation of it.
+        done: (N,) bool, the env's episode ended in this step.
+        reset_mask: (N,) bool, this row is a next-step autoreset.
+        alive, acting: (N, A) bool.
+        masked: (N,) bool, the env has given an action mask that its spaces do not declare, now or before.
+        state: (N, *state_space.shape), or None.
+        final_state: Likewise: the state in which an episode ended.
+    """
+
+    __slots__ = (
+        "_all_given",
+        "_allowed",
+        "_arrays",
+        "_declared_masks",
+        "_names",
+        "acting",
+        "action_masks",
+        "actions",
+        "alive",
+        "done",
+        "events",
+        "final_missing",
+        "final_obs",
+        "final_state",
+        "flags",
+        "has_objects",
+        "masked",
+        "num_envs",
+        "obs",
+        "reset_mask",
+        "reward",
+        "spec",
+        "state",
+        "terminated",
+        "truncated",
+    )
+
+    def __init__(self, spec: EnvSpec, num_envs: int, memory: Any = None) -> None:
+        arrays: dict[str, AnyArray] = {}
+        for name, cells in _object_layout(spec, num_envs):
+            arrays[name] = np.full(cells, None, np.object_)
+        if memory is None:
+            for name, shape, dtype in _layout(spec, num_envs):
+                arrays[name] = np.zeros(shape, dtype)
+        else:
+            # The arrays keep the mapping alive, so a view that outlives the vectorizer is still safe to read.
+            flat = np.frombuffer(memory, np.uint8)
+            offset = 0
+            for name, shape, dtype in _layout(spec, num_envs):
+                size = _nbytes(shape, dtype)
+                arrays[name] = flat[offset : offset + size].view(dtype).reshape(shape)
+                offset += _aligned(size)
+        self._adopt(spec, num_envs, arrays)
+        if memory is None:
+            self.clear_masks()
+
+    def _adopt(self, spec: EnvSpec, num_envs: int, arrays: dict[str, AnyArray]) -> None:
+        self.spec = spec
+        self.num_envs = num_envs
+        self._arrays = arrays
+        objects = [name for name, array in arrays.items() if array.dtype == np.object_]
+        self._names = [name for name in arrays if name not in objects], objects
+        self.has_objects = bool(objects)
+        groups = list(enumerate(spec.groups))
+        self.obs = [[arrays[f"obs/{g}/{k}"] for k in range(len(group.observation_tree.leaves))] for g, group in groups]
+        self.final_obs = [[arrays[f"final/{g}/{k}"] for k in range(len(leaves))] for g, leaves in enumerate(self.obs)]
+        self.actions = [[arrays[f"action/{g}/{k}"] for k in range(len(gr.action_tree.leaves))] for g, gr in groups]
+        self.action_masks: list[BoolArray | None] = [arrays.get(f"mask/{g}") for g, _ in groups]
+        self._declared_masks = [
+            mask if group.mask_size is not None else None
+            for mask, (_, group) in zip(self.action_masks, groups, strict=True)
+        ]
+        self._all_given = all(group.choices == group.mask_size for _, group in groups)
+        self._allowed = [_allowed(spec, group) for _, group in groups]
+        self.reward: NDArray[np.float64] = arrays["reward"]
+        self.flags: BoolArray = arrays["flags"]
+        agent_num = len(spec.agents)
+        self.events = self.flags[:, : 3 * agent_num + 2]
+        (
+            self.terminated,
+            self.truncated,
+            self.final_missing,
+            self.done,
+            self.reset_mask,
+            self.alive,
+            self.acting,
+            self.masked,
+        ) = split_flags(self.flags, agent_num)
+        self.state: AnyArray | None = arrays.get("state")
+        self.final_state: AnyArray | None = arrays.get("final_state")
+
+    @staticmethod
+    def nbytes(spec: EnvSpec, num_envs: int) -> int:
+        """Bytes of memory that ``num_envs`` envs need; at least one."""
+        return max(1, sum(_aligned(_nbytes(shape, dtype)) for _, shape, dtype in _layout(spec, num_envs)))
+
+    def rows(self, start: int, stop: int) -> Buffers:
+        """Views of the envs ``start`` to ``stop - 1``, as buffers of their own."""
+        view = object.__new__(Buffers)
+        view._adopt(self.spec, stop - start, {name: array[start:stop] for name, array in self._arrays.items()})
+        return view
+
+    def slot(self, i: int) -> Slot:
+        """Env ``i``'s row, for the env to write into."""
+        return Slot.of_groups(
+            self.spec,
+            obs=[[leaf[i] for leaf in leaves] for leaves in self.obs],
+            final_obs=[[leaf[i] for leaf in leaves] for leaves in self.final_obs],
+            actions=[[leaf[i] for leaf in leaves] for leaves in self.actions],
+            action_mask=[None if mask is None else mask[i] for mask in self.action_masks],
+            masked=self.masked[i : i + 1],
+            reward=self.reward[i],
+            terminated=self.terminated[i],
+            truncated=self.truncated[i],
+            final_missing=self.final_missing[i],
+            alive=self.alive[i],
+            acting=self.acting[i],
+            state=None if self.state is None else self.state[i, ...],
+        )
+
+    def clear_obs(self, i: int) -> None:
+        """Clear env ``i``'s observations: zeros, and no objects."""
+        _clear(self.obs, i)
+
+    def clear_final_obs(self, i: int) -> None:
+        """Clear env ``i``'s final observations, likewise."""
+        _clear(self.final_obs, i)
+
+    def snapshot(self, i: int, ended: BoolArray) -> None:
+        """Copy the observations of env ``i``'s agents that ended, (A,) bool, before it can reuse its buffers."""
+        everyone = bool(ended.all())
+        for group, obs, final in zip(self.spec.groups, self.obs, self.final_obs, strict=True):
+            for source, target in zip(obs, final, strict=True):
+                if everyone:
+                    target[i] = source[i]
+                else:
+                    who = ended[list(group.agents)]
+                    target[i, who] = source[i, who]
+
+    def clear_masks(self, rows: Selection | int = slice(None)) -> None:
+        """Allow every action that an agent has in these envs."""
+        for mask, allowed in zip(self.action_masks, self._allowed, strict=True):
+            if mask is not None:
+                mask[rows] = allowed
+
+    def masks_given(self, rows: Selection) -> list[BoolArray | None]:
+        """Masks per group, where there are any.
+
+        A mask that the spaces declare is always there; one that an env gives with its infos is there from the first
+        rows on in which one of these envs has given one, all True where an env gives none.
+
+        Args:
+            rows: The rows that are wanted now.
+
+        Returns:
+            Per group (N, A_g, n) bool for all envs, or None.
+        """
+        if not self._all_given and np.count_nonzero(self.masked[rows]):
+            self._all_given = True
+        return self.action_masks if self._all_given else self._declared_masks
+
+    # Without shared memory rows travel by value. Names are in layout order on both sides.
+
+    def pack_results(self, rows: Selection) -> list[AnyArray]:
+        """Copy what envs write, for these rows."""
+        return [self._arrays[name][rows] for name in self._result_names()]
+
+    def unpack_results(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
+        """Write what `pack_results` gave into these rows."""
+        for name, array in zip(self._result_names(), packed, strict=True):
+            self._arrays[name][rows] = array
+
+    def pack_actions(self, rows: Selection) -> list[AnyArray]:
+        """Copy these rows' actions."""
+        return [self._arrays[name][rows] for name in self._action_names()]
+
+    def unpack_actions(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
+        """Write what `pack_actions` gave into these rows."""
+        for name, array in zip(self._action_names(), packed, strict=True):
+            self._arrays[name][rows] = array
+
+    # Objects always travel by value. What is here was found to be picklable, and small enough, when it was written.
+
+    def pack_objects(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Pickle the objects that envs write, row by row.
+
+        A row goes in one piece, so that an observation that is also the final one is pickled once.
+        """
+        arrays = [self._arrays[name] for name in self._result_names(objects=True)]
+        return [dump_each([value for array in arrays for value in array[i]]) for i in rows.tolist()]
+
+    def unpack_objects(self, rows: NDArray[np.int64], packed: Sequence[bytes]) -> dict[int, SerialisationError]:
+        """Write what `pack_objects` gave into these rows.
+
+        Returns:
+            What is wrong with those whose objects cannot be rebuilt in this process, by row.
+        """
+        arrays = {name: self._arrays[name] for name in self._result_names(objects=True)}
+        agents = [self.spec.agents[a] for name in arrays for a in self.spec.groups[int(name.split("/")[1])].agents]
+        bad = {}
+        for i, data in zip(rows.tolist(), packed, strict=True):
+            try:
+                values = iter(load_each(data, [f"the observation of agent {agent!r}" for agent in agents]))
+            except SerialisationError as error:
+                bad[i] = error
+                continue
+            for array in arrays.values():
+                for j in range(array.shape[1]):
+                    array[i, j] = next(values)
+        return bad
+
+    def pack_object_actions(self, rows: Selection) -> list[AnyArray]:
+        """Arrays of the objects among these rows' actions, to be pickled by value."""
+        return [self._arrays[name][rows] for name in self._action_names(objects=True)]
+
+    def unpack_object_actions(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
+        """Write what `pack_object_actions` gave into these rows."""
+        for name, array in zip(self._action_names(objects=True), packed, strict=True):
+            self._arrays[name][rows] = array
+
+    def _result_names(self, *, objects: bool = False) -> list[str]:
+        return [name for name in self._names[objects] if not name.startswith("action/")]
+
+    def _action_names(self, *, objects: bool = False) -> list[str]:
+        return [name for name in self._names[objects] if name.startswith("action/")]
+
+
+def split_flags(flags: BoolArray, agent_num: int) -> tuple[BoolArray, ...]:
+    """Views of a block of flags, (n, A) or (n,) each.
+
+    Returns:
+        terminated, truncated, final_missing (n, A), done, reset_mask (n,), alive, acting (n, A), masked (n,).
+    """
+    a = agent_num
+    return (
+        flags[:, :a],
+        flags[:, a : 2 * a],
+        flags[:, 2 * a : 3 * a],
+        flags[:, 3 * a],
+        flags[:, 3 * a + 1],
+        flags[:, 3 * a + 2 : 4 * a + 2],
+        flags[:, 4 * a + 2 : 5 * a + 2],
+        flags[:, 5 * a + 2],
+    )
+
+
+def _allowed(spec: EnvSpec, group: AgentGroup) -> BoolArray | bool:
+    """What the masks of a group are where nothing is forbidden: True, or (A_g, n) where agents lack some choices."""
+    own = [spec.allowed[a] for a in group.agents]
+    if all(part is None for part in own):
+        return True
+    return np.stack([np.ones(group.choices or 0, np.bool_) if part is None else part for part in own])
+
+
+def _clear(arrays: Sequence[Sequence[AnyArray]], i: int) -> None:
+    for leaves in arrays:
+        for leaf in leaves:
+            leaf[i] = None if leaf.dtype == np.object_ else 0
+
+
+def _object_layout(spec: EnvSpec, num_envs: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Name and shape of every array of objects; the same on both sides."""
+    for g, group in enumerate(spec.groups):
+        for kind, tree in _trees(group):
+            for k, leaf in enumerate(tree.leaves):
+                if leaf.is_object:
+                    yield f"{kind}/{g}/{k}", (num_envs, len(group.agents))
+
+
+def _trees(group: AgentGroup) -> tuple[tuple[str, SpaceTree], ...]:
+    return ("obs", group.observation_tree), ("final", group.observation_tree), ("action", group.action_tree)
+
+
+def _layout(spec: EnvSpec, num_envs: int) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+    """Name, shape and dtype of every other array, in memory order; the same on both sides, from the same arguments."""
+    n, agent_num = num_envs, len(spec.agents)
+    flag = np.dtype(np.bool_)
+    for g, group in enumerate(spec.groups):
+        size = len(group.agents)
+        for kind, tree in _trees(group):
+            for k, leaf in enumerate(tree.leaves):
+                if not leaf.is_object:
+                    yield f"{kind}/{g}/{k}", (n, size, *leaf.shape), leaf.dtype
+        if group.choices is not None:
+            yield f"mask/{g}", (n, size, group.choices), flag
+    yield "reward", (n, agent_num), np.dtype(np.float64)
+    yield "flags", (n, 5 * agent_num + 3), flag
+    if spec.state_space is not None:
+        assert spec.state_space.shape is not None
+        for kind in ("state", "final_state"):
+            yield kind, (n, *spec.state_space.shape), np.dtype(spec.state_space.dtype)
+
+
+def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    size = dtype.itemsize
+    for n in shape:
+        size *= n
+    return size
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

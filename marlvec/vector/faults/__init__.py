@@ -1,0 +1,1 @@
+"""What happens when an env or a worker fails: failures, restarts, recovery."""

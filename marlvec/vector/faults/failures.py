@@ -1,0 +1,393 @@
+"""What becomes of an exception inside an env: caught where it happens, carried as data, raised once in the caller."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import (
+    ArgumentError,
+    ContractError,
+    EnvArgumentError,
+    EnvContractError,
+    EnvFault,
+    EnvRaised,
+    EnvTimeout,
+    Failure,
+    MissingExtraError,
+    RemoteCause,
+    ResourceError,
+    SerialisationError,
+    UnsupportedSpaceError,
+    WorkerDied,
+)
+
+__all__ = [
+    "PackedFailure",
+    "cannot_unpickle",
+    "capture",
+    "describe_exit",
+    "out_of_space",
+    "pack_failure",
+    "picklable",
+    "raise_failures",
+    "summary_of",
+    "unpack_failure",
+    "find_culprit",
+    "Loss",
+    "Obituary",
+    "of_many",
+]
+
+_MAX_TEXT = 64 * 1024
+_MAX_PICKLE = 1024 * 1024
+_MAX_LISTED = 20  # failures of one call that a message lists
+# These say all there is to say by themselves; wrapping them would only bury the message.
+_SPEAKS_FOR_ITSELF = (MissingExtraError, ResourceError, SerialisationError, UnsupportedSpaceError)
+
+
+def capture(env_id: int, operation: str, error: BaseException) -> Failure:
+    """Note an exception that is being handled."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Failure(env_id, operation, summary_of(error), _shorten(text), error)
+
+
+def out_of_space(env_id: int, operation: str, problem: str) -> Failure:
+    """Note that an env returned something that does not lie in its space."""
+    return Failure(env_id, operation, problem, "", ContractError(problem))
+
+
+def summary_of(error: BaseException) -> str:
+    """The type and text of an exception, one line."""
+    try:
+        text = str(error)
+    except Exception as broken:  # an exception whose own __str__ raises is still an exception
+        text = f"(its __str__ raised {type(broken).__name__})"
+    lines = text.splitlines() or [""]
+    first = lines[0] if len(lines[0]) <= 500 else lines[0][:500] + "…"
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n… {len(text) - _MAX_TEXT} characters left out …\n{text[-half:]}"
+
+
+PackedFailure = tuple[int, str, str, str, bytes | None]
+
+
+def pack_failure(failure: Failure) -> PackedFailure:
+    """Make a failure fit to cross to the parent.
+
+    The exception goes as its class, args and attributes and not by its own pickling: that would call the class with
+    ``args``, which fails for every exception whose constructor wants something else. Only Python's own go by theirs:
+    they keep attributes (``errno``, ``filename``) outside their ``__dict__``.
+    """
+    error = failure.exception
+    state = {k: v for k, v in vars(error).items() if k != "__notes__"}
+    try:
+        if type(error).__module__ == "builtins" and not state:
+            pickled = cloudpickle.dumps(error)
+        else:
+            pickled = cloudpickle.dumps((type(error), error.args, state))
+        pickle.loads(pickled)
+    except BaseException:  # whatever it holds (a lock, a socket) cannot cross; the text does
+        pickled = None
+    if pickled is not None and len(pickled) > _MAX_PICKLE:
+        pickled = None
+    return failure.env_id, failure.operation, failure.summary, failure.traceback, pickled
+
+
+def unpack_failure(packed: PackedFailure) -> Failure:
+    """Rebuild a failure in the parent, its exception too where that can be."""
+    env_id, operation, summary, text, pickled = packed
+    error: BaseException = RemoteCause(summary)
+    if pickled is not None:
+        try:
+            loaded = pickle.loads(pickled)
+            error = loaded if isinstance(loaded, BaseException) else _rebuild(*loaded)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # e.g. its class lives in a module that this process cannot import
+            error = RemoteCause(summary)
+    return Failure(env_id, operation, summary, text, error)
+
+
+def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = cls.__new__(cls)
+    error.args = args
+    vars(error).update(state)
+    return error
+
+
+def raise_failures(failures: Sequence[Failure], where: str, result: Any = None, *, can_go_on: bool = True) -> None:
+    """Raise one error that lists every failure; do nothing if there are none.
+
+    Args:
+        failures: In any order.
+        where: How to name the place, e.g. ``"worker processes"``; goes into the text.
+        result: Rows of the envs that did not fail.
+        can_go_on: Whether a reset helps.
+    """
+    if not failures:
+        return
+    ordered = tuple(sorted(failures, key=lambda failure: failure.env_id))
+    first = ordered[0]
+    cause = first.exception
+    building = first.operation == "__init__"
+    if isinstance(cause, _SPEAKS_FOR_ITSELF) or (building and isinstance(cause, ArgumentError)):
+        raise type(cause)(f"env {first.env_id}, {first.operation}(): {cause}") from None
+    if isinstance(cause, ContractError):  # its text says where and what; the traceback is ours
+        lines = [
+            f"env {f.env_id}, {f.operation}(): {f.exception if isinstance(f.exception, ContractError) else f.summary}"
+            for f in ordered[:_MAX_LISTED]
+        ]
+        raise EnvContractError(_shorten(_listing(lines, len(ordered))), ordered, result) from cause
+    lines = [f"env {f.env_id} raised in {f.operation}(): {f.summary}" for f in ordered[:_MAX_LISTED]]
+    head = _listing(lines, len(ordered))
+    whose = f"{where} {first.pid}, request {first.request}" if first.pid is not None else where
+    text = f"{head}\n\n--- where it happened (env {first.env_id}, {whose}) ---\n{first.traceback}"
+    if building:
+        kind = EnvArgumentError if isinstance(cause, TypeError) else EnvRaised
+        raise kind(text, ordered) from cause
+    if first.operation in ("step", "reset") and can_go_on:
+        text += "\nThese envs have no running episode now: reset() them (all, or env_ids=…) to go on, or close()."
+    raise EnvRaised(text, ordered, result) from cause
+
+
+def _listing(lines: Sequence[str], total: int) -> str:
+    more = [f"… and {total - len(lines)} envs more"] if total > len(lines) else []
+    return "\n".join([*lines, *more])
+
+
+def describe_exit(exitcode: int | None) -> str:
+    """Say in words how a process ended."""
+    if exitcode is None:
+        return "ended without telling how"
+    if exitcode >= 0:
+        return f"exited with code {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = "unknown"
+    hint = " (possibly the kernel's out-of-memory killer)" if name == "SIGKILL" else ""
+    return f"was killed by signal {-exitcode} ({name}){hint}"
+
+
+def picklable(value: Any, what: str, *, coming_back: bool = False) -> bytes:
+    """Pickle by value what a worker must get, or what comes back from it.
+
+    Raises:
+        SerialisationError: It cannot be pickled; says what and why.
+    """
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        way = "come back from its worker process" if coming_back else "reach a worker process"
+        advice = "Give back plain data" if coming_back else "Create such objects inside the factory"
+        culprit = find_culprit(value)
+        at = f" (its {culprit})" if culprit else ""
+        raise SerialisationError(
+            f"{what} cannot be pickled, so it cannot {way}: {summary_of(error)}{at}. {advice} instead, or use "
+            f"backend='sync'."
+        ) from error
+    return data
+
+
+def cannot_unpickle(what: str, error: BaseException, *, where: str) -> SerialisationError:
+    """The error that tells of something that came through a pipe and could not be rebuilt."""
+    return SerialisationError(
+        f"{where} cannot unpickle {what}: {summary_of(error)}. Take plain data (numbers, text, arrays), or a class "
+        f"that can be imported and rebuilt there; or use backend='sync', which pickles nothing."
+    )
+
+
+def find_culprit(value: Any) -> str:
+    """Follow what cannot be pickled to its innermost part.
+
+    Args:
+        value: Something that cannot be pickled.
+
+    Returns:
+        The way there as one would write it in Python, ``"[2].keywords['config'].lock"``; empty if it is the value
+        itself.
+    """
+    way, seen = "", set[int]()
+    while id(value) not in seen:
+        seen.add(id(value))
+        for step, part in _parts(value):
+            if not _can_be_pickled(part):
+                way, value = way + step, part
+                break
+    return way
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value is made of, and how to get there."""
+    match value:
+        case dict():
+            yield from ((f"[{key!r}]", part) for key, part in value.items())
+        case list() | tuple():
+            yield from ((f"[{k}]", part) for k, part in enumerate(value))
+        case partial():
+            yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+        case MethodType():
+            yield ".__self__", value.__self__
+        case FunctionType():
+            yield from _parts_of_function(value)
+        case _:
+            own = getattr(value, "__dict__", {})
+            yield from ((f".{name}", part) for name, part in own.items() if not name.startswith("__"))
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Its defaults, and the variables of other scopes that it uses: those travel with it."""
+    yield ".__defaults__", function.__defaults__
+    yield ".__kwdefaults__", function.__kwdefaults__
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # nothing was assigned to it yet
+            yield f".__closure__[{name!r}]", cell.cell_contents
+    for name in sorted(_names_in(function.__code__) & function.__globals__.keys()):
+        yield f".__globals__[{name!r}]", function.__globals__[name]
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+@dataclass(frozen=True)
+class Obituary:
+    """The end of one worker.
+
+    Attributes:
+        worker: Its index.
+        pid: Its process id.
+        exitcode: How it ended; None if that is not known.
+        first: Its first env.
+        last: Its last one.
+        at_work_on: The env that it was at work on, or None.
+        call: The call that was pending, or None.
+        request: Number of the request that it owed an answer to, or None.
+        how: What it did wrong, if it did not end by itself.
+        timeout: Seconds that an env may take, if it was put down because one took longer.
+        report: What faulthandler wrote: where it crashed, or where it hung.
+        building: Whether that was while it built its envs.
+    """
+
+    worker: int
+    pid: int
+    exitcode: int | None
+    first: int
+    last: int
+    at_work_on: int | None
+    call: str | None
+    request: int | None
+    how: str | None
+    timeout: float | None
+    report: str
+    building: bool = False
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """The env that is to blame, if that is known."""
+        return () if self.at_work_on is None else (self.at_work_on,)
+
+    @property
+    def env_ids(self) -> tuple[int, ...]:
+        """Its envs."""
+        return tuple(range(self.first, self.last + 1))
+
+    def __str__(self) -> str:
+        envs = f"env {self.first}" if self.first == self.last else f"envs {self.first} to {self.last}"
+        who = f"worker {self.worker} (pid {self.pid}, {envs})"
+        number = f" (request {self.request})" if self.request is not None else ""
+        when = f"during {self.call}(){number}" if self.call else "between calls"
+        when = "while it built its envs" if self.building else when
+        where = "" if self.at_work_on is None else f", at work on env {self.at_work_on}"
+        if self.timeout is not None:
+            culprit = "an env" if self.at_work_on is None else f"env {self.at_work_on}"
+            return f"{culprit} did not come back within step_timeout={self.timeout:g} s {when}; {who} was killed"
+        return f"{who} {self.how or describe_exit(self.exitcode)} {when}{where}"
+
+    @property
+    def reason(self) -> str:
+        """The same without what is different each time."""
+        if self.timeout is not None:
+            return "hung" if self.at_work_on is None else f"env {self.at_work_on} hung"
+        where = "" if self.at_work_on is None else f" at work on env {self.at_work_on}"
+        return (self.how or describe_exit(self.exitcode)) + where
+
+    def error(self, *, only_close_is_left: bool) -> EnvFault:
+        """The error that tells of it."""
+        return of_many([self], only_close_is_left=only_close_is_left)
+
+
+def of_many(gone: Sequence[Obituary], *, only_close_is_left: bool) -> EnvFault:
+    """One error for all workers that ended together."""
+    advice = " Their episodes are lost" + ("; only close() is left." if only_close_is_left else ".")
+    text = "\n".join(map(str, gone)) + "." + advice
+    for one in gone:
+        if one.report:
+            what = "where it was" if one.timeout is not None else "its last words"
+            text += f"\n\n--- {what} (worker {one.worker}) ---\n{one.report.rstrip()}"
+    lost = tuple(i for one in gone for i in one.env_ids)
+    first = gone[0]
+    if first.timeout is not None:
+        failures = tuple(
+            Failure(i, first.call or "", str(first), first.report, TimeoutError(str(first))) for i in first.culprits
+        )
+        return EnvTimeout(text, failures, pid=first.pid, lost_env_ids=lost)
+    return WorkerDied(text, pid=first.pid, exitcode=first.exitcode, lost_env_ids=lost)
+
+
+class Loss(Exception):
+    """A worker is gone, and its envs with it. Never reaches users.
+
+    Attributes:
+        worker: Its index.
+        error: What users are told of it.
+        in_flight: Its envs that had not replied.
+        idle: Its other envs.
+        culprits: Those of its envs that are to blame, as far as that is known.
+        reason: Why, in few words.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        error: EnvFault,
+        in_flight: NDArray[np.int64],
+        idle: NDArray[np.int64],
+        obituary: Obituary,
+    ) -> None:
+        super().__init__(str(error))
+        self.culprits, self.reason = obituary.culprits, obituary.reason
+        self.worker, self.error = worker, error
+        self.in_flight, self.idle = in_flight, idle
+
+    @property
+    def env_ids(self) -> NDArray[np.int64]:
+        """All envs of the worker."""
+        return np.sort(np.concatenate([self.in_flight, self.idle]))

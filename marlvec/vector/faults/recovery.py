@@ -1,0 +1,456 @@
+"""What becomes of envs at which something went wrong: nothing, a new incarnation, or a mask.
+
+This is bookkeeping alone: who is lost, who is due, what the caller has yet to be told. The engine asks, and acts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import Info
+from marlvec.errors import Failure, RestartQuietly
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.data.report import Report
+from marlvec.vector.faults.failures import Loss
+from marlvec.vector.faults.restarts import NEVER_HELPS, Budget
+from marlvec.vector.seeding import restart_seed
+
+__all__ = ["Fault", "FaultLog", "Survived", "survived_failures", "Recovery"]
+
+_LOG = logging.getLogger("marlvec")
+_KEPT = 1000  # faults that are remembered
+_IN_WORDS = {"restart": "built anew after a fault", "mask": "masked after a fault", "lose": "without its episode"}
+Survived = tuple[tuple[int, ...], str]
+"""Envs that were built at another try, and what went wrong before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that went wrong and was survived.
+
+    Attributes:
+        env_ids: The envs to blame; all of a worker's where it could not be told which.
+        lost_env_ids: The envs that were lost with them.
+        operation: What was being done, e.g. ``"step"``.
+        summary: What happened, in one line.
+        action: ``"restart"`` or ``"mask"``; ``"lose"`` where nothing is to be built anew: the episode alone is gone.
+        quiet: Whether the env asked for it with `RestartQuietly`.
+        time: When it was noticed, by `time.monotonic`.
+    """
+
+    env_ids: tuple[int, ...]
+    lost_env_ids: tuple[int, ...]
+    operation: str
+    summary: str
+    action: str
+    quiet: bool
+    time: float
+
+
+class FaultLog:
+    """The last faults of one vectorizer; each is also told, once, as a warning of the logger ``marlvec``.
+
+    Attributes:
+        faults: Oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.faults: deque[Fault] = deque(maxlen=_KEPT)
+
+    def note(
+        self, culprits: Sequence[int], lost: Sequence[int], operation: str, summary: str, action: str, *, quiet: bool
+    ) -> None:
+        """Note one; the arguments are a `Fault`'s. Quiet ones are not told."""
+        self.faults.append(Fault(tuple(culprits), tuple(lost), operation, summary, action, quiet, time.monotonic()))
+        if not quiet:
+            who = f"env {lost[0]} is" if len(lost) == 1 else f"envs {list(lost)} are"
+            _LOG.warning("%s %s: %s", who, _IN_WORDS[action], summary)
+
+
+def survived_failures(failures: Iterable[Failure]) -> list[Survived]:
+    """The same of failures that were caught where they happened."""
+    return [((failure.env_id,), failure.summary) for failure in failures]
+
+
+ROWS = ("reset", "step", "send")
+"""Requests that bring rows."""
+IntArray = NDArray[np.int64]
+Request = tuple[str, IntArray, tuple[Sequence[Any], ...]]
+
+
+class Recovery:
+    """The state of all envs as far as faults are concerned.
+
+    An env that failed is rebuilt in its worker; if the worker is gone, a new one is started with all its envs. Either
+    way the env is *revived*: it stays in flight until the new incarnation has replied; only then is the caller told.
+    An env that was idle when its worker went is revived by the next request for it.
+
+    Args:
+        num_envs: N.
+        agent_num: A.
+        mode: One of `ON_FAULT`.
+        autoreset_mode: What follows the end of an episode, a lost one too.
+        budget: How many restarts there may be.
+
+    Attributes:
+        incarnations: (N,) int64, how often each env was built anew.
+        masked: (N,) bool, envs that are out for good.
+        log: What went wrong and was survived.
+        exceptional: Whether requests for some envs must be looked at; see `split`.
+    """
+
+    def __init__(self, num_envs: int, agent_num: int, *, mode: str, autoreset_mode: str, budget: Budget) -> None:
+        self.mode = mode
+        self.incarnations = np.zeros(num_envs, np.int64)
+        self.masked = np.zeros(num_envs, np.bool_)
+        self.log = FaultLog()
+        self.exceptional = False
+        self._budget = budget
+        self._at_once = autoreset_mode == "same_step"
+        self._next_step = autoreset_mode == "next_step"
+        self._alive = np.zeros((num_envs, agent_num), np.bool_)  # as the caller knows them
+        self._over = np.zeros(num_envs, np.bool_)
+        self._seeds: list[int | None] = [None] * num_envs
+        self._since = [0] * num_envs  # incarnations since that seed was given
+        self._fresh: set[int] = set()  # new incarnations that have not begun an episode
+        self._lost: set[int] = set()  # idle envs whose episode is gone, which the caller does not know
+        self._unbuilt: set[int] = set()  # those of them that are to be built anew, too
+        self._told: set[int] = set()  # masked envs whose row still says that their episode ended
+        self._resets: dict[int, dict[str, Any] | None] = {}  # options of resets that are in flight
+        self._revived: dict[int, str] = {}  # envs in flight → what their rows will tell: "fault", "autoreset", "reset"
+        self._causes: dict[int, Failure] = {}  # of faults that the caller will be told of
+        self._quietly: dict[int, int] = {}  # quiet restarts since an env last came through a step
+        self._held: dict[int, Info] = {}  # final infos of envs that are to be revived
+        self._any_masked = False
+        self._due: list[tuple[float, int, str, int]] = []
+        self._order = 0
+
+    # --- what goes out
+
+    def note_reset(
+        self, ids: IntArray, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
+    ) -> tuple[Sequence[int | None], Sequence[dict[str, Any] | None]]:
+        """Note an explicit reset. A new incarnation's first one gets a seed of its own where none is given."""
+        used = list(seeds)
+        for k, i in enumerate(ids.tolist()):
+            if used[k] is not None:
+                self._seeds[i], self._since[i] = used[k], 0
+            elif i in self._fresh:
+                used[k] = self._seed(i)
+            self._resets[i] = options[k]
+            if not self.masked[i] and i not in self._unbuilt:
+                self._causes.pop(i, None)
+                self._lost.discard(i)
+        if self._fresh:
+            self._fresh.difference_update(ids.tolist())
+        self._look()
+        return used, options
+
+    def split(self, request: Request, buffers: Buffers) -> tuple[list[Request], IntArray]:
+        """Take a request apart where some envs are lost or masked.
+
+        Returns:
+            The requests to make in its place, and the envs that are ready at once: their rows are written.
+        """
+        operation, ids, arguments = request
+        out = self.masked[ids]
+        ready = ids[out]
+        gone = np.zeros(len(ids), np.bool_)
+        if operation in ROWS:
+            gone = np.array([i in self._lost for i in ids.tolist()], np.bool_) & ~out
+            for i in self._told.intersection(ready.tolist()):
+                buffers.events[i] = False
+                buffers.reward[i] = 0
+                self._told.discard(i)
+            for i in self._lost.intersection(ready.tolist()):
+                self._lost.discard(i)
+                self._write_masked(i, buffers)
+        requests: list[Request] = []
+        plain = ~(out | gone)
+        if plain.any():
+            positions = np.flatnonzero(plain).tolist()
+            own = tuple([argument[k] for k in positions] for argument in arguments)
+            requests.append((operation, ids[plain], own))
+        if gone.any():
+            for i in ids[gone].tolist():
+                self._lost.discard(i)
+                self._revived[i] = self._kind(i)
+            requests.append(self._revival(ids[gone], build=False))
+        self._look()
+        return requests, ready
+
+    def due_in(self) -> float | None:
+        """Seconds until something is due; None if nothing is."""
+        return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+
+    def due(self) -> list[tuple[str, int]]:
+        """What is due now: ``("worker", w)`` is to be started, ``("env", i)`` to be revived; see `rebuild`."""
+        found = []
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now:
+            _, _, kind, index = heapq.heappop(self._due)
+            found.append((kind, index))
+        return found
+
+    def rebuild(self, i: int) -> Request:
+        """The request that builds an env anew in its worker."""
+        return self._revival(np.array([i]), build=True)
+
+    def _revival(self, ids: IntArray, *, build: bool) -> Request:
+        seeds: list[int | None] = []
+        begin: list[bool] = []
+        keep: list[bool] = []
+        options: list[dict[str, Any] | None] = []
+        for i in ids.tolist():
+            seeds.append(self._seed(i))
+            begin.append(self._at_once or self._revived[i] != "fault")
+            options.append(self._resets.get(i))
+            keep.append(self._revived[i] == "end")
+            if begin[-1] or self._next_step:
+                self._fresh.discard(i)
+        anew = [build or i in self._unbuilt for i in ids.tolist()]
+        self._unbuilt.difference_update(ids.tolist())
+        return "revive", ids, (seeds, options, anew, begin, keep)
+
+    def _kind(self, i: int) -> str:
+        """What the row of an env that is revived will tell."""
+        if i in self._resets:
+            return "reset"
+        return "autoreset" if self._next_step and self._over[i] else "fault"
+
+    def _seed(self, i: int) -> int | None:
+        seed = self._seeds[i]
+        return restart_seed(seed, self._since[i]) if seed is not None and self._since[i] else seed
+
+    # --- what comes in
+
+    def see_to(self, ids: IntArray, report: Report, buffers: Buffers) -> IntArray:
+        """Look at failures that a reply tells of; those that are seen to are taken out of the report.
+
+        Returns:
+            Those of ``ids`` whose rows are ready.
+        """
+        kept: list[Failure] = []
+        waiting: list[int] = []
+        for failure in report.failures:
+            i = failure.env_id
+            # In the same step its last episode had ended, and that is still to be told.
+            is_whole = self._at_once and failure.operation == "reset" and self._kind(i) == "fault" and buffers.done[i]
+            outcome, quiet = self._outcome(failure)
+            if outcome == "restart":
+                kind = self._revived.get(i, "end" if is_whole else self._kind(i))
+                told = self._restart(failure, kind, quiet=quiet)
+                if told is None:
+                    waiting.append(i)
+                    report.infos.pop(i, None)
+                    if i in report.final_infos:
+                        self._held[i] = report.final_infos.pop(i)
+                else:
+                    kept.append(told)
+            elif outcome == "mask":
+                self._mask([i], [i], failure, failure.operation, failure.summary)
+                self._write_masked(i, buffers, is_whole=bool(is_whole))
+                kept += [_with_history(failure, "No env is left.")] if self.masked.all() else []
+            else:
+                kept.append(failure)
+        report.failures = kept
+        return ids[~np.isin(ids, waiting)] if waiting else ids
+
+    def _outcome(self, failure: Failure) -> tuple[str, bool]:
+        """What becomes of an env that failed, and whether it had asked for it, not too often."""
+        if isinstance(failure.exception, NEVER_HELPS):
+            return "raise", False
+        if not isinstance(failure.exception, RestartQuietly):
+            return self.mode, False
+        i = failure.env_id
+        self._quietly[i] = self._quietly.get(i, 0) + 1
+        if self._quietly[i] <= self._budget.limit.count:
+            return "restart", True
+        del self._quietly[i]
+        return self.mode, False
+
+    def _restart(self, failure: Failure, kind: str, *, quiet: bool) -> Failure | None:
+        """Have an env built anew. Returns the failure to raise if there were too many, else None."""
+        i = failure.env_id
+        pause = 0.0 if quiet else self._budget.spend(("env", i), failure.summary)
+        if pause is None:
+            for table in (self._quietly, self._revived, self._causes):
+                table.pop(i, None)
+            self._fresh.add(i)
+            return _with_history(failure, self._budget.history(("env", i)))
+        self.log.note([i], [i], failure.operation, failure.summary, "restart", quiet=quiet)
+        self._anew([i])
+        self._revived[i] = kind
+        self._causes.setdefault(i, failure)
+        self._schedule(pause, "env", i)
+        return None
+
+    def worker_lost(
+        self, loss: Loss, call: str | None, buffers: Buffers, *, control: bool
+    ) -> tuple[list[Request], IntArray] | None:
+        """See to the envs of a worker that is gone.
+
+        Args:
+            loss: Who.
+            call: The pending call.
+            buffers: Whose rows of masked envs are written.
+            control: Whether that is a control call, of which nothing can be made good.
+
+        Returns:
+            Requests to make to the worker that will take its place, and the envs that are ready at once. None where
+            nothing can be done, and the loss must be told: ``on_fault="raise"``, or too many restarts.
+        """
+        if self.mode == "raise":
+            return None
+        lost = loss.env_ids[~self.masked[loss.env_ids]].tolist()  # who is masked already has nothing to lose
+        culprits = list(loss.culprits) or loss.env_ids.tolist()
+        summary = str(loss.error).partition("\n")[0]
+        operation = call or "between calls"
+        cause = Failure(culprits[0], operation, summary, "", loss.error)
+        asked = loss.in_flight[:0] if control else loss.in_flight
+        unaware = sorted(set(lost) - set(asked.tolist()))  # whose rows will tell only when they are asked for
+        if self.mode == "mask":
+            self._mask(culprits, lost, cause, operation, summary)
+            for i in asked.tolist():
+                self._write_masked(i, buffers)
+            self._lost.update(unaware)
+            self._look()
+            return None if self.masked.all() else ([], loss.in_flight)
+        pause = self._budget.spend(("worker", loss.worker), loss.reason)
+        if pause is None:
+            loss.error.args = (f"{loss.error} {self._budget.history(('worker', loss.worker))}",)
+            return None
+        self.log.note(culprits, lost, operation, summary, "restart", quiet=False)
+        self._anew(lost)
+        self._lost.update(unaware)
+        self._look()
+        for i in asked.tolist():
+            kind = self._revived.get(i, self._kind(i))
+            self._revived[i] = "fault" if kind == "end" else kind  # what it had written may be torn
+        for i in lost:
+            self._causes.setdefault(i, cause)
+            self._held.pop(i, None)
+        self._due = [entry for entry in self._due if entry[2] == "worker" or entry[3] not in lost]
+        heapq.heapify(self._due)
+        self._schedule(pause, "worker", loss.worker)
+        if control:
+            return [], loss.in_flight
+        return [self._revival(asked, build=False)] if len(asked) else [], asked[:0]
+
+    def arrived(self, ids: IntArray, report: Report | None, buffers: Buffers) -> Report | None:
+        """Finish the rows of envs that were revived or masked; the report tells of their faults."""
+        report = report or Report()
+        failed = {failure.env_id for failure in report.failures}
+        for i in ids.tolist():
+            kind = self._revived.pop(i, "masked" if self.masked[i] else None)
+            if kind is None:
+                if i not in self._resets and not buffers.reset_mask[i]:  # it has come through a step
+                    self._quietly.pop(i, None)
+                continue
+            cause = self._causes.pop(i, None)
+            if i in self._held:
+                report.final_infos[i] = self._held.pop(i)
+            if i in failed:
+                continue
+            if kind == "autoreset":
+                buffers.reset_mask[i] = True
+            elif kind == "fault":
+                self._write_fault(i, buffers)
+            if cause is not None and kind in ("fault", "masked"):
+                report.faults[i] = cause
+        return report
+
+    def handed_out(self, ids: IntArray, everyone: bool, buffers: Buffers) -> None:
+        """Note what the caller knows now."""
+        if everyone:
+            np.copyto(self._alive, buffers.alive)
+            np.copyto(self._over, buffers.done)
+        else:
+            self._alive[ids] = buffers.alive[ids]
+            self._over[ids] = buffers.done[ids]
+        if self._resets:
+            for i in ids.tolist():
+                self._resets.pop(i, None)
+
+    def forget(self) -> None:
+        """Nothing is in flight any more, and all episodes are gone; what was to be built anew still is."""
+        self._unbuilt.update(self._revived)
+        self._lost.update(self._revived)
+        for table in (self._revived, self._resets, self._causes, self._held):
+            table.clear()
+        self._due.clear()
+        self._look()
+
+    @property
+    def busy(self) -> bool:
+        """Whether replies must be looked at by `arrived`."""
+        return bool(self._revived or self._any_masked or self._quietly)
+
+    def note_survived(self, survived: Iterable[Survived]) -> None:
+        """Note what went wrong in building envs, and then right."""
+        for env_ids, summary in survived:
+            self.log.note(env_ids, env_ids, "__init__", summary, "restart", quiet=False)
+            self.incarnations[list(env_ids)] += 1
+
+    # --- the books
+
+    def _anew(self, ids: Iterable[int]) -> None:
+        for i in ids:
+            self.incarnations[i] += 1
+            self._since[i] += 1
+            self._fresh.add(i)
+
+    def _mask(self, culprits: list[int], lost: list[int], cause: Failure, operation: str, summary: str) -> None:
+        self.log.note(culprits, lost, operation, summary, "mask", quiet=False)
+        self.masked[lost] = True
+        for i in lost:
+            self._causes.setdefault(i, cause)  # its episode was lost to what came first
+            self._revived.pop(i, None)
+        self._look()
+
+    def _write_fault(self, i: int, buffers: Buffers) -> None:
+        """Let a row tell of the episode that was lost; its observation is the next one's already."""
+        buffers.reward[i] = 0
+        buffers.events[i] = False
+        buffers.truncated[i] = self._alive[i]
+        buffers.done[i] = True
+
+    def _write_masked(self, i: int, buffers: Buffers, *, is_whole: bool = False) -> None:
+        """Clear a row for good, and let it tell, once, of the episode that was lost or, if it was whole, has ended."""
+        buffers.clear_obs(i)
+        buffers.clear_masks(i)
+        buffers.alive[i] = False
+        buffers.acting[i] = False
+        if buffers.state is not None:
+            buffers.state[i] = 0
+        self._told.add(i)
+        if is_whole:
+            self._causes.pop(i, None)
+            return
+        buffers.clear_final_obs(i)
+        self._write_fault(i, buffers)
+        if i in self._resets or (self._over[i] and not self._at_once):  # nothing was lost
+            self._resets.pop(i, None)
+            buffers.events[i] = False
+            self._causes.pop(i, None)
+
+    def _schedule(self, pause: float, kind: str, index: int) -> None:
+        self._order += 1
+        heapq.heappush(self._due, (time.monotonic() + pause, self._order, kind, index))
+
+    def _look(self) -> None:
+        self._any_masked = bool(self.masked.any())
+        self.exceptional = bool(self._lost or self._any_masked)
+
+
+def _with_history(failure: Failure, history: str) -> Failure:
+    return replace(failure, summary=f"{failure.summary.rstrip('.')}. {history}")

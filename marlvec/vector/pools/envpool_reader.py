@@ -1,0 +1,248 @@
+"""What a pool's ``recv()`` returns, read into a `PoolReply`.
+
+Rows of players stand flat, one after another, in whatever order envs became ready; here they get their agent axis.
+Axis letters: n envs, R rows (players of those envs), A agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import EnvSpec
+from marlvec.errors import ContractError
+from marlvec.spaces import Leaf, SpaceTree
+from marlvec.vector.data.infos import OF_AGENTS, Path
+from marlvec.vector.pools.pool import PoolReply
+
+if TYPE_CHECKING:
+    from marlvec.vector.pools.form import PoolForm
+
+__all__ = ["AnswerReader"]
+
+BoolArray = NDArray[np.bool_]
+Ids = NDArray[np.int64]
+
+_MASKS = ("legal_action_mask", "action_mask")
+_CUT = "TimeLimit.truncated"
+
+
+class AnswerReader:
+    """Reads the answers of one pool.
+
+    Args:
+        form: What the pool looks like.
+        spec: Likewise, of one env.
+        mask_in_obs: Whether the observation space has an ``action_mask`` that is taken out of it.
+
+    Attributes:
+        turns: Whether the pool tells whose turn it is.
+    """
+
+    def __init__(self, form: PoolForm, spec: EnvSpec, *, mask_in_obs: bool) -> None:
+        self._name = spec.name
+        self._num_agents = len(spec.agents)
+        self._limit = form.max_episode_steps
+        self._tree = SpaceTree(form.observation_space)
+        self._leaves: list[tuple[int, Leaf]] = list(enumerate(self._tree.leaves))
+        self._mask_leaf: int | None = None
+        if mask_in_obs:
+            self._mask_leaf = next(k for k, leaf in self._leaves if leaf.path == "action_mask")
+            del self._leaves[self._mask_leaf]
+        self._position = np.zeros(form.num_envs, np.int64)
+        self.turns = False
+
+    def read(self, answer: Any, asked: Ids) -> tuple[PoolReply, BoolArray | None]:
+        """Read one answer.
+
+        Args:
+            answer: ``(obs, reward, terminated, truncated, info)``, ``(obs, reward, done, info)`` or ``(obs, info)``.
+            asked: The envs of the last request, whose rows these are where ``info`` does not say.
+
+        Returns:
+            The rows, and who of the players has one, (n, A) bool; None for everybody.
+
+        Raises:
+            ContractError: It is none of these, or something in it has the wrong shape or dtype.
+        """
+        obs, reward, terminated, truncated, info = self._parts(answer)
+        ids = np.asarray(info.get("env_id", asked)).astype(np.int64)
+        n, num_agents = len(ids), self._num_agents
+        players = info.get("players", {})
+        seats = None
+        if num_agents > 1:
+            seats = _Seats(ids, players, num_agents, self._position, self._name)
+        num_rows = n if seats is None else seats.num_rows
+        turn = info.get("current_player")
+        self.turns = turn is not None and num_agents > 1
+        parts = self._tree.flatten(obs)
+        given = None if seats is None else seats.given
+        elapsed = info.get("elapsed_step")
+        if reward is None:
+            reward = np.zeros(num_rows)
+        if terminated is None:
+            terminated = truncated = np.zeros(n, np.bool_)
+        elif truncated is None:
+            done = np.asarray(terminated, np.bool_)
+            truncated = done & self._cut_short(info, elapsed, n)
+            terminated = done & ~truncated
+        reply = PoolReply(
+            env_ids=ids,
+            obs=[self._spread(f"obs {leaf.path!r}", parts[k], seats, n, leaf) for k, leaf in self._leaves],
+            reward=self._spread("reward", reward, seats, n),
+            terminated=self._spread("terminated", terminated, seats, n),
+            truncated=self._spread("truncated", truncated, seats, n),
+            elapsed=None if elapsed is None else np.asarray(elapsed),
+        )
+        reply.present = given
+        if self.turns:
+            reply.acting = np.asarray(turn)[:, None] == np.arange(num_agents)
+        mask = next((info[key] for key in _MASKS if key in info), None)
+        if self._mask_leaf is not None:
+            mask = parts[self._mask_leaf]
+        if mask is not None:
+            mask = np.asarray(mask, np.bool_)
+            reply.mask = mask if mask.ndim == 3 and len(mask) == n else self._spread("the mask", mask, seats, n)
+        reply.columns = dict(self._columns(info, seats, n))
+        return reply, given
+
+    def _parts(self, answer: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
+        parts = tuple(answer) if isinstance(answer, (tuple, list)) and not hasattr(answer, "_fields") else ()
+        if parts and (parts[-1].__class__ is dict or isinstance(parts[-1], Mapping)):
+            match parts:
+                case (obs, info):
+                    return obs, None, None, None, info
+                case (obs, reward, done, info):
+                    return obs, reward, done, None, info
+                case (obs, reward, terminated, truncated, info):
+                    return obs, reward, terminated, truncated, info
+        got = f"{len(parts)} values" if parts else type(answer).__name__
+        raise ContractError(
+            f"{self._name}: recv() should return (obs, reward, terminated, truncated, info), as EnvPool's "
+            f"env_type='gymnasium' does, got {got}"
+        )
+
+    def _cut_short(self, info: Mapping[str, Any], elapsed: Any, n: int) -> BoolArray:
+        """(n,) bool: whose time was up, where the pool has but one flag for all ends."""
+        if _CUT in info:
+            return np.asarray(info[_CUT], np.bool_)
+        if elapsed is not None and self._limit is not None:
+            return np.asarray(elapsed) >= self._limit
+        return np.zeros(n, np.bool_)
+
+    def _spread(self, what: str, value: Any, seats: _Seats | None, n: int, leaf: Leaf | None = None) -> NDArray[Any]:
+        """One entry per row, or per env for all its players, to (n, A, …)."""
+        array = value if value.__class__ is np.ndarray else np.asarray(value)
+        num_rows = n if seats is None else seats.num_rows
+        if array.ndim and len(array) == num_rows and (seats is None or num_rows != n or leaf or what == "reward"):
+            out = array[:, None] if seats is None else seats.spread(array)
+        elif seats is not None and array.ndim and len(array) == n:
+            out = np.broadcast_to(array[:, None], (n, self._num_agents, *array.shape[1:]))
+        else:
+            expected = f"{num_rows} rows" if seats is None else f"{num_rows} rows of players, or {n} of envs"
+            raise ContractError(f"{self._name}: {what}: expected {expected}, got shape {array.shape}")
+        if leaf is not None and (
+            out.shape[2:] != leaf.shape or not (out.dtype == leaf.dtype or _fits(out.dtype, leaf.dtype))
+        ):
+            raise ContractError(
+                f"{self._name}: {what}: expected {leaf.dtype} of shape {leaf.shape}, got {out.dtype} of {out.shape[2:]}"
+            )
+        return out
+
+    def _columns(self, info: Mapping[str, Any], seats: _Seats | None, n: int) -> Iterator[tuple[Path, NDArray[Any]]]:
+        """All that is not said elsewhere in the reply."""
+        for key, value in info.items():
+            if key in ("env_id", "current_player", _CUT) or (key in _MASKS and self._mask_leaf is None):
+                continue
+            if key != "players":
+                yield from self._leaves_of((key,), value, n)
+                continue
+            for name, item in value.items():
+                if name not in ("env_id", "id"):
+                    rows = np.asarray(item)
+                    yield (OF_AGENTS, name), rows[:, None] if seats is None else seats.spread(rows)
+
+    def _leaves_of(self, path: Path, value: Any, n: int) -> Iterator[tuple[Path, NDArray[Any]]]:
+        if value.__class__ is not np.ndarray and isinstance(value, Mapping):
+            for key, inner in value.items():
+                yield from self._leaves_of((*path, str(key)), inner, n)
+            return
+        array = np.asarray(value)
+        if not array.ndim or len(array) != n:
+            where = ".".join(path)
+            raise ContractError(
+                f"{self._name}: info {where!r}: expected one entry for each of {n} envs, got {array.shape}"
+            )
+        yield path, array
+
+
+class _Seats:
+    """Which env and which player each row belongs to.
+
+    Args:
+        ids: (n,), the envs.
+        players: ``info["players"]``: ``env_id`` (R,), and ``id`` (R,) or else players are counted as they come.
+        num_agents: A.
+        position: Scratch, one entry per env of the pool.
+        name: The pool's, for messages.
+
+    Attributes:
+        num_rows: R.
+        given: (n, A) bool, who has a row; None: everybody.
+    """
+
+    def __init__(
+        self, ids: Ids, players: Mapping[str, Any], num_agents: int, position: NDArray[np.int64], name: str
+    ) -> None:
+        n = len(ids)
+        self._shape = (n, num_agents)
+        self._where: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self.given: BoolArray | None = None
+        in_order = np.repeat(ids, num_agents)
+        env_id = np.asarray(players.get("env_id", in_order)).astype(np.int64)
+        self.num_rows = len(env_id)
+        seat = players.get("id")
+        if np.array_equal(env_id, in_order) and (
+            seat is None or np.array_equal(seat, np.tile(np.arange(num_agents), n))
+        ):
+            return
+        position[ids] = np.arange(n)
+        row = position[np.minimum(env_id, len(position) - 1)]
+        if not np.array_equal(ids[row], env_id):
+            raise ContractError(f"{name}: rows of players in envs {env_id.tolist()}, expected those of {ids.tolist()}")
+        seat = _count(row) if seat is None else np.asarray(seat).astype(np.int64)
+        if len(seat) != len(row) or (len(seat) and not 0 <= seat.min() <= seat.max() < num_agents):
+            raise ContractError(f"{name}: expected players 0 to {num_agents - 1}, one per row, got {seat.tolist()}")
+        self._where = row, seat
+        self.given = np.zeros(self._shape, np.bool_)
+        self.given[self._where] = True
+        if np.count_nonzero(self.given) != len(row):
+            raise ContractError(f"{name}: a player has two rows: env_id {env_id.tolist()}, id {seat.tolist()}")
+        if self.given.all():
+            self.given = None
+
+    def spread(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """(R, …) to (n, A, …), zeros for those who have none."""
+        if self._where is None:
+            return rows.reshape(*self._shape, *rows.shape[1:])
+        out = np.zeros((*self._shape, *rows.shape[1:]), rows.dtype)
+        out[self._where] = rows
+        return out
+
+
+def _count(row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number the rows of each env, from 0, in the order in which they stand."""
+    order = np.argsort(row, kind="stable")
+    ordered = row[order]
+    first = np.searchsorted(ordered, ordered)
+    out = np.empty(len(row), np.int64)
+    out[order] = np.arange(len(row)) - first
+    return out
+
+
+def _fits(got: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Whether such values go into such an array unharmed; a pool's bools are a MultiBinary's int8."""
+    return got.kind == "b" or np.can_cast(got, wanted, "same_kind")

@@ -1,0 +1,81 @@
+"""EnvPool's tasks behind ``marlvec.make("envpool/…")``: spaces from their specs, pools made when seeds are known."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import envpool
+import numpy as np
+
+from marlvec.errors import ArgumentError, UnknownEnvError
+from marlvec.vector.pools.envpool import DuckPool
+from marlvec.vector.pools.form import form_of
+
+__all__ = ["build"]
+
+
+def build(num_envs: int, *, task_id: str, batch_size: int | None = None, seed: Any = None, **kwargs: Any) -> DuckPool:
+    """Prepare a pool of one task; it is made by the first reset.
+
+    A pool that hands out ``batch_size`` rows at a time gets ``batch_size - 1`` spare envs, to fill up last batches. One
+    of games for several players always does so.
+
+    Args:
+        num_envs: N.
+        task_id: EnvPool's own id, e.g. ``"Pong-v5"``.
+        batch_size: How many rows it hands out at a time; None: all that were asked for, or with several players a
+            number that costs little: few answers a step, and few spare envs.
+        seed: Of the first episodes, until a ``reset(seed=…)``: an int, which EnvPool spreads as ``seed + i``, or one
+            per env; None: seeds that nobody had before.
+        kwargs: For ``envpool.make``, e.g. ``num_threads``, ``max_episode_steps``, ``render_mode``, ``stack_num``.
+
+    Raises:
+        UnknownEnvError: EnvPool has no such task; lists those that come near.
+        ArgumentError: An argument is wrong.
+        TypeError: The task knows no such argument.
+    """
+    known = envpool.list_all_envs()
+    if task_id not in known:
+        near = difflib.get_close_matches(task_id, known, n=5, cutoff=0.6)
+        hint = f"Did you mean {' or '.join(repr(f'envpool/{one}') for one in near)}? " if near else ""
+        raise UnknownEnvError(f"unknown env 'envpool/{task_id}'. {hint}envpool.list_all_envs() lists all")
+    if "env_type" in kwargs:
+        raise ArgumentError(f"env_type={kwargs['env_type']!r}: marlvec reads EnvPool's 'gymnasium' answers only")
+    if batch_size is not None and not 1 <= batch_size <= num_envs:
+        raise ArgumentError(f"batch_size: expected 1 to num_envs={num_envs}, got {batch_size!r}")
+    players = form_of(envpool.make_spec(task_id, **kwargs)).num_players
+    if players == 1 and batch_size in (None, num_envs):
+        batch, total = num_envs, num_envs
+    else:
+        batch = batch_size or _good_batch(num_envs)
+        total = num_envs + batch - 1
+    config = {"num_envs": total, "batch_size": batch, **kwargs}
+    first = _first_seeds(seed, num_envs, total)
+    form = form_of(envpool.make_spec(task_id, **config), name=f"envpool/{task_id}")
+
+    def open(seeds: list[int] | None) -> Any:
+        return envpool.make(task_id, env_type="gymnasium", seed=first if seeds is None else seeds, **config)
+
+    return DuckPool(form, open=open, num_envs=num_envs)
+
+
+def _good_batch(num_envs: int) -> int:
+    """An answer costs as much as a good ten resets of a board: best are some five times the root, that divide N."""
+    most = min(num_envs, math.ceil(5 * math.sqrt(num_envs)))
+    divisor = max(k for k in range(1, most + 1) if num_envs % k == 0)
+    return divisor if 3 * divisor >= most else most
+
+
+def _first_seeds(seed: Any, num_envs: int, total: int) -> Any:
+    """Seeds of all envs, spare ones too."""
+    if seed is None:
+        return (np.random.SeedSequence().generate_state(total) >> 1).tolist()
+    if isinstance(seed, (list, tuple, np.ndarray)):
+        if len(seed) != num_envs:
+            raise ArgumentError(f"seed is a list of {len(seed)} for {num_envs} envs; give one seed, or one per env")
+        chosen: Sequence[int] = [int(one) for one in seed]
+        return [*chosen, *[0] * (total - num_envs)]
+    return int(seed)

@@ -1,0 +1,98 @@
+"""EnvPool's pools, and whatever looks like one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from marlvec.errors import ContractError
+
+__all__ = ["PoolForm", "form_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolForm:
+    """What a pool says of itself, or its spec does before there is a pool.
+
+    Attributes:
+        name: Of what it holds.
+        num_envs: All envs in it.
+        batch_size: How many rows it hands out at a time.
+        num_players: Most players in one env.
+        observation_space: One player's.
+        action_space: One player's.
+        mask_size: Length of the masks that it says it gives, or None.
+        max_episode_steps: After how many steps it ends episodes, or None where it does not say.
+        own_mode: See `Pool`.
+        metadata: Its metadata.
+    """
+
+    name: str
+    num_envs: int
+    batch_size: int
+    num_players: int
+    observation_space: Any
+    action_space: Any
+    mask_size: int | None = None
+    max_episode_steps: int | None = None
+    own_mode: str = "next_step"
+    metadata: Mapping[str, Any]
+
+
+def form_of(pool: Any, *, name: str | None = None) -> PoolForm:
+    """Read what a pool, or a spec of EnvPool's, says of itself.
+
+    Args:
+        pool: The pool. It has ``config`` (a mapping or a named tuple with ``num_envs``, and where they are not what
+            goes without saying ``batch_size``, ``max_num_players`` and ``max_episode_steps``) or these as attributes,
+            and one env's ``observation_space`` and ``action_space``.
+        name: What to call it; default: its class's name.
+
+    Raises:
+        ContractError: It does not say how many envs it holds, or has no spaces.
+    """
+    name = name or type(pool).__name__
+    config = getattr(pool, "config", {})
+    config = config if isinstance(config, Mapping) else config._asdict()
+
+    def said(key: str, default: Any) -> Any:
+        value = config.get(key, None)
+        return getattr(pool, key, default) if value is None else value
+
+    num_envs = said("num_envs", None)
+    if num_envs is None:
+        raise ContractError(f"{name}: expected a pool that says its num_envs, in config or as an attribute")
+    observation_space, action_space = _spaces(pool, name)
+    states = getattr(getattr(pool, "spec", pool), "state_array_spec", {})
+    legal = states.get("info:legal_action_mask")
+    limit = said("max_episode_steps", None)
+    metadata = dict(getattr(pool, "metadata", {}))
+    own_mode = metadata.pop("autoreset_mode", None)
+    return PoolForm(
+        name=name,
+        num_envs=int(num_envs),
+        batch_size=int(said("batch_size", 0)) or int(num_envs),
+        num_players=int(said("max_num_players", 1)),
+        observation_space=observation_space,
+        action_space=action_space,
+        mask_size=int(legal.shape[-1]) if legal is not None and len(legal.shape) == 1 else None,
+        max_episode_steps=None if limit is None else int(limit),
+        own_mode=str(getattr(own_mode, "name", own_mode or "next_step")).lower(),
+        metadata=metadata,
+    )
+
+
+def _spaces(pool: Any, name: str) -> tuple[Any, Any]:
+    """One env's observation and action space. EnvPool makes them when they are first read, and casts their bounds."""
+    found = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
+        for kind in ("observation_space", "action_space"):
+            space = getattr(pool, f"single_{kind}", None)
+            found.append(getattr(pool, kind, None) if space is None else space)
+            if found[-1] is None:
+                raise ContractError(f"{name}: expected a pool with an {kind}")
+    observation_space, action_space = found
+    return observation_space, action_space

@@ -1,0 +1,1 @@
+"""Worker processes: starting, speaking to, watching and ending them."""

@@ -1,0 +1,173 @@
+"""This process's end of the fork server, of which there is one at most."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from marlvec.vector.processes import limits
+from marlvec.vector.processes.fork_server.server import receive, send
+
+__all__ = ["Server", "ensure_server", "worker_environ", "no_fork"]
+
+# An env that starts MPI would take a worker for one rank of the parent's job.
+_MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "HYDRA_", "I_MPI_")
+# One thread per worker: a worker per core is the parallelism, and a fork server must have no threads.
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def worker_environ() -> dict[str, str]:
+    """The environment that workers get: this process's, without MPI, with one thread per numeric library.
+
+    It also counts how deep they are nested, see `marlvec.vector.processes.limits.check_depth`.
+    """
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(_MPI_PREFIXES)}
+    for key in (*_ONE_THREAD, "PYGAME_HIDE_SUPPORT_PROMPT"):
+        environ.setdefault(key, "1")
+    environ[limits.DEPTH] = str(limits.depth() + 1)
+    return environ
+
+
+class Server:
+    """This process's end of the fork server.
+
+    Raises:
+        ResourceError: There may be no more processes, or file descriptors.
+
+    Attributes:
+        turn: Held from a request to its answer, which must not be taken by another thread.
+    """
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._number = 0
+        self.turn = threading.RLock()
+        with limits.asked_for("a fork server"):
+            self.sock, theirs = socket.socketpair()
+            with theirs:
+                fd = theirs.fileno()
+                code = f"import sys; sys.path[:] = {sys.path!r}; from marlvec.vector.processes.fork_server.server import main; main({fd})"
+                try:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd], env=worker_environ()
+                    )
+                except BaseException:
+                    self.sock.close()
+                    raise
+
+    def ask(self, message: dict[str, Any]) -> Any:
+        """Send a request and wait for its answer.
+
+        Raises:
+            OSError: The server is gone, or says why it could not.
+        """
+        with self.turn:
+            self.send(message)
+            return self.answer()
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        """Send a request; only with `turn`."""
+        self._number += 1
+        try:
+            send(self.sock, (self._number, message), fds)
+        except OSError as error:
+            raise ConnectionError("marlvec's fork server is gone") from error
+
+    def answer(self) -> Any:
+        """Wait for the answer; only with `turn`."""
+        number = 0
+        try:
+            while number != self._number:  # one that came before was interrupted while it waited
+                (number, answer), _ = receive(self.sock)
+        except (EOFError, OSError) as error:
+            raise ConnectionError("marlvec's fork server is gone") from error
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Let the server end; it takes its workers along."""
+        self.sock.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def forget(self) -> None:
+        """In a forked child: this server belongs to the parent."""
+        self.sock.close()
+        self._process.returncode = 0  # so that no destructor waits for, or warns about, what is not our child
+
+
+_server: Server | None = None
+_server_lock = threading.Lock()
+
+
+def ensure_server() -> Server:
+    """The fork server of this process, started if need be."""
+    global _server
+    with _server_lock:
+        if _server is not None and not _server.alive():
+            _server.stop()
+            _server = None
+        if _server is None:
+            with no_fork():
+                _server = Server()
+        return _server
+
+
+@atexit.register
+def _stop_server() -> None:
+    global _server
+    if _server is not None and _server.owner == os.getpid():
+        _server.stop()
+    _server = None
+
+
+def _after_fork_in_child() -> None:
+    """A child of this process must not speak to its fork server."""
+    global _server, _server_lock
+    _server_lock = threading.Lock()
+    if _server is not None:
+        _server.forget()
+        _server = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def no_fork() -> Iterator[None]:
+    """In here no other thread forks by `os.fork`. Not for waiting in: they wait, too."""
+    with _lock:
+        yield
+
+
+def _before() -> None:
+    _lock.acquire()
+
+
+def _after_in_parent() -> None:
+    _lock.release()
+
+
+def _after_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -1,0 +1,178 @@
+"""A small process that starts workers, and outlives nobody.
+
+One per parent process, started clean: it never imports the caller's main module, and has no threads, so forking from it
+is safe however many threads the parent has. It forks workers on request (``"forkserver"``) or lets them start a fresh
+interpreter (``"spawn"``). It sleeps until the parent asks for something or a worker ends, and then sees to what the
+worker's envs had started; when its socket closes the parent is gone, and every worker is killed, hung ones included
+(`marlvec.vector.processes.fork_server.process_reaper`).
+
+Runs as ``python -c "from marlvec.vector.processes.fork_server.server import main; main(fd)"``; `marlvec.vector.processes.fork_server.client` is the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+from typing import Any, NoReturn
+
+from marlvec.vector.processes.fork_server.process_reaper import (
+    Nursery,
+    become_subreaper,
+    die_with,
+    mark_this_process,
+    new_mark,
+)
+from marlvec.vector.processes.stack_dump import ASK
+
+__all__ = ["isolate", "main", "receive", "send"]
+
+_HEAD = struct.Struct("<QQ")  # size of the message, number of file descriptors that come with it
+_MAX_FDS = 8
+
+
+def send(sock: socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
+    """Send one message, with copies of these file descriptors."""
+    data = pickle.dumps(message)
+    socket.send_fds(sock, [_HEAD.pack(len(data), len(fds))], list(fds))
+    sock.sendall(data)
+
+
+def receive(sock: socket.socket) -> tuple[Any, list[int]]:
+    """Wait for one message and its file descriptors.
+
+    Where not all descriptors could be received, because this process may have no more, none are handed out.
+
+    Raises:
+        EOFError: The other side is gone.
+    """
+    head, fds, _, _ = socket.recv_fds(sock, _HEAD.size, _MAX_FDS)
+    head += _read(sock, _HEAD.size - len(head)) if head else b""
+    if not head:
+        raise EOFError
+    size, count = _HEAD.unpack(head)
+    message = pickle.loads(_read(sock, size))
+    if len(fds) < count:
+        _close_all(fds)
+        fds = []
+    return message, fds
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        data = sock.recv(size - len(parts))
+        if not data:
+            raise EOFError
+        parts += data
+    return bytes(parts)
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def main(fd: int) -> None:
+    """Serve until the socket closes, then kill every worker."""
+    import marlvec.vector.processes.worker  # noqa: F401  (what workers need is imported once, here)
+
+    os.setsid()  # Ctrl-C in the terminal is the parent's business
+    signal.pthread_sigmask(signal.SIG_SETMASK, {ASK})  # which workers let in as soon as they can answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    become_subreaper()
+    mark_this_process(new_mark())  # inside of a worker: at its end we tidy up ourselves, and must not be killed before
+    sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    nursery = Nursery(poll)
+    try:
+        while True:
+            ready = [fd for fd, _ in poll.poll(nursery.pause_ms)]
+            if sock.fileno() in ready:
+                (number, message), fds = receive(sock)
+                send(sock, (number, _answer(sock, message, fds, nursery)))
+            else:  # nobody waits for what has to be tidied up: requests first
+                nursery.tidy_up(ready)
+    except (EOFError, OSError):
+        nursery.end()
+
+
+def _answer(sock: socket.socket, message: dict[str, Any], fds: list[int], nursery: Nursery) -> Any:
+    try:
+        match message["do"]:
+            case "start":
+                if not fds:
+                    raise OSError(errno.EMFILE, "Too many open files in the fork server")
+                server, pid = os.getpid(), os.fork()
+                if pid == 0:
+                    sock.close()
+                    nursery.forget_in_child()
+                    _become_worker(server, message, fds)
+                nursery.add(pid, message["mark"])
+                return pid
+            case "adopt":
+                nursery.adopt(message["pid"], message["mark"])
+            case "release":
+                nursery.release(message["pid"])
+            case "kill":
+                nursery.kill(message["pid"])
+            case "signal":
+                nursery.signal(message["pid"], message["signal"])
+            case "status":
+                return nursery.take_exitcode(message["pid"])
+        return None
+    except OSError as error:
+        return error
+    finally:
+        _close_all(fds)
+
+
+def _become_worker(server: int, message: dict[str, Any], fds: list[int]) -> NoReturn:
+    """In the child: take on the parent's surroundings, then serve."""
+    try:
+        isolate(server, message["mark"])
+        *ours, out, err = fds
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        for fd in {out, err, null} - {0, 1, 2}:
+            os.close(fd)
+        os.environ.clear()
+        os.environ.update(message["environ"])
+        with contextlib.suppress(OSError):  # the folder may be gone
+            os.chdir(message["cwd"])
+        if message["method"] == "spawn":
+            for fd in ours:
+                os.set_inheritable(fd, True)
+            code = (
+                f"import sys; sys.path[:] = {message['path']!r}; "
+                f"from marlvec.vector.processes.worker import run_worker; run_worker(*{ours!r})"
+            )
+            os.execv(sys.executable, [sys.executable, "-c", code])
+        sys.path[:] = message["path"]
+        from marlvec.vector.processes.worker import run_worker
+
+        run_worker(*ours)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def isolate(parent: int | None, mark: int) -> None:
+    """In a new worker: lead a process group of its own, carry ``mark``, and on Linux die with ``parent``."""
+    os.setsid()
+    mark_this_process(mark)
+    if parent is not None:
+        die_with(parent)

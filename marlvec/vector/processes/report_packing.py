@@ -1,0 +1,133 @@
+"""What a call leaves behind apart from numbers in the buffers, and its way from a worker to the parent."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, NamedTuple
+
+from marlvec.envs.spec import COMMON
+from marlvec.errors import ContractError, SerialisationError
+from marlvec.vector.data.report import Report
+from marlvec.vector.faults.failures import PackedFailure, capture, pack_failure, picklable, unpack_failure
+from marlvec.vector.processes.parcels import dump_each, load_each
+
+__all__ = ["MAX_BYTES", "pack_report", "unpack_report"]
+
+MAX_BYTES = 64 * 2**20
+"""Bytes that the infos of one env in one call may take, pickled. Only what crosses to the parent is measured."""
+_INFO, _ANSWER = "the info", "the answer"
+_OPERATIONS = {_INFO: "infos", _ANSWER: "call"}
+
+
+def pack_report(report: Report, first: int) -> bytes:
+    """Pickle a report. Infos and answers that cannot be pickled, or are too large, become failures of their env.
+
+    Plain data goes in one piece. Whatever the unpickling of runs code that is not Python's or numpy's, and may raise in
+    the parent, goes in pieces of its own.
+
+    Args:
+        report: With local env indices.
+        first: Global index of the worker's first env, for messages.
+    """
+    tables = (report.infos, report.final_infos, report.answers)
+    failures = [pack_failure(failure) for failure in report.failures]
+    file = io.BytesIO()
+    try:
+        _PlainPickler(file, protocol=5).dump((*tables, failures))
+        data = file.getvalue()
+    except Exception:  # it is not plain, or refuses: find the culprits, keep the rest
+        for table, what in zip(tables, (_INFO, _INFO, _ANSWER), strict=True):
+            failures += _seal_each(table, what, first)
+        data = pickle.dumps((*tables, failures), protocol=5)
+    if len(data) > MAX_BYTES and (large := _drop_large(report, first)):
+        data = pickle.dumps((*tables, failures + large), protocol=5)
+    return data
+
+
+class _PlainPickler(pickle.Pickler):
+    """Pickles what any process can unpickle, and raises at the rest."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Called for whatever is no number, text or container of Python's own."""
+        kind = obj if isinstance(obj, (type, FunctionType, BuiltinFunctionType)) else type(obj)
+        if str(kind.__module__).partition(".")[0] in ("builtins", "numpy"):
+            return NotImplemented
+        raise TypeError(f"{kind.__qualname__} is not plain")
+
+
+def _drop_large(report: Report, first: int) -> list[Any]:
+    """Take out the infos of envs that have too much of them; answers are what the caller asked for."""
+    failures = []
+    tables = (report.infos, report.final_infos)
+    for i in sorted(report.infos.keys() | report.final_infos.keys()):
+        size = sum(len(pickle.dumps(table[i], protocol=5)) for table in tables if i in table)
+        if size > MAX_BYTES:
+            for table in tables:
+                table.pop(i, None)
+            problem = f"its infos take {size:,} bytes, pickled; expected at most {MAX_BYTES:,} in one call"
+            failures.append(pack_failure(capture(first + i, "infos", ContractError(problem))))
+    return failures
+
+
+class _Sealed(NamedTuple):
+    """The info of an env, or its answer, pickled.
+
+    Attributes:
+        agents: Whose the parts of an info are; None of an answer.
+        data: What `dump_each` gave.
+    """
+
+    agents: tuple[Any, ...] | None
+    data: bytes
+
+
+def _seal(value: Any, what: str, env_id: int) -> _Sealed:
+    is_info = what == _INFO
+    try:
+        return _Sealed(tuple(value) if is_info else None, dump_each(list(value.values()) if is_info else [value]))
+    except Exception:
+        picklable(value, f"{what} of env {env_id}", coming_back=True)  # raises, and says why
+        raise
+
+
+def _seal_each(table: dict[int, Any], what: str, first: int) -> list[PackedFailure]:
+    failures = []
+    for i, value in list(table.items()):
+        try:
+            table[i] = _seal(value, what, first + i)
+        except Exception as error:
+            del table[i]
+            failures.append(pack_failure(capture(first + i, _OPERATIONS[what], error)))
+    return failures
+
+
+def unpack_report(payload: bytes, first: int) -> Report:
+    """Rebuild a report in the parent, with global env indices. What cannot be rebuilt becomes a failure of its env.
+
+    Args:
+        payload: What `pack_report` gave.
+        first: Global index of the worker's first env.
+    """
+    infos, final_infos, answers, failures = pickle.loads(payload)
+    report = Report(failures=[unpack_failure(packed) for packed in failures])
+    failed = {failure.env_id for failure in report.failures}
+    told = ((infos, report.infos, _INFO), (final_infos, report.final_infos, _INFO), (answers, report.answers, _ANSWER))
+    for source, target, what in told:
+        for i, value in source.items():
+            try:
+                target[first + i] = _open(value, what) if isinstance(value, _Sealed) else value
+            except SerialisationError as error:
+                if first + i not in failed:
+                    failed.add(first + i)
+                    report.failures.append(capture(first + i, _OPERATIONS[what], error))
+    return report
+
+
+def _open(sealed: _Sealed, what: str) -> Any:
+    if sealed.agents is None:
+        (answer,) = load_each(sealed.data, [what])
+        return answer
+    names = [what if agent == COMMON else f"{what} of agent {agent!r}" for agent in sealed.agents]
+    return dict(zip(sealed.agents, load_each(sealed.data, names), strict=True))

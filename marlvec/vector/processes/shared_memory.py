@@ -1,0 +1,65 @@
+"""One block of memory without a name, shared with workers by file descriptor.
+
+Nothing here appears in /dev/shm or any temp folder, so nothing can be left behind there, whoever is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import sys
+import tempfile
+
+from marlvec.vector.processes import limits
+
+__all__ = ["create", "grow", "map_memory"]
+
+
+def create(name: str = "marlvec") -> int:
+    """Open an empty block, private to this user, and return its file descriptor.
+
+    Args:
+        name: What it is called where a process's open files are listed; no name by which it could be opened.
+
+    Raises:
+        ResourceError: There is no file descriptor left, or no memory.
+    """
+    with limits.asked_for("a block of shared memory"):
+        if sys.platform == "linux":
+            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.fchmod(fd, 0o600)  # a memfd is born 0777
+            return fd
+        with tempfile.TemporaryFile() as file:  # unlinked at birth, mode 0600
+            return os.dup(file.fileno())
+
+
+def grow(fd: int, size: int) -> None:
+    """Give the block its final size, allocated for real: running out of memory shows here, not as SIGBUS later.
+
+    Raises:
+        ResourceError: There is not as much memory. Looked at before it is taken: a kernel that overcommits, or a
+            memory cgroup, would rather kill a process than refuse.
+    """
+    limits.check_memory(size)
+    if sys.platform == "linux":
+        with limits.asked_for(f"{size:,} bytes of shared memory"):
+            os.posix_fallocate(fd, 0, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    else:
+        os.ftruncate(fd, size)
+
+
+def map_memory(fd: int, size: int, *, inherit: bool = True) -> mmap.mmap:
+    """Map the block into this process. It is unmapped when the last array over it is gone.
+
+    Args:
+        fd: The block.
+        size: Its size.
+        inherit: Whether a forked child has it, too. Without, on Linux, a child dies by touching it: in a worker, one
+            that goes on as if it were the worker itself must not write into rows.
+    """
+    block = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    if not inherit and hasattr(mmap, "MADV_DONTFORK"):
+        block.madvise(mmap.MADV_DONTFORK)
+    return block

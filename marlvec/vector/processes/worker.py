@@ -1,0 +1,285 @@
+"""A worker process: one shard behind a channel.
+
+It is started with three file descriptors (requests in, replies out, shared memory) and lives until it is told to close
+or the channel ends, which means that the parent is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import cloudpickle
+import numpy as np
+
+from marlvec.errors import SerialisationError
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.data.report import Report
+from marlvec.vector.faults.failures import capture, pack_failure
+from marlvec.vector.processes import channel as ch
+from marlvec.vector.processes.channel import Channel, ChannelClosed, Message, Patience
+from marlvec.vector.processes.parcels import load_each
+from marlvec.vector.processes.report_packing import pack_report
+from marlvec.vector.processes.shared_memory import map_memory
+from marlvec.vector.processes.stack_dump import write_stacks_to
+from marlvec.vector.processes.watchdog import PROGRESS_BYTES
+from marlvec.vector.shards.env_builder import ShardFailed
+from marlvec.vector.shards.partition import usable_cores
+from marlvec.vector.shards.shard import Shard
+
+__all__ = ["Plan", "Request", "WorkerLink", "run_worker", "serve"]
+
+Plan = dict[str, Any]
+"""What a worker is told at first: ``factories`` and ``worker`` (the loop it runs, or None), both pickled; ``first``
+(index of its first env); ``place`` (its own index); ``shared`` (whether rows are in shared memory); ``shard``
+(arguments of `Shard`).
+"""
+
+_NAMES = {code: name for name, code in ch.OPERATIONS.items()}
+
+
+class Request:
+    """One request of the parent.
+
+    Attributes:
+        operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows may be answered in parts), ``"revive"``,
+            ``"state"`` or ``"control"``.
+        ids: The envs it is about, by their place in the shard.
+        arguments: What else it says: seeds and options, or commands.
+    """
+
+    __slots__ = ("arguments", "ids", "number", "operation")
+
+    def __init__(self, operation: str, number: int, ids: Sequence[int], arguments: tuple[Any, ...] = ()) -> None:
+        self.operation = operation
+        self.number = number
+        self.ids = ids
+        self.arguments = arguments
+
+    def __repr__(self) -> str:
+        return f"Request({self.operation!r}, ids={list(self.ids)})"
+
+
+class WorkerLink:
+    """A worker's end of the road: requests come in, rows and reports go out.
+
+    A loop of your own goes to ``make(worker=...)`` and takes the place of `serve`: it must answer each request once, in
+    order, and return when there are no more.
+
+        def timed(link):
+            for request in link.requests():
+                start = time.perf_counter()
+                link.answer(request)
+                log.write(f"{request.operation} of {len(request.ids)} envs: {time.perf_counter() - start:.6f} s")
+
+    Attributes:
+        shard: The envs of this worker and what can be done with them.
+        first_env_id: Index of the first of them among all envs.
+    """
+
+    def __init__(
+        self, channel: Channel, shard: Shard, buffers: Buffers, first_env_id: int, *, shared: bool, window: float
+    ) -> None:
+        self.shard = shard
+        self.first_env_id = first_env_id
+        self._channel = channel
+        self._buffers = buffers
+        self._shared, self._window = shared, window
+        self._has_objects = buffers.has_objects
+        self._plain_steps = shared and not buffers.has_objects
+        self._closing: int | None = None
+
+    def requests(self) -> Iterator[Request]:
+        """Wait for one request after the other, until the parent wants to close."""
+        channel, everyone = self._channel, self.shard.everyone
+        poll, patience = select.poll(), Patience(self._window)
+        poll.register(channel.read_fd, select.POLLIN)
+        while True:
+            message = patience.receive(poll, channel)
+            code = message.code
+            if code == ch.CLOSE:
+                self._closing = message.number
+                return
+            if not message.payload:
+                yield Request(_NAMES[code], message.number, everyone)
+            elif (request := self._read(message)) is not None:
+                yield request
+
+    def _read(self, message: Message) -> Request | None:
+        """Unpack a request. One whose part from the caller cannot be unpickled is answered here, with that."""
+        name, number, payload = _NAMES[message.code], message.number, message.payload
+        is_step = message.code in (ch.STEP, ch.SEND)
+        if is_step and self._plain_steps:
+            return Request(name, number, np.frombuffer(payload, np.int32).tolist())
+        ids, told, given = pickle.loads(payload)
+        if isinstance(given, bytes):
+            call = "step" if is_step else told
+            names = ["the actions"] if is_step else [f"what {call}() was given for env {self._id(i)}" for i in ids]
+            try:
+                given = load_each(given, names, where="its worker process")
+            except SerialisationError as error:
+                failures = [capture(self._id(i), call, error) for i in ids]
+                self.reply(Request(name, number, ids), Report(failures=failures))
+                return None
+            given = given[0] if is_step else zip(*given, strict=True)
+        if not is_step:
+            return Request(name, number, ids, tuple(given))
+        rows = np.array(ids)
+        if not self._shared:
+            self._buffers.unpack_actions(rows, told)
+        if self._has_objects:
+            self._buffers.unpack_object_actions(rows, given)
+        return Request(name, number, ids)
+
+    def _id(self, i: int) -> int:
+        return self.first_env_id + i
+
+    def answer(self, request: Request) -> None:
+        """Do what is asked, and reply."""
+        if request.operation == "send":
+            for part, report in self.shard.step_in_parts(request.ids):
+                self.reply(request, report, part)
+        else:
+            self.reply(request, self.shard.run(request.operation, request.ids, request.arguments))
+
+    def reply(self, request: Request, report: Report, part: Sequence[int] | None = None) -> None:
+        """Say that these envs are ready: all that the request named, or the next ones of them.
+
+        Args:
+            request: What is answered.
+            report: What there is to say besides the rows in the buffers.
+            part: Which of its envs; None for all that have not been answered.
+        """
+        ids = request.ids if part is None else part
+        if self._plain_steps:
+            payload = pack_report(report, self.first_env_id) if report else b""
+        else:
+            rows = np.array(ids)
+            control = request.operation == "control"
+            packed = None if self._shared or control else self._buffers.pack_results(rows)
+            objects = self._buffers.pack_objects(rows) if self._has_objects and not control else None
+            payload = pickle.dumps((packed, objects, pack_report(report, self.first_env_id)), protocol=5)
+        self._channel.send(ch.OK, request.number, payload, len(ids))
+
+    def close(self) -> None:
+        """Close the envs, and say so if the parent asked for it."""
+        failures = self.shard.close()
+        if self._closing is not None:
+            packed = pickle.dumps([pack_failure(failure) for failure in failures])
+            self._channel.send(ch.OK, self._closing, packed)
+
+
+def serve(link: WorkerLink) -> None:
+    """Answer every request: what a worker does unless it is told otherwise."""
+    for request in link.requests():
+        link.answer(request)
+
+
+def run_worker(read_fd: int, write_fd: int, memory_fd: int, stacks_fd: int) -> NoReturn:
+    """Serve one shard, then end this process."""
+    write_stacks_to(stacks_fd)
+    # Ctrl-C goes to the whole terminal; the parent decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    np.random.seed()  # noqa: NPY002  (envs that draw from the global stream would repeat their siblings')
+    channel = Channel(read_fd, write_fd)
+    # A process that an env starts must not hold the channel: its closed end is how the parent learns of our death.
+    for fd in (read_fd, write_fd, memory_fd, stacks_fd):
+        os.set_inheritable(fd, False)
+    os.register_at_fork(after_in_child=channel.close)
+    code = 0
+    try:
+        _run(channel, memory_fd)
+    except ChannelClosed:
+        pass
+    except SystemExit as ending:  # an env called sys.exit(): the parent is told its code
+        code = 0 if ending.code is None else ending.code & 0xFF if isinstance(ending.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # the terminal may be gone, or was never there
+            continue
+    os._exit(code)  # a forked process must not run its parent's exit handlers
+
+
+def _run(channel: Channel, memory_fd: int) -> None:
+    hello = channel.recv()
+    if hello.code == ch.CLOSE:  # another worker could not even be started
+        channel.send(ch.OK, hello.number)
+        return
+    plan: Plan = pickle.loads(hello.payload)
+    first = plan["first"]
+    try:
+        loop: Callable[[WorkerLink], None] = cloudpickle.loads(plan["worker"]) if plan["worker"] else serve
+        factories = cloudpickle.loads(plan["factories"])
+    except BaseException as error:  # they could not be loaded here, and may raise whatever they like
+        failure = pack_failure(capture(first, "__init__", error))
+        channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
+        return
+    try:
+        shard = Shard(factories, first, **plan["shard"])
+    except ShardFailed as failed:
+        channel.send(ch.FAILED, hello.number, pickle.dumps([pack_failure(failure) for failure in failed.failures]))
+        return
+    except Exception as error:  # not of an env
+        failure = pack_failure(capture(first, "__init__", error))
+        channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
+        return
+    survived = [pack_failure(failure) for failure in shard.survived]
+    channel.send(ch.OK, hello.number, cloudpickle.dumps((shard.spec, survived)))
+    try:
+        _attach_and_serve(channel, memory_fd, shard, plan, loop)
+    except BaseException:
+        shard.close()
+        raise
+
+
+def _attach_and_serve(
+    channel: Channel, memory_fd: int, shard: Shard, plan: Plan, loop: Callable[[WorkerLink], None]
+) -> None:
+    n, first, shared = len(shard.envs), plan["first"], plan["shared"]
+    message = channel.recv()  # ATTACH: every worker's spec fits, and the memory has its size
+    if message.code == ch.CLOSE:  # another worker's envs could not be built, or differ
+        failures = [pack_failure(failure) for failure in shard.close()]
+        channel.send(ch.OK, message.number, pickle.dumps(failures))
+        return
+    num_envs, num_workers, size, spec = pickle.loads(message.payload)
+    mapped = map_memory(memory_fd, size, inherit=False)
+    place = PROGRESS_BYTES * plan["place"]
+    shard.progress = memoryview(mapped)[place : place + PROGRESS_BYTES].cast("q")  # half the time of an array's item
+    if shared:
+        rows = memoryview(mapped)[PROGRESS_BYTES * num_workers :]
+        buffers = Buffers(spec, num_envs, rows).rows(first, first + n)
+    else:
+        buffers = Buffers(spec, n)
+    os.close(memory_fd)
+    shard.attach(buffers)
+    # What lives now (libraries, envs) lives as long as this process: the collector need not look at it ever again.
+    gc.collect()
+    gc.freeze()
+    channel.send(ch.OK, message.number)
+    window = _window(plan["place"], num_workers, usable_cores())
+    link = WorkerLink(channel, shard, buffers, first, shared=shared, window=window)
+    loop(link)
+    link.close()
+
+
+def _window(place: int, num_workers: int, num_cores: int) -> float:
+    """How long a worker looks for its next request before it sleeps: about what policies take to decide, in seconds.
+
+    Where there are as many workers as cores, the last one has its core from the caller, who needs it then.
+    """
+    if num_workers > num_cores:
+        return 0.0
+    return 1e-3 if place + 1 < num_cores else 0.2e-3

@@ -1,0 +1,484 @@
+"""The worker processes of one vectorizer: listening to them, and letting go of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import EnvSpec, object_leaves
+from marlvec.errors import Failure, MarlvecError, SerialisationError, UnsupportedSpaceError
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.faults.failures import Obituary, PackedFailure, picklable, raise_failures, unpack_failure
+from marlvec.vector.faults.recovery import Survived, survived_failures
+from marlvec.vector.faults.restarts import Budget
+from marlvec.vector.processes import channel as ch
+from marlvec.vector.processes import limits, shared_memory
+from marlvec.vector.processes.channel import ChannelClosed, Garbled, Patience
+from marlvec.vector.processes.parcels import load_each
+from marlvec.vector.processes.watchdog import PROGRESS_BYTES, progress_of
+from marlvec.vector.processes.worker import Plan
+from marlvec.vector.processes.worker_process import WorkerProcess
+from marlvec.vector.shards.partition import Shares, agree, usable_cores
+
+__all__ = ["Crew", "Starting", "noise", "Staff"]
+
+_MOMENT = 0.01  # seconds in which workers that are killed together are gone
+_LOOK = 400e-6  # seconds to look for an answer before sleeping
+_LONG = 2e6  # seconds, as many as poll() can count in milliseconds
+
+
+@dataclass
+class Starting:
+    """A worker that takes the place of one that is gone, and is not at work yet.
+
+    Attributes:
+        since: When it was started, by `time.monotonic`; infinity if it is still to be.
+        has_spec: Whether it has built its envs.
+        requests: What it will be asked then: code, number, payload.
+    """
+
+    since: float = math.inf
+    has_spec: bool = False
+    requests: list[tuple[int, int, bytes]] = field(default_factory=list)
+
+
+def noise(news: ChannelClosed) -> str | None:
+    """What a worker must go for, if its channel tells of more than its end."""
+    if not isinstance(news, Garbled):
+        return None
+    return f"was killed for what came out of its reply pipe, which an env may have written into ({news}),"
+
+
+class Crew:
+    """The workers of one vectorizer; apart from it, so that they can be let go of without it.
+
+    Args:
+        shares: Who has which envs.
+
+    Attributes:
+        owner: The process that started them.
+        shares: As given.
+        workers: In order of their envs.
+        outstanding: Per worker, the requests that it owes answers to: number, and the envs yet to be answered for.
+        starting: Those that are not at work yet.
+        closed: Those whose end was closed; what they said before can still be read.
+        progress: (W,) int64, the env that each one is at work on, counted from 1 in its share; 0 for none.
+        memory_fd: The memory that they share, while it is open here; -1 when it is not.
+    """
+
+    def __init__(self, shares: Shares) -> None:
+        self.owner = os.getpid()
+        self.shares = shares
+        self.workers: list[WorkerProcess] = []
+        self.outstanding: list[deque[tuple[int, NDArray[np.int64]]]] = [deque() for _ in shares.slices]
+        self.starting: dict[int, Starting] = {}
+        self.closed: set[int] = set()
+        self.progress: NDArray[np.int64] = np.zeros(len(shares.slices), np.int64)
+        self.memory_fd = -1
+        self._hung: dict[int, tuple[float, int, str]] = {}  # put down: seconds it was given, at work on, its stacks
+        self._by_fd: dict[int, int] = {}
+        self._patience = Patience(0.0)
+        self._any = select.poll()
+        self._one: list[select.poll] = []
+
+    def watch(self) -> None:
+        """Listen to all workers from now on."""
+        # Where each core has a worker, one that looks takes the core from it.
+        self._patience = Patience(_LOOK if len(self.workers) < usable_cores() else 0.0)
+        self._one = [select.poll() for _ in self.workers]
+        for w in range(len(self.workers)):
+            self._watch(w)
+
+    def _watch(self, w: int) -> None:
+        fd = self.workers[w].channel.read_fd
+        self._by_fd[fd] = w
+        self._any.register(fd, select.POLLIN)
+        for v, poll in enumerate(self._one):
+            poll.register(fd, select.POLLIN if v == w else 0)  # with 0, a closed end is still reported
+
+    def replace(self, w: int, worker: WorkerProcess) -> None:
+        """Put a new worker, which is not at work yet, in the place of one that is gone."""
+        self.workers[w] = worker
+        self.closed.discard(w)
+        self._hung.pop(w, None)
+        self.progress[w] = 0
+        self.starting.setdefault(w, Starting()).since = time.monotonic()
+        self._watch(w)
+
+    def heard(self) -> list[int]:
+        """Workers of whom something is there already: what came in while we were sending, or before their end."""
+        if not self.closed and not any(worker.channel.inbox for worker in self.workers):
+            return []
+        return [
+            w
+            for w, worker in enumerate(self.workers)
+            if (self.outstanding[w] or w in self.starting) and (w in self.closed or worker.channel.inbox)
+        ]
+
+    def has_said(self, w: int) -> bool:
+        """Whether something of this worker is there to read."""
+        channel = self.workers[w].channel
+        return bool(channel.inbox) or bool(select.select([channel.read_fd], [], [], 0)[0])
+
+    def busy(self) -> Iterator[tuple[int, int, int]]:
+        """Workers at work that owe an answer, to which request, and how far they are."""
+        for w, queue in enumerate(self.outstanding):
+            if queue and w not in self.starting:
+                yield w, queue[0][0], int(self.progress[w])
+
+    def ready(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
+        """Wait until a worker has said something, or died.
+
+        Args:
+            timeout: Seconds; None for ever.
+            waiting_for: Wait for this worker to speak, or for any to die. Where all must answer anyway, being woken
+                by each of them costs more than it brings.
+
+        Returns:
+            Workers to hear; empty if time ran out.
+        """
+        poll = self._any if waiting_for is None else self._one[waiting_for]
+        events = self._patience.wait(poll, None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+        ready = [self._by_fd[fd] for fd, _ in events]
+        for fd, event in events:
+            if event & ~select.POLLIN:
+                self._gone(fd)
+        return ready
+
+    def _gone(self, fd: int) -> None:
+        """Stop listening to an end that was closed: it would be reported for ever."""
+        self.closed.add(self._by_fd[fd])
+        self._forget(fd)
+
+    def _forget(self, fd: int) -> None:
+        if self._by_fd.pop(fd, None) is not None:
+            for poll in (self._any, *self._one):
+                poll.unregister(fd)
+
+    # --- ends
+
+    def put_down(self, w: int, timeout: float) -> None:
+        """Kill a worker that hangs, having asked it where. Its closed end is the news of that."""
+        worker = self.workers[w]
+        env = int(self.progress[w])  # being asked may wake it
+        report = worker.stacks()
+        if torn := worker.channel.torn:
+            report = f"it had sent {torn}\n{report}"
+        self._hung[w] = (timeout, env, report)
+        worker.kill()
+
+    def bury(self, w: int, how: str | None, call: str | None, *, building: bool = False) -> Obituary:
+        """See a worker off that is gone, or must go: kill what is left of it, and say what is known."""
+        worker = self.workers[w]
+        if how is None:
+            worker.wait(0.2)
+        worker.kill()
+        timeout, env, report = self._hung.get(w, (None, int(self.progress[w]), ""))
+        queue = self.outstanding[w]
+        ids = self.shares.slices[w]
+        obituary = Obituary(
+            worker=w,
+            pid=worker.pid,
+            exitcode=worker.exitcode,
+            first=int(ids[0]),
+            last=int(ids[-1]),
+            # Noise is heard when whoever made it may be done.
+            at_work_on=int(ids[env - 1]) if 0 < env <= len(ids) and w not in self.starting and how is None else None,
+            call=call,
+            request=queue[0][0] if queue else None,
+            how=how,
+            timeout=timeout,
+            report=report or worker.crash_report(),
+            building=building or w in self.starting,
+        )
+        self._forget(worker.channel.read_fd)
+        worker.close()
+        self.closed.discard(w)
+        self.starting.pop(w, None)
+        return obituary
+
+    def bury_fellows(self, first: Obituary, call: str | None) -> list[Obituary]:
+        """See off those who went with another one, and a moment later."""
+        time.sleep(_MOMENT)
+        gone = [w for w, worker in enumerate(self.workers) if w != first.worker and worker.poll()]
+        return sorted([first, *(self.bury(w, None, call) for w in gone)], key=lambda obituary: obituary.worker)
+
+    def close_memory(self) -> None:
+        """Let go of the memory's descriptor; it stays mapped where it is."""
+        if self.memory_fd >= 0:
+            os.close(self.memory_fd)
+        self.memory_fd = -1
+
+    def shut_down(self, timeout: float | None) -> list[Failure]:
+        """Ask the workers to close, wait, kill what is left.
+
+        Args:
+            timeout: Seconds; None to wait as long as it takes.
+
+        Returns:
+            What went wrong in the envs' own ``close()``.
+        """
+        if self.owner != os.getpid():  # a forked child got a copy of us; the workers are not its own
+            return []
+        failures: list[Failure] = []
+        deadline = time.monotonic() + (_LONG if timeout is None else timeout)
+        asked = []
+        for worker in self.workers:
+            if worker.channel.write_fd < 0:  # gone and buried
+                continue
+            try:
+                worker.channel.send(ch.CLOSE, 0, timeout=max(0.0, deadline - time.monotonic()))
+                asked.append(worker)
+            except ChannelClosed:
+                continue
+        for worker in asked:
+            failures.extend(self._hear_close(worker, deadline))
+        for worker in self.workers:
+            if not worker.wait(max(0.0, deadline - time.monotonic())):
+                worker.kill()
+            worker.close()
+        self.workers = []
+        self.progress = np.zeros(0, np.int64)  # lets go of the memory
+        self.close_memory()
+        return failures
+
+    def _hear_close(self, worker: WorkerProcess, deadline: float) -> list[Failure]:
+        """Wait for a worker's answer to CLOSE, past any that are still under way."""
+        channel = worker.channel
+        try:
+            while True:
+                told = channel.recv(deadline - time.monotonic())
+                if told.number == 0 and told.code == ch.OK:
+                    return [unpack_failure(packed) for packed in pickle.loads(told.payload)] if told.payload else []
+        except Garbled:  # an env wrote into the pipe, or an interrupt has lost half a message
+            channel.skip(deadline - time.monotonic())
+        except Exception:  # it is gone, time is up, or what it says cannot be
+            return []
+        return []
+
+
+_HIRING = 1  # number of requests here; 0 is CLOSE's: its answer must not be taken for that to another
+
+
+class Staff:
+    """Hires workers into a crew.
+
+    A new worker is told its plan and builds its envs, which may take long; it answers with their spec, is given its
+    rows, and says that it has them. Replacing one never waits: `start` and `go_on` take one step each.
+
+    Args:
+        crew: Where they go.
+        context: Their start method.
+        factories: One per env.
+        settings: Arguments of their `Shard`.
+        shared: Whether rows are in shared memory.
+        loop: The loop they run, pickled; None for their own.
+
+    Raises:
+        SerialisationError: A factory cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        context: str,
+        factories: Sequence[Callable[[], Any]],
+        *,
+        settings: dict[str, Any],
+        shared: bool,
+        loop: bytes | None,
+    ) -> None:
+        self._crew, self._context, self._shared = crew, context, shared
+        self._mode = settings["spaces"]
+        plans: list[Plan] = [
+            {
+                "factories": picklable(list(factories[lo:hi]), f"the factory of envs {lo} to {hi - 1}"),
+                "worker": loop,
+                "first": lo,
+                "place": w,
+                "shared": shared,
+                "shard": settings,
+            }
+            for w, (lo, hi) in enumerate(pairwise(crew.shares.starts))
+        ]
+        self._plans = [pickle.dumps(plan) for plan in plans]
+        self._memory_fd = -1
+        self._attach = b""
+        self._lately: list[Survived] = []
+
+    def begin(self, budget: Budget | None, *, require: bool, place: str) -> tuple[EnvSpec, Buffers, list[Survived]]:
+        """Hire all, and wait until they are at work.
+
+        Args:
+            budget: How often one that dies while it builds its envs is replaced; None: never.
+            require: Whether every leaf must be in shared memory.
+            place: How to name where envs run, for messages.
+
+        Returns:
+            What one env looks like, everyone's rows, and what went wrong in building envs before it went well.
+        """
+        crew = self._crew
+        num_envs = len(crew.shares.owner)
+        limits.check_descriptors(len(self._plans))
+        self._memory_fd = crew.memory_fd = shared_memory.create()
+        for _ in self._plans:
+            crew.workers.append(WorkerProcess(self._context, self._memory_fd))
+        crew.watch()
+        for w, plan in enumerate(self._plans):
+            with suppress(ChannelClosed):  # why, it may have said
+                crew.workers[w].channel.send(ch.INIT, _HIRING, plan)
+        specs, survived = self._hear_specs(budget, place)
+        self._spec = spec = agree(specs, crew.shares.starts, self._mode)
+        if require and (leaves := object_leaves(spec)):
+            raise UnsupportedSpaceError(
+                f"shared_memory='require', but {', '.join(leaves)} cannot be there: not of fixed size. "
+                f"shared_memory=True sends such leaves, and only those, through a pipe"
+            )
+        head = PROGRESS_BYTES * len(self._plans)
+        size = head + (Buffers.nbytes(spec, num_envs) if self._shared else 0)
+        shared_memory.grow(self._memory_fd, size)
+        mapped = shared_memory.map_memory(self._memory_fd, size)
+        crew.progress = progress_of(mapped, len(self._plans))
+        buffers = Buffers(spec, num_envs, memoryview(mapped)[head:] if self._shared else None)
+        buffers.clear_masks()
+        # The common spec, not the worker's own: where spaces are compatible only, theirs may differ.
+        self._attach = picklable((num_envs, len(self._plans), size, spec), "the envs' spaces")
+        for w in range(len(self._plans)):
+            self._send(w, ch.ATTACH, self._attach)
+        for w in range(len(self._plans)):
+            self._receive(w)
+        return spec, buffers, survived
+
+    def dismiss(self) -> None:
+        """Nobody will be replaced: let go of what that would take."""
+        self._plans.clear()
+        self._crew.close_memory()
+
+    def start(self, w: int) -> str | None:
+        """Hire a worker in the place of one that is gone. Says what went wrong, if it did."""
+        try:
+            worker = WorkerProcess(self._context, self._memory_fd)
+        except (OSError, MarlvecError) as error:
+            return f"could not be replaced: {error}"
+        self._crew.replace(w, worker)
+        try:
+            worker.channel.send(ch.INIT, _HIRING, self._plans[w])
+        except ChannelClosed:
+            self._crew.closed.add(w)  # why, it may have said
+        return None
+
+    def go_on(self, w: int) -> str | None:
+        """Hear what a new worker has to say, and take the next step. Says what went wrong, if it did.
+
+        Raises:
+            ChannelClosed: It is gone.
+        """
+        crew = self._crew
+        new, channel = crew.starting[w], crew.workers[w].channel
+        told = channel.take(_HIRING)
+        if told is None:
+            if w in crew.closed:  # it hears nothing any more, and has nothing left to say
+                raise ChannelClosed("it does not read")
+            return None
+        if told.code == ch.FAILED:
+            failure = unpack_failure(pickle.loads(told.payload)[0])
+            return f"could not build its envs again: env {failure.env_id}: {failure.summary}; it ended"
+        if not new.has_spec:
+            try:
+                spec, packed = self._open_spec(w, told.payload)
+            except SerialisationError as error:
+                return f"built envs again, but {error}; it ended"
+            self._lately += survived_failures(map(unpack_failure, packed))
+            if differs := self._spec.difference(spec, self._mode):
+                return f"built envs with other spaces than before: {differs}; it ended"
+            new.has_spec = True
+            channel.send(ch.ATTACH, _HIRING, self._attach)
+            return None
+        del crew.starting[w]
+        for code, number, payload in new.requests:
+            channel.send(code, number, payload)
+        return None
+
+    def survived_lately(self) -> list[Survived]:
+        """What went wrong, and then right, in building envs anew; each is told once."""
+        lately, self._lately = self._lately, []
+        return lately
+
+    def _hear_specs(self, budget: Budget | None, place: str) -> tuple[list[EnvSpec], list[Survived]]:
+        """What each worker's envs look like; raises what went wrong in building them."""
+        crew = self._crew
+        specs: dict[int, EnvSpec] = {}
+        failures: list[Failure] = []
+        survived: list[Survived] = []
+        waiting = set(range(len(self._plans)))
+        while waiting:
+            for w in crew.ready(None):
+                if w not in waiting:  # it has told why its envs could not be built, and is gone now
+                    continue
+                try:
+                    told = crew.workers[w].channel.take(_HIRING)
+                except ChannelClosed as error:
+                    survived.append(self._again(w, error, budget))
+                    continue
+                if told is None:
+                    continue
+                waiting.discard(w)
+                if told.code == ch.OK:
+                    specs[w], packed = self._open_spec(w, told.payload)
+                    survived += survived_failures(map(unpack_failure, packed))
+                else:
+                    failures.extend(map(unpack_failure, pickle.loads(told.payload)))
+        raise_failures(failures, place)
+        return [specs[w] for w in range(len(self._plans))], survived
+
+    def _again(self, w: int, news: ChannelClosed, budget: Budget | None) -> Survived:
+        """Replace a worker that died while it built its envs for the first time."""
+        obituary = self._crew.bury(w, noise(news), None, building=True)
+        error = obituary.error(only_close_is_left=False)
+        pause = None if budget is None else budget.spend(("worker", w), obituary.reason)
+        if budget is None or pause is None:
+            if budget is not None:
+                error.args = (f"{error} {budget.history(('worker', w))}",)
+            raise error
+        time.sleep(pause)
+        problem = self.start(w)
+        self._crew.starting.pop(w, None)
+        if problem is not None:
+            raise error from None
+        return obituary.env_ids, str(obituary)
+
+    def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[PackedFailure]]:
+        """What a new worker says of its envs; their spaces may be of any class.
+
+        Raises:
+            SerialisationError: It cannot be rebuilt in this process.
+        """
+        ids = self._crew.shares.slices[w]
+        spec: EnvSpec
+        failures: list[PackedFailure]
+        ((spec, failures),) = load_each(payload, [f"the spaces of envs {ids[0]} to {ids[-1]}"])
+        return spec, failures
+
+    def _send(self, w: int, code: int, payload: bytes) -> None:
+        try:
+            self._crew.workers[w].channel.send(code, _HIRING, payload)
+        except ChannelClosed as error:
+            raise self._crew.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None
+
+    def _receive(self, w: int) -> None:
+        try:
+            self._crew.workers[w].channel.recv()
+        except ChannelClosed as error:
+            raise self._crew.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None

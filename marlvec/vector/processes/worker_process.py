@@ -1,0 +1,286 @@
+"""Starting and ending worker processes, from the parent's side.
+
+Three start methods: ``"forkserver"`` (default) and ``"spawn"`` through `marlvec.vector.processes.fork_server.server`, ``"fork"`` from
+this process itself. With all three the fork server watches over the workers: should this process be killed, they are
+too, and what their envs started goes with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from marlvec.errors import ArgumentError, ResourceError
+from marlvec.vector.processes import limits
+from marlvec.vector.processes.channel import pair
+from marlvec.vector.processes.fork_server.client import ensure_server, no_fork, worker_environ
+from marlvec.vector.processes.fork_server.process_reaper import new_mark
+from marlvec.vector.processes.fork_server.server import isolate
+from marlvec.vector.processes.stack_dump import ASK, StackFile
+
+__all__ = ["START_METHODS", "WorkerProcess", "ensure_server", "start_method"]
+
+START_METHODS = ("forkserver", "spawn", "fork")
+
+
+def start_method(context: Any) -> str:
+    """The start method meant by ``context``: None, a name, or a multiprocessing context.
+
+    Raises:
+        ArgumentError: There is no such method.
+    """
+    name = context.get_start_method() if hasattr(context, "get_start_method") else context
+    if name is None:
+        return START_METHODS[0]
+    if name not in START_METHODS:
+        raise ArgumentError(f"context must be one of {START_METHODS} or a multiprocessing context, got {context!r}")
+    return str(name)
+
+
+_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+_unborn: dict[WorkerProcess, tuple[int, tuple[int, ...]]] = {}
+"""Workers on their way: by which thread, and the ends of the channel that are theirs."""
+
+
+def _after_fork_in_child() -> None:
+    """A child of this process must not hold its channels open, unless it is the worker."""
+    for worker in list(_workers):
+        worker.close()
+    for worker, (thread, theirs) in list(_unborn.items()):
+        if thread != threading.get_ident():
+            worker.close()
+            for fd in theirs:
+                os.close(fd)
+    _unborn.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class WorkerProcess:
+    """One worker process and the channel to it.
+
+    Args:
+        method: One of `START_METHODS`.
+        memory_fd: Shared memory, which the worker gets a copy of.
+
+    Raises:
+        ResourceError: The process could not be started: too many of them, or of files, or too deep inside of others.
+        OSError: The process could not be started.
+
+    Attributes:
+        pid: Its process id, which is its process group too.
+        channel: This end of the channel.
+        exitcode: Its exit code once `wait` has seen the end, minus the signal number if a signal killed it; None if it
+            could not be told.
+    """
+
+    def __init__(self, method: str, memory_fd: int) -> None:
+        limits.check_depth()
+        self.exitcode: int | None = None
+        self._gone = False
+        self._method = method
+        self._server = ensure_server()
+        try:
+            with limits.asked_for("a worker process"):
+                start = self._fork if method == "fork" else self._request
+                self.pid = start(memory_fd)
+        except ConnectionError as error:
+            raise ResourceError(
+                f"{error}: it was killed, or could not start. Is there not enough memory, or a limit on processes?"
+            ) from error
+
+    @contextlib.contextmanager
+    def _ends(self, memory_fd: int) -> Iterator[tuple[int, ...]]:
+        """Make the channel; what the worker gets (requests in, replies out, memory, stacks), until it has that.
+
+        The lock is not held meanwhile: who forks takes other locks before this one, and so would this thread after it.
+        """
+        with no_fork():
+            self._stack_file = StackFile()
+            try:
+                self.channel, theirs = pair()
+            except BaseException:
+                self._stack_file.close()
+                raise
+            _unborn[self] = threading.get_ident(), theirs
+        try:
+            yield (*theirs, memory_fd, self._stack_file.fd)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            with no_fork():
+                _unborn.pop(self, None)
+                _workers.add(self)
+                for fd in theirs:
+                    os.close(fd)
+
+    def _request(self, memory_fd: int) -> int:
+        """Let the fork server start it."""
+        server, mark = self._server, new_mark()
+        request = {
+            "do": "start",
+            "method": self._method,
+            "environ": worker_environ(),
+            "cwd": _folder(),
+            "path": sys.path,
+            "mark": mark,
+        }
+        with server.turn:
+            with self._ends(memory_fd) as fds, contextlib.ExitStack() as stack:
+                server.send(request, (*fds, *(_open_stream(fd, stack) for fd in (1, 2))))
+            try:
+                return int(server.answer())
+            except BaseException:
+                self.close()
+                raise
+
+    def _fork(self, memory_fd: int) -> int:
+        environ, mark, here = worker_environ(), new_mark(), os.getpid()
+        with self._ends(memory_fd) as fds:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {ASK})
+            try:
+                pid = os.fork()
+            finally:
+                if os.getpid() == here:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if pid == 0:
+                try:
+                    self.channel.close()
+                    # Not bound to the parent's death by the kernel: that would mean the death of the thread that is
+                    # running now. The channel's end and the fork server tell instead.
+                    isolate(None, mark)
+                    os.environ.clear()
+                    os.environ.update(environ)
+                    from marlvec.vector.processes.worker import run_worker
+
+                    run_worker(*fds)
+                finally:
+                    os._exit(1)
+        try:
+            self._server.ask({"do": "adopt", "pid": pid, "mark": mark})
+        except BaseException:
+            self.close()
+            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # someone else has waited for it
+                os.waitpid(pid, 0)
+            raise
+        return pid
+
+    def poll(self) -> bool:
+        """Whether the process has ended; notes its exit code."""
+        if self._gone:
+            return True
+        if self._method == "fork":
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.exitcode = os.waitstatus_to_exitcode(status)
+                    self._gone = True
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(self.pid, signal.SIGKILL)  # what an env started goes with its worker
+                    with contextlib.suppress(OSError):
+                        self._server.ask({"do": "release", "pid": self.pid})
+            except ChildProcessError:  # someone else has waited for it
+                self._gone = True
+        else:
+            try:
+                self.exitcode = self._server.ask({"do": "status", "pid": self.pid})
+                self._gone = self.exitcode is not None
+            except OSError:  # the server is gone, and every worker with it
+                self._gone = True
+        return self._gone
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the process to end; whether it has."""
+        deadline = time.monotonic() + timeout
+        pause = 0.0002
+        while not self.poll():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, 0.02)
+        return True
+
+    def kill(self) -> None:
+        """Kill the process and every process it started, and wait until it is gone."""
+        with contextlib.suppress(OSError):
+            self._server.ask({"do": "kill", "pid": self.pid})
+        if self._method == "fork" and not self.poll():  # also where the server is gone
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self.wait(5.0)
+
+    def crash_report(self) -> str:
+        """The stacks of all threads that a crash left (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT), at most 16 KiB.
+
+        Empty if there was none. What `stacks` has returned is no part of it.
+        """
+        return self._stack_file.crash()
+
+    def stacks(self, timeout: float = 0.3) -> str:
+        """Where each thread of a living worker is now, also one that hangs in C code and holds the GIL.
+
+        Such code may be interrupted by it, as a system call is by any signal. And faulthandler itself, which looks at
+        stacks while they change, crashes its process at one of some 100,000 questions (CPython 3.11): ask those alone
+        that are to be killed.
+
+        Args:
+            timeout: Seconds to wait for the answer.
+
+        Returns:
+            As much as `crash_report`; empty if the process is stopped, or does not answer.
+        """
+        if self.poll() or _is_stopped(self.pid):
+            return ""
+        try:
+            return self._stack_file.ask(self._send_ask, timeout)
+        except OSError:  # it has ended meanwhile, or the server has
+            return ""
+
+    def _send_ask(self) -> None:
+        if self._method == "fork":
+            os.kill(self.pid, ASK)
+        else:
+            self._server.ask({"do": "signal", "pid": self.pid, "signal": ASK})
+
+    def close(self) -> None:
+        """Let go of the channel, and of the stacks' file; may be called again."""
+        with no_fork():  # a child that is forked meanwhile would close what has the same number by then
+            self.channel.close()
+            self._stack_file.close()
+
+
+def _folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # somebody has removed it
+        return "/"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    except OSError:  # no /proc here
+        return False
+
+
+def _open_stream(fd: int, stack: contextlib.ExitStack) -> int:
+    """``fd``, or the null device if the parent has closed it."""
+    try:
+        os.fstat(fd)
+        return fd
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        stack.callback(os.close, null)
+        return null

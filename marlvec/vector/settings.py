@@ -1,0 +1,76 @@
+"""How requests go out and replies come in, whatever the backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from marlvec.arguments import check_choice
+from marlvec.vector.faults.restarts import RestartLimit, restart_limit
+
+__all__ = ["Settings", "SettingsArguments", "AUTORESET_MODES", "DONE_ON", "VALIDATE_MODES", "ON_FAULT"]
+
+SPACES = ("equal", "compatible")
+
+
+class SettingsArguments(TypedDict, total=False):
+    """`Settings` as keyword arguments."""
+
+    autoreset_mode: str
+    done_on: str
+    copy: bool
+    grouped: bool
+    validate: str
+    state: bool
+    spaces: str
+    on_fault: str
+    max_restarts: int | RestartLimit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all backends have in common; `marlvec.make` says what each of these does.
+
+    Raises:
+        ArgumentError: A value is none of those allowed.
+    """
+
+    autoreset_mode: str = "same_step"
+    done_on: str = "all"
+    copy: bool = True
+    grouped: bool = False
+    validate: str = "sample"
+    state: bool = False
+    spaces: str = "equal"
+    on_fault: str = "raise"
+    max_restarts: int | RestartLimit = 10
+
+    def __post_init__(self) -> None:
+        check_choice("autoreset_mode", self.autoreset_mode, AUTORESET_MODES)
+        check_choice("done_on", self.done_on, DONE_ON)
+        check_choice("validate", self.validate, VALIDATE_MODES)
+        check_choice("spaces", self.spaces, SPACES)
+        check_choice("on_fault", self.on_fault, ON_FAULT)
+        restart_limit(self.max_restarts)
+
+    @property
+    def limit(self) -> RestartLimit:
+        """How often an env may be built anew."""
+        return restart_limit(self.max_restarts)
+
+    def of_shard(self) -> dict[str, Any]:
+        """Those that a `Shard` takes."""
+        return {
+            "autoreset_mode": self.autoreset_mode,
+            "done_on": self.done_on,
+            "keep_state": self.state,
+            "spaces": self.spaces,
+            "limit": self.limit,
+            "retry": self.on_fault == "restart",
+        }
+
+
+AUTORESET_MODES = ("same_step", "next_step", "disabled")
+DONE_ON = ("all", "any")
+VALIDATE_MODES = ("strict", "sample", "warn", "off")
+ON_FAULT = ("raise", "restart", "mask")

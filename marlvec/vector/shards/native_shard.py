@@ -1,0 +1,238 @@
+"""What must hold for one world, for all worlds of a native env at once: the batched counterpart of `Shard`.
+
+The rows it leaves behind are those that `Shard` leaves behind, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.env_ids import rows_of
+from marlvec.errors import ArgumentError
+from marlvec.native.env_view import NativeWorld
+from marlvec.native.native_env import Ids, NativeEnv
+from marlvec.vector.commands import Command, WorldHandle, describe
+from marlvec.vector.data.buffers import Buffers, Selection
+from marlvec.vector.data.report import Report
+from marlvec.vector.faults.failures import capture
+from marlvec.vector.shards.thread_team import Helpers
+
+__all__ = ["NativeShard"]
+
+_LARGE = 1 << 18  # bytes
+
+
+class NativeShard:
+    """All worlds of a native env, in this process.
+
+    Args:
+        env: The worlds.
+        num_threads: How many threads share a call's worlds among them, the caller's included.
+        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
+        keep_state: Whether global states are written after each reset and step.
+        max_episode_steps: Truncate who is alive after so many steps, or None.
+        render_modes: One per world.
+
+    Attributes:
+        spec: What the worlds look like.
+    """
+
+    def __init__(
+        self,
+        env: NativeEnv,
+        *,
+        num_threads: int,
+        autoreset_mode: str,
+        keep_state: bool,
+        max_episode_steps: int | None,
+        render_modes: Sequence[str | None],
+    ) -> None:
+        self._env = env
+        self.spec = env.spec()
+        if keep_state and self.spec.state_space is None:
+            raise ArgumentError(f"state=True, and {env.name} has no global state: it declares no state_space")
+        self._mode = autoreset_mode
+        self._keep_state = keep_state
+        self._limit = max_episode_steps
+        self._elapsed = np.zeros(env.num_worlds, np.int64)
+        self._over = np.zeros(env.num_worlds, np.bool_)  # next_step: the episode is over, the next step begins another
+        self._told = np.zeros(env.num_worlds, np.bool_)  # final observations are in the row, of an episode before
+        self._declares_masks = any(size is not None for size in self.spec.mask_sizes)
+        self._render_modes = render_modes
+        self._worlds: dict[int, WorldHandle] = {}
+        self._num_threads = num_threads
+        self._helpers = Helpers(num_threads - 1)
+
+    def attach(self, buffers: Buffers) -> None:
+        """Give the worlds their rows. Must come before `run`."""
+        self._buffers = buffers
+        self._env.attach(buffers)
+
+    def run(self, operation: str, ids: Ids, arguments: tuple[Sequence[Any], ...] = ()) -> Report:
+        """Do one of the operations that a request can name; ``arguments`` have one entry per world each."""
+        match operation:
+            case "step" | "send":
+                return self._step(_ascending(ids))
+            case "reset":
+                return self._reset(ids, *arguments)
+            case "control":
+                return self._control(ids, *arguments)
+            case "state":
+                self._env.write_state(_ascending(ids))
+                return Report()
+        raise ValueError(f"no such operation: {operation!r}")
+
+    def copy(self, out: NDArray[Any], array: NDArray[Any]) -> None:
+        """Copy an array of all worlds' rows into another one, a large one with all threads."""
+        if self._num_threads == 1 or array.nbytes < _LARGE:
+            np.copyto(out, array)
+            return
+        bounds = np.linspace(0, len(array), self._num_threads + 1, dtype=np.int64).tolist()
+        self._helpers.share([partial(np.copyto, out[lo:hi], array[lo:hi]) for lo, hi in pairwise(bounds)])
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._helpers.close()
+
+    def _share(self, work: Callable[[Ids], None], ids: Ids) -> None:
+        """Do it for these worlds, each thread for its share of them.
+
+        Only compiled functions and large copies are shared: Python on two threads takes turns, and pays for that.
+        """
+        if self._num_threads == 1 or len(ids) < self._num_threads:
+            work(ids)
+        else:
+            self._helpers.share([partial(work, part) for part in np.array_split(ids, self._num_threads)])
+
+    # --- resets ---
+
+    def _reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> Report:
+        """Begin new episodes. Cancels any autoreset that was due. The references of native envs look at no options."""
+        given = [k for k, seed in enumerate(seeds) if seed is not None]
+        if given:
+            from marlvec.native.rng_kernels import seed_worlds  # imports numba, which is there by now
+
+            seed_worlds(self._env.rng, ids[given], [seeds[k] or 0 for k in given])
+        ids = _ascending(ids)
+        self._clear_step(rows_of(ids))
+        self._begin(ids, report := Report())
+        return report
+
+    def _begin(self, ids: Ids, report: Report) -> None:
+        """Begin an episode in each of these worlds."""
+        rows, buffers = rows_of(ids), self._buffers
+        buffers.alive[rows] = False
+        buffers.acting[rows] = False
+        if self._declares_masks:
+            buffers.clear_masks(rows)
+        self._share(self._env.reset, ids)
+        self._over[rows] = False
+        self._elapsed[rows] = 0
+        if self._env.has_infos:
+            report.infos.update(self._env.infos(ids))
+        if self._keep_state:
+            self._env.write_state(ids)
+
+    # --- steps ---
+
+    def _step(self, ids: Ids) -> Report:
+        report = Report()
+        self._clear_step(rows_of(ids))
+        if self._mode == "next_step" and np.count_nonzero(over := self._over[rows_of(ids)]):
+            begin, ids = ids[over], ids[~over]
+            self._begin(begin, report)
+            self._buffers.reset_mask[begin] = True
+            if not len(ids):
+                return report
+        rows = rows_of(ids)
+        if np.count_nonzero(told := self._told[rows]):
+            self._clear_finals(ids[told])
+        self._share(self._env.step, ids)
+        if self._limit is not None:
+            self._cut_short(ids, self._limit)
+        if self._env.has_infos:
+            report.infos.update(self._env.infos(ids))
+        if self._keep_state:
+            self._env.write_state(ids)
+        done = self._buffers.done[rows]
+        if np.count_nonzero(done):
+            self._finish(ids[done], report)
+        return report
+
+    def _cut_short(self, ids: Ids, limit: int) -> None:
+        """End the episodes whose time is up."""
+        buffers, rows = self._buffers, rows_of(ids)
+        self._elapsed[rows] += 1
+        late = ids[(self._elapsed[rows] >= limit) & ~buffers.done[rows]]
+        if not len(late):
+            return
+        self._env.cut_short(late)
+        buffers.truncated[late] = buffers.alive[late]
+        buffers.alive[late] = False
+        buffers.acting[late] = False
+        buffers.done[late] = True
+        if self._declares_masks:
+            buffers.clear_masks(late)
+
+    def _finish(self, ids: Ids, report: Report) -> None:
+        """Episodes are over: keep their final observations, then begin the next ones if the mode says so."""
+        buffers, rows = self._buffers, rows_of(ids)
+        self._share(self._keep_finals, ids)
+        self._told[rows] = True
+        if self._keep_state:
+            assert buffers.state is not None
+            assert buffers.final_state is not None
+            buffers.final_state[rows] = buffers.state[rows]
+        if self._mode == "next_step":
+            self._over[rows] = True
+        elif self._mode == "same_step":
+            for i in ids.tolist() if report.infos else ():
+                if i in report.infos:
+                    report.final_infos[i] = report.infos.pop(i)
+            self._begin(ids, report)
+
+    def _keep_finals(self, ids: Ids) -> None:
+        rows = rows_of(ids)
+        for obs, final in zip(self._buffers.obs, self._buffers.final_obs, strict=True):
+            for source, target in zip(obs, final, strict=True):
+                target[rows] = source[rows]
+
+    def _clear_step(self, rows: Selection) -> None:
+        self._buffers.reward[rows] = 0
+        self._buffers.events[rows] = False
+
+    def _clear_finals(self, ids: Ids) -> None:
+        self._told[ids] = False
+        for leaves in self._buffers.final_obs:
+            for leaf in leaves:
+                leaf[ids] = 0
+
+    # --- control calls ---
+
+    def _control(self, ids: Ids, commands: Sequence[Command]) -> Report:
+        """Give each of these worlds its command. What goes wrong costs no episode."""
+        report = Report()
+        for i, command in zip(ids.tolist(), commands, strict=True):
+            try:
+                report.answers[i] = command(self._handle(i))
+            except Exception as error:
+                if isinstance(error, ArgumentError):
+                    error.args = (f"{error} (A native world is no env object; with backend='async' it is.)",)
+                report.failures.append(capture(i, describe(command), error))
+        return report
+
+    def _handle(self, i: int) -> WorldHandle:
+        if i not in self._worlds:
+            self._worlds[i] = WorldHandle(NativeWorld(self._env, i, self._render_modes[i]), self._env.name)
+        return self._worlds[i]
+
+
+def _ascending(ids: Ids) -> Ids:
+    """These worlds in order; sorting costs more than looking, and mostly they are."""
+    return ids if bool((ids[1:] > ids[:-1]).all()) else np.sort(ids)

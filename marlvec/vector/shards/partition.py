@@ -1,0 +1,148 @@
+"""Who steps which envs, where there are several workers."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import EnvSpec
+from marlvec.errors import ArgumentError, ContractError
+
+__all__ = ["Shares", "agree", "usable_cores"]
+
+_REMEMBERED = 64  # sets of envs
+Part = tuple[int, NDArray[np.int64], bytes]
+"""A worker, some of its envs, and their places in its share as int32s; no places where these are all, in order."""
+
+
+class Shares:
+    """Contiguous slices of envs, as even as can be: 16 envs on 5 workers are 4 + 3 + 3 + 3 + 3.
+
+    Args:
+        num_envs: N.
+        num_workers: W; None: one per usable core, at most one per env.
+
+    Raises:
+        ArgumentError: More workers than envs, or none.
+
+    Attributes:
+        num_workers: W.
+        starts: W + 1 indices: worker ``w`` has the envs from ``starts[w]`` to ``starts[w + 1] - 1``.
+        slices: Per worker, the indices of its envs.
+        whole: Per worker, its whole share.
+        owner: (N,) int64, whose worker each env is.
+    """
+
+    def __init__(self, num_envs: int, num_workers: int | None) -> None:
+        if num_workers is not None and not (
+            isinstance(num_workers, (int, np.integer)) and 1 <= num_workers <= num_envs
+        ):
+            raise ArgumentError(f"num_workers must be an integer from 1 to num_envs={num_envs}, got {num_workers!r}")
+        self.num_workers = num_workers or min(num_envs, usable_cores())
+        share, rest = divmod(num_envs, self.num_workers)
+        self.starts = [w * share + min(w, rest) for w in range(self.num_workers + 1)]
+        everyone = np.arange(num_envs)
+        everyone.flags.writeable = False  # parts of it are handed out with results
+        self._places = everyone
+        self.slices: list[NDArray[np.int64]] = [everyone[lo:hi] for lo, hi in pairwise(self.starts)]
+        self.owner: NDArray[np.int64] = np.repeat(np.arange(self.num_workers), np.diff(self.starts))
+        self.whole: list[Part] = [(w, ids, b"") for w, ids in enumerate(self.slices)]
+        self._addressed: dict[bytes, list[Part]] = {}
+
+    def split(self, env_ids: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+        """Positions in ``env_ids`` of each worker's envs, for those workers that have any."""
+        owners = self.owner[env_ids]
+        first = int(owners[0]) if len(owners) else 0
+        if (owners == first).all():
+            return [(first, self._places[: len(owners)])] if len(owners) else []
+        return [(w, np.flatnonzero(owners == w)) for w in sorted(set(owners.tolist()))]
+
+    def addressed(self, env_ids: NDArray[np.int64]) -> list[Part]:
+        """The parts of these envs that workers have. Sent to again and again are the same sets: they are remembered."""
+        key = env_ids.tobytes()
+        if (found := self._addressed.get(key)) is None:
+            found = []
+            for w, positions in self.split(env_ids):
+                ids = env_ids[positions]
+                ids.flags.writeable = False
+                is_whole = np.array_equal(ids, self.slices[w])
+                found.append((w, ids, b"" if is_whole else (ids - self.starts[w]).astype(np.int32).tobytes()))
+            if len(self._addressed) >= _REMEMBERED:
+                self._addressed.clear()
+            self._addressed[key] = found
+        return found
+
+
+def agree(specs: Sequence[EnvSpec], starts: Sequence[int], mode: str) -> EnvSpec:
+    """Find the spec that fits all workers.
+
+    Args:
+        specs: One per worker.
+        starts: Index of each worker's first env, for the message.
+        mode: ``"equal"`` or ``"compatible"``.
+
+    Raises:
+        ContractError: There is none; names the env and the field that differs.
+    """
+    common = specs[0]
+    for spec, start in zip(specs[1:], starts[1:-1], strict=True):
+        if differs := common.difference(spec, mode):
+            raise ContractError(f"env {start}: its spaces differ from those of env 0: {differs}")
+        if mode == "compatible":
+            common = common.widened(spec)
+    return common
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: those it may run on, or fewer if a container's quota of time is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    granted = quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    return max(1, min(cores, math.ceil(granted))) if granted < cores else cores
+
+
+def quota(own: Path, root: Path) -> float:
+    """Seconds of processor time that Linux's control groups grant in a second; infinity where nobody says.
+
+    Both versions of control groups are read (man 7 cgroups): ``cpu.max`` and ``cpu.cfs_quota_us``, of the process's own
+    group and those around it, of which the strictest holds.
+
+    Args:
+        own: Names the groups this process is in: ``/proc/self/cgroup``.
+        root: Where groups are mounted.
+    """
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        return math.inf
+    return min((share for line in lines for share in _shares(line, root)), default=math.inf)
+
+
+def _shares(line: str, root: Path) -> Iterator[float]:
+    """What is granted to one group, and to each around it: ``line`` is hierarchy:controllers:path."""
+    _, controllers, path = line.split(":", 2)
+    if controllers and "cpu" not in controllers.split(","):
+        return
+    top = root / "cpu" if controllers else root
+    # A container may see its own group as the top, and the path it has outside of it: then that leads nowhere.
+    for folder in {top, *(top / part for part in _ups(path.strip("/")))}:
+        with suppress(OSError, ValueError):
+            if controllers:
+                parts = [(folder / f"cpu.cfs_{what}_us").read_text(encoding="utf-8") for what in ("quota", "period")]
+            else:
+                parts = (folder / "cpu.max").read_text(encoding="utf-8").split()
+            allowed, period = (math.inf if part == "max" else float(part) for part in parts)
+            if allowed > 0:  # -1: as much as it wants
+                yield allowed / period
+
+
+def _ups(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition("/")[0]

@@ -1,0 +1,486 @@
+"""What must hold for one env, for all envs of a pool at once: the counterpart of `Shard` for envs that come in batches.
+
+The rows it leaves behind are those that `Shard` leaves behind for the same worlds, bit for bit. One thing differs: of
+a turn-based game a pool may show all players every move, where PettingZoo's AEC shows it to the one who acts next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.env_ids import rows_of
+from marlvec.errors import ArgumentError, BusyError, ContractError
+from marlvec.vector.data.buffers import Buffers, Selection
+from marlvec.vector.data.infos import Columns
+from marlvec.vector.data.report import Report
+from marlvec.vector.pools.pool import Pool, PoolReply
+
+__all__ = ["PoolShard", "PoolLine"]
+
+Ids = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+class PoolShard:
+    """All envs of a pool.
+
+    Args:
+        pool: The pool.
+        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
+
+    Attributes:
+        spec: What one env looks like.
+        line: The line to the pool.
+
+    Raises:
+        ArgumentError: The pool cannot do that.
+    """
+
+    def __init__(self, pool: Pool, autoreset_mode: str) -> None:
+        self.spec = pool.spec
+        self.line = PoolLine(pool)
+        self._pool = pool
+        self._mode = autoreset_mode
+        self._check_mode()
+        n = pool.num_envs
+        self._everyone = np.arange(n)
+        self._over = np.zeros(n, np.bool_)  # next_step: the episode is over, the next step begins another
+        # The row that it was asked for last, or has now, begins an episode; the next step is that one's first.
+        self._fresh = np.zeros(n, np.bool_)
+        self._again = np.zeros(n, np.bool_)  # same_step: and the row that comes tells of the step before, too
+        self._told = np.zeros(n, np.bool_)  # final observations are in the row
+        self._any_told = False
+        self._had_rows = np.zeros((n, len(pool.spec.agents)), np.bool_)
+        self._columns, self._final_columns = Columns(n), Columns(n)
+        (group,) = pool.spec.groups
+        self._harmless = [_harmless(leaf.space) for leaf in group.action_tree.leaves]
+        self._declares_mask = group.mask_size is not None
+        self._masked = self._declares_mask  # a mask has been written
+
+    def _check_mode(self) -> None:
+        pool, mode = self._pool, self._mode
+        name = f"autoreset_mode={mode!r}: {pool.spec.name}"
+        if pool.own_mode == "same_step" and mode != "same_step":
+            raise ArgumentError(f"{name} begins the next episode in the same step by itself; take 'same_step'")
+        if pool.whole and pool.own_mode != mode and not (pool.own_mode == "disabled" and mode == "same_step"):
+            raise ArgumentError(f"{name} steps all its envs at once, and its own mode is {pool.own_mode!r}; take that")
+        if 0 < pool.num_spares < pool.batch_size - 1 and not pool.alone:
+            raise ArgumentError(
+                f"{pool.spec.name} hands out {pool.batch_size} rows at a time: expected no spare envs or at least "
+                f"{pool.batch_size - 1}, got {pool.num_spares}"
+            )
+        if missing := self.line.short_of(1) if mode == "same_step" else self.line.short_of(pool.num_envs):
+            raise ArgumentError(
+                f"{name} hands out {pool.batch_size} rows at a time, and {missing} more envs are needed as spares to "
+                f"fill up batches. PoolVectorEnv(pool, num_envs=…) leaves envs over, and marlvec.make() provides them; "
+                f"or take 'next_step' and a batch_size that divides num_envs={pool.num_envs}"
+            )
+
+    def attach(self, buffers: Buffers) -> None:
+        """Give the envs their rows. Must come before `ask`."""
+        self._buffers = buffers
+
+    # --- asking ---
+
+    def ask_reset(
+        self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None], *, alone: bool
+    ) -> None:
+        """Ask for new episodes. Cancels any autoreset that was due.
+
+        Args:
+            ids: Which envs.
+            seeds: One per env, or None.
+            options: Likewise.
+            alone: Whether nothing else is under way, nor arrived and not handed out.
+        """
+        if alone:  # what others have said before is told already
+            self._columns.forget(slice(None))
+            self._final_columns.forget(slice(None))
+        if self.line.empty and any(seed is not None for seed in seeds):
+            self.line.start_anew()
+        self._again[ids] = self._over[ids] = False
+        self.line.ask(len(ids), partial(self._pool.begin, ids, seeds, options))
+        self._buffers.events[ids] = False
+        self._final_columns.forget(ids)
+        self._fresh[ids] = True
+
+    def ask_step(self, ids: Ids) -> None:
+        """Ask for a step with the actions in the rows. What they say of the step before is gone then."""
+        ids = self._in_order(ids)
+        rows = self._rows(ids)
+        began = None
+        if np.count_nonzero(self._over[rows]):
+            began = np.array(self._over[rows])
+            self._over[rows] = False
+        going = ids
+        if began is not None and self._pool.own_mode == "disabled":
+            self._begin(ids[began])
+            going = ids[~began]
+        if len(going):
+            self._send(going)
+        self._clear(ids, rows, began)  # while the pool is at work
+
+    def _begin(self, ids: Ids) -> None:
+        """Ask for these envs' next episodes."""
+        nothing: list[None] = [None] * len(ids)
+        self.line.ask(len(ids), partial(self._pool.begin, ids, nothing, nothing))
+
+    def _clear(self, ids: Ids, rows: Selection, began: BoolArray | None) -> None:
+        """Make room for a step of these envs; of those that ``began``, for the autoreset of next_step."""
+        buffers = self._buffers
+        if self._any_told:  # final observations of the episode before go with the first step of the next
+            stepped = self._fresh[rows] & self._told[rows]
+            if began is not None:
+                stepped &= ~began
+            if np.count_nonzero(stepped):
+                self._clear_finals(ids[stepped])
+        buffers.events[rows] = False
+        if self._final_columns:
+            self._final_columns.forget(rows)
+        if began is None:
+            self._fresh[rows] = False
+        else:
+            self._fresh[rows] = buffers.reset_mask[rows] = began
+
+    def _send(self, ids: Ids) -> None:
+        rows, buffers = self._rows(ids), self._buffers
+        acting = buffers.acting[rows]
+        actions: list[NDArray[Any]] = [leaf[rows] for leaf in buffers.actions[0]]
+        if np.count_nonzero(acting) < acting.size:  # what the others are made to say may be anything
+            for k, (action, harmless) in enumerate(zip(actions, self._harmless, strict=True)):
+                lead = acting.reshape(acting.shape + (1,) * (action.ndim - 2))
+                actions[k] = np.where(lead, action, harmless)
+        self.line.ask(len(ids), partial(self._pool.send, ids, actions, acting))
+
+    # --- taking in answers ---
+
+    def take(self, reply: PoolReply) -> tuple[Ids, Report]:
+        """Write the rows of an answer.
+
+        Returns:
+            The envs that are ready now, and what they report.
+
+        Raises:
+            ContractError: The pool says something that cannot be.
+        """
+        ids = self._in_order(reply.env_ids)
+        if ids is not reply.env_ids and np.count_nonzero(ids != reply.env_ids):
+            reply = reply.only(np.argsort(reply.env_ids))
+        report, rows = Report(infos=reply.infos), self._rows(ids)
+        ended = reply.terminated | reply.truncated
+        began = self._note_beginnings(reply, ids, rows, ended)
+        present = self._note_rows(reply, rows, began)
+        if present is not None:
+            ended &= present
+        any_ended = np.count_nonzero(ended) > 0
+        done = self._note_ends(reply, rows, ended, present) if any_ended else None
+        if not any_ended and not (present is None and began is None and reply.acting is None and reply.mask is None):
+            self._write_turns(reply, rows, np.ones(ended.shape, np.bool_) if present is None else present)
+        self._write_obs(reply, rows, present)
+        if reply.columns or self._columns:
+            self._columns.write(rows, reply.columns)
+        ready = ids
+        if done is not None:
+            self._snapshot(reply, ended)
+            if np.count_nonzero(done):
+                ready = self._finish(reply, done, report)
+        if self._columns or self._final_columns:
+            report.columns, report.final_columns = self._columns, self._final_columns
+        return ready, report
+
+    def _note_beginnings(self, reply: PoolReply, ids: Ids, rows: Selection, ended: BoolArray) -> BoolArray | None:
+        """Write what was paid, unless an autoreset in the same step goes on with what the step has said.
+
+        Returns:
+            Whose episodes begin with this row, (n,) bool; None where nobody's does.
+        """
+        fresh = self._fresh[rows]
+        began = fresh if np.count_nonzero(fresh) else None
+        self._check_beginnings(reply, ended, began)
+        if began is not None and self._mode == "same_step" and np.count_nonzero(again := self._again[rows]):
+            self._buffers.reward[ids[~again]] = reply.reward[~again]
+            self._again[rows] = False
+        else:
+            self._buffers.reward[rows] = reply.reward
+        return began
+
+    def _check_beginnings(self, reply: PoolReply, ended: BoolArray, began: BoolArray | None) -> None:
+        """What a pool says of beginnings must be what it was asked for.
+
+        Raises:
+            ContractError: It is not.
+        """
+        ids = reply.env_ids
+        if reply.elapsed is not None and reply.endings is None:
+            at_start = reply.elapsed == 0
+            wrong = at_start if began is None else at_start != began
+            if np.count_nonzero(wrong):
+                i = int(wrong.argmax())
+                what = "stepped" if at_start[i] else "reset"
+                raise self._broken(
+                    f"env {ids[i]} was {what}, and says that {reply.elapsed[i]} steps have passed since its reset"
+                )
+        if began is None:
+            return
+        first = began.nonzero()[0]
+        if np.count_nonzero(over := ended[first]):
+            raise self._broken(
+                f"in envs {ids[first][over.any(axis=1)].tolist()} the episode is over right after its reset"
+            )
+        if np.count_nonzero(paid := reply.reward[first]):
+            raise self._broken(f"envs {ids[first][paid.any(axis=1)].tolist()} pay for a reset")
+        if reply.present is not None and not reply.present[began].any(axis=1).all():
+            empty = ids[began & ~reply.present.any(axis=1)].tolist()
+            raise self._broken(f"in envs {empty} nobody is there after a reset")
+
+    def _note_rows(self, reply: PoolReply, rows: Selection, began: BoolArray | None) -> BoolArray | None:
+        """Who is in the episode, or ends in this step, (n, A) bool; None for everybody.
+
+        Who has a row, was not alive and had none before is born. Who had one is padding, to keep rows in their places.
+        """
+        if reply.present is None and len(self.spec.agents) == 1:
+            return None  # who has ended is asked for nothing but a new episode
+        before = self._buffers.alive[rows]
+        if began is not None:
+            before = np.where(began[:, None], True if reply.present is None else reply.present, before)
+        if reply.present is None and np.count_nonzero(before) == before.size:
+            if began is not None:
+                self._had_rows[rows] = True
+            return None
+        given = np.ones(before.shape, np.bool_) if reply.present is None else reply.present
+        if np.count_nonzero(lost := before & ~given):
+            i, a = np.argwhere(lost)[0].tolist()
+            who = f"agent {self.spec.agents[a]!r} of env {reply.env_ids[i]}"
+            raise self._broken(f"{who} is gone, and was neither terminated nor truncated")
+        present = given & (before | ~self._had_rows[rows])
+        self._had_rows[rows] = given
+        return present
+
+    def _note_ends(self, reply: PoolReply, rows: Selection, ended: BoolArray, present: BoolArray | None) -> BoolArray:
+        """Write who ended, who is alive and who acts; returns in which envs the episode is over, (n,) bool."""
+        buffers = self._buffers
+        terminated, truncated, alive = reply.terminated, reply.truncated, ~ended
+        if present is not None:
+            terminated, truncated, alive = terminated & ended, truncated & ended, alive & present
+        buffers.terminated[rows] |= terminated
+        buffers.truncated[rows] |= truncated
+        done = ended[:, 0] if ended.shape[1] == 1 else ended.any(axis=1) & ~alive.any(axis=1)
+        buffers.done[rows] |= done
+        if reply.endings is not None:
+            alive = alive | reply.endings.ended[:, None]
+        self._write_turns(reply, rows, alive)
+        return np.asarray(done)
+
+    def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
+        """Episodes are over; begin the next ones if the mode says so. Returns who is ready."""
+        over = reply.env_ids[done]
+        if self._mode == "next_step":
+            self._over[over] = True
+        if self._mode != "same_step":
+            return reply.env_ids
+        if reply.endings is not None:
+            report.final_infos.update(reply.endings.infos)
+            self._fresh[over] = True
+            return reply.env_ids
+        if reply.columns:
+            self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
+        report.final_infos.update({i: report.infos.pop(i) for i in over.tolist() if i in report.infos})
+        self._fresh[over] = self._again[over] = True
+        if self._pool.own_mode == "next_step":
+            self._send(over)
+        else:
+            self._begin(over)
+        return reply.env_ids[~done]
+
+    # --- rows ---
+
+    def _in_order(self, ids: Ids) -> Ids:
+        """These envs, ascending; the same array every time where they are all."""
+        if len(ids) == len(self._everyone):
+            return self._everyone
+        return np.sort(ids) if (ids[1:] < ids[:-1]).any() else ids
+
+    def _rows(self, ids: Ids) -> Selection:
+        """The rows of envs that are in order: a slice, so that nothing is copied, where they follow on one another."""
+        return slice(None) if ids is self._everyone else rows_of(ids)
+
+    def _write_obs(self, reply: PoolReply, rows: Selection, present: BoolArray | None) -> None:
+        for target, leaf in zip(self._buffers.obs[0], reply.obs, strict=True):
+            if present is not None:
+                leaf = np.where(present.reshape(present.shape + (1,) * (leaf.ndim - 2)), leaf, 0)
+            target[rows] = leaf
+
+    def _write_turns(self, reply: PoolReply, rows: Selection, alive: BoolArray) -> None:
+        """Write who is there, who acts, and what may be done."""
+        buffers = self._buffers
+        acting = alive if reply.acting is None else reply.acting & alive
+        buffers.alive[rows] = alive
+        buffers.acting[rows] = acting
+        mask = buffers.action_masks[0]
+        if reply.mask is not None and mask is not None:
+            if not self._declares_mask:
+                buffers.masked[rows] = True
+            mask[rows] = reply.mask | ~acting[:, :, None]
+            self._masked = True
+        elif self._masked:
+            buffers.clear_masks(rows)
+
+    def _snapshot(self, reply: PoolReply, ended: BoolArray) -> None:
+        """Keep the observations of agents that ended, before the next episode writes over them."""
+        buffers, endings = self._buffers, reply.endings
+        where, who = (ended[:, 0].nonzero()[0], 0) if ended.shape[1] == 1 else np.nonzero(ended)
+        envs = reply.env_ids[where]
+        for k, target in enumerate(buffers.final_obs[0]):
+            target[envs, who] = reply.obs[k][where, who] if endings is None else endings.obs[k][where, who]
+        self._told[envs] = True
+        self._any_told = True
+
+    def _clear_finals(self, ids: Ids) -> None:
+        if not len(ids):
+            return
+        self._told[ids] = False
+        self._any_told = bool(self._told.any())
+        for leaf in self._buffers.final_obs[0]:
+            leaf[ids] = 0
+
+    def _broken(self, problem: str) -> ContractError:
+        return ContractError(f"{self.spec.name}: {problem}")
+
+
+def _harmless(space: Any) -> NDArray[Any]:
+    """An action that lies in the space, for those who need not act."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is not None and high is not None:
+        return np.clip(np.zeros(space.shape, space.dtype), low, high)
+    return np.asarray(np.zeros(space.shape, space.dtype) + getattr(space, "start", 0), space.dtype)
+
+
+class PoolLine:
+    """Keeps a pool's requests in order, and its batches full.
+
+    A pool that answers `Pool.batch_size` rows at a time would never answer when fewer are asked for. Its spare envs
+    make up the difference; nobody hears of them.
+
+    Args:
+        pool: The pool.
+
+    Attributes:
+        in_flight: How many envs the pool was asked for and has not answered, spares among them.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._idle_spares = list(range(pool.num_envs, pool.num_envs + pool.num_spares))
+        self._receiver: ThreadPoolExecutor | None = None
+        self._receiving: Future[PoolReply] | None = None
+        self.in_flight = 0
+
+    @property
+    def batch_size(self) -> int:
+        """How many envs must be in flight for an answer."""
+        return 1 if self._pool.alone else self._pool.batch_size
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return not self.in_flight and not self._waiting
+
+    def ask(self, count: int, request: Callable[[], None]) -> None:
+        """Ask the pool now, or as soon as it can be asked.
+
+        Args:
+            count: Of how many envs.
+            request: A call of `Pool.begin` or `Pool.send`.
+        """
+        self._waiting.append((count, request))
+        self._send_on()
+
+    def receive(self, timeout: float | None) -> PoolReply | None:
+        """Wait for the next answer, without the rows of spares.
+
+        Args:
+            timeout: Seconds; None for ever.
+
+        Returns:
+            The rows; None if time ran out.
+
+        Raises:
+            BusyError: The pool would never answer: too few envs are in flight.
+        """
+        if self._receiving is None:
+            self._send_on()
+            self._fill_up()
+            if timeout is None:
+                return self._take(self._pool.recv())
+            if self._receiver is None:  # pools cannot wait for a limited time, threads can
+                self._receiver = ThreadPoolExecutor(1, "marlvec-pool")
+            self._receiving = self._receiver.submit(self._pool.recv)
+        with suppress(FutureTimeout):
+            reply = self._receiving.result(timeout)
+            self._receiving = None
+            return self._take(reply)
+        return None
+
+    def short_of(self, count: int) -> int:
+        """How many envs would be missing in the last batch, if the pool was asked for ``count`` and nothing else."""
+        missing = -count % self.batch_size
+        return max(0, missing - self._pool.num_spares)
+
+    def start_anew(self) -> None:
+        """The pool has lost what it was asked for."""
+        pool = self._pool
+        self._waiting.clear()
+        self._idle_spares = list(range(pool.num_envs, pool.num_envs + pool.num_spares))
+        self.in_flight = 0
+
+    def close(self, timeout: float) -> None:
+        """Let go of the thread that waits, if there is one: the pool must not be closed under it."""
+        if self._receiving is not None:
+            with suppress(Exception):
+                self._receiving.result(timeout)
+        if self._receiver is not None:
+            self._receiver.shutdown(wait=self._receiving is None or self._receiving.done(), cancel_futures=True)
+
+    def _send_on(self) -> None:
+        while self._waiting and not (self._pool.alone and self.in_flight):
+            count, request = self._waiting.popleft()
+            request()
+            self.in_flight += count
+
+    def _fill_up(self) -> None:
+        missing = self.batch_size - self.in_flight
+        if missing <= 0:
+            return
+        if missing > len(self._idle_spares):
+            raise BusyError(
+                f"recv(): {self.in_flight} envs are in flight, and this pool hands out {self._pool.batch_size} rows at "
+                f"a time: it would wait for ever. send() to more envs first; nothing is lost"
+            )
+        spares, self._idle_spares = self._idle_spares[:missing], self._idle_spares[missing:]
+        nothing: Sequence[None] = [None] * missing
+        self._pool.begin(np.array(spares, np.int64), nothing, nothing)
+        self.in_flight += missing
+
+    def _take(self, reply: PoolReply) -> PoolReply:
+        pool, ids = self._pool, reply.env_ids
+        self.in_flight -= len(ids)
+        if self.in_flight < 0:
+            raise ContractError(
+                f"{pool.spec.name}: the pool answered for {-self.in_flight} envs more than it was asked"
+            )
+        if pool.num_spares:
+            mine = ids < pool.num_envs
+            if not mine.all():
+                self._idle_spares += ids[~mine].tolist()
+                return reply.only(mine)
+        return reply

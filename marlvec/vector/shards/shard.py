@@ -1,0 +1,392 @@
+"""The envs that one worker steps: a contiguous slice of rows.
+
+Sync and async vectorizers run this same class; they differ only in where it runs, which is why they agree bit for bit.
+Everything that must hold for one env holds here once: autoreset, the snapshot of final observations, zeroed rows of
+dead agents, faults caught per env.
+
+Env indices in here are local, 0 to ``len(envs) - 1``; failures carry the global index.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import EnvSpec, Info
+from marlvec.errors import ContractError, Failure, NotResetError
+from marlvec.vector.commands import Command, describe
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.data.report import Report
+from marlvec.vector.faults.failures import capture
+from marlvec.vector.faults.restarts import RestartLimit
+from marlvec.vector.shards.env_builder import EnvBuilder
+
+__all__ = ["Shard"]
+
+# What an env's episode is doing: it runs, it is over, or there is none (never begun, or lost to a fault).
+_RUNNING, _OVER, _UNREADY = 0, 1, 2
+_PART = 4e-3  # seconds of work after which ready rows are handed out, where they are wanted first come first
+
+
+class Shard:
+    """A slice of envs and their rows.
+
+    Args:
+        factories: One zero-argument callable per env.
+        first_env_id: Global index of the first one.
+        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
+        done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
+        keep_state: Whether global states are written after each reset and step.
+        spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
+        limit, retry: Whether and how often a factory that raises is tried again, see `EnvBuilder`.
+
+    Raises:
+        ShardFailed: A factory raised, or its env's spec differs from its neighbour's. Envs already built are closed.
+
+    Attributes:
+        envs: The envs behind their adapters.
+        spec: What they have in common.
+        everyone: Indices of all.
+        survived: What went wrong in building them before it went well.
+        progress: Its first entry says which env is at work, from 1, and 0 when none is; for whoever watches.
+    """
+
+    def __init__(
+        self,
+        factories: Sequence[Callable[[], Any]],
+        first_env_id: int,
+        *,
+        autoreset_mode: str,
+        done_on: str,
+        keep_state: bool = False,
+        spaces: str = "equal",
+        limit: RestartLimit | None = None,
+        retry: bool = False,
+    ) -> None:
+        self._first = first_env_id
+        self.progress: memoryview[int] | list[int] = [0]
+        self._mode = autoreset_mode
+        self._done_on_any = done_on == "any"
+        self._keep_state = keep_state
+        self._pace = 0.0  # seconds an env step took of late
+        self._builder = EnvBuilder(factories, first_env_id, autoreset_mode, keep_state=keep_state, spaces=spaces)
+        self._absent: set[int] = set()  # envs that were closed, and could not be built again
+        self.envs: list[MultiAgentEnv] = self._builder.build_all(limit or RestartLimit(), retry=retry)
+        self.spec: EnvSpec = self._builder.spec
+        self.survived: list[Failure] = self._builder.survived
+        n = len(self.envs)
+        self.everyone = range(n)
+        self._slots: list[Slot] = []
+        self._steps: list[Callable[[Slot], Info | None]] = [env.step for env in self.envs]
+        self._status = [_UNREADY] * n
+        self._careful = self._done_on_any or keep_state
+        self._attention = set(range(n))  # envs whose next step is not the one after another
+        self._ended: dict[int, list[int]] = {}  # agents that ended before their env: their rows are cleared
+        self._next_seeds: dict[int, int | None] = {}  # of envs built anew, for the autoreset that is due
+
+    def attach(self, buffers: Buffers) -> None:
+        """Give the shard its rows. Must come before `reset`."""
+        self._buffers = buffers
+        self._slots = [buffers.slot(i) for i in range(len(self.envs))]
+
+    def reset(
+        self,
+        ids: Sequence[int],
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+    ) -> Report:
+        """Begin new episodes in these envs. Cancels any autoreset that was due."""
+        report = Report()
+        self._clear_step(self._rows(ids))
+        for i, seed, option in zip(ids, seeds, options, strict=True):
+            self._reset_env(i, seed, option, report)
+        self.progress[0] = 0
+        return report
+
+    def revive(
+        self,
+        ids: Sequence[int],
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        build: Sequence[bool],
+        begin: Sequence[bool],
+        keep: Sequence[bool],
+    ) -> Report:
+        """Bring back envs whose episode was lost to a fault.
+
+        Args:
+            ids: Which.
+            seeds: Of the first reset of each.
+            options: Likewise.
+            build: Whether to build them anew; else they are new already.
+            begin: Whether to begin an episode now; else the mode or the caller will.
+            keep: Whether the row tells of the end of an episode, and is to go on telling it.
+        """
+        report = Report()
+        for i, seed, option, anew, now, whole in zip(ids, seeds, options, build, begin, keep, strict=True):
+            self.progress[0] = i + 1
+            if anew and not self._rebuild(i, report):
+                continue
+            if not whole:
+                self._buffers.reward[i] = 0
+                self._buffers.events[i] = False
+                self._buffers.clear_final_obs(i)
+            if now:
+                self._reset_env(i, seed, option, report)
+            else:
+                self._clear_row(i)
+                self._status[i] = _OVER
+                self._attention.add(i)
+                self._next_seeds[i] = seed
+        self.progress[0] = 0
+        return report
+
+    def _rebuild(self, i: int, report: Report) -> bool:
+        """Build an env in the place of one that failed; whether that went well."""
+        if i not in self._absent:
+            self._absent.add(i)
+            with suppress(Exception):  # a broken env may not even be able to close
+                self.envs[i].close()
+        try:
+            env = self._builder.build(i)
+        except Exception as error:
+            self._fail(i, "__init__", error, report)
+            return False
+        self._absent.discard(i)
+        self.envs[i], self._steps[i] = env, env.step
+        return True
+
+    def step_in_parts(self, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], Report]]:
+        """Step these envs, and hand out what is ready every few milliseconds, so that a slow one keeps few back."""
+        start = 0
+        while start < len(ids):
+            stop = start + max(1, int(_PART / self._pace)) if self._pace else start + 1
+            part = ids if start == 0 and stop >= len(ids) else ids[start:stop]
+            began = time.perf_counter()
+            report = self.step(part)
+            pace = (time.perf_counter() - began) / len(part)
+            self._pace = pace if not self._pace else 0.8 * self._pace + 0.2 * pace
+            yield part, report
+            start += len(part)
+
+    def step(self, ids: Sequence[int]) -> Report:
+        """Step these envs with the actions in their rows."""
+        report = Report()
+        rows = self._rows(ids)
+        self._clear_step(rows)
+        if self._ended:
+            self._clear_ended(ids)
+        running = self._attend(ids, report) if self._attention else ids
+        steps, slots, careful, progress = self._steps, self._slots, self._careful, self.progress
+        for i in running:
+            slot = slots[i]
+            progress[0] = i + 1
+            try:
+                info = steps[i](slot)
+            except Exception as error:
+                self._fail(i, "step", error, report)
+                continue
+            if info:
+                report.infos[i] = info
+            if slot.done or careful:
+                self._look_after(i, slot, report)
+        progress[0] = 0
+        flags = self._buffers.events[rows, : 2 * len(self.spec.agents)]
+        if np.count_nonzero(flags):
+            self._record_early_ends(ids, rows)
+        return report
+
+    def _attend(self, ids: Sequence[int], report: Report) -> list[int]:
+        """See to the envs whose last call began or ended an episode; return those of ``ids`` that have one to step."""
+        running = list(ids)
+        for i in self._attention.intersection(ids):
+            if self._status[i] == _RUNNING:
+                self._attention.discard(i)
+                self._buffers.clear_final_obs(i)  # those of the episode before
+            else:
+                running.remove(i)
+                self._step_without_episode(i, report)
+        return running
+
+    def _look_after(self, i: int, slot: Slot, report: Report) -> None:
+        """What follows on a step that ended an episode, or in a mode that asks for more."""
+        if self._done_on_any and not slot.done and not self._cut_short(i, slot, report):
+            return
+        if slot.done:
+            self._finish(i, slot, report)
+        elif self._keep_state:
+            self._note_state(i, report)
+
+    def run(self, operation: str, ids: Sequence[int], arguments: tuple[Sequence[Any], ...] = ()) -> Report:
+        """Do one of the operations that a request can name; ``arguments`` have one entry per env each."""
+        match operation:
+            case "step" | "send":
+                return self.step(ids)
+            case "reset":
+                return self.reset(ids, *arguments)
+            case "revive":
+                return self.revive(ids, *arguments)
+            case "control":
+                return self.control(ids, *arguments)
+            case "state":
+                return self.write_state(ids)
+        raise ValueError(f"no such operation: {operation!r}")
+
+    def write_state(self, ids: Sequence[int]) -> Report:
+        """Write these envs' global states into their rows."""
+        report = Report()
+        for i in ids:
+            try:
+                self.envs[i].write_state(self._slots[i])
+            except Exception as error:
+                report.failures.append(capture(self._first + i, "state", error))
+        return report
+
+    def control(self, ids: Sequence[int], commands: Sequence[Command]) -> Report:
+        """Give each of these envs its command. What goes wrong costs no episode."""
+        report = Report()
+        for i, command in zip(ids, commands, strict=True):
+            try:
+                report.answers[i] = command(self.envs[i])
+            except Exception as error:
+                report.failures.append(capture(self._first + i, describe(command), error))
+        return report
+
+    def close(self) -> list[Failure]:
+        """Close every env, whatever the others do."""
+        failures: list[Failure] = []
+        for i, env in enumerate(self.envs):
+            if i in self._absent:
+                continue
+            self.progress[0] = i + 1
+            try:
+                env.close()
+            except BaseException as error:  # sys.exit(), Ctrl-C: the others are to be closed all the same
+                failures.append(capture(self._first + i, "close", error))
+        self.envs = []
+        self.progress[0] = 0
+        return failures
+
+    def _clear_step(self, rows: slice | NDArray[np.int64]) -> None:
+        buffers = self._buffers
+        buffers.reward[rows] = 0
+        buffers.events[rows] = False
+
+    def _clear_ended(self, ids: Sequence[int]) -> None:
+        for i in self._ended.keys() & set(ids):
+            for a in self._ended.pop(i):
+                self._slots[i].zero_obs(a)
+                self._slots[i].clear_mask(a)
+
+    def _step_without_episode(self, i: int, report: Report) -> None:
+        """In next_step mode the step after the last one begins the next episode; otherwise it is a mistake."""
+        if self._mode == "next_step" and self._status[i] == _OVER:
+            self._reset_env(i, None, None, report)
+            self._buffers.reset_mask[i] = True
+        else:
+            self._fail(i, "step", NotResetError("its episode is over or was never begun; reset it first"), report)
+
+    def _reset_env(self, i: int, seed: int | None, options: dict[str, Any] | None, report: Report) -> None:
+        buffers, slot = self._buffers, self._slots[i]
+        self.progress[0] = i + 1
+        self._clear_row(i)
+        if i in self._absent and not self._rebuild(i, report):
+            return
+        pending = self._next_seeds.pop(i, None)
+        seed = pending if seed is None else seed
+        try:
+            info = self.envs[i].reset(slot, seed=seed, options=options)
+            if slot.done or not buffers.alive[i].any():
+                raise ContractError("the episode is over right after reset: no agent is alive")
+        except Exception as error:
+            self._fail(i, "reset", error, report)
+            return
+        self._status[i] = _RUNNING
+        self._attention.add(i)
+        if info:
+            report.infos[i] = info
+        if self._keep_state:
+            self._note_state(i, report)
+
+    def _clear_row(self, i: int) -> None:
+        """Nobody is there: what a new episode writes into."""
+        buffers, slot = self._buffers, self._slots[i]
+        buffers.clear_obs(i)
+        buffers.alive[i] = False
+        buffers.acting[i] = False
+        buffers.clear_masks(i)
+        self._ended.pop(i, None)
+        slot.done = slot.begun = False
+
+    def _finish(self, i: int, slot: Slot, report: Report) -> None:
+        """An episode is over: keep its final observations, then begin the next one if the mode says so."""
+        buffers = self._buffers
+        buffers.done[i] = True
+        self._attention.add(i)
+        if slot.begun:  # the env has reset itself, and written the final observations of the episode before
+            slot.done = slot.begun = False
+            if slot.final_info:
+                report.final_infos[i], slot.final_info = slot.final_info, None
+            return
+        buffers.snapshot(i, buffers.terminated[i] | buffers.truncated[i])
+        self._status[i] = _OVER
+        if self._keep_state:
+            if not self._note_state(i, report):
+                return
+            assert buffers.state is not None
+            assert buffers.final_state is not None
+            buffers.final_state[i] = buffers.state[i]
+        if self._mode == "same_step":
+            if info := report.infos.pop(i, None):
+                report.final_infos[i] = info
+            self._reset_env(i, None, None, report)
+
+    def _cut_short(self, i: int, slot: Slot, report: Report) -> bool:
+        """With ``done_on="any"``: if an agent has ended, time is up for the others. Whether that went well."""
+        buffers = self._buffers
+        if buffers.terminated[i].any() or buffers.truncated[i].any():
+            try:
+                self.envs[i].cut_short(slot)
+            except Exception as error:
+                self._fail(i, "step", error, report)
+                return False
+        return True
+
+    def _record_early_ends(self, ids: Sequence[int], rows: slice | NDArray[np.int64]) -> None:
+        """Agents that ended while their env goes on: keep their final observation, clear their row at the next step."""
+        buffers = self._buffers
+        done, ended = buffers.done, buffers.terminated[rows] | buffers.truncated[rows]
+        for k in np.flatnonzero(ended.any(axis=1)).tolist():
+            i = ids[k]
+            if not done[i]:
+                buffers.snapshot(i, ended[k])
+                self._ended.setdefault(i, []).extend(np.flatnonzero(ended[k]).tolist())
+
+    def _note_state(self, i: int, report: Report) -> bool:
+        """Write the global state as part of a reset or step; whether that went well."""
+        try:
+            self.envs[i].write_state(self._slots[i])
+        except Exception as error:
+            self._fail(i, "state", error, report)
+            return False
+        return True
+
+    def _fail(self, i: int, operation: str, error: Exception, report: Report) -> None:
+        self._status[i] = _UNREADY
+        self._attention.add(i)
+        report.failures.append(capture(self._first + i, operation, error))
+
+    def _rows(self, ids: Sequence[int]) -> slice | NDArray[np.int64]:
+        """These envs' rows: a slice, so that nothing is copied, where they follow on one another."""
+        if ids is self.everyone:
+            return slice(None)
+        if ids and list(ids) == list(range(ids[0], ids[0] + len(ids))):
+            return slice(ids[0], ids[0] + len(ids))
+        return np.asarray(ids, np.int64)

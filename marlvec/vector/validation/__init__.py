@@ -1,0 +1,1 @@
+"""Whether actions, observations and rewards are what their spaces say."""

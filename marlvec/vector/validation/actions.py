@@ -1,0 +1,321 @@
+"""From the caller's actions to the rows of the buffers, with every check made before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import AgentGroup, EnvSpec
+from marlvec.errors import ActionError, ContractError
+from marlvec.spaces import Leaf, check_member, check_size, snapshot
+from marlvec.vector.data.buffers import Buffers, Selection
+
+__all__ = ["ActionWriter", "arrange", "check_members", "take_copies"]
+
+_SAMPLE_FIRST, _SAMPLE_EVERY = 16, 16
+_SHOWN = 5  # keys of a dict in messages
+
+
+class ActionWriter:
+    """Checks actions and writes them into buffers.
+
+    Structure, shapes and dtype kinds are checked always. Values are checked against the action spaces, of acting agents
+    only, as ``validate`` says.
+
+    Args:
+        spec: What the envs look like.
+        grouped: Whether actions are a dict of groups.
+        validate: ``"strict"`` and ``"warn"``: values are checked in every call; ``"sample"``: in the first 16 and
+            every 16th after that; ``"off"``: never.
+    """
+
+    def __init__(self, spec: EnvSpec, *, grouped: bool, validate: str) -> None:
+        self._groups = spec.groups
+        self._agents = spec.agents
+        self._grouped = grouped
+        self._validate = validate
+        self._calls = 0
+        self._bounds = [[_bounds(leaf.space) for leaf in group.action_tree.leaves] for group in spec.groups]
+        leaves = [
+            (g, k, leaf) for g, group in enumerate(spec.groups) for k, leaf in enumerate(group.action_tree.leaves)
+        ]
+        self._objects = [place for place in leaves if place[2].is_object]
+        self._of_own_mind = [place for place in leaves if _decides_itself(place[2].space)]
+
+    def write(self, buffers: Buffers, actions: Any, env_ids: NDArray[np.int64], rows: Selection) -> None:
+        """Write one action per (env, agent).
+
+        Args:
+            buffers: Where to.
+            actions: (n, A, …) or tree of such, or dict of groups; n = len(env_ids). Discrete also as (n, A, 1). Of
+                leaves without a fixed-size array form, arrays of objects or lists of lists (n, A).
+            env_ids: The envs, for messages.
+            rows: The same envs as a selection of buffer rows.
+
+        Raises:
+            ActionError: Wrong structure, shape, dtype kind or value; an object that cannot be pickled or is too large.
+                Nothing has been written then.
+        """
+        arrays = [
+            [
+                self._coerce(part, group, k, len(env_ids))
+                for k, part in enumerate(self._leaves(group, actions[group.name] if self._grouped else actions))
+            ]
+            for group in self._checked_groups(actions)
+        ]
+        if self._wants_values():
+            acting = buffers.acting[rows]
+            for g, group in enumerate(self._groups):
+                for k, array in enumerate(arrays[g]):
+                    self._check_values(array, group, g, k, acting, env_ids)
+            for g, k, leaf in self._of_own_mind:
+                group = self._groups[g]
+                check_members(leaf, arrays[g][k], acting[:, group.agents], partial(self._cell, group, env_ids))
+        if self._objects:
+            sizes = np.zeros(len(env_ids), np.int64)
+            for g, k, leaf in self._objects:
+                group = self._groups[g]
+                wanted, where = buffers.acting[rows][:, group.agents], partial(self._cell, group, env_ids)
+                arrays[g][k] = take_copies(leaf, arrays[g][k], wanted, sizes, where)
+        for targets, parts in zip(buffers.actions, arrays, strict=True):
+            for target, part in zip(targets, parts, strict=True):
+                target[rows] = part
+
+    def _checked_groups(self, actions: Any) -> Sequence[AgentGroup]:
+        if self._grouped:
+            names = [group.name for group in self._groups]
+            if not isinstance(actions, Mapping) or set(actions) != set(names):
+                got = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions).__name__
+                raise ActionError(
+                    f"actions: expected a dict with one entry per group {names}, got {got}. Each entry is an array "
+                    f"(num_envs, agents of the group, …), or a tree of such arrays"
+                )
+        return self._groups
+
+    def _leaves(self, group: AgentGroup, actions: Any) -> list[Any]:
+        try:
+            return group.action_tree.flatten(actions)
+        except ContractError as error:
+            raise ActionError(f"actions of group {group.name!r}: {error}{_advice(actions)}") from None
+
+    def _coerce(self, value: Any, group: AgentGroup, k: int, n: int) -> NDArray[Any]:
+        leaf = group.action_tree.leaves[k]
+        expected = (n, len(group.agents), *leaf.shape)
+        if value.__class__ is np.ndarray and value.dtype == leaf.dtype and value.shape == expected:
+            return value
+        if leaf.is_object:
+            try:
+                return arrange(value, n, len(group.agents))
+            except ActionError as error:
+                raise ActionError(f"{self._where(group, leaf.path)}: {error}") from None
+        try:
+            array = np.asarray(value)
+        except Exception as error:  # ragged lists, tensors on a device or with a gradient: whatever __array__ raises
+            raise ActionError(
+                f"{self._where(group, leaf.path)}: expected an array of shape {expected}, dtype {leaf.dtype}, got "
+                f"{type(value).__name__}, not an array: {error}{_advice(value, unread=True)}"
+            ) from error
+        if array.shape == (*expected, 1) and isinstance(leaf.space, Discrete):
+            array = array[..., 0]
+        if array.shape != expected:
+            axes = f"(num_envs={n}, agents={len(group.agents)}" + "".join(f", {d}" for d in leaf.shape) + ")"
+            raise ActionError(
+                f"{self._where(group, leaf.path)}: expected shape {expected} = {axes}, got {array.shape}"
+                f"{_advice(value) or _remedy(array.shape, expected)}"
+            )
+        if array.dtype.kind not in _kinds(leaf.space):
+            raise ActionError(
+                f"{self._where(group, leaf.path)}: expected dtype {leaf.dtype}, got {array.dtype}{_advice(value)}"
+            )
+        return array
+
+    def _wants_values(self) -> bool:
+        self._calls += 1
+        if self._validate == "sample":
+            return self._calls <= _SAMPLE_FIRST or self._calls % _SAMPLE_EVERY == 0
+        return self._validate != "off"
+
+    def _check_values(
+        self,
+        array: NDArray[Any],
+        group: AgentGroup,
+        g: int,
+        k: int,
+        acting: NDArray[np.bool_],
+        env_ids: NDArray[np.int64],
+    ) -> None:
+        bounds = self._bounds[g][k]
+        if bounds is None:
+            return
+        low, high = bounds
+        good = (array >= low) & (array <= high)  # False for NaN too
+        if np.count_nonzero(good) == good.size:
+            return
+        leaf = group.action_tree.leaves[k]
+        if leaf.shape:
+            good = good.all(axis=tuple(range(2, good.ndim)))
+        bad = np.argwhere(~good & acting[:, list(group.agents)])
+        if not len(bad):
+            return
+        i, j = bad[0].tolist()
+        agent = self._agents[group.agents[j]]
+        more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
+        where = f"{self._where(group, leaf.path)}: env {env_ids[i]}, agent {agent!r}"
+        raise ActionError(f"{where}: {array[i, j]} is not in {leaf.space}{more}")
+
+    def _cell(self, group: AgentGroup, env_ids: NDArray[np.int64], i: int, j: int) -> str:
+        return f"{self._where(group, '')}: env {env_ids[i]}, agent {self._agents[group.agents[j]]!r}"
+
+    def _where(self, group: AgentGroup, path: str) -> str:
+        parts = [f"group {group.name!r}"] if self._grouped else []
+        parts += [f"leaf {path!r}"] if path else []
+        return "actions" + (f" of {', '.join(parts)}" if parts else "")
+
+
+def _advice(value: Any, *, unread: bool = False) -> str:
+    """What to do about actions, if that can be told from what they are made of.
+
+    Args:
+        value: The actions.
+        unread: Whether numpy could make nothing of them.
+    """
+    part = value
+    while isinstance(part, (list, tuple)) and len(part):
+        part = part[0]
+    inside = "" if part is value else f" in a {type(value).__name__}"
+    if isinstance(part, Mapping):
+        keys = sorted(map(str, part))
+        shown = f"{keys[:_SHOWN]}" if len(keys) <= _SHOWN else f"{keys[:_SHOWN]} and {len(keys) - _SHOWN} more"
+        return (
+            f". There is a dict with keys {shown}{inside}: stack what the agents do along axis 1, in the order of "
+            f"`agents`, one row per env; only Dict spaces, and several groups, take a dict, and that is of such arrays"
+        )
+    if unread and callable(getattr(part, "detach", None)):
+        how = "with a gradient" if getattr(part, "requires_grad", False) else "that numpy cannot read"
+        return f". There is a tensor {how}{inside}: give tensor.detach().cpu().numpy()"
+    return ""
+
+
+def _remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """What to do about an array of another shape, if that can be told."""
+    if got == expected[1:]:
+        return f". That is one env's; give such a row for each of {expected[0]} envs"
+    if got == (expected[0], *expected[2:]):
+        return f". That is one action per env; give one for each of its {expected[1]} agents, along axis 1"
+    if got == (expected[1], expected[0], *expected[2:]):
+        return ". Its axes are swapped: give np.swapaxes(actions, 0, 1)"
+    if got == (expected[0] * expected[1], *expected[2:]):
+        return f". If its rows go env by env: give actions.reshape{expected}"
+    return ""
+
+
+def _kinds(space: Space[Any]) -> str:
+    """Dtype kinds that go into a leaf without changing their meaning."""
+    if isinstance(space, Box) and space.dtype is not None and np.dtype(space.dtype).kind == "f":
+        return "fiu"
+    if isinstance(space, MultiBinary) or (isinstance(space, Box) and space.dtype == np.bool_):
+        return "iub"
+    return "iu"
+
+
+def _decides_itself(space: Space[Any]) -> bool:
+    """Whether membership is more than a question of bounds: Text, Graph, …, or a class of the user's own."""
+    return type(space).contains not in {kind.contains for kind in (Box, Discrete, MultiBinary, MultiDiscrete)}
+
+
+def _bounds(space: Space[Any]) -> tuple[Any, Any] | None:
+    """Lowest and highest value of each element; None of objects."""
+    if isinstance(space, Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, MultiBinary):
+        return 0, 1
+    return (space.low, space.high) if isinstance(space, Box) else None
+
+
+AnyArray = NDArray[Any]
+BoolArray = NDArray[np.bool_]
+Where = Callable[[int, int], str]
+"""Names the cell of row i, agent j of the group, in messages."""
+
+
+def arrange(value: Any, rows: int, agents: int) -> AnyArray:
+    """Put objects into cells.
+
+    Args:
+        value: An array (rows, agents) of dtype object, or sequences within a sequence.
+        rows: n.
+        agents: A_g.
+
+    Returns:
+        (n, A_g) of dtype object; the given array where it is one.
+
+    Raises:
+        ActionError: The lengths differ, or there are none.
+    """
+    if value.__class__ is np.ndarray and value.dtype == np.object_ and value.shape == (rows, agents):
+        array: AnyArray = value
+        return array
+    cells = np.full((rows, agents), None, np.object_)
+    for i, row in enumerate(_parts(value, rows, f"{rows} rows, one per env")):
+        for j, cell in enumerate(_parts(row, agents, f"rows of {agents} values, one per agent")):
+            cells[i, j] = cell
+    return cells
+
+
+def _parts(value: Any, length: int, what: str) -> Any:
+    is_row = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    if not is_row or len(value) != length:
+        got = f"{len(value)}" if is_row else type(value).__name__
+        raise ActionError(f"expected an array of objects, or a list of lists, with {what}; got {got}")
+    return value
+
+
+def check_members(leaf: Leaf, array: AnyArray, wanted: BoolArray, where: Where) -> None:
+    """Ask a leaf's space itself whether it contains values.
+
+    Args:
+        leaf: The leaf.
+        array: (n, A_g, *leaf.shape).
+        wanted: (n, A_g) bool, of which values.
+        where: For messages.
+
+    Raises:
+        ActionError: One is no member.
+    """
+    for i, j in np.argwhere(wanted).tolist():
+        value = array[i, j] if not leaf.shape else array[i, j].astype(leaf.dtype)
+        try:
+            check_member(leaf, value)
+        except ContractError as error:
+            raise ActionError(f"{where(i, j)}: {error}") from None
+
+
+def take_copies(leaf: Leaf, array: AnyArray, wanted: BoolArray, sizes: NDArray[np.int64], where: Where) -> AnyArray:
+    """Copy objects, so that the caller may change them at once.
+
+    Args:
+        leaf: The leaf.
+        array: (n, A_g) of dtype object.
+        wanted: (n, A_g) bool, which of them; the others mean nothing, and None takes their place.
+        sizes: (n,) bytes of each env's objects so far; those of these are added.
+        where: For messages.
+
+    Raises:
+        ActionError: One cannot be pickled, or an env's objects become too large.
+    """
+    copies = np.full(array.shape, None, np.object_)
+    for i, j in np.argwhere(wanted).tolist():
+        try:
+            copies[i, j], size = snapshot(leaf, array[i, j], by_value=True)
+            check_size(leaf, size, int(sizes[i]))
+        except ContractError as error:
+            raise ActionError(f"{where(i, j)}: {error}") from None
+        sizes[i] += size
+    return copies

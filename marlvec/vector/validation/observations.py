@@ -1,0 +1,187 @@
+"""Whether what envs return lies in their spaces: values only; structure, shape and dtype are checked on writing.
+
+Everything is looked at in the caller, all rows at once, and where all is well that takes one or two reductions a leaf.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import AgentGroup, EnvSpec
+from marlvec.errors import ContractWarning
+from marlvec.spaces import Leaf
+from marlvec.vector.validation.value_bounds import Finite, Membership, membership
+from marlvec.vector.vector_step import VectorStep
+
+__all__ = ["ObsValidator"]
+
+_SAMPLE_FIRST, _SAMPLE_EVERY = 16, 16
+_REWARDS = Finite()
+
+AnyArray = NDArray[Any]
+BoolArray = NDArray[np.bool_]
+
+
+class ObsValidator:
+    """Checks the values of observations and rewards.
+
+    An observation must lie in its space as ``space.contains`` has it: within the bounds, infinity within an infinite
+    one, NaN never. A reward must be finite. Only those observations count that agents really have: those of the living,
+    and the final ones of agents that have just ended. The zeros of all others may lie outside, and those of agents that
+    wait for their first turn.
+
+    Leaves whose dtype has no room for anything wrong (uint8 from 0 to 255) cost nothing; nor do object leaves, which
+    are checked whenever they are written. Padded observations are held against the padded space.
+
+    Args:
+        spec: What the envs look like.
+        mode: ``"strict"``: every call is checked, and what is wrong is returned; ``"warn"``: every call, and an env in
+            which an agent's leaf is wrong in a way that was not told yet is told of in one `ContractWarning`, with the
+            number of all that is wrong in it in this call; ``"sample"``: likewise in the first 16 calls and in every
+            16th after that, so that no bound that an env oversteps by a hair ends a long run; ``"off"``: none.
+    """
+
+    def __init__(self, spec: EnvSpec, mode: str) -> None:
+        self._mode = mode
+        self._agents = spec.agents
+        self._calls = 0
+        self._told: set[tuple[int, str, str, str, str]] = set()
+        self._checks = [
+            _Check(g, k, group, leaf, members)
+            for g, group in enumerate(spec.groups)
+            for k, leaf in enumerate(group.observation_tree.leaves)
+            if (members := membership(leaf)) is not None
+        ]
+
+    def check(
+        self, step: VectorStep, env_ids: Sequence[int] | NDArray[np.int64] | None = None
+    ) -> list[tuple[int, str]]:
+        """Look at the rows that a call brought, if it is this call's turn.
+
+        Args:
+            step: The rows.
+            env_ids: The envs whose rows are new; None for all. What others were told of before is not told again.
+
+        Returns:
+            For each env with something wrong, in the order of ``step.env_ids``: its index, and in words what is wrong.
+            Always empty but with ``"strict"``.
+        """
+        if not self._is_due() or not len(step):
+            return []
+        problems: list[_Problem] = []
+        if not _REWARDS.are_all(step.rewards):
+            problems += self._bad_rewards(step)
+        problems += self._bad_leaves("observation", step.obs_leaves, step.alive, step)
+        if step.final_leaves is not step.obs_leaves:
+            told = step.has_final & ~step.final_missing
+            problems += self._bad_leaves("final observation", step.final_leaves, told, step)
+        if env_ids is not None:
+            problems = [problem for problem in problems if problem.env_id in env_ids]
+        if not problems:
+            return []
+        by_env: dict[int, list[_Problem]] = {i: [] for i in step.env_ids.tolist()}
+        for problem in problems:
+            by_env[problem.env_id].append(problem)
+        bad = {i: found for i, found in by_env.items() if found}
+        if self._mode == "strict":
+            advice = "Correct the env or its spaces, or see make(validate=…)"
+            return [(i, f"{found[0]}{_and_more(found)}. {advice}") for i, found in bad.items()]
+        self._warn(bad)
+        return []
+
+    def _is_due(self) -> bool:
+        if self._mode == "sample":
+            self._calls += 1
+            return self._calls <= _SAMPLE_FIRST or self._calls % _SAMPLE_EVERY == 0
+        return self._mode != "off"
+
+    def _bad_rewards(self, step: VectorStep) -> Iterator[_Problem]:
+        for i, a in np.argwhere(~np.isfinite(step.rewards)).tolist():
+            yield _Problem(int(step.env_ids[i]), self._agents[a], "reward", "", step.rewards[i, a, ...], _REWARDS)
+
+    def _bad_leaves(
+        self, subject: str, leaves: list[list[AnyArray]], present: BoolArray, step: VectorStep
+    ) -> Iterator[_Problem]:
+        for check in self._checks:
+            array = leaves[check.g][check.k]
+            if check.members.are_all(array):
+                continue
+            agents = check.group.agents
+            here = present[:, list(agents)]
+            if leaves is step.obs_leaves:
+                here &= _observed(step.acting[:, list(agents)], leaves[check.g])
+            for i, j in np.argwhere(here & ~check.members.rows(array, here)).tolist():
+                agent, path = self._agents[agents[j]], check.leaf.path
+                yield _Problem(int(step.env_ids[i]), agent, subject, path, array[i, j, ...], check.members)
+
+    def _warn(self, bad: dict[int, list[_Problem]]) -> None:
+        """Warn once of each env with a problem that is new, though all of them be."""
+        level = _levels_to_the_caller()
+        for i, found in bad.items():
+            new = [problem for problem in found if problem.key not in self._told]
+            if new:
+                self._told.update(problem.key for problem in new)
+                warnings.warn(f"env {i}: {new[0]}{_and_more(found)}", ContractWarning, stacklevel=level)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Leaf ``k`` of group ``g``, and what its values must be."""
+
+    g: int
+    k: int
+    group: AgentGroup
+    leaf: Leaf
+    members: Membership
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """One agent's leaf, or its reward, that is not what it must be."""
+
+    env_id: int
+    agent: str
+    subject: str
+    path: str
+    value: AnyArray
+    members: Membership
+
+    @property
+    def key(self) -> tuple[int, str, str, str, str]:
+        """What is told once: an observation and a final one count as the same."""
+        is_nan = self.value.dtype.kind == "f" and np.isnan(self.value).any()
+        return self.env_id, self.agent, self.subject.split()[-1], self.path, "nan" if is_nan else "value"
+
+    def __str__(self) -> str:
+        where = f"{self.subject} of agent {self.agent!r}" + (f", leaf {self.path!r}" if self.path else "")
+        return f"{where}: {self.members.describe(self.value)}"
+
+
+def _observed(acting: BoolArray, leaves: list[AnyArray]) -> BoolArray:
+    """(n, A_g) bool: who acts, or has anything in its row: a living agent that has neither was never observed."""
+    out = acting.copy()
+    for leaf in leaves:
+        if leaf.dtype == np.object_:
+            out |= np.array([[cell is not None for cell in row] for row in leaf.tolist()], np.bool_)
+        else:
+            out |= (leaf != 0).any(axis=tuple(range(2, leaf.ndim)))
+    return out
+
+
+def _and_more(problems: list[_Problem]) -> str:
+    return f" ({len(problems) - 1} more like it in this env)" if len(problems) > 1 else ""
+
+
+def _levels_to_the_caller() -> int:
+    """Stack levels from `ObsValidator._warn` up to the first frame that is not marlvec's."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "marlvec":
+        level, frame = level + 1, frame.f_back
+    return level
