@@ -13,8 +13,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 
 import marlvec
-from marlvec.interop.sb3 import SB3VecEnv
-from marlvec.interop.sb3_decisions import only_decisions
+from marlvec.interop.sb3.decisions import only_decisions
+from marlvec.interop.sb3.vec_env import SB3VecEnv
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=9_600, help="rows to learn from: decisions of single agents")

@@ -15,10 +15,9 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
-from marlvec.interop.agent_rows import AgentRows, cleared
-from marlvec.interop.leaves import value_at
-from marlvec.interop.render_mode import render_mode_of
-from marlvec.interop.rows import Entry, lay_out, pick_rows, read_entries
+from marlvec.interop.rows.agent_rows import AgentRows, cleared
+from marlvec.interop.rows.infos import Entry, lay_out, pick_rows, read_entries
+from marlvec.interop.rows.view_checks import render_mode_of, value_at
 from marlvec.spaces import batch_space
 from marlvec.vector.vector_env import VectorEnv
 

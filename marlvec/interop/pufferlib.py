@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError, MissingExtraError
-from marlvec.interop.row_driver import RowDriver
+from marlvec.interop.rows.driver import RowDriver
 from marlvec.vector.vector_env import VectorEnv
 
 try:
@@ -34,7 +34,7 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
     PufferLib's buffers hold the rows: ``observations`` (R, …), ``rewards`` (R,) float32, ``terminals`` and
     ``truncations`` (R,) bool, and ``masks`` (R,) bool, True where the observation is that of an agent which must act.
     Each call writes into them. Flags, padding and the ends of episodes are told in
-    `marlvec.interop.row_driver.RowDriver`; PufferLib has no place for an agent's last observation, so that is lost.
+    `marlvec.interop.rows.driver.RowDriver`; PufferLib has no place for an agent's last observation, so that is lost.
 
     The infos are a list with one dict per agent that ended: ``"episode_return"``, ``"episode_length"``, ``"agent"``,
     its name, and what was said to it, but for arrays and what marlvec adds.

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
-from marlvec.interop.render_mode import render_mode_of
-from marlvec.interop.row_driver import RowDriver
+from marlvec.interop.rows.driver import RowDriver
+from marlvec.interop.rows.view_checks import render_mode_of
 from marlvec.making import make
 from marlvec.vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
-    from marlvec.interop.sb3 import SB3VecEnv
+    from marlvec.interop.sb3.vec_env import SB3VecEnv
 
 __all__ = ["SuperSuitVecEnv", "concat_vec_envs_v1", "pettingzoo_env_to_vec_env_v1"]
 
@@ -32,7 +32,7 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     """A view of a `VectorEnv` with one group of agents, as SuperSuit's vector envs look: rows, and a list of infos.
 
     What a row's info has, and what becomes of agents that end before their env, is told in
-    `marlvec.interop.row_driver.RowDriver`; SuperSuit itself asks for ``black_death`` there. As with SuperSuit, what is
+    `marlvec.interop.rows.driver.RowDriver`; SuperSuit itself asks for ``black_death`` there. As with SuperSuit, what is
     said at an autoreset is put among the infos of the step before, and ``observation_space`` and ``action_space`` are
     those of one row.
 
@@ -143,7 +143,7 @@ def concat_vec_envs_v1(
         num_vec_envs: N.
         num_cpus: Worker processes; 0: all envs in this one.
         base_class: ``"gymnasium"``: a `SuperSuitVecEnv`. ``"stable_baselines3"``: an
-            `marlvec.interop.sb3.SB3VecEnv`, whose ``seed()`` spreads seeds in marlvec's way.
+            `marlvec.interop.sb3.vec_env.SB3VecEnv`, whose ``seed()`` spreads seeds in marlvec's way.
 
     Raises:
         ArgumentError: Another base class, or a view that was not made from an env.
@@ -160,7 +160,7 @@ def concat_vec_envs_v1(
     if base_class == "gymnasium":
         return _viewed(envs)
     try:
-        from marlvec.interop.sb3 import SB3VecEnv
+        from marlvec.interop.sb3.vec_env import SB3VecEnv
 
         return SB3VecEnv(envs)
     except BaseException:

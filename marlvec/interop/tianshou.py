@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.spec import COMMON
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError
-from marlvec.interop.leaves import value_at
+from marlvec.interop.rows.view_checks import value_at
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list

@@ -141,7 +141,7 @@ def as_policy(given: PolicyLike, name: str = "policy", *, also: str = "") -> Pol
     if not callable(given):
         raise ArgumentError(f"{what} {given!r:.200}")
     if _is_module(given):
-        raise ArgumentError(f"{what} a torch module: give TorchPolicy(module), of marlvec.interop.torch_policy")
+        raise ArgumentError(f"{what} a torch module: give TorchPolicy(module), of marlvec.interop.torch.policy")
     try:
         signature = inspect.signature(given)
     except (ValueError, TypeError):  # of a function written in C; calling it will show

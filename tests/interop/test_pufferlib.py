@@ -116,6 +116,6 @@ def test_a_library_that_is_missing_is_named(
         monkeypatch.delitem(sys.modules, loaded, raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     if module == "sb3_decisions":
-        monkeypatch.delitem(sys.modules, "marlvec.interop.sb3", raising=False)
+        monkeypatch.delitem(sys.modules, "marlvec.interop.sb3.vec_env", raising=False)
     with pytest.raises(MissingExtraError, match=hint):
         importlib.import_module(name)

@@ -25,7 +25,7 @@ from torchrl.envs import Compose, InitTracker, RewardSum, StepCounter, Transform
 from torchrl.modules import MaskedCategorical, MultiAgentMLP, ProbabilisticActor  # noqa: E402
 from torchrl.objectives.multiagent import IPPOLoss, MAPPOLoss  # noqa: E402
 
-from marlvec.interop.torchrl import MarlvecEnv  # noqa: E402
+from marlvec.interop.torchrl.env import MarlvecEnv  # noqa: E402
 
 N = 4
 
@@ -154,7 +154,7 @@ def test_what_a_device_is_told_goes_there() -> None:
 
 
 def test_without_torchrl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "marlvec.interop.torchrl")
+    monkeypatch.delitem(sys.modules, "marlvec.interop.torchrl.env")
     monkeypatch.setitem(sys.modules, "torchrl.data", None)
     with pytest.raises(MissingExtraError, match=r"MarlvecEnv needs torchrl.*pip install 'marlvec\[torchrl\]'"):
-        importlib.import_module("marlvec.interop.torchrl")
+        importlib.import_module("marlvec.interop.torchrl.env")

@@ -14,8 +14,8 @@ from gymnasium.spaces import Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError, EnvRaised, MissingExtraError
-from marlvec.interop.render_mode import render_mode_of
-from marlvec.interop.row_driver import RowDriver
+from marlvec.interop.rows.driver import RowDriver
+from marlvec.interop.rows.view_checks import render_mode_of
 from marlvec.vector.seeding import env_seeds
 from marlvec.vector.vector_env import VectorEnv
 
@@ -38,7 +38,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
     """A view of a `VectorEnv` with one group of agents, for Stable-Baselines3 and sb3-contrib.
 
     One row per agent, and one policy for all of them. What an agent that has ended, or waits for its turn, brings into
-    a rollout is told in `marlvec.interop.row_driver.RowDriver`; `marlvec.interop.sb3_decisions.only_decisions` keeps it
+    a rollout is told in `marlvec.interop.rows.driver.RowDriver`; `marlvec.interop.sb3.decisions.only_decisions` keeps it
     out of what a model learns from.
 
     * ``dones`` goes up once for each agent, when it ends; ``infos[row]["terminal_observation"]`` is the last it saw,

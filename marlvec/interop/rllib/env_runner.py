@@ -15,7 +15,7 @@ try:
     from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
     from ray.tune.registry import ENV_CREATOR, _global_registry
 
-    from marlvec.interop.rllib_vector import RLlibVectorEnv
+    from marlvec.interop.rllib.vector_env import RLlibVectorEnv
 except ImportError as error:
     raise MissingExtraError(
         f"RLlibEnvRunner needs ray, which cannot be imported ({error}); install it with: pip install 'marlvec[rllib]'"

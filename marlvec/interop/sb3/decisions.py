@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError, MissingExtraError, StateError
-from marlvec.interop.sb3 import SB3VecEnv
+from marlvec.interop.sb3.vec_env import SB3VecEnv
 
 try:
     from stable_baselines3.common.buffers import RolloutBuffer

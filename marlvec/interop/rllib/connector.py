@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from marlvec.connectors import AgentPipeline, Pipeline, Rows
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError
-from marlvec.interop.leaves import value_at
-from marlvec.interop.rllib_dicts import MASK, OBSERVATIONS
+from marlvec.interop.rllib.dicts import MASK, OBSERVATIONS
+from marlvec.interop.rows.view_checks import value_at
 from marlvec.spaces import SpaceTree
 
 try:

@@ -13,9 +13,8 @@ from pettingzoo import ParallelEnv
 
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ActionError, ArgumentError, ContractError
-from marlvec.interop.leaves import value_at
-from marlvec.interop.render_mode import render_mode_of
-from marlvec.interop.row_infos import merged
+from marlvec.interop.rows.infos import merged
+from marlvec.interop.rows.view_checks import render_mode_of, value_at
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list

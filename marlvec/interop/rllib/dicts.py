@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ActionError, ContractError
-from marlvec.interop.leaves import value_at
-from marlvec.interop.row_infos import merged
+from marlvec.interop.rows.infos import merged
+from marlvec.interop.rows.view_checks import value_at
 from marlvec.spaces import Leaf
 from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv

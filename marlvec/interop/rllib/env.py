@@ -9,8 +9,8 @@ from typing import Any, Self
 from gymnasium.spaces import Dict
 
 from marlvec.errors import ArgumentError, MissingExtraError
-from marlvec.interop.render_mode import render_mode_of
-from marlvec.interop.rllib_dicts import AgentDicts
+from marlvec.interop.rllib.dicts import AgentDicts
+from marlvec.interop.rows.view_checks import render_mode_of
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.vector_env import VectorEnv
@@ -29,8 +29,8 @@ __all__ = ["RLlibEnv"]
 class RLlibEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
     """A view of the one env of a `VectorEnv`, for code that is written for RLlib's envs.
 
-    For training, `marlvec.interop.rllib.RLlibEnvRunner` steps many at once. What is told to whom, and how time limits
-    are, is written at `marlvec.interop.rllib_dicts.AgentDicts`.
+    For training, `marlvec.interop.rllib.env_runner.RLlibEnvRunner` steps many at once. What is told to whom, and how time limits
+    are, is written at `marlvec.interop.rllib.dicts.AgentDicts`.
 
     Args:
         envs: The vectorizer, made with ``num_envs=1, autoreset_mode="disabled"``; `make` does that. Nothing else may

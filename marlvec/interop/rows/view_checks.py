@@ -7,9 +7,11 @@ from typing import Any
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
+from marlvec.errors import ArgumentError, EnvRaised
 from marlvec.spaces import SpaceTree
+from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["value_at"]
+__all__ = ["value_at", "render_mode_of"]
 
 
 def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]) -> Any:
@@ -28,3 +30,14 @@ def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]
             for leaf, part in zip(tree.leaves, parts, strict=True)
         ]
     )
+
+
+def render_mode_of(envs: VectorEnv) -> str | None:
+    """The render mode that all envs have; None if they have none, or not the same one."""
+    try:
+        modes = set(envs.get_attr("render_mode"))
+    except EnvRaised as error:
+        if isinstance(error.__cause__, ArgumentError):  # they have no such attribute
+            return None
+        raise
+    return modes.pop() if len(modes) == 1 else None

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from marlvec.connectors.trees import map_tree
 from marlvec.env_ids import Options, spread_options
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
-from marlvec.interop.grouping import GroupMap, Seats, group_agents, seat
-from marlvec.interop.sight import Sight, scatter
+from marlvec.interop.torchrl.grouping import GroupMap, Seats, group_agents, seat
+from marlvec.interop.torchrl.snapshot import Sight, scatter
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.spaces import SpaceTree
@@ -30,8 +30,8 @@ try:
     from torchrl.data import Composite, Unbounded
     from torchrl.envs import EnvBase, MarlGroupMapType
 
-    from marlvec.interop.torchrl_rows import blank_others, with_old_rows
-    from marlvec.interop.torchrl_specs import ActionReader, action_spec, flags_spec, nested, observation_spec
+    from marlvec.interop.torchrl.rows import blank_others, with_old_rows
+    from marlvec.interop.torchrl.specs import ActionReader, action_spec, flags_spec, nested, observation_spec
 except ImportError as error:
     raise MissingExtraError(
         f"MarlvecEnv needs torchrl, which cannot be imported ({error}); pip install 'marlvec[torchrl]'"

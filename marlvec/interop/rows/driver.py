@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ArgumentError
-from marlvec.interop.agent_rows import AgentRows, cleared
-from marlvec.interop.leaves import value_at
-from marlvec.interop.row_infos import merged, said
+from marlvec.interop.rows.agent_rows import AgentRows, cleared
+from marlvec.interop.rows.infos import merged, said
+from marlvec.interop.rows.view_checks import value_at
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 

@@ -10,8 +10,8 @@ from gymnasium.spaces import Dict
 from gymnasium.vector.utils import batch_space
 
 from marlvec.errors import ArgumentError, BusyError, MissingExtraError
-from marlvec.interop.render_mode import render_mode_of
-from marlvec.interop.rllib_dicts import AgentDicts, Told
+from marlvec.interop.rllib.dicts import AgentDicts, Told
+from marlvec.interop.rows.view_checks import render_mode_of
 from marlvec.vector.vector_env import VectorEnv
 
 try:
@@ -28,7 +28,7 @@ __all__ = ["RLlibVectorEnv"]
 class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
     """A view of a `VectorEnv` with any groups of agents, as RLlib's new API stack steps many envs.
 
-    What is told to whom, and how time limits are, is written at `marlvec.interop.rllib_dicts.AgentDicts`. An env whose
+    What is told to whom, and how time limits are, is written at `marlvec.interop.rllib.dicts.AgentDicts`. An env whose
     episode is over ignores its actions in the next call, and shows the next episode's first observations.
 
     Args:

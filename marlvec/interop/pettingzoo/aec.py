@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pettingzoo import AECEnv
 
 from marlvec.errors import NotResetError
-from marlvec.interop.pettingzoo import ParallelView
+from marlvec.interop.pettingzoo.parallel import ParallelView
 from marlvec.registry import EnvLike
 from marlvec.vector.vector_env import VectorEnv
 

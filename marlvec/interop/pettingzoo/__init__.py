@@ -1,0 +1,1 @@
+"""PettingZoo's two APIs over marlvec's envs: `ParallelView` and `AECView`."""

@@ -1,0 +1,1 @@
+"""RLlib over marlvec's envs: runner, vector env, env, connector."""

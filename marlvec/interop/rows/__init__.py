@@ -1,0 +1,1 @@
+"""What views of rows (one row an agent of an env) share."""

@@ -1,0 +1,1 @@
+"""TorchRL over marlvec's envs."""
