@@ -35,7 +35,7 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner  # noqa: E4
 from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv  # noqa: E402
 from ray.tune.registry import register_env  # noqa: E402
 
-from marlvec.interop.rllib.env_runner import RLlibEnvRunner  # noqa: E402
+from marlvec.interop.rllib import RLlibEnvRunner  # noqa: E402
 
 ENVS = 16
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from yardsticks import usable_cores
 
 import marlvec
-from marlvec.interop.sb3.vec_env import SB3VecEnv
+from marlvec.interop.sb3 import SB3VecEnv
 
 
 def ours(backend: str) -> Any:

@@ -68,7 +68,7 @@ def torchrl(make: Callable[[], Any]) -> tuple[Run, Callable[[], None]]:
 
 def view(backend: str) -> Any:
     """Ours."""
-    from marlvec.interop.torchrl.env import MarlvecEnv
+    from marlvec.interop.torchrl import MarlvecEnv
 
     return MarlvecEnv.make("simple_spread", N, backend=backend)
 

@@ -131,7 +131,7 @@ def for_supersuit(num_cpus: int) -> Any:
 
 def for_parallel(backend: str) -> Any:
     """One env, Parallel."""
-    from marlvec.interop.pettingzoo.parallel import ParallelView
+    from marlvec.interop.pettingzoo import ParallelView
 
     return ParallelView.make("simple_spread", backend=backend)
 
@@ -145,7 +145,7 @@ def of_turns() -> Any:
 
 def for_turns(backend: str) -> Any:
     """One env, by turns."""
-    from marlvec.interop.pettingzoo.aec import AECView
+    from marlvec.interop.pettingzoo import AECView
 
     return AECView.make("tictactoe", backend=backend)
 

@@ -41,7 +41,7 @@ def envs(num_envs: int) -> Step:
 
 def view(num_envs: int) -> Step:
     """Ours in the form that TorchRL takes."""
-    from marlvec.interop.torchrl.env import MarlvecEnv
+    from marlvec.interop.torchrl import MarlvecEnv
 
     return _stepping(MarlvecEnv.make(f"envpool/{TASK}", num_envs, num_threads=1))
 

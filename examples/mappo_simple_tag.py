@@ -23,7 +23,7 @@ import marlvec
 from marlvec.connectors import GeneralAdvantageEstimation, LearnerConnector, NormalizeObs, Rows, Standardize
 from marlvec.connectors.config import decode, encode
 from marlvec.connectors.saving import read_file, write_file
-from marlvec.interop.torch.policy import TorchPolicy
+from marlvec.interop.torch import TorchPolicy
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=200_000, help="env steps, those before --resume included")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.interop.pettingzoo.aec import AECView
+from marlvec.interop.pettingzoo import AECView
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--games", type=int, default=3_000, help="to learn from")

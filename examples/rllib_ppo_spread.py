@@ -16,8 +16,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from marlvec.connectors import AgentPipeline, NormalizeObs
-from marlvec.interop.rllib.connector import RLlibConnector
-from marlvec.interop.rllib.env_runner import RLlibEnvRunner
+from marlvec.interop.rllib import RLlibConnector, RLlibEnvRunner
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=1_600, help="env steps; 200000 take some minutes")

@@ -13,8 +13,7 @@ import torch
 from sb3_contrib import MaskablePPO
 
 import marlvec
-from marlvec.interop.sb3.decisions import only_decisions
-from marlvec.interop.sb3.vec_env import SB3VecEnv
+from marlvec.interop.sb3 import SB3VecEnv, only_decisions
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=4_096, help="rows, of which half are decisions")

@@ -13,8 +13,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 
 import marlvec
-from marlvec.interop.sb3.decisions import only_decisions
-from marlvec.interop.sb3.vec_env import SB3VecEnv
+from marlvec.interop.sb3 import SB3VecEnv, only_decisions
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=9_600, help="rows to learn from: decisions of single agents")

@@ -21,7 +21,7 @@ from torch import nn
 
 import marlvec
 from marlvec.connectors import FlattenObs, GeneralAdvantageEstimation, Rows, Standardize
-from marlvec.interop.torch.policy import TorchPolicy
+from marlvec.interop.torch import TorchPolicy
 from marlvec.selfplay import (
     BradleyTerry,
     Every,

@@ -22,7 +22,7 @@ from torch import nn
 
 import marlvec
 from marlvec.connectors import GeneralAdvantageEstimation, Rows
-from marlvec.interop.torch.policy import TorchPolicy
+from marlvec.interop.torch import TorchPolicy
 from marlvec.selfplay import (
     BradleyTerry,
     Every,

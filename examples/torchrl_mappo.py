@@ -17,7 +17,7 @@ from torchrl.envs import RewardSum, TransformedEnv
 from torchrl.modules import MultiAgentMLP, ProbabilisticActor
 from torchrl.objectives.multiagent import MAPPOLoss
 
-from marlvec.interop.torchrl.env import MarlvecEnv
+from marlvec.interop.torchrl import MarlvecEnv
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=1_600, help="env steps; 400000 take some minutes")

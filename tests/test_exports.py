@@ -78,12 +78,12 @@ SURFACE = {
         make ExternalVectorEnv Door Episode ExternalEnv replay Replay
         Server Client Local Limits make_token find_token
     """,
-    "marlvec.interop.pettingzoo.aec": "AECView",
+    "marlvec.interop.pettingzoo": "AECView",
     "marlvec.interop.cleanrl": "CleanRLVectorEnv",
     "marlvec.interop.gymnasium": "GymnasiumVectorEnv",
-    "marlvec.interop.pettingzoo.parallel": "ParallelView",
-    "marlvec.interop.sb3.vec_env": "SB3VecEnv",
-    "marlvec.interop.sb3.decisions": "only_decisions",
+    "marlvec.interop.pettingzoo": "ParallelView",
+    "marlvec.interop.sb3": "SB3VecEnv",
+    "marlvec.interop.sb3": "only_decisions",
     "marlvec.interop.supersuit": "SuperSuitVecEnv concat_vec_envs_v1 pettingzoo_env_to_vec_env_v1",
 }
 PUBLIC = [*SURFACE, "marlvec.collect", "marlvec.envs", "marlvec.policies", "marlvec.registry", "marlvec.testing"]

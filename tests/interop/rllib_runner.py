@@ -10,7 +10,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
-from marlvec.interop.rllib.env_runner import RLlibEnvRunner
+from marlvec.interop.rllib import RLlibEnvRunner
 
 __all__ = ["MaskedRandom", "config_of", "played", "runner_of"]
 

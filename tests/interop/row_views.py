@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from marlvec import VectorEnv, env_seeds
 from marlvec.interop.cleanrl import CleanRLVectorEnv
-from marlvec.interop.sb3.vec_env import SB3VecEnv
+from marlvec.interop.sb3 import SB3VecEnv
 from marlvec.interop.supersuit import SuperSuitVecEnv
 
 __all__ = ["CleanRL", "Got", "Puffer", "SB3", "Seen", "SuperSuit", "pufferlib_stand_in"]

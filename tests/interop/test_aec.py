@@ -11,8 +11,7 @@ import pytest
 
 import marlvec
 from marlvec.errors import ActionError, ArgumentError, NotResetError
-from marlvec.interop.pettingzoo.aec import AECView
-from marlvec.interop.pettingzoo.parallel import ParallelView
+from marlvec.interop.pettingzoo import AECView, ParallelView
 from marlvec.registry import resolve
 from marlvec.testing import KeyedEnv, Script, ScriptedParallelEnv, TurnEnv
 from tests.interop import checkers

@@ -16,7 +16,7 @@ from pettingzoo.utils.conversions import parallel_to_aec
 
 import marlvec
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
-from marlvec.interop.pettingzoo.parallel import ParallelView
+from marlvec.interop.pettingzoo import ParallelView
 from tests.interop import checkers
 from tests.vector.reference import MODES
 

@@ -19,7 +19,7 @@ from pettingzoo.utils.conversions import parallel_to_aec
 import marlvec
 from marlvec import SyncVectorEnv
 from marlvec.errors import ActionError, ArgumentError, ClosedError, EnvRaised, NotResetError
-from marlvec.interop.pettingzoo.parallel import ParallelView
+from marlvec.interop.pettingzoo import ParallelView
 from marlvec.testing import RaisingEnv, SampledEnv, Script, ScriptedParallelEnv, TurnEnv
 from tests.interop.checkers import (
     api_test,

@@ -28,7 +28,7 @@ from marlvec.connectors import (  # noqa: E402
     Rows,
 )
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError  # noqa: E402
-from marlvec.interop.rllib.connector import RLlibConnector  # noqa: E402
+from marlvec.interop.rllib import RLlibConnector  # noqa: E402
 from tests.interop.rllib_runner import played, runner_of  # noqa: E402
 from tests.vector.kinds import factories_of  # noqa: E402
 from tests.vector.reference import assert_same  # noqa: E402

@@ -21,8 +21,7 @@ from stable_baselines3.common.vec_env import VecCheckNan, VecMonitor, VecNormali
 import marlvec
 from marlvec import AsyncVectorEnv, SyncVectorEnv, env_seeds
 from marlvec.errors import ActionError, ArgumentError, BusyError, StateError
-from marlvec.interop.sb3.decisions import only_decisions
-from marlvec.interop.sb3.vec_env import SB3VecEnv
+from marlvec.interop.sb3 import SB3VecEnv, only_decisions
 from marlvec.testing import Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from tests.interop.envs import CountEnv, SampleEnv
 from tests.vector.kinds import SCRIPTED, factories_of

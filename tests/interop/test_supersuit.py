@@ -12,7 +12,7 @@ from mpe2 import simple_spread_v3, simple_tag_v3
 
 from marlvec import AsyncVectorEnv, SyncVectorEnv
 from marlvec.errors import ArgumentError
-from marlvec.interop.sb3.vec_env import SB3VecEnv
+from marlvec.interop.sb3 import SB3VecEnv
 from marlvec.interop.supersuit import SuperSuitVecEnv, concat_vec_envs_v1, pettingzoo_env_to_vec_env_v1
 from marlvec.testing import Script, ScriptedParallelEnv
 

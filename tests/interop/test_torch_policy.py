@@ -39,7 +39,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: TorchPolicy
 
 
 def policy_of(module: Any, space: Any, seed: int = 0, **options: Any) -> Any:
-    from marlvec.interop.torch.policy import TorchPolicy
+    from marlvec.interop.torch import TorchPolicy
 
     policy = TorchPolicy(module, **options)
     policy.setup(OBS, space, seed=seed)
@@ -213,7 +213,7 @@ def test_random_numbers_come_from_its_own_generator_alone(space: Any) -> None:
 
 
 def test_a_seed_of_its_own_beats_the_collectors() -> None:
-    from marlvec.interop.torch.policy import TorchPolicy
+    from marlvec.interop.torch import TorchPolicy
 
     def draw(seed: int | None, collectors: int) -> list[int]:
         policy = TorchPolicy(Told([0.0] * 1000), seed=seed)
@@ -251,7 +251,7 @@ def test_values_and_other_columns_are_in_the_batch_and_feed_gae() -> None:
         def forward(self, obs: Any) -> Any:
             return {"inputs": self.net(obs), "values": obs.sum(dim=1, keepdim=True), "hidden": {"x": obs * 2}}
 
-    from marlvec.interop.torch.policy import TorchPolicy
+    from marlvec.interop.torch import TorchPolicy
 
     with SyncVectorEnv([lambda i=i: SampledEnv(OBS, Discrete(4), env_index=i) for i in range(2)]) as envs:
         policy = TorchPolicy(Critic())
@@ -286,7 +286,7 @@ def test_a_batch_brings_its_masks_and_states_to_forward() -> None:
         def forward(self, obs: Any, state: Any) -> Any:
             return {"inputs": self.net(obs) + state, "state_out": state + 1}
 
-    from marlvec.interop.torch.policy import TorchPolicy
+    from marlvec.interop.torch import TorchPolicy
 
     with marlvec.make(Nim, 3, backend="sync") as envs:
         chain = [RnnState(np.zeros(1, np.float32))]
@@ -312,7 +312,7 @@ def test_a_recurrent_module_gets_back_the_state_it_gave_for_the_agents_last_row(
             after = {"turns": turns + 1, "sum": (total + obs.sum(dim=1, keepdim=True),)}
             return {"inputs": torch.zeros(len(obs), 5), "state_out": after}
 
-    from marlvec.interop.torch.policy import TorchPolicy
+    from marlvec.interop.torch import TorchPolicy
 
     initial = {"turns": np.zeros(1, np.int64), "sum": (np.zeros(1, np.float32),)}
     with sync(kind, 3, 3) as envs:
@@ -328,7 +328,7 @@ def test_a_recurrent_module_gets_back_the_state_it_gave_for_the_agents_last_row(
 
 
 def test_masks_of_real_episodes_are_kept() -> None:
-    from marlvec.interop.torch.policy import TorchPolicy
+    from marlvec.interop.torch import TorchPolicy
 
     with sync("masked turns", 3, 2) as envs:
         net = torch.nn.Linear(envs.agent_observation_space(envs.agents[0]).shape[0], 5)
@@ -354,7 +354,7 @@ def test_what_a_module_gives_wrongly_is_named() -> None:
 
 
 def test_what_cannot_be_a_policy_is_refused() -> None:
-    from marlvec.interop.torch.policy import TorchPolicy
+    from marlvec.interop.torch import TorchPolicy
 
     with pytest.raises(ArgumentError, match="wants a torch.nn.Module"):
         TorchPolicy(lambda obs: obs)

@@ -28,7 +28,7 @@ pytest.importorskip("torchrl")
 from tensordict import TensorDict  # noqa: E402
 from torchrl.envs import EnvBase, MarlGroupMapType, check_env_specs, step_mdp  # noqa: E402
 
-from marlvec.interop.torchrl.env import MarlvecEnv  # noqa: E402
+from marlvec.interop.torchrl import MarlvecEnv  # noqa: E402
 
 N = 3
 MODES = ("same_step", "disabled")

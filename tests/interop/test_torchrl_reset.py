@@ -14,7 +14,7 @@ pytest.importorskip("torchrl")
 from tensordict import TensorDictBase  # noqa: E402
 from torchrl.envs import EnvBase  # noqa: E402
 
-from marlvec.interop.torchrl.env import MarlvecEnv  # noqa: E402
+from marlvec.interop.torchrl import MarlvecEnv  # noqa: E402
 
 
 class Counting(MarlvecEnv):

@@ -25,7 +25,7 @@ from torchrl.envs import Compose, InitTracker, RewardSum, StepCounter, Transform
 from torchrl.modules import MaskedCategorical, MultiAgentMLP, ProbabilisticActor  # noqa: E402
 from torchrl.objectives.multiagent import IPPOLoss, MAPPOLoss  # noqa: E402
 
-from marlvec.interop.torchrl.env import MarlvecEnv  # noqa: E402
+from marlvec.interop.torchrl import MarlvecEnv  # noqa: E402
 
 N = 4
 

@@ -1,1 +1,6 @@
-"""PettingZoo's two APIs over marlvec's envs: `ParallelView` and `AECView`."""
+"""PettingZoo's two APIs over marlvec's envs."""
+
+from marlvec.interop.pettingzoo.aec import AECView
+from marlvec.interop.pettingzoo.parallel import ParallelView
+
+__all__ = ["ParallelView", "AECView"]

@@ -1,1 +1,5 @@
 """PyTorch policies."""
+
+from marlvec.interop.torch.policy import TorchPolicy
+
+__all__ = ["TorchPolicy"]
