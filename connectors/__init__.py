@@ -96,7 +96,7 @@ from marlvec.connectors.row_random import RowRandom
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.stage import Timing
 from marlvec.connectors.table import AgentTable
-from marlvec.connectors.trees import Tree
+from marlvec.trees import Tree
 
 __all__ = [
     "ActionConnector",

@@ -12,10 +12,10 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors.config import Config, decode, encode
-from marlvec.connectors.names import CLASSES
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, SerialisationError, StateError
+from marlvec.serialization.name_table import CLASSES
+from marlvec.serialization.values import Config, decode, encode
 
 __all__ = ["ActionConnector", "AgentConnector", "Connector", "EnvIds", "LearnerConnector", "State"]
 

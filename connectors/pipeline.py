@@ -12,15 +12,15 @@ from typing import Any, Self, TypeVar
 from gymnasium.spaces import Space
 
 from marlvec.connectors.chain import Chain, Target, with_inner
-from marlvec.connectors.config import Config
 from marlvec.connectors.connector import Connector
 from marlvec.connectors.function import FunctionConnector
 from marlvec.connectors.leaf_spaces import space_summary
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.saved import SavedPipeline, explained
-from marlvec.connectors.saving import FilePath
 from marlvec.connectors.stage import Stage
 from marlvec.errors import ArgumentError, ContractError, StateError
+from marlvec.serialization.archive import FilePath
+from marlvec.serialization.values import Config
 
 __all__ = ["Pipeline", "Target"]
 

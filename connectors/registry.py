@@ -8,8 +8,8 @@ from typing import Any, TypeVar, overload
 
 from marlvec.connectors.connector import Connector
 from marlvec.connectors.function import FunctionConnector
-from marlvec.connectors.names import CLASSES, FUNCTIONS
 from marlvec.errors import ArgumentError
+from marlvec.serialization.name_table import CLASSES, FUNCTIONS
 
 __all__ = ["connector_from_config", "register_connector", "register_function"]
 

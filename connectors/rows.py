@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.trees import Tree, map_tree, tree_leaves, zip_trees
 from marlvec.errors import ArgumentError
+from marlvec.trees import Tree, map_tree, tree_leaves, zip_trees
 
 __all__ = ["Rows"]
 

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from gymnasium.spaces import Space
 
-from marlvec.connectors.config import Config, decode, encode, outline
 from marlvec.connectors.connector import State
-from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import CheckpointError, RegistryError
+from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.values import Config, decode, encode, outline
 from marlvec.spaces import describe_difference
 
 __all__ = ["SavedPipeline", "explained"]

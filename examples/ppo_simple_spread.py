@@ -19,9 +19,9 @@ from torch import nn
 
 import marlvec
 from marlvec.connectors import GeneralAdvantageEstimation, NormalizeObs, Rows, Standardize
-from marlvec.connectors.config import decode, encode
-from marlvec.connectors.saving import read_file, write_file
 from marlvec.interop.torch import TorchPolicy
+from marlvec.serialization.archive import read_file, write_file
+from marlvec.serialization.values import decode, encode
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=100_000, help="env steps, those before --resume included")

@@ -9,9 +9,9 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors.trees import Tree
 from marlvec.errors import UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.trees import Tree
 
 __all__ = ["FloatBoxes"]
 

@@ -9,8 +9,8 @@ from gymnasium.spaces import Space
 
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError
+from marlvec.trees import Tree
 
 __all__ = ["MapActions"]
 

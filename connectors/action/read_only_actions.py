@@ -8,7 +8,7 @@ import numpy as np
 
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import map_tree
+from marlvec.trees import map_tree
 
 __all__ = ["ReadOnlyActions"]
 

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
-from numpy.typing import NDArray
 
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import map_tree
-from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.trees import _typed, map_tree, to_array
 
 __all__ = ["ToNumpy"]
 
@@ -44,29 +42,3 @@ class ToNumpy(ActionConnector):
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
-
-
-def to_array(value: Any) -> NDArray[Any]:
-    """Turn one leaf into an array; an array is returned as it is.
-
-    Raises:
-        ContractError: It is no rectangle of numbers.
-    """
-    if isinstance(value, np.ndarray):
-        return value
-    if hasattr(value, "detach"):  # torch: __array__ refuses a tensor on another device or with a gradient
-        return np.asarray(value.detach().cpu().numpy())
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ContractError(f"expected numbers in a regular shape, got {type(value).__name__}: {error}") from error
-    if array.dtype == object:
-        raise ContractError(f"expected numbers, got {type(value).__name__} of {type(array.flat[0]).__name__}")
-    return array
-
-
-def _typed(array: NDArray[Any], value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    # Never from float to int: that would cut 0.7 down to action 0.
-    if isinstance(value, (list, tuple)) and np.can_cast(array.dtype, dtype, "same_kind"):
-        return array.astype(dtype)
-    return array

@@ -9,9 +9,9 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.trees import Tree, map_tree
 
 __all__ = ["DeclaredSpace", "SpaceRule", "check_function", "read_only", "space_after"]
 

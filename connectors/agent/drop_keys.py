@@ -9,9 +9,9 @@ from gymnasium.spaces import Dict, Space, Tuple
 
 from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
+from marlvec.trees import Tree
 
 __all__ = ["DropKeys", "drop_from_space", "drop_from_value"]
 

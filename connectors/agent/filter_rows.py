@@ -14,9 +14,9 @@ from marlvec.connectors.agent.history import cast_row_leaf
 from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.table import AgentTable
-from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.trees import Tree
 
 __all__ = ["FilterRows", "RowFilter"]
 

@@ -10,13 +10,12 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.connector import EnvIds, State
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.table import AgentTable
-from marlvec.connectors.trees import Tree, map_tree, zip_trees
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.trees import Tree, map_tree, to_array, zip_trees
 
 __all__ = [
     "History",

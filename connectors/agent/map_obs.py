@@ -10,7 +10,7 @@ from gymnasium.spaces import Space
 from marlvec.connectors.agent.declared_space import DeclaredSpace, SpaceRule, check_function, read_only, space_after
 from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import Tree
+from marlvec.trees import Tree
 
 __all__ = ["MapObs"]
 

@@ -10,9 +10,9 @@ from gymnasium.spaces import Space
 from marlvec.connectors.agent.declared_space import DeclaredSpace, SpaceRule, check_function, read_only, space_after
 from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.trees import Tree, map_tree
 
 __all__ = ["PerAgent"]
 

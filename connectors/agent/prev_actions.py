@@ -13,9 +13,9 @@ from marlvec.connectors.agent.history import History, action_tree, blank_action,
 from marlvec.connectors.agent.vectors import append_to_obs, appended_space
 from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.trees import map_tree
 
 __all__ = ["PrevActions"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from marlvec.connectors.agent.history import History, TreeForm, check_column_is_new
 from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ContractError
+from marlvec.trees import Tree, map_tree
 
 __all__ = ["RnnState"]
 

@@ -17,9 +17,9 @@ from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.leaf_spaces import map_space
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.table import AgentTable
-from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.trees import Tree
 
 __all__ = ["TeamObs"]
 

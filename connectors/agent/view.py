@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.agent.history import (
     History,
     TreeForm,
@@ -25,9 +24,9 @@ from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.shifts import Shift, parse_shifts
 from marlvec.connectors.table import AgentTable
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.trees import Tree, map_tree, to_array
 
 __all__ = ["View"]
 

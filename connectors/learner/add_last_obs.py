@@ -12,8 +12,8 @@ from marlvec.connectors.learner.bootstrap import following
 from marlvec.connectors.learner.columns import column
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import zip_trees
 from marlvec.errors import ContractError
+from marlvec.trees import zip_trees
 
 __all__ = ["AddLastObs"]
 

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.columns import column as column_of
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.shifts import Shift, parse_shifts
-from marlvec.connectors.trees import Tree, map_tree, zip_trees
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.trees import Tree, map_tree, to_array, zip_trees
 
 __all__ = ["AddView"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.learner.columns import Floats, flags, numbers, unknown_outcome
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.trees import to_array
 
 __all__ = ["ValueFunction", "end_values", "following", "next_values"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.trees import to_array
 
 __all__ = ["Floats", "check_share", "column", "flags", "numbers", "one_array", "unknown_outcome"]
 

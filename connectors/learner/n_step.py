@@ -8,8 +8,8 @@ from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.columns import check_share, column, flags, numbers, unknown_outcome
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError
+from marlvec.trees import map_tree
 
 __all__ = ["NStep"]
 

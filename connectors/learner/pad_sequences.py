@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.trees import map_tree, to_array
 
 __all__ = ["PadSequences", "kept_name"]
 

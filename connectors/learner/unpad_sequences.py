@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.to_numpy import to_array
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.columns import numbers
 from marlvec.connectors.learner.pad_sequences import kept_name
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import map_tree, tree_leaves
 from marlvec.errors import ContractError
+from marlvec.trees import map_tree, to_array, tree_leaves
 
 __all__ = ["UnpadSequences"]
 

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from marlvec.cli.faces import Face, face_of
 from marlvec.connectors import Rows
-from marlvec.connectors.trees import map_tree
 from marlvec.policies import Policy
 from marlvec.policies.policy import PolicyOutput
 from marlvec.selfplay.guest import SharedPolicy
+from marlvec.trees import map_tree
 
 __all__ = ["Announced", "Person", "Quit"]
 

@@ -106,7 +106,7 @@ def play(
 
 def _sit_down(table: Table, collector: Collector, games: int | None) -> None:
     """Play games to their end, one after the other."""
-    from marlvec.connectors.trees import map_tree
+    from marlvec.trees import map_tree
 
     played = 0
     while games is None or played < games:

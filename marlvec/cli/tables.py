@@ -14,8 +14,8 @@ from rich.text import Text
 from marlvec.cli.rollout import Rollout
 from marlvec.cli.tracks import Track
 from marlvec.collect import SampleBatch
-from marlvec.connectors.trees import tree_leaves
 from marlvec.registry import EnvRow
+from marlvec.trees import tree_leaves
 
 __all__ = ["print_envs", "print_rollout"]
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.to_numpy import to_array
-from marlvec.connectors.trees import Tree, map_tree, tree_leaves
 from marlvec.errors import ContractError
+from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
 __all__ = ["Column"]
 

@@ -17,10 +17,10 @@ from marlvec.collect.loop import Loop
 from marlvec.collect.ready import Ready
 from marlvec.collect.roles import Role
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Pipeline
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy, PolicyLike, PolicyMap, as_policy
 from marlvec.policies.policy_map import policy_or_make
+from marlvec.trees import map_tree
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["Chain", "Company", "Connectors", "NewPolicy"]

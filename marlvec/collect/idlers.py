@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from marlvec.connectors import ActionPipeline, AgentPipeline, Pipeline, Rows
 from marlvec.connectors.agent.history import blank_action
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.trees import Tree, map_tree
 
 __all__ = ["Idlers", "Part", "declared_noop"]
 

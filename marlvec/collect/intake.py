@@ -14,7 +14,7 @@ from marlvec.collect.episodes import Episodes
 from marlvec.collect.metrics import Metrics
 from marlvec.collect.roles import Role
 from marlvec.connectors import Rows
-from marlvec.connectors.trees import Tree
+from marlvec.trees import Tree
 
 __all__ = ["Intake"]
 

@@ -10,10 +10,9 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.connectors import Rows
-from marlvec.connectors.action.to_numpy import to_array
-from marlvec.connectors.trees import Tree, map_tree, zip_trees
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree, describe_difference
+from marlvec.trees import Tree, map_tree, to_array, zip_trees
 
 __all__ = ["OffPolicy"]
 

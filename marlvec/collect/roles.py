@@ -16,12 +16,11 @@ from marlvec.collect.raw_rows import RawRows
 from marlvec.collect.ready import Ready
 from marlvec.collect.trajectories import BATCH_COLUMNS, Trajectories
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
-from marlvec.connectors.action.to_numpy import to_array
-from marlvec.connectors.trees import Tree, tree_leaves
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
 from marlvec.policies import Policy, PolicyOutput
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.trees import Tree, to_array, tree_leaves
 
 __all__ = ["Answer", "Ready", "Role", "split_output"]
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.columns import Column
-from marlvec.connectors.trees import Tree
 from marlvec.env_ids import Where
 from marlvec.errors import ContractError
+from marlvec.trees import Tree
 
 __all__ = ["BATCH_COLUMNS", "ROW_COLUMNS", "Trajectories"]
 

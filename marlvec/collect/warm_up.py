@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from marlvec.collect.ready import Ready
 from marlvec.collect.roles import Role
 from marlvec.connectors import Rows
-from marlvec.connectors.trees import map_tree
 from marlvec.policies.row_draws import RowDraws
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
+from marlvec.trees import map_tree
 
 __all__ = ["WarmUp"]
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect import MultiAgentBatch, SampleBatch
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.external.row import Ending
+from marlvec.trees import map_tree
 
 __all__ = ["Dataset", "Log", "Moment", "read_logs"]
 

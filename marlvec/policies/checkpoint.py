@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from marlvec.connectors import ActionPipeline, AgentPipeline
-from marlvec.connectors.config import decode, encode
-from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import CheckpointError, MarlvecError
 from marlvec.policies.policy import Policy, PolicyState
+from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.values import decode, encode
 
 __all__ = ["PolicyCheckpoint", "load_policy", "save_policy"]
 

@@ -11,8 +11,8 @@ from typing import Any
 from gymnasium.spaces import Space
 
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError
+from marlvec.trees import Tree
 
 __all__ = ["Policy", "PolicyOutput", "PolicyState", "takes_explore"]
 

@@ -21,11 +21,11 @@ from urllib.parse import quote
 from gymnasium.spaces import Space
 
 from marlvec.arguments import whole_number
-from marlvec.connectors.config import decode, encode
-from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, ResourceError
 from marlvec.policies.function import PolicyLike, as_policy
 from marlvec.policies.policy import Policy
+from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.values import decode, encode
 
 __all__ = ["PolicyMap", "policy_or_make"]
 
@@ -58,7 +58,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     does not count: nothing says how to build it again. So give the ones that learn as they are, and the many that are
     frozen as functions.
 
-    Files hold numbers and texts and are never executed (`marlvec.connectors.saving`). They are no checkpoints: they go
+    Files hold numbers and texts and are never executed (`marlvec.serialization.archive`). They are no checkpoints: they go
     when the map does. What of a state has no such form raises, and the policy stays.
 
     A policy that the caller holds, too, is not swapped out, for it may still change; it is in memory anyway. Policies

@@ -10,11 +10,11 @@ from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
+from marlvec.trees import Tree
 
 __all__ = ["RandomPolicy"]
 

@@ -11,10 +11,10 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.trees import map_tree
 
 __all__ = ["Memory", "Script", "ScriptedPolicy"]
 

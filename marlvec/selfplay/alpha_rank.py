@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from marlvec.collect.batch.extras import import_extra
 from marlvec.errors import ArgumentError
+from marlvec.extras import import_extra
 from marlvec.selfplay.match_table import MatchTable
 
 __all__ = ["alpha_rank"]

@@ -11,11 +11,11 @@ from typing import Any
 from gymnasium.spaces import Space
 
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
-from marlvec.connectors.config import decode
-from marlvec.connectors.saving import read_file
 from marlvec.errors import ArgumentError, CheckpointError, StateError
 from marlvec.policies import Policy, PolicyLike, as_policy
 from marlvec.policies.policy import PolicyOutput, PolicyState
+from marlvec.serialization.archive import read_file
+from marlvec.serialization.values import decode
 
 __all__ = ["FrozenPolicy", "MakePolicy", "Opponent"]
 

@@ -17,14 +17,14 @@ from urllib.parse import quote
 from marlvec.arguments import whole_number
 from marlvec.collect import Collector
 from marlvec.connectors import ActionPipeline, AgentPipeline
-from marlvec.connectors.config import encode
-from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError
 from marlvec.policies import ObjectPolicy, Policy, PolicyLike, RandomPolicy, as_policy
 from marlvec.selfplay.leaving import LeavingRule, oldest
 from marlvec.selfplay.opponent import MakePolicy, Opponent
 from marlvec.selfplay.pool_index import INDEX, KINDS, PoolIndex, inside, make_of
 from marlvec.selfplay.snapshot_rules import SnapshotRule
+from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.values import encode
 
 if TYPE_CHECKING:
     from marlvec.selfplay.scoreboard import Scoreboard

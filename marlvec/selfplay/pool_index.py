@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlvec.connectors.config import decode, encode
-from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.policies import RandomPolicy
 from marlvec.selfplay.opponent import MakePolicy, Opponent
+from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.values import decode, encode
 
 __all__ = ["INDEX", "KINDS", "MakeOf", "PoolIndex", "inside", "make_of", "read_opponents"]
 

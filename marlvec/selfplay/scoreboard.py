@@ -8,13 +8,13 @@ from typing import Any
 
 from marlvec.collect.callbacks import Callback, RunningEpisode
 from marlvec.collect.metrics import EpisodeRecord
-from marlvec.connectors.config import decode, encode
-from marlvec.connectors.saving import FilePath, read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.selfplay.game import Game, ScoreFunction, game_of
 from marlvec.selfplay.match_table import MatchTable
 from marlvec.selfplay.ratings import BradleyTerry, Ratings
 from marlvec.selfplay.sides import Sides, sides_of
+from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.values import decode, encode
 
 __all__ = ["Scoreboard"]
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from marlvec.collect import SampleBatch
-from marlvec.connectors.trees import map_tree
+from marlvec.trees import map_tree
 
 Row = dict[str, Any]
 

@@ -20,8 +20,8 @@ from hypothesis.extra import numpy as hnp
 
 from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.collect.batch.outlines import ArrayNames
-from marlvec.connectors.trees import Tree, tree_leaves
 from marlvec.errors import ArgumentError, CheckpointError, MissingExtraError, SerialisationError
+from marlvec.trees import Tree, tree_leaves
 from tests.bombs import MB, deflated, peak_of
 from tests.dying import DYING
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from marlvec.collect import AgentTrack, Collector, MultiAgentBatch, MultiAgentEpisode
 from marlvec.connectors import AddLastObs, NStep, PadSequences
-from marlvec.connectors.trees import tree_leaves
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, SampledEnv, Script, ScriptedParallelEnv
+from marlvec.trees import tree_leaves
 from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.players import KINDS, MODES, EchoPolicy, sync
 from tests.collect.reference import Reference, Row

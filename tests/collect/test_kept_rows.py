@@ -9,8 +9,8 @@ import pytest
 
 import marlvec
 from marlvec.connectors import AgentConnector, Rows
-from marlvec.connectors.trees import tree_leaves
 from marlvec.testing import CounterEnv
+from marlvec.trees import tree_leaves
 
 
 class Keeper:

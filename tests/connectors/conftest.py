@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from marlvec.connectors.names import CLASSES, FUNCTIONS
+from marlvec.serialization.name_table import CLASSES, FUNCTIONS
 
 
 @pytest.fixture

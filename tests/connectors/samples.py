@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from marlvec.connectors import Rows
-from marlvec.connectors.trees import zip_trees
+from marlvec.trees import zip_trees
 
 Space = spaces.Space[Any]
 

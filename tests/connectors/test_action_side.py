@@ -23,8 +23,8 @@ from marlvec.connectors.action.pad_actions import PadActions
 from marlvec.connectors.action.repeat_actions import RepeatActions
 from marlvec.connectors.action.replace_nan import ReplaceNaN
 from marlvec.connectors.action.sticky_actions import StickyActions
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, StateError
+from marlvec.trees import map_tree
 from tests.connectors.action_samples import bind, decisions, play, send
 from tests.connectors.samples import all_inside, same_tree
 

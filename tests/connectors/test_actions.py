@@ -16,8 +16,8 @@ from marlvec.connectors import (
     ToNumpy,
     UnsquashActions,
 )
-from marlvec.connectors.trees import map_tree, tree_leaves
 from marlvec.errors import ContractError
+from marlvec.trees import map_tree, tree_leaves
 from tests.connectors.samples import all_inside, batch, same_tree
 
 NAMES = ("ToNumpy", "UnsquashActions", "ClipActions", "ReadOnlyActions")

@@ -30,7 +30,7 @@ from marlvec.connectors import (
     ToNumpy,
     UnsquashActions,
 )
-from marlvec.connectors.trees import map_tree
+from marlvec.trees import map_tree
 from tests.connectors.samples import batch, pairs_of, rows_of, same_tree
 
 AGENTS = ("wolf_0", "wolf_1", "hare")

@@ -27,9 +27,9 @@ from marlvec.connectors import (
     action_connector,
     agent_connector,
 )
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.testing.check_connector import check_connector
+from marlvec.trees import map_tree
 from tests.connectors import broken_calls as calls
 from tests.connectors import broken_memory as memory
 from tests.connectors import sound

@@ -23,10 +23,10 @@ from marlvec.connectors import (
     NormalizeObs,
     Rows,
 )
-from marlvec.connectors.config import decode, encode, outline
 from marlvec.connectors.learner.pipeline import LearnerPipeline
 from marlvec.connectors.registry import connector_from_config, register_connector
 from marlvec.errors import ArgumentError, RegistryError, SerialisationError
+from marlvec.serialization.values import decode, encode, outline
 from marlvec.spaces import describe_difference
 from tests.connectors.samples import Space, any_spaces
 

@@ -14,8 +14,8 @@ from marlvec.connectors import AgentPipeline, FlattenObs
 from marlvec.connectors.agent.delay_obs import DelayObs
 from marlvec.connectors.agent.max_obs import MaxObs
 from marlvec.connectors.connector import AgentConnector
-from marlvec.connectors.trees import map_tree, zip_trees
 from marlvec.errors import ArgumentError, StateError, UnsupportedSpaceError
+from marlvec.trees import map_tree, zip_trees
 from tests.connectors.episodes import Episodes, Tick, play, ticks
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, pairs_of, rows_of, same_tree, vectors
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentPipeline, FrameStack, Rows
-from marlvec.connectors.trees import map_tree, zip_trees
 from marlvec.errors import ArgumentError, StateError, UnsupportedSpaceError
+from marlvec.trees import map_tree, zip_trees
 from tests.connectors.samples import (
     Space,
     all_inside,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from marlvec.connectors import AgentPipeline, FlattenObs, NormalizeObs, Rows
-from marlvec.connectors.trees import tree_leaves
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
+from marlvec.trees import tree_leaves
 from tests.connectors.samples import rows_of, same_tree, vectors
 
 WIDE = vectors(2, dtype=np.float64)

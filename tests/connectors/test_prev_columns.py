@@ -14,8 +14,8 @@ from marlvec.connectors import AgentPipeline, FlattenObs, Rows
 from marlvec.connectors.agent.prev_actions import PrevActions
 from marlvec.connectors.agent.prev_rewards import PrevRewards
 from marlvec.connectors.connector import AgentConnector
-from marlvec.connectors.trees import map_tree, zip_trees
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
+from marlvec.trees import map_tree, zip_trees
 from tests.connectors.episodes import Episodes, Tick, play, ticks
 from tests.connectors.samples import (
     Space,

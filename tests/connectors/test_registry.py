@@ -10,9 +10,9 @@ import pytest
 from marlvec.connectors import AgentConnector, AgentPipeline, NormalizeObs, Rows, action_connector, agent_connector
 from marlvec.connectors.connector import Connector
 from marlvec.connectors.function import learner_connector
-from marlvec.connectors.names import CLASSES
 from marlvec.connectors.registry import connector_from_config, register_connector, register_function
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, SerialisationError
+from marlvec.serialization.name_table import CLASSES
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -28,9 +28,9 @@ from marlvec.connectors import (
 )
 from marlvec.connectors.learner.gae import GeneralAdvantageEstimation
 from marlvec.connectors.learner.pipeline import LearnerPipeline
-from marlvec.connectors.names import CLASSES
-from marlvec.connectors.saving import read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError, ContractError, RegistryError, SerialisationError, StateError
+from marlvec.serialization.archive import read_file, write_file
+from marlvec.serialization.name_table import CLASSES
 from tests.connectors.lives import (
     ACTION,
     AGENTS,

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from numpy.lib import format as npy
 
-from marlvec.connectors.saving import read_file, write_file
 from marlvec.errors import CheckpointError, MarlvecError
+from marlvec.serialization.archive import read_file, write_file
 from tests.bombs import MB, deflated, peak_of
 from tests.connectors.samples import same_tree
 from tests.dying import DYING
@@ -76,7 +76,7 @@ def test_a_file_is_as_readable_for_others_as_any_other_new_one(file: Path, tmp_p
 
 SAVE = f"""{DYING}
 import numpy as np
-from marlvec.connectors import saving
+from marlvec.serialization import archive as saving
 
 def child(at):
     spoil(at)

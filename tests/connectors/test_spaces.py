@@ -28,8 +28,8 @@ from marlvec.connectors import (
     agent_connector,
 )
 from marlvec.connectors.leaf_spaces import map_space, space_summary
-from marlvec.connectors.trees import tree_leaves
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
+from marlvec.trees import tree_leaves
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, pairs_of, rows_of
 
 AGENTS = ("wolf_0", "wolf_1", "hare")

@@ -14,9 +14,9 @@ from marlvec.connectors.agent.map_obs import MapObs
 from marlvec.connectors.agent.pad_obs import PadObs
 from marlvec.connectors.agent.per_agent import PerAgent
 from marlvec.connectors.agent.team_obs import TeamObs
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
+from marlvec.trees import map_tree
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, rows_of, same_tree, vectors
 
 NAMES = ("wolf_0", "wolf_1", "hare_0")

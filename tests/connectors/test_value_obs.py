@@ -18,9 +18,9 @@ from marlvec.connectors.agent.pad_obs import PadObs
 from marlvec.connectors.agent.reshape_obs import ReshapeObs
 from marlvec.connectors.agent.scale_obs import ScaleObs
 from marlvec.connectors.connector import AgentConnector
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
+from marlvec.trees import map_tree
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, same_tree
 
 BYTES = spaces.Box(0, 255, (2, 3), np.uint8)

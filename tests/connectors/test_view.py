@@ -16,8 +16,8 @@ from marlvec.connectors.agent.rnn_state import RnnState
 from marlvec.connectors.agent.view import View
 from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.shifts import Shift, parse_shifts
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
+from marlvec.trees import map_tree
 from tests.connectors.episodes import Episodes, Tick, answered, rows_at, ticks
 from tests.connectors.samples import Space, pairs_of, rows_of, same_tree, vectors
 

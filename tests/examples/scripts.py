@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.connectors.config import decode
-from marlvec.connectors.saving import read_file
+from marlvec.serialization.archive import read_file
+from marlvec.serialization.values import decode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -14,10 +14,10 @@ import marlvec
 from marlvec import external
 from marlvec.collect import Collector, MultiAgentBatch
 from marlvec.connectors import FlattenObs, FrameStack, NormalizeObs
-from marlvec.connectors.trees import tree_leaves
 from marlvec.external import ExternalVectorEnv
 from marlvec.registry import resolve
 from marlvec.testing.scripted import ScriptedParallelEnv
+from marlvec.trees import tree_leaves
 from tests.external.drivers import Play, by_sight, play_parallel, play_turns
 
 

@@ -197,7 +197,7 @@ def test_a_full_disk_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     policies["p1"]
     weigh(policies["p1"], 3.0)
     with monkeypatch.context() as patch:
-        patch.setattr("marlvec.connectors.saving.os.fsync", _full_disk)
+        patch.setattr("marlvec.serialization.archive.os.fsync", _full_disk)
         for _ in range(2):
             with pytest.raises(ResourceError, match=r"'p1' cannot be swapped out to .*No space left.*nothing is lost"):
                 policies["p2"]

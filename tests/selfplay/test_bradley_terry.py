@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors.config import decode, encode
 from marlvec.errors import ArgumentError
 from marlvec.selfplay import BradleyTerry, Elo, Scoreboard
+from marlvec.serialization.values import decode, encode
 
 NAMES = "abcdef"
 GAMES = st.lists(

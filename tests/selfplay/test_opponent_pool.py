@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import marlvec
 from marlvec.connectors import ActionPipeline, AgentPipeline, EpsilonGreedy, FrameStack, NormalizeObs, Rows
-from marlvec.connectors.saving import read_file, write_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
 from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy
 from marlvec.selfplay import (
@@ -36,6 +35,7 @@ from marlvec.selfplay import (
     thinned,
     weakest,
 )
+from marlvec.serialization.archive import read_file, write_file
 from tests.selfplay.nim import Net, Nim, player
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from marlvec.arguments import whole_number
 from marlvec.collect.batch.leaves import ids
-from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError
+from marlvec.trees import Tree
 
 __all__ = ["check_size", "episodes", "fragments", "moments"]
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.to_numpy import to_array
-from marlvec.connectors.trees import Tree, zip_trees
 from marlvec.errors import ArgumentError
+from marlvec.trees import Tree, to_array, zip_trees
 
 __all__ = ["join_columns"]
 

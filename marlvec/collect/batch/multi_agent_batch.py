@@ -13,8 +13,8 @@ from marlvec.collect.batch.npz import read_npz, write_npz
 from marlvec.collect.batch.rllib import as_multi_agent
 from marlvec.collect.batch.sample_batch import SampleBatch
 from marlvec.collect.episode import MultiAgentEpisode
-from marlvec.connectors.new_file import FilePath
 from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.serialization.atomic_file import FilePath
 
 __all__ = ["MultiAgentBatch"]
 

@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 
 from marlvec.collect.batch.leaves import named_leaves
 from marlvec.collect.batch.outlines import ArrayNames, outline_columns, read_columns
-from marlvec.connectors.action.to_numpy import to_array
-from marlvec.connectors.archive import check_entries, read_entry
-from marlvec.connectors.new_file import FilePath, new_file
-from marlvec.connectors.trees import Tree
 from marlvec.errors import CheckpointError, SerialisationError
+from marlvec.serialization.archive import check_entries, read_entry
+from marlvec.serialization.atomic_file import FilePath, new_file
+from marlvec.trees import Tree, to_array
 
 __all__ = ["read_npz", "write_npz"]
 

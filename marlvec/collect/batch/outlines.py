@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marlvec.connectors.trees import Tree
 from marlvec.errors import SerialisationError
+from marlvec.trees import Tree
 
 __all__ = ["ArrayNames", "outline_columns", "read_columns"]
 

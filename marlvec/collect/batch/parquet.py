@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.batch.extras import import_extra
 from marlvec.collect.batch.leaves import named_leaves
 from marlvec.collect.batch.outlines import ArrayNames, outline_columns, read_columns
-from marlvec.connectors.action.to_numpy import to_array
-from marlvec.connectors.new_file import FilePath, new_file
-from marlvec.connectors.trees import Tree
 from marlvec.errors import CheckpointError, SerialisationError
+from marlvec.extras import import_extra
+from marlvec.serialization.atomic_file import FilePath, new_file
+from marlvec.trees import Tree, to_array
 
 __all__ = ["read_parquet", "write_parquet"]
 

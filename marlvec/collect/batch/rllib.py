@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marlvec.collect.batch.extras import import_extra
-from marlvec.connectors.trees import Tree
 from marlvec.errors import ArgumentError
+from marlvec.extras import import_extra
+from marlvec.trees import Tree
 
 __all__ = ["RLLIB_NAMES", "as_multi_agent", "as_sample_batch"]
 

@@ -17,9 +17,9 @@ from marlvec.collect.batch.parquet import read_parquet, write_parquet
 from marlvec.collect.batch.rllib import as_sample_batch
 from marlvec.collect.batch.tensors import as_tensordict, as_tensors
 from marlvec.connectors import PadSequences, Rows, UnpadSequences
-from marlvec.connectors.new_file import FilePath
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.serialization.atomic_file import FilePath
+from marlvec.trees import Tree, map_tree
 from marlvec.vector.seeding import check_seed
 
 __all__ = ["SampleBatch"]

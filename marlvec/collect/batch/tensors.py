@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.batch.extras import import_extra
 from marlvec.collect.batch.leaves import named_leaves
-from marlvec.connectors.action.to_numpy import to_array
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError
+from marlvec.extras import import_extra
+from marlvec.trees import Tree, map_tree, to_array
 
 __all__ = ["as_tensordict", "as_tensors"]
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from marlvec.collect.batch.joining import join_columns
 from marlvec.collect.episode.windows import check_step, gather, same
-from marlvec.connectors.trees import Tree, map_tree, tree_leaves, zip_trees
 from marlvec.errors import ArgumentError
+from marlvec.trees import Tree, map_tree, tree_leaves, zip_trees
 
 __all__ = ["AgentTrack"]
 

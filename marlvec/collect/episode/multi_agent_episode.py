@@ -12,8 +12,8 @@ from marlvec.collect.batch.joining import join_columns
 from marlvec.collect.episode.agent_track import AgentTrack
 from marlvec.collect.episode.reading import check_order, read_tracks
 from marlvec.collect.episode.windows import check_step
-from marlvec.connectors.trees import Tree, map_tree, zip_trees
 from marlvec.errors import ArgumentError
+from marlvec.trees import Tree, map_tree, zip_trees
 
 __all__ = ["MultiAgentEpisode"]
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from marlvec.collect.batch.cuts import episodes
 from marlvec.collect.batch.leaves import ids
 from marlvec.collect.episode.agent_track import AgentTrack
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError
+from marlvec.trees import Tree, map_tree
 
 __all__ = ["check_order", "read_tracks"]
 

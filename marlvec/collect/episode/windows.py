@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.arguments import whole_number
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError
+from marlvec.trees import Tree, map_tree
 
 __all__ = ["check_step", "gather", "same"]
 

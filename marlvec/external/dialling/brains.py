@@ -16,8 +16,6 @@ from marlvec.collect.chains import chains
 from marlvec.collect.company import named
 from marlvec.collect.roles import split_output
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
-from marlvec.connectors.action.to_numpy import to_array
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, ContractError, ProtocolError, RefusedError, StateError
 from marlvec.external.dialling.caller import Caller
 from marlvec.external.dialling.form import Form
@@ -25,6 +23,7 @@ from marlvec.external.local import Local
 from marlvec.external.wire.plain import unpack_plain
 from marlvec.external.wire.schema import Type
 from marlvec.spaces import SpaceTree
+from marlvec.trees import map_tree, to_array
 
 __all__ = ["Brains"]
 

@@ -12,9 +12,9 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import NDArray
 from torch import Tensor
 
-from marlvec.connectors.trees import Tree
 from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.trees import Tree
 
 __all__ = ["Distribution", "Head", "MakeDistribution"]
 

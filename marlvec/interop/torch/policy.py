@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from marlvec.collect.batch.sample_batch import SampleBatch
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError
 from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
 from marlvec.spaces import SpaceTree
+from marlvec.trees import Tree, map_tree
 
 try:
     import torch

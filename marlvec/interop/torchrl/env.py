@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.trees import map_tree
 from marlvec.env_ids import Options, spread_options
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
 from marlvec.interop.torchrl.grouping import GroupMap, Seats, group_agents, seat
@@ -20,6 +19,7 @@ from marlvec.interop.torchrl.snapshot import Sight, scatter
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.spaces import SpaceTree
+from marlvec.trees import map_tree
 from marlvec.vector.seeding import env_seeds, spread
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep

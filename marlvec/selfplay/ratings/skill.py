@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marlvec.collect.batch.extras import import_extra
 from marlvec.errors import ArgumentError
+from marlvec.extras import import_extra
 from marlvec.selfplay.ratings.ratings import Ratings
 
 __all__ = ["Skill"]

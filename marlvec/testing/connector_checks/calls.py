@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import map_tree, tree_leaves
 from marlvec.testing.connector_checks._support.difference import outsider
 from marlvec.testing.connector_checks._support.report import place
 from marlvec.testing.connector_checks._support.story import Moment
 from marlvec.testing.connector_checks._support.trial import Trial
+from marlvec.trees import map_tree, tree_leaves
 
 __all__ = ["check_empty", "check_inputs", "check_inside", "check_outputs", "check_repeat", "check_rows"]
 

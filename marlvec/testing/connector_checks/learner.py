@@ -13,12 +13,12 @@ from gymnasium.spaces import Space
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.leaf_spaces import space_summary
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import map_tree, tree_leaves
 from marlvec.testing.connector_checks._support.difference import Difference, difference
 from marlvec.testing.connector_checks._support.report import Report
 from marlvec.testing.connector_checks._support.story import ColumnLike, transitions
 from marlvec.testing.connector_checks.config import read_back
 from marlvec.testing.connector_checks.memory import plain_state, refuses_foreign
+from marlvec.trees import map_tree, tree_leaves
 
 __all__ = ["check_learner"]
 

@@ -12,8 +12,8 @@ from marlvec.connectors.learner.add_view import AddView
 from marlvec.connectors.learner.pipeline import LearnerPipeline
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.shifts import parse_shifts
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.trees import map_tree
 from tests.connectors.learner.fragments import Fragment, batches, rows_of
 from tests.connectors.samples import same_tree
 

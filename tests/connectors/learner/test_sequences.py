@@ -14,8 +14,8 @@ from marlvec.connectors.learner.pad_sequences import PadSequences
 from marlvec.connectors.learner.pipeline import LearnerPipeline
 from marlvec.connectors.learner.unpad_sequences import UnpadSequences
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import map_tree
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.trees import map_tree
 from tests.connectors.learner.fragments import Fragment, batches, rows_of
 from tests.connectors.samples import same_tree
 

@@ -15,10 +15,10 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.trees import Tree, map_tree
 from marlvec.errors import ArgumentError
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
+from marlvec.trees import Tree, map_tree
 
 __all__ = ["ColumnLike", "Moment", "Story", "sampled", "transitions"]
 

@@ -27,9 +27,9 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors.names import CLASSES, FUNCTIONS
-from marlvec.connectors.space_config import make_space, space_arguments
 from marlvec.errors import ArgumentError, MarlvecError, SerialisationError
+from marlvec.serialization.name_table import CLASSES, FUNCTIONS
+from marlvec.serialization.spaces import make_space, space_arguments
 
 __all__ = ["Config", "decode", "encode", "outline"]
 

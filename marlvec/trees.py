@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from marlvec.errors import ArgumentError
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError, ContractError
 
 __all__ = ["Tree", "map_tree", "tree_leaves", "zip_trees"]
 
@@ -67,3 +70,29 @@ def _kind(tree: Tree) -> str:
     if isinstance(tree, tuple):
         return f"a tuple of length {len(tree)}"
     return "an array"
+
+
+def to_array(value: Any) -> NDArray[Any]:
+    """Turn one leaf into an array; an array is returned as it is.
+
+    Raises:
+        ContractError: It is no rectangle of numbers.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "detach"):  # torch: __array__ refuses a tensor on another device or with a gradient
+        return np.asarray(value.detach().cpu().numpy())
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ContractError(f"expected numbers in a regular shape, got {type(value).__name__}: {error}") from error
+    if array.dtype == object:
+        raise ContractError(f"expected numbers, got {type(value).__name__} of {type(array.flat[0]).__name__}")
+    return array
+
+
+def _typed(array: NDArray[Any], value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    # Never from float to int: that would cut 0.7 down to action 0.
+    if isinstance(value, (list, tuple)) and np.can_cast(array.dtype, dtype, "same_kind"):
+        return array.astype(dtype)
+    return array

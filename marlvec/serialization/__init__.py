@@ -1,0 +1,1 @@
+"""Saving and loading: values, spaces, names and the one archive format."""
