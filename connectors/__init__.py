@@ -11,6 +11,8 @@ if __name__ != "marlvec.connectors":
         f"and isinstance checks and pickles would fail"
     )
 
+from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action import (
     ActionPipeline,
     ClipActions,
@@ -90,12 +92,9 @@ from marlvec.connectors.learner import (
     VTrace,
     regroup,
 )
-from marlvec.connectors.pipeline import Pipeline
+from marlvec.connectors.pipeline import Pipeline, Timing
 from marlvec.connectors.registry import connector_from_config, register_connector, register_function
-from marlvec.connectors.row_random import RowRandom
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.stage import Timing
-from marlvec.connectors.table import AgentTable
 from marlvec.trees import Tree
 
 __all__ = [

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.agent_table import AgentTable
 from marlvec.connectors.connector import State
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.table import AgentTable
 from marlvec.errors import ArgumentError
 
 __all__ = ["Decay"]

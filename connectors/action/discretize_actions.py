@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.choices import Choices
+from marlvec.connectors._support.leaf_spaces import map_space
+from marlvec.connectors.action.valid_actions import Choices
 from marlvec.connectors.connector import ActionConnector
-from marlvec.connectors.leaf_spaces import map_space
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree

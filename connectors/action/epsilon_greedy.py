@@ -9,11 +9,10 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors.action.choices import Choices
+from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.decay import Decay
-from marlvec.connectors.action.row_name import row_name
+from marlvec.connectors.action.valid_actions import Choices, row_name
 from marlvec.connectors.connector import ActionConnector, State
-from marlvec.connectors.row_random import RowRandom
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree

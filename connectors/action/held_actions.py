@@ -10,13 +10,14 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.connector import ActionConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.table import AgentTable
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 
-__all__ = ["HeldActions"]
+__all__ = ["HeldActions", "RepeatActions", "StickyActions"]
 
 
 class HeldActions(ActionConnector):
@@ -103,3 +104,57 @@ def _fit(value_n: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
             f"put ClipActions, or what rounds them, before the connector that sends them again"
         )
     return fitted
+
+
+class RepeatActions(HeldActions):
+    """Sends the policy's action of every k-th decision k times; what it gives in between is not sent.
+
+    Counts each agent's decisions from the start of its episode. The policy is asked every time, and the batch has every
+    row. Where it need not be asked, skip the rows themselves: `FrameSkip`, on the agent side.
+
+    Args:
+        k: How often an action is sent, at least 1.
+
+    Raises:
+        ArgumentError: ``k`` is no int from 1 on.
+        UnsupportedSpaceError: Where a space is first seen: a leaf has no fixed size.
+        ContractError: In a call: an action does not fit the dtype of a leaf of ints.
+    """
+
+    def __init__(self, k: int) -> None:
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+            raise ArgumentError(f"k must be an int from 1 on, got {k!r}")
+        super().__init__()
+        self.k = int(k)
+
+    def _holds(self, rows: Rows, age_n: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return age_n < self.k
+
+
+class StickyActions(HeldActions):
+    """Sends an agent's last sent action again with probability ``p``, whatever the policy chose.
+
+    Never at the start of an episode: there is nothing yet to repeat. As this makes the env less predictable, and is no
+    exploration, it works in evaluation as in training: Machado et al., "Revisiting the Arcade Learning Environment",
+    JAIR 2018. A repeated action may be one that ``action_mask`` forbids by now: let `MaskInvalid` follow.
+
+    Args:
+        p: Probability.
+        seed: Equal seeds give equal draws.
+
+    Raises:
+        ArgumentError: ``p`` is not in [0, 1].
+        UnsupportedSpaceError: Where a space is first seen: a leaf has no fixed size.
+        ContractError: In a call: an action does not fit the dtype of a leaf of ints.
+    """
+
+    def __init__(self, p: float = 0.25, *, seed: int = 0) -> None:
+        if not 0 <= p <= 1:
+            raise ArgumentError(f"p must be a probability in [0, 1], got {p}")
+        super().__init__()
+        self.p = p
+        self.seed = seed
+        self._random = RowRandom(seed, "StickyActions")
+
+    def _holds(self, rows: Rows, age_n: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return self._random.uniform(rows)[:, 0] < self.p

@@ -7,14 +7,11 @@ from typing import Any, Self
 
 from gymnasium.spaces import Space
 
-from marlvec.connectors.action.clip_actions import ClipActions
-from marlvec.connectors.action.read_only_actions import ReadOnlyActions
-from marlvec.connectors.action.to_numpy import ToNumpy
-from marlvec.connectors.action.unsquash_actions import UnsquashActions
+from marlvec.connectors.action.bounds import ClipActions, UnsquashActions
+from marlvec.connectors.action.conversions import ReadOnlyActions, ToNumpy
 from marlvec.connectors.connector import ActionConnector
-from marlvec.connectors.pipeline import Pipeline
+from marlvec.connectors.pipeline import Pipeline, Stage
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.stage import Stage
 from marlvec.errors import ArgumentError
 
 __all__ = ["ActionPipeline"]

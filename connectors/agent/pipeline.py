@@ -7,8 +7,7 @@ from typing import Any, Self
 from gymnasium.spaces import Space
 
 from marlvec.connectors.connector import AgentConnector
-from marlvec.connectors.pipeline import Pipeline
-from marlvec.connectors.stage import Stage
+from marlvec.connectors.pipeline import Pipeline, Stage
 
 __all__ = ["AgentPipeline"]
 

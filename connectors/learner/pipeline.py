@@ -8,9 +8,8 @@ from typing import Any, Self
 from gymnasium.spaces import Space
 
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.pipeline import Pipeline
+from marlvec.connectors.pipeline import Pipeline, Stage
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.stage import Stage
 
 __all__ = ["LearnerPipeline"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from marlvec.connectors.learner.columns import column
+from marlvec.connectors.learner.fragments import column
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 

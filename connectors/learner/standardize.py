@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.learner.columns import numbers, one_array, unknown_outcome
+from marlvec.connectors.learner.fragments import numbers, one_array, unknown_outcome
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 

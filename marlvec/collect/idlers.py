@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors import ActionPipeline, AgentPipeline, Pipeline, Rows
-from marlvec.connectors.agent.history import blank_action
+from marlvec.connectors.agent._support.history import blank_action
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.trees import Tree, map_tree

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from marlvec.connectors.row_random import RowRandom
+from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.rows import Rows
 
 __all__ = ["RowDraws"]

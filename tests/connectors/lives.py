@@ -31,20 +31,18 @@ from marlvec.connectors import (
     action_connector,
     agent_connector,
 )
-from marlvec.connectors.action.gaussian_noise import GaussianNoise
-from marlvec.connectors.action.ornstein_uhlenbeck import OrnsteinUhlenbeckNoise
-from marlvec.connectors.action.repeat_actions import RepeatActions
-from marlvec.connectors.action.sticky_actions import StickyActions
-from marlvec.connectors.agent.delay_obs import DelayObs
-from marlvec.connectors.agent.filter_rows import FilterRows
-from marlvec.connectors.agent.frame_skip import FrameSkip
-from marlvec.connectors.agent.max_obs import MaxObs
-from marlvec.connectors.agent.normalize_reward import NormalizeReward
-from marlvec.connectors.agent.prev_actions import PrevActions
-from marlvec.connectors.agent.prev_rewards import PrevRewards
-from marlvec.connectors.agent.rnn_state import RnnState
-from marlvec.connectors.agent.time_feature import TimeFeature
-from marlvec.connectors.agent.view import View
+from marlvec.connectors.action.held_actions import RepeatActions, StickyActions
+from marlvec.connectors.action.noise import GaussianNoise, OrnsteinUhlenbeckNoise
+from marlvec.connectors.agent.context.time_feature import TimeFeature
+from marlvec.connectors.agent.filtering.filter_rows import FilterRows
+from marlvec.connectors.agent.filtering.frame_skip import FrameSkip
+from marlvec.connectors.agent.images.max_obs import MaxObs
+from marlvec.connectors.agent.memory.delay_obs import DelayObs
+from marlvec.connectors.agent.memory.prev_actions import PrevActions
+from marlvec.connectors.agent.memory.prev_rewards import PrevRewards
+from marlvec.connectors.agent.memory.rnn_state import RnnState
+from marlvec.connectors.agent.memory.view import View
+from marlvec.connectors.agent.rewards.normalize_reward import NormalizeReward
 from marlvec.connectors.connector import EnvIds, State
 from marlvec.connectors.registry import register_connector, register_function
 from marlvec.testing.connector_checks._support.story import Moment, Story

@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 
 from marlvec.connectors import ActionConnector, AgentConnector, AgentTable, Rows
+from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.row_random import RowRandom
 from marlvec.errors import ArgumentError
 
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)

@@ -10,9 +10,8 @@ import pytest
 from gymnasium import spaces
 
 from marlvec.connectors import ActionPipeline, UnsquashActions
-from marlvec.connectors.action.gaussian_noise import GaussianNoise
-from marlvec.connectors.action.ornstein_uhlenbeck import OrnsteinUhlenbeckNoise
-from marlvec.connectors.row_random import RowRandom
+from marlvec.connectors._support.row_random import RowRandom
+from marlvec.connectors.action.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from tests.connectors.action_samples import bind, decisions, play
 from tests.connectors.samples import Space, same_tree

@@ -13,16 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec.connectors import ActionConnector, ActionPipeline, Rows, action_connector
+from marlvec.connectors.action.conversions import MapActions, PadActions
 from marlvec.connectors.action.discretize_actions import DiscretizeActions
 from marlvec.connectors.action.epsilon_greedy import EpsilonGreedy
-from marlvec.connectors.action.gaussian_noise import GaussianNoise
-from marlvec.connectors.action.map_actions import MapActions
-from marlvec.connectors.action.mask_invalid import MaskInvalid
-from marlvec.connectors.action.ornstein_uhlenbeck import OrnsteinUhlenbeckNoise
-from marlvec.connectors.action.pad_actions import PadActions
-from marlvec.connectors.action.repeat_actions import RepeatActions
-from marlvec.connectors.action.replace_nan import ReplaceNaN
-from marlvec.connectors.action.sticky_actions import StickyActions
+from marlvec.connectors.action.held_actions import RepeatActions, StickyActions
+from marlvec.connectors.action.noise import GaussianNoise, OrnsteinUhlenbeckNoise
+from marlvec.connectors.action.valid_actions import MaskInvalid, ReplaceNaN
 from marlvec.errors import ArgumentError, StateError
 from marlvec.trees import map_tree
 from tests.connectors.action_samples import bind, decisions, play, send

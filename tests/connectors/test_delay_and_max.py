@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentPipeline, FlattenObs
-from marlvec.connectors.agent.delay_obs import DelayObs
-from marlvec.connectors.agent.max_obs import MaxObs
+from marlvec.connectors.agent.images.max_obs import MaxObs
+from marlvec.connectors.agent.memory.delay_obs import DelayObs
 from marlvec.connectors.connector import AgentConnector
 from marlvec.errors import ArgumentError, StateError, UnsupportedSpaceError
 from marlvec.trees import map_tree, zip_trees

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentPipeline, Rows
-from marlvec.connectors.agent.action_mask_from_obs import ActionMaskFromObs
-from marlvec.connectors.agent.drop_keys import DropKeys
+from marlvec.connectors.agent.context.action_mask_from_obs import ActionMaskFromObs
+from marlvec.connectors.agent.shape.drop_keys import DropKeys
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
 from tests.connectors.samples import Space, all_inside, any_spaces, batch

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import ActionPipeline, ClipActions, Rows
-from marlvec.connectors.action.repeat_actions import RepeatActions
-from marlvec.connectors.action.sticky_actions import StickyActions
-from marlvec.connectors.row_random import RowRandom
+from marlvec.connectors._support.row_random import RowRandom
+from marlvec.connectors.action.held_actions import RepeatActions, StickyActions
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from tests.connectors.action_samples import bind, decisions, play
 from tests.connectors.samples import any_spaces, same_tree, vectors

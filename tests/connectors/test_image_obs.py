@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from marlvec.connectors import AgentPipeline, FlattenObs, Rows
-from marlvec.connectors.agent.cast_obs import CastObs
-from marlvec.connectors.agent.drop_keys import DropKeys
-from marlvec.connectors.agent.grayscale_obs import GrayscaleObs
-from marlvec.connectors.agent.one_hot_obs import OneHotObs
-from marlvec.connectors.agent.resize_obs import ResizeObs
-from marlvec.connectors.agent.scale_obs import ScaleObs
-from marlvec.connectors.agent.transpose_obs import TransposeObs
+from marlvec.connectors.agent.images.grayscale_obs import GrayscaleObs
+from marlvec.connectors.agent.images.resize_obs import ResizeObs
+from marlvec.connectors.agent.shape.drop_keys import DropKeys
+from marlvec.connectors.agent.shape.transpose_obs import TransposeObs
+from marlvec.connectors.agent.values.cast_obs import CastObs
+from marlvec.connectors.agent.values.one_hot_obs import OneHotObs
+from marlvec.connectors.agent.values.scale_obs import ScaleObs
 from marlvec.connectors.connector import AgentConnector
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import ActionPipeline, UnsquashActions
-from marlvec.connectors.action.map_actions import MapActions
-from marlvec.connectors.action.pad_actions import PadActions
+from marlvec.connectors.action.conversions import MapActions, PadActions
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from tests.connectors.action_samples import bind, decisions
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, same_tree

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentPipeline, Rows
-from marlvec.connectors.agent.map_obs import MapObs
-from marlvec.connectors.agent.per_agent import PerAgent
+from marlvec.connectors.agent.values.map_obs import MapObs
+from marlvec.connectors.agent.values.per_agent import PerAgent
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.trees import map_tree
 from tests.connectors.samples import Space, any_spaces, batch, rows_of, same_tree, unbatch, vectors

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import Rows
-from marlvec.connectors.action.mask_invalid import MaskInvalid
+from marlvec.connectors.action.valid_actions import MaskInvalid
 from marlvec.errors import ArgumentError, ContractError
 from tests.connectors.action_samples import bind, decisions
 from tests.connectors.samples import Space, discretes, multi_discretes

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from marlvec.connectors import AgentPipeline, NormalizeObs
-from marlvec.connectors.agent.moments import Moments
-from marlvec.connectors.agent.normalize_reward import NormalizeReward
-from marlvec.connectors.agent.running_moments import RunningMoments, merge_moments
+from marlvec.connectors.agent._support.moments import Moments, RunningMoments, merge_moments
+from marlvec.connectors.agent.rewards.normalize_reward import NormalizeReward
 from marlvec.errors import ArgumentError
 from tests.connectors.samples import pairs_of, rows_of, same_tree, vectors
 

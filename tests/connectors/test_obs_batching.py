@@ -12,23 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentPipeline, Connector, Rows
-from marlvec.connectors.agent.action_mask_from_obs import ActionMaskFromObs
-from marlvec.connectors.agent.cast_obs import CastObs
-from marlvec.connectors.agent.clip_obs import ClipObs
-from marlvec.connectors.agent.death_mask import DeathMask
-from marlvec.connectors.agent.drop_keys import DropKeys
-from marlvec.connectors.agent.grayscale_obs import GrayscaleObs
-from marlvec.connectors.agent.map_obs import MapObs
-from marlvec.connectors.agent.one_hot_obs import OneHotObs
-from marlvec.connectors.agent.pad_obs import PadObs
-from marlvec.connectors.agent.per_agent import PerAgent
-from marlvec.connectors.agent.reshape_obs import ReshapeObs
-from marlvec.connectors.agent.resize_obs import ResizeObs
-from marlvec.connectors.agent.scale_obs import ScaleObs
-from marlvec.connectors.agent.state_in_obs import StateInObs
-from marlvec.connectors.agent.team_obs import TeamObs
-from marlvec.connectors.agent.time_feature import TimeFeature
-from marlvec.connectors.agent.transpose_obs import TransposeObs
+from marlvec.connectors.agent.context.action_mask_from_obs import ActionMaskFromObs
+from marlvec.connectors.agent.context.death_mask import DeathMask
+from marlvec.connectors.agent.context.state_in_obs import StateInObs
+from marlvec.connectors.agent.context.team_obs import TeamObs
+from marlvec.connectors.agent.context.time_feature import TimeFeature
+from marlvec.connectors.agent.images.grayscale_obs import GrayscaleObs
+from marlvec.connectors.agent.images.resize_obs import ResizeObs
+from marlvec.connectors.agent.shape.drop_keys import DropKeys
+from marlvec.connectors.agent.shape.pad_obs import PadObs
+from marlvec.connectors.agent.shape.reshape_obs import ReshapeObs
+from marlvec.connectors.agent.shape.transpose_obs import TransposeObs
+from marlvec.connectors.agent.values.cast_obs import CastObs
+from marlvec.connectors.agent.values.clip_obs import ClipObs
+from marlvec.connectors.agent.values.map_obs import MapObs
+from marlvec.connectors.agent.values.one_hot_obs import OneHotObs
+from marlvec.connectors.agent.values.per_agent import PerAgent
+from marlvec.connectors.agent.values.scale_obs import ScaleObs
 from marlvec.testing.check_connector import check_connector
 from tests.connectors.samples import batch, pairs_of, rows_of, same_tree
 

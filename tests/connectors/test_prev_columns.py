@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentPipeline, FlattenObs, Rows
-from marlvec.connectors.agent.prev_actions import PrevActions
-from marlvec.connectors.agent.prev_rewards import PrevRewards
+from marlvec.connectors.agent.memory.prev_actions import PrevActions
+from marlvec.connectors.agent.memory.prev_rewards import PrevRewards
 from marlvec.connectors.connector import AgentConnector
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from marlvec.trees import map_tree, zip_trees

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from marlvec.connectors import ActionPipeline, ClipActions, UnsquashActions
-from marlvec.connectors.action.replace_nan import ReplaceNaN
+from marlvec.connectors.action.valid_actions import ReplaceNaN
 from marlvec.errors import ArgumentError, ContractError
 from tests.connectors.action_samples import bind, decisions
 from tests.connectors.samples import all_inside

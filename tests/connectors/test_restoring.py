@@ -26,7 +26,7 @@ from marlvec.connectors import (
     Rows,
     agent_connector,
 )
-from marlvec.connectors.learner.gae import GeneralAdvantageEstimation
+from marlvec.connectors.learner.advantages import GeneralAdvantageEstimation
 from marlvec.connectors.learner.pipeline import LearnerPipeline
 from marlvec.errors import ArgumentError, CheckpointError, ContractError, RegistryError, SerialisationError, StateError
 from marlvec.serialization.archive import read_file, write_file

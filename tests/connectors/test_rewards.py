@@ -12,9 +12,8 @@ from gymnasium.wrappers import NormalizeReward as GymnasiumWrapper
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors.agent.map_reward import MapReward
-from marlvec.connectors.agent.normalize_reward import NormalizeReward
-from marlvec.connectors.agent.scale_reward import ScaleReward
+from marlvec.connectors.agent.rewards.normalize_reward import NormalizeReward
+from marlvec.connectors.agent.rewards.reward_transforms import MapReward, ScaleReward
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from tests.connectors.episodes import Tick, rows_at, ticks

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentPipeline, FrameStack, Rows
-from marlvec.connectors.agent.filter_rows import FilterRows
-from marlvec.connectors.agent.frame_skip import FrameSkip
+from marlvec.connectors.agent.filtering.filter_rows import FilterRows
+from marlvec.connectors.agent.filtering.frame_skip import FrameSkip
 from marlvec.connectors.connector import AgentConnector
 from marlvec.errors import ArgumentError, ContractError
 from tests.connectors.episodes import Tick, rows_at, ticks

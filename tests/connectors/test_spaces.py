@@ -27,7 +27,7 @@ from marlvec.connectors import (
     View,
     agent_connector,
 )
-from marlvec.connectors.leaf_spaces import map_space, space_summary
+from marlvec.connectors._support.leaf_spaces import map_space, space_summary
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.trees import tree_leaves
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, pairs_of, rows_of

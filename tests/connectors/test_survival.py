@@ -13,14 +13,14 @@ from gymnasium import spaces
 
 from marlvec.collect import Collector
 from marlvec.connectors import AgentPipeline, FlattenObs, FrameStack, NormalizeObs, Rows
-from marlvec.connectors.agent.delay_obs import DelayObs
-from marlvec.connectors.agent.frame_skip import FrameSkip
-from marlvec.connectors.agent.max_obs import MaxObs
-from marlvec.connectors.agent.normalize_reward import NormalizeReward
-from marlvec.connectors.agent.prev_actions import PrevActions
-from marlvec.connectors.agent.prev_rewards import PrevRewards
-from marlvec.connectors.agent.rnn_state import RnnState
-from marlvec.connectors.agent.view import View
+from marlvec.connectors.agent.filtering.frame_skip import FrameSkip
+from marlvec.connectors.agent.images.max_obs import MaxObs
+from marlvec.connectors.agent.memory.delay_obs import DelayObs
+from marlvec.connectors.agent.memory.prev_actions import PrevActions
+from marlvec.connectors.agent.memory.prev_rewards import PrevRewards
+from marlvec.connectors.agent.memory.rnn_state import RnnState
+from marlvec.connectors.agent.memory.view import View
+from marlvec.connectors.agent.rewards.normalize_reward import NormalizeReward
 from marlvec.policies import FunctionPolicy
 from tests.collect.players import MODES, sync
 from tests.connectors.samples import batch, pairs_of, rows_of, same_tree

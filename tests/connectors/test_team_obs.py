@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentIndicator, AgentPipeline, FlattenObs, Rows
-from marlvec.connectors.agent.death_mask import DeathMask
-from marlvec.connectors.agent.map_obs import MapObs
-from marlvec.connectors.agent.pad_obs import PadObs
-from marlvec.connectors.agent.per_agent import PerAgent
-from marlvec.connectors.agent.team_obs import TeamObs
+from marlvec.connectors.agent.context.death_mask import DeathMask
+from marlvec.connectors.agent.context.team_obs import TeamObs
+from marlvec.connectors.agent.shape.pad_obs import PadObs
+from marlvec.connectors.agent.values.map_obs import MapObs
+from marlvec.connectors.agent.values.per_agent import PerAgent
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentPipeline, Rows
-from marlvec.connectors.agent.death_mask import DeathMask
-from marlvec.connectors.agent.state_in_obs import StateInObs
-from marlvec.connectors.agent.time_feature import TimeFeature
+from marlvec.connectors.agent.context.death_mask import DeathMask
+from marlvec.connectors.agent.context.state_in_obs import StateInObs
+from marlvec.connectors.agent.context.time_feature import TimeFeature
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, vectors

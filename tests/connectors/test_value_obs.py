@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentPipeline, FlattenObs, Rows
-from marlvec.connectors.agent.cast_obs import CastObs
-from marlvec.connectors.agent.clip_obs import ClipObs
-from marlvec.connectors.agent.one_hot_obs import OneHotObs
-from marlvec.connectors.agent.pad_obs import PadObs
-from marlvec.connectors.agent.reshape_obs import ReshapeObs
-from marlvec.connectors.agent.scale_obs import ScaleObs
+from marlvec.connectors.agent.shape.pad_obs import PadObs
+from marlvec.connectors.agent.shape.reshape_obs import ReshapeObs
+from marlvec.connectors.agent.values.cast_obs import CastObs
+from marlvec.connectors.agent.values.clip_obs import ClipObs
+from marlvec.connectors.agent.values.one_hot_obs import OneHotObs
+from marlvec.connectors.agent.values.scale_obs import ScaleObs
 from marlvec.connectors.connector import AgentConnector
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree

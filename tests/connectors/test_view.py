@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import AgentPipeline
-from marlvec.connectors.agent.rnn_state import RnnState
-from marlvec.connectors.agent.view import View
+from marlvec.connectors._support.shifts import Shift, parse_shifts
+from marlvec.connectors.agent.memory.rnn_state import RnnState
+from marlvec.connectors.agent.memory.view import View
 from marlvec.connectors.connector import AgentConnector
-from marlvec.connectors.shifts import Shift, parse_shifts
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from marlvec.trees import map_tree
 from tests.connectors.episodes import Episodes, Tick, answered, rows_at, ticks

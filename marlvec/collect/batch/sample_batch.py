@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.batch.cuts import check_size, episodes, fragments
-from marlvec.collect.batch.joining import join_columns
 from marlvec.collect.batch.leaves import checked, ids, named_leaves
 from marlvec.collect.batch.npz import read_npz, write_npz
 from marlvec.collect.batch.parquet import read_parquet, write_parquet
 from marlvec.collect.batch.rllib import as_sample_batch
 from marlvec.collect.batch.tensors import as_tensordict, as_tensors
 from marlvec.connectors import PadSequences, Rows, UnpadSequences
+from marlvec.connectors.rows import join_columns
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.serialization.atomic_file import FilePath
 from marlvec.trees import Tree, map_tree

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.batch.joining import join_columns
 from marlvec.collect.episode.windows import check_step, gather, same
+from marlvec.connectors.rows import join_columns
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree, map_tree, tree_leaves, zip_trees
 

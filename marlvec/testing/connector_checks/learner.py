@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
+from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.leaf_spaces import space_summary
 from marlvec.connectors.rows import Rows
 from marlvec.testing.connector_checks._support.difference import Difference, difference
 from marlvec.testing.connector_checks._support.report import Report

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.connectors.chain import with_inner
 from marlvec.connectors.connector import Connector
+from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError
 from marlvec.testing.connector_checks._support.difference import nearly
 from marlvec.testing.connector_checks._support.player import Player

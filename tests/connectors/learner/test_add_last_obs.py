@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from marlvec.connectors.learner.add_last_obs import AddLastObs
+from marlvec.connectors.learner.neighbours import AddLastObs
 from marlvec.errors import ContractError
 from tests.connectors.learner.fragments import Fragment, batches, rows_of
 from tests.connectors.samples import same_tree

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors.learner.add_last_obs import AddLastObs
-from marlvec.connectors.learner.add_view import AddView
+from marlvec.connectors._support.shifts import parse_shifts
+from marlvec.connectors.learner.neighbours import AddLastObs, AddView
 from marlvec.connectors.learner.pipeline import LearnerPipeline
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.shifts import parse_shifts
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree
 from tests.connectors.learner.fragments import Fragment, batches, rows_of

@@ -6,18 +6,14 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from marlvec.connectors.agent.frame_stack import FrameStack
+from marlvec.connectors.agent.memory.frame_stack import FrameStack
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.learner.add_last_obs import AddLastObs
-from marlvec.connectors.learner.add_view import AddView
-from marlvec.connectors.learner.gae import GeneralAdvantageEstimation
-from marlvec.connectors.learner.n_step import NStep
-from marlvec.connectors.learner.pad_sequences import PadSequences
+from marlvec.connectors.learner.advantages import GeneralAdvantageEstimation, VTrace
+from marlvec.connectors.learner.neighbours import AddLastObs, AddView
 from marlvec.connectors.learner.pipeline import LearnerPipeline
-from marlvec.connectors.learner.returns_to_go import ReturnsToGo
+from marlvec.connectors.learner.returns import NStep, ReturnsToGo
+from marlvec.connectors.learner.sequences import PadSequences, UnpadSequences
 from marlvec.connectors.learner.standardize import Standardize
-from marlvec.connectors.learner.unpad_sequences import UnpadSequences
-from marlvec.connectors.learner.v_trace import VTrace
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 from tests.connectors.learner.fragments import Critic, Fragment, rows_of

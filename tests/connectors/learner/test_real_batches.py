@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 import marlvec
-from marlvec.connectors.learner.add_last_obs import AddLastObs
-from marlvec.connectors.learner.gae import GeneralAdvantageEstimation
-from marlvec.connectors.learner.n_step import NStep
-from marlvec.connectors.learner.pad_sequences import PadSequences
+from marlvec.connectors.learner.advantages import GeneralAdvantageEstimation
+from marlvec.connectors.learner.neighbours import AddLastObs
 from marlvec.connectors.learner.pipeline import LearnerPipeline
-from marlvec.connectors.learner.returns_to_go import ReturnsToGo
+from marlvec.connectors.learner.returns import NStep, ReturnsToGo
+from marlvec.connectors.learner.sequences import PadSequences, UnpadSequences
 from marlvec.connectors.learner.standardize import Standardize
-from marlvec.connectors.learner.unpad_sequences import UnpadSequences
 from marlvec.connectors.rows import Rows
 from tests.connectors.samples import same_tree
 

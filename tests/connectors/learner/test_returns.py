@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors.learner.add_last_obs import AddLastObs
-from marlvec.connectors.learner.gae import GeneralAdvantageEstimation
-from marlvec.connectors.learner.n_step import NStep
-from marlvec.connectors.learner.returns_to_go import ReturnsToGo
+from marlvec.connectors.learner.advantages import GeneralAdvantageEstimation
+from marlvec.connectors.learner.neighbours import AddLastObs
+from marlvec.connectors.learner.returns import NStep, ReturnsToGo
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from tests.connectors.learner.fragments import (

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors.learner.add_last_obs import AddLastObs
-from marlvec.connectors.learner.pad_sequences import PadSequences
+from marlvec.connectors.learner.neighbours import AddLastObs
 from marlvec.connectors.learner.pipeline import LearnerPipeline
-from marlvec.connectors.learner.unpad_sequences import UnpadSequences
+from marlvec.connectors.learner.sequences import PadSequences, UnpadSequences
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree

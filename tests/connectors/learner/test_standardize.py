@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from marlvec.connectors.learner.add_last_obs import AddLastObs
-from marlvec.connectors.learner.gae import GeneralAdvantageEstimation
-from marlvec.connectors.learner.pad_sequences import PadSequences
+from marlvec.connectors.learner.advantages import GeneralAdvantageEstimation
+from marlvec.connectors.learner.neighbours import AddLastObs
 from marlvec.connectors.learner.pipeline import LearnerPipeline
+from marlvec.connectors.learner.sequences import PadSequences
 from marlvec.connectors.learner.standardize import Standardize
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError

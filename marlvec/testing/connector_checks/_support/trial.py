@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Space
 
-from marlvec.connectors.chain import Chain
+from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector
-from marlvec.connectors.leaf_spaces import space_summary
-from marlvec.connectors.pipeline import Pipeline
+from marlvec.connectors.pipeline import Chain, Pipeline
 from marlvec.connectors.rows import Rows
 from marlvec.testing.connector_checks._support.player import Player
 from marlvec.testing.connector_checks._support.report import Report

@@ -1,0 +1,244 @@
+"""What there is to choose from in a Discrete or MultiDiscrete, and what a mask leaves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
+from numpy.typing import NDArray
+
+from marlvec.connectors._support.row_random import RowRandom
+from marlvec.connectors.action.bounds import FloatBoxes
+from marlvec.connectors.connector import ActionConnector
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ArgumentError, ContractError
+
+__all__ = ["row_name", "Choices", "MaskInvalid", "ReplaceNaN"]
+
+
+def row_name(rows: Rows, i: int) -> str:
+    """Say which row this is: ``env 3, agent 1`` where the rows have ids, else ``row 7``."""
+    if "env_id" not in rows.columns or "agent_index" not in rows.columns:
+        return f"row {i}"
+    return f"env {int(rows.env_id[i])}, agent {int(rows.agent_index[i])}"
+
+
+AnyArray = NDArray[Any]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+
+
+class Choices:
+    """The D dimensions of a Discrete (D = 1) or MultiDiscrete, each with so many choices, counted from 0.
+
+    A mask is (n, k) bool, the choices of all dimensions one after the other, as in `marlvec.sampling.SpaceSampler`.
+
+    Args:
+        space: The space.
+
+    Attributes:
+        sizes: (D,) number of choices of each dimension.
+    """
+
+    def __init__(self, space: Discrete | MultiDiscrete) -> None:
+        self._space = space
+        self._shape = tuple(int(n) for n in space.shape or ())
+        self._dtype = np.dtype(space.dtype)
+        self._start = np.asarray(space.start, np.int64)
+        self.sizes: IntArray = np.asarray(space.n if isinstance(space, Discrete) else space.nvec, np.int64).ravel()
+        self._bounds = np.concatenate([[0], np.cumsum(self.sizes)])
+
+    @classmethod
+    def of(cls, space: Space[Any]) -> Choices | None:
+        """The space's choices; None where it is of another kind."""
+        return cls(space) if isinstance(space, (Discrete, MultiDiscrete)) else None
+
+    def read(self, action_n: Any, rows: Rows) -> IntArray:
+        """Turn (n, …) actions into (n, D) choices.
+
+        Raises:
+            ContractError: An action is no int, or outside the space; names the row.
+        """
+        action = np.asarray(action_n)
+        if action.dtype.kind not in "iu" or action.shape[1:] != self._shape:
+            raise ContractError(
+                f"expected actions of {self._space}, ints of shape {(len(rows), *self._shape)}, got {action.dtype} of "
+                f"shape {action.shape}"
+            )
+        chosen: IntArray = (action.astype(np.int64) - self._start).reshape(len(action), len(self.sizes))
+        outside = (chosen < 0) | (chosen >= self.sizes)
+        if outside.any():
+            i = int(np.flatnonzero(outside.any(axis=1))[0])
+            raise ContractError(f"expected an action of {self._space}, got {action[i]} for {row_name(rows, i)}")
+        return chosen
+
+    def write(self, chosen_nD: IntArray) -> AnyArray:
+        """Turn (n, D) choices into (n, …) actions of the space's dtype."""
+        actions: AnyArray = (chosen_nD.reshape(len(chosen_nD), *self._shape) + self._start).astype(self._dtype)
+        return actions
+
+    def check(self, mask: Any) -> BoolArray:
+        """Give the mask as (n, k) bools.
+
+        Raises:
+            ContractError: It is not as long as there are choices.
+        """
+        checked: BoolArray = np.asarray(mask, np.bool_)
+        if checked.ndim != 2 or checked.shape[1] != self._bounds[-1]:
+            raise ContractError(
+                f"expected action masks of {self._bounds[-1]} entries, one for each choice of {self._space}, got "
+                f"{checked.shape[1:]}; masks are the env's, so put this connector where actions are those of the env"
+            )
+        return checked
+
+    def allowed(self, mask: BoolArray, chosen_nD: IntArray) -> BoolArray:
+        """Whether the mask allows each of (n, D) choices."""
+        found: BoolArray = np.take_along_axis(mask, chosen_nD + self._bounds[:-1], axis=1)
+        return found
+
+    def pick(self, uniform_nD: NDArray[np.float64], mask: BoolArray | None, name: Callable[[int], str]) -> IntArray:
+        """Choose by numbers in [0, 1), evenly among all choices, or among those that the mask allows; 0 is the first.
+
+        Args:
+            uniform_nD: The numbers.
+            mask: (n, k) bool, or None.
+            name: Names row i in messages.
+
+        Raises:
+            ContractError: The mask allows nothing in a dimension; names the row.
+        """
+        if mask is None:
+            return (uniform_nD * self.sizes).astype(np.int64)
+        out = np.empty(uniform_nD.shape, np.int64)
+        for d, (low, high) in enumerate(pairwise(self._bounds.tolist())):
+            running = np.cumsum(mask[:, low:high], axis=1)
+            count = running[:, -1]
+            if not count.all():
+                i = int(np.flatnonzero(count == 0)[0])
+                raise ContractError(
+                    f"the action mask of {name(i)} allows nothing; an agent that must act needs one action at least"
+                )
+            # The k-th allowed choice is the first whose running count exceeds k.
+            k = (uniform_nD[:, d] * count).astype(np.int64)
+            out[:, d] = np.argmax(running > k[:, None], axis=1)
+        return out
+
+
+class MaskInvalid(ActionConnector):
+    """Replaces actions that ``action_mask`` forbids, in ``actions_for_env``; the policy's own stay in ``actions``.
+
+    Works on a Discrete, and on a MultiDiscrete dimension by dimension, whose masks stand one after the other. Spaces of
+    other kinds have no masks, and pass unchanged, as do rows without the column. It belongs behind whatever changes
+    actions, for its mask is the env's.
+
+    Args:
+        fallback: What is sent instead: the ``"first"`` that is allowed, a ``"random"`` one of them, or nothing:
+            ``"raise"``.
+        seed: Of the random ones.
+
+    Raises:
+        ArgumentError: ``fallback`` is none of the three.
+        ContractError: In a call: a mask does not fit the space or allows nothing, an action is outside the space, or
+            one is forbidden and ``fallback`` is ``"raise"``; names env and agent.
+    """
+
+    def __init__(self, fallback: Literal["first", "random", "raise"] = "first", *, seed: int = 0) -> None:
+        if fallback not in ("first", "random", "raise"):
+            raise ArgumentError(f'fallback must be "first", "random" or "raise", got {fallback!r}')
+        self.fallback = fallback
+        self.seed = seed
+        self._random = RowRandom(seed, "MaskInvalid")
+        self._is_set_up = False
+        self._choices: Choices | None = None
+
+    def __call__(self, rows: Rows) -> Rows:
+        if not self._is_set_up:
+            raise self._not_set_up()
+        if self._choices is None or "action_mask" not in rows.columns:
+            return rows
+        mask = self._choices.check(rows.action_mask)
+        chosen = self._choices.read(rows.actions_for_env, rows)
+        allowed = self._choices.allowed(mask, chosen)
+        if allowed.all():
+            return rows.replace(actions_for_env=self._choices.write(chosen))  # in the space's dtype, as below
+        if self.fallback == "raise":
+            i = int(np.flatnonzero(~allowed.all(axis=1))[0])
+            raise ContractError(
+                f"the action {rows.actions_for_env[i]} of {row_name(rows, i)} is forbidden by its action mask; let the "
+                f"policy mind the mask, or choose another fallback"
+            )
+        if self.fallback == "random":
+            uniform = self._random.uniform(rows, len(self._choices.sizes))
+        else:
+            uniform = np.zeros(chosen.shape)
+        instead = self._choices.pick(uniform, mask, lambda i: row_name(rows, i))
+        return rows.replace(actions_for_env=self._choices.write(np.where(allowed, chosen, instead)))
+
+    def setup(self, space: Space[Any]) -> None:
+        self._is_set_up = True
+        self._choices = Choices.of(space)
+
+
+class ReplaceNaN(ActionConnector):
+    """Replaces every NaN in the actions of every Box of floats, element by element; other leaves pass unchanged.
+
+    A ``"random"`` number is drawn as the Box's own ``sample`` does: evenly between two bounds, from an exponential
+    distribution of scale 1 away from the only bound, from the standard normal one without bounds.
+
+    Args:
+        fill: What to put there: ``"zeros"``, or the bound next to 0 where 0 is outside the Box; ``"random"`` numbers
+            from it; or nothing: ``"raise"``.
+        seed: Of the random ones.
+
+    Raises:
+        ArgumentError: ``fill`` is none of the three.
+        ContractError: In a call: there is a NaN and ``fill`` is ``"raise"``; names env and agent.
+    """
+
+    def __init__(self, fill: Literal["zeros", "random", "raise"] = "zeros", *, seed: int = 0) -> None:
+        if fill not in ("zeros", "random", "raise"):
+            raise ArgumentError(f'fill must be "zeros", "random" or "raise", got {fill!r}')
+        self.fill = fill
+        self.seed = seed
+        self._uniform = RowRandom(seed, "ReplaceNaN")
+        self._normal = RowRandom(seed, "ReplaceNaN, normal")
+        self._boxes: FloatBoxes | None = None
+
+    def __call__(self, rows: Rows) -> Rows:
+        if self._boxes is None:
+            raise self._not_set_up()
+        leaves = self._boxes.tree.flatten(rows.actions_for_env)
+        found = False
+        for i, leaf, box, part in self._boxes.parts:
+            value = np.asarray(leaves[i])
+            missing = np.isnan(value)
+            if not missing.any():
+                continue
+            found = True
+            if self.fill == "raise":
+                row = int(np.argwhere(missing)[0, 0])
+                raise ContractError(f"the policy gave NaN for {leaf} of {row_name(rows, row)}")
+            size = self._boxes.size
+            fill = self._draw(rows, box, size, part) if self.fill == "random" else np.clip(0, box.low, box.high)
+            leaves[i] = np.where(missing, np.asarray(fill, box.low.dtype), value)
+        return rows.replace(actions_for_env=self._boxes.tree.unflatten(leaves)) if found else rows
+
+    def setup(self, space: Space[Any]) -> None:
+        self._boxes = FloatBoxes(space)
+
+    def _draw(self, rows: Rows, box: Box, size: int, part: slice) -> NDArray[Any]:
+        """(n, *shape) members of the Box, by its part of each row's numbers."""
+        shape = (len(rows), *box.shape)
+        u = self._uniform.uniform(rows, size)[:, part].reshape(shape)
+        normal = self._normal.normal(rows, size)[:, part].reshape(shape)
+        below, above = np.where(box.bounded_below, box.low, 0.0), np.where(box.bounded_above, box.high, 0.0)
+        drawn = np.select(
+            [box.bounded_below & box.bounded_above, box.bounded_below, box.bounded_above],
+            [below * (1 - u) + above * u, below - np.log1p(-u), above + np.log1p(-u)],
+            normal,
+        )
+        members: NDArray[Any] = np.clip(drawn.astype(box.low.dtype), box.low, box.high)
+        return members

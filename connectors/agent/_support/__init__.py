@@ -1,0 +1,1 @@
+"""What agent connectors are made of."""

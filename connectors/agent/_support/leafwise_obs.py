@@ -1,0 +1,188 @@
+"""What works on each leaf of an observation by itself."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
+from numpy.typing import NDArray
+
+from marlvec.connectors._support.leaf_spaces import map_space, space_summary
+from marlvec.connectors.connector import AgentConnector
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.spaces import Leaf, SpaceTree
+
+__all__ = ["check_keys", "is_below", "LeafPlan", "LeafwiseObs", "append_to_obs", "appended_space", "OneHot"]
+
+
+def is_below(path: str, key: str) -> bool:
+    """Whether a leaf's path is ``key`` or lies below it."""
+    return path == key or path.startswith(f"{key}/")
+
+
+def check_keys(keys: Sequence[str], tree: SpaceTree) -> None:
+    """Check that each key stands for at least one leaf.
+
+    Raises:
+        ArgumentError: One does not; names it and the leaves there are.
+    """
+    for key in keys:
+        if not any(is_below(leaf.path, key) for leaf in tree.leaves):
+            raise ArgumentError(f"no key {key!r} in the space; its leaves are {[leaf.path for leaf in tree.leaves]}")
+
+
+class LeafPlan(NamedTuple):
+    """What becomes of one leaf.
+
+    Attributes:
+        space: The leaf's space afterwards.
+        apply: Takes (n, *shape) values and returns (n, *space.shape) of them; writes to nothing it was given.
+    """
+
+    space: Space[Any]
+    apply: Callable[[NDArray[Any]], NDArray[Any]]
+
+
+class LeafwiseObs(AgentConnector):
+    """Transforms the leaves of an observation that are of its kind, each by itself; the others pass unchanged.
+
+    A subclass says in `_plan` what it does with a leaf; everything else is here.
+
+    Args:
+        keys: Paths of the leaves to work on, e.g. ``"camera/left"``; a path stands for all below it. None for every
+            leaf of its kind.
+
+    Raises:
+        ArgumentError: Where a space is first seen: a path is not in it.
+        UnsupportedSpaceError: Where a space is first seen: no leaf is of its kind, at all or below one of ``keys``.
+    """
+
+    _kind: str
+    """What leaves it works on, for messages."""
+    _advice: str = "take it out of this pipeline"
+    """What to do where there are none."""
+
+    def __init__(self, keys: Sequence[str] | None = None) -> None:
+        self.keys = None if keys is None else tuple(keys)
+        self._tree: SpaceTree | None = None
+        self._work: list[tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = []
+
+    def __call__(self, rows: Rows) -> Rows:
+        if self._tree is None:
+            raise self._not_set_up()
+        leaves = self._tree.flatten(rows.obs)
+        for i, apply in self._work:
+            leaves[i] = apply(np.asarray(leaves[i]))
+        return rows.replace(obs=self._tree.unflatten(leaves))
+
+    def setup(self, space: Space[Any]) -> None:
+        tree = SpaceTree(space)
+        self._work = [(i, plan.apply) for i, plan in enumerate(self._plans(tree)) if plan is not None]
+        self._tree = tree
+
+    def output_space(self, space: Space[Any]) -> Space[Any]:
+        plans = iter(self._plans(SpaceTree(space)))  # map_space meets the leaves in the same order
+
+        def planned(leaf: Space[Any]) -> Space[Any]:
+            plan = next(plans)
+            return leaf if plan is None else plan.space
+
+        return map_space(planned, space)
+
+    @abstractmethod
+    def _plan(self, leaf: Leaf) -> LeafPlan | None:
+        """Say what becomes of a leaf; None where it is of another kind. Changes nothing.
+
+        Raises:
+            UnsupportedSpaceError: It is of the right kind, and cannot be worked on all the same.
+        """
+
+    def _plans(self, tree: SpaceTree) -> list[LeafPlan | None]:
+        """One for each leaf of the tree."""
+        if self.keys is None:
+            plans = [self._plan(leaf) for leaf in tree.leaves]
+            if not any(plans):
+                raise self._none_found(f"in {space_summary(tree.space)}")
+            return plans
+        check_keys(self.keys, tree)
+        plans = [self._plan(at) if any(is_below(at.path, key) for key in self.keys) else None for at in tree.leaves]
+        for key in self.keys:
+            if not any(plan for leaf, plan in zip(tree.leaves, plans, strict=True) if is_below(leaf.path, key)):
+                raise self._none_found(f"at {key!r} of {space_summary(tree.space)}")
+        return plans
+
+    def _none_found(self, where: str) -> UnsupportedSpaceError:
+        return UnsupportedSpaceError(f"{self!r} works on {self._kind}, and there is none {where}; {self._advice}")
+
+
+def append_to_obs(rows: Rows, extra_nk: NDArray[Any], dtype: np.dtype[Any]) -> Rows:
+    """Join (n, d) observations and (n, k) further numbers, in the dtype of `appended_space`."""
+    obs = rows.obs
+    size = obs.shape[1]
+    out = np.empty((len(rows), size + extra_nk.shape[1]), dtype)
+    out[:, :size] = obs
+    with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite
+        out[:, size:] = extra_nk
+    return rows.replace(obs=out)
+
+
+def appended_space(space: Space[Any], extra: Box, times: int, who: str) -> Box:
+    """Space of an observation in ``space`` with ``times`` vectors of ``extra`` behind it.
+
+    Its dtype is the observation's, or the one that holds both.
+
+    Raises:
+        UnsupportedSpaceError: The observation is not a vector; names who asks for one.
+    """
+    if not isinstance(space, Box) or len(space.shape) != 1:
+        raise UnsupportedSpaceError(f"{who} needs a vector to append to: put FlattenObs before it; got {space}")
+    dtype = np.result_type(space.low.dtype, extra.low.dtype)
+    low = np.concatenate([space.low, np.tile(extra.low, times)]).astype(dtype)
+    high = np.concatenate([space.high, np.tile(extra.high, times)]).astype(dtype)
+    return Box(low, high, dtype=dtype.type)
+
+
+class OneHot:
+    """Turns the values of a Discrete or MultiDiscrete leaf into one-hots; those of its entries stand side by side.
+
+    Args:
+        leaf: The leaf; a MultiDiscrete of any rank, which is raveled.
+
+    Attributes:
+        width: Length of one vector.
+    """
+
+    def __init__(self, leaf: Leaf) -> None:
+        count, first = _categories(leaf)
+        self.leaf = leaf
+        self._low, self._high = first, first + count - 1
+        # Column j of the one-hot is entry owner[j] of the leaf compared with level[j].
+        self._owner = np.repeat(np.arange(len(count)), count)
+        self._level = np.concatenate([np.arange(c) + f for c, f in zip(count, first, strict=True)])
+        self.width = len(self._level)
+
+    def __call__(self, value_n: Any) -> NDArray[np.bool_]:
+        """Turn (n, *leaf.shape) into (n, width).
+
+        Raises:
+            ContractError: A value is outside of the leaf's space; names value and row.
+        """
+        values = np.asarray(value_n).reshape(len(value_n), len(self._low))
+        wrong = (values < self._low) | (values > self._high)
+        if wrong.any():
+            row, entry = np.argwhere(wrong)[0]
+            raise ContractError(f"{self.leaf} is {values[row, entry]} in row {row}, outside of {self.leaf.space}")
+        hot: NDArray[np.bool_] = values[:, self._owner] == self._level
+        return hot
+
+
+def _categories(leaf: Leaf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number of categories and the first one, for each entry, raveled."""
+    if isinstance(leaf.space, Discrete):
+        return np.array([leaf.space.n], np.int64), np.array([leaf.space.start], np.int64)
+    assert isinstance(leaf.space, MultiDiscrete)
+    return leaf.space.nvec.ravel().astype(np.int64), leaf.space.start.ravel().astype(np.int64)

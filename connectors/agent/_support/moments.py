@@ -1,0 +1,265 @@
+"""Count, mean and variance that can be joined and parted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError
+
+__all__ = ["Moments", "RunningMoments", "load_moments", "merge_moments", "save_moments"]
+
+Floats = NDArray[np.float64]
+
+
+class Moments:
+    """Count, mean and sum of squared deviations of G groups of arrays. Never changed once made.
+
+    Joining two gives those of the pooled data (Chan, Golub and LeVeque 1983), however the data was parted: to some
+    1e-15 of the standard deviation, also where the mean is 1e12 times that. For this the mean has twice the digits of
+    a float64, as ``mean + rest`` (a double-double number, Dekker 1971), and deviations are taken from a value that is
+    itself one of the data.
+
+    Args:
+        groups: G.
+        shape: Shape of one value.
+
+    Attributes:
+        count: (G,) number of values.
+        mean: (G, *shape); 0 where there are no values.
+        rest: (G, *shape) what the float64 ``mean`` lacks of the mean.
+        m2: (G, *shape) sum of squared deviations from the mean.
+    """
+
+    __slots__ = ("count", "m2", "mean", "rest")
+
+    count: Floats
+    mean: Floats
+    rest: Floats
+    m2: Floats
+
+    def __init__(self, groups: int, shape: tuple[int, ...]) -> None:
+        self.count = np.zeros(groups)
+        self.mean = np.zeros((groups, *shape))
+        self.rest = np.zeros((groups, *shape))
+        self.m2 = np.zeros((groups, *shape))
+
+    @classmethod
+    def of(cls, values_n: Floats, group_n: NDArray[Any] | None, groups: int) -> Moments:
+        """Moments of (n, *shape) values, n > 0; ``group_n`` (n,) says which group each is of, None that G is 1."""
+        if group_n is None:
+            deviation = values_n - values_n[0]
+            offset = np.add.reduce(deviation, 0) / len(values_n)
+            deviation -= offset
+            deviation *= deviation
+            mean, rest = _sum(values_n[0], offset)
+            count = np.array([float(len(values_n))])
+            return cls._made(count, mean[None], rest[None], np.add.reduce(deviation, 0)[None])
+        new = cls(groups, values_n.shape[1:])
+        sizes = np.bincount(group_n, minlength=groups)
+        here = np.flatnonzero(sizes)
+        sizes = sizes[here]
+        starts = np.cumsum(sizes) - sizes
+        values_n = values_n[np.argsort(group_n, kind="stable")]
+        anchor = values_n[starts]
+        deviation = values_n - np.repeat(anchor, sizes, axis=0)
+        offset = np.add.reduceat(deviation, starts, axis=0) / _column(sizes, anchor)
+        deviation -= np.repeat(offset, sizes, axis=0)
+        deviation *= deviation
+        new.count[here] = sizes
+        new.mean[here], new.rest[here] = _sum(anchor, offset)
+        new.m2[here] = np.add.reduceat(deviation, starts, axis=0)
+        return new
+
+    @classmethod
+    def _made(cls, count: Floats, mean: Floats, rest: Floats, m2: Floats) -> Moments:
+        new = cls.__new__(cls)
+        new.count, new.mean, new.rest, new.m2 = count, mean, rest, m2
+        return new
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one value."""
+        return self.mean.shape[1:]
+
+    @property
+    def finite(self) -> bool:
+        """Whether no value was NaN or infinite and nothing overflowed."""
+        return bool(np.isfinite(self.m2).all())
+
+    def joined(self, other: Moments) -> Moments:
+        """Moments of the data of both."""
+        more, less = self, other
+        if (behind := self.count < other.count).any():
+            # From the larger part the way to the joint mean is short, and so is what rounding takes of it.
+            more, less = _either(behind, other, self), _either(behind, self, other)
+        total = self.count + other.count
+        share = _column(less.count / np.maximum(total, 1.0), self.mean)
+        delta = (less.mean - more.mean) + (less.rest - more.rest)
+        mean, error = _sum(more.mean, delta * share)
+        mean, rest = _sum(mean, error + more.rest)
+        delta *= delta
+        delta *= _column(more.count, self.mean) * share
+        delta += more.m2
+        delta += less.m2
+        return self._made(total, mean, rest, delta)
+
+    def grown(self, groups: int) -> Moments:
+        """The same with room for ``groups`` groups, or itself where it has that."""
+        if groups <= len(self.count):
+            return self
+        new = Moments(groups, self.shape)
+        here = slice(len(self.count))
+        new.count[here], new.mean[here], new.rest[here], new.m2[here] = self.count, self.mean, self.rest, self.m2
+        return new
+
+    def scale(self, epsilon: float) -> Floats:
+        """(G, *shape) 1 / standard deviation; 1 where there are no values."""
+        count = _column(self.count, self.mean)
+        return np.where(count > 0, 1.0 / np.sqrt(self.m2 / np.maximum(count, 1.0) + epsilon), 1.0)
+
+    def same_as(self, other: Moments) -> bool:
+        """Whether every number is equal."""
+        return all(np.array_equal(getattr(self, key), getattr(other, key)) for key in self.__slots__)
+
+    def state_dict(self) -> dict[str, Floats]:
+        """Exact copy."""
+        return {key: getattr(self, key).copy() for key in ("count", "mean", "rest", "m2")}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], shape: tuple[int, ...]) -> Moments:
+        """Build it again.
+
+        Raises:
+            ArgumentError: The state is of values of another shape, or its numbers are those of no data.
+        """
+        if state.keys() != set(cls.__slots__):
+            raise ArgumentError(f"expected moments, {sorted(cls.__slots__)}, got {sorted(state)}")
+        new = cls._made(*(np.array(state[key], np.float64) for key in ("count", "mean", "rest", "m2")))
+        if new.count.ndim != 1 or not new.mean.shape == new.rest.shape == new.m2.shape == (len(new.count), *shape):
+            raise ArgumentError(f"expected moments of values of shape {shape}, got {new.mean.shape[1:]}")
+        finite = all(np.isfinite(getattr(new, key)).all() for key in cls.__slots__)
+        if not (finite and (new.count >= 0).all() and (new.m2 >= 0).all()):
+            raise ArgumentError("expected moments of data, got a negative, NaN or infinite one")
+        return new
+
+
+def _sum(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """The rounded sum, and what rounding took: together exact (TwoSum, Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def _either(where: NDArray[np.bool_], one: Moments, two: Moments) -> Moments:
+    """The groups of ``one`` where (G,) says so, of ``two`` elsewhere."""
+    if where.all():
+        return one
+    wide = _column(where, one.mean)
+    return Moments._made(
+        np.where(where, one.count, two.count),
+        np.where(wide, one.mean, two.mean),
+        np.where(wide, one.rest, two.rest),
+        np.where(wide, one.m2, two.m2),
+    )
+
+
+def _column(group_values: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
+    """Reshape (G,) so that it broadcasts against (G, *shape)."""
+    return group_values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+_KEYS = ("moments", "own", "shared")
+
+
+class RunningMoments:
+    """The moments one copy knows. Never changed once made.
+
+    Copies that load a merged state have it in common, and each goes on from there. What is theirs alone is kept apart,
+    so that joining them again counts what they share once, and subtracts nothing.
+
+    Args:
+        own: Of the data that this copy alone has seen.
+        shared: Of the data behind the merged state that it last loaded.
+
+    Attributes:
+        own: As given.
+        shared: As given.
+        total: Of all of it.
+    """
+
+    __slots__ = ("own", "shared", "total")
+
+    def __init__(self, own: Moments, shared: Moments) -> None:
+        self.own = own
+        self.shared = shared
+        self.total = shared.joined(own) if shared.count.any() else own
+
+    @classmethod
+    def empty(cls, groups: int, shape: tuple[int, ...]) -> RunningMoments:
+        """Moments of no data."""
+        return cls(Moments(groups, shape), Moments(groups, shape))
+
+    def learnt(self, data: Moments) -> RunningMoments:
+        """The same with the moments of further data."""
+        return RunningMoments(self.own.joined(data), self.shared)
+
+    def grown(self, groups: int) -> RunningMoments:
+        """The same with room for ``groups`` groups, or itself where it has that."""
+        if groups <= len(self.own.count):
+            return self
+        return RunningMoments(self.own.grown(groups), self.shared.grown(groups))
+
+
+def merge_moments(copies: Sequence[RunningMoments]) -> RunningMoments:
+    """Moments that all copies can go on from: of the data of all, what they share counted once.
+
+    Args:
+        copies: One at least.
+
+    Raises:
+        ArgumentError: Two copies last loaded different merged states, so nobody can tell what they have in common; or
+            the pooled moments are too large for float64.
+    """
+    groups = max(len(copy.own.count) for copy in copies)
+    copies = [copy.grown(groups) for copy in copies]
+    known = [copy.shared for copy in copies if copy.shared.count.any()]
+    if any(not shared.same_as(known[0]) for shared in known):
+        raise ArgumentError("the states go back to different merged states")
+    total = known[0] if known else copies[0].shared
+    with np.errstate(over="ignore", invalid="ignore"):
+        for copy in copies:
+            total = total.joined(copy.own)
+    if not total.finite:
+        raise ArgumentError("the pooled statistics are too large for float64")
+    return RunningMoments(Moments(groups, total.shape), total)
+
+
+def save_moments(leaves: Mapping[str, RunningMoments]) -> dict[str, Any]:
+    """Exact copy of the moments of some leaves, by path. ``moments`` is what the other two give together."""
+    return {
+        "moments": {path: leaf.total.state_dict() for path, leaf in leaves.items()},
+        "own": {path: leaf.own.state_dict() for path, leaf in leaves.items()},
+        "shared": {path: leaf.shared.state_dict() for path, leaf in leaves.items()},
+    }
+
+
+def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> list[RunningMoments]:
+    """Build them again, in the order of ``shapes``.
+
+    Raises:
+        ArgumentError: The state is of other leaves or shapes, or its numbers are those of no data.
+    """
+    for key in _KEYS:
+        if key not in state or state[key].keys() != shapes.keys():
+            raise ArgumentError(f"expected {key} of the leaves {list(shapes)}, got {state}")
+    leaves = []
+    for path, shape in shapes.items():
+        own, shared = (Moments.from_state(state[key][path], shape) for key in ("own", "shared"))
+        if len(own.count) != len(shared.count):
+            raise ArgumentError(f"expected as many groups that are shared as own, got {state}")
+        leaves.append(RunningMoments(own, shared))
+    return leaves

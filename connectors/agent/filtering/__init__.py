@@ -1,0 +1,1 @@
+"""Connectors that hold rows back."""

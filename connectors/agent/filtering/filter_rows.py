@@ -1,0 +1,136 @@
+"""Rows that the policy is not asked about."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors.agent._support.history import cast_row_leaf
+from marlvec.connectors.connector import AgentConnector, EnvIds, State
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.spaces import SpaceTree
+from marlvec.trees import Tree
+
+__all__ = ["FilterRows", "RowFilter"]
+
+BoolArray = NDArray[np.bool_]
+
+
+class RowFilter(AgentConnector):
+    """Takes rows out; what they said that later rows must say is said by the agent's next row that stays.
+
+    The reward of rows that are gone is added to that of the agent's next row that stays. If an episode's first row is
+    gone, the next one that stays has ``first`` set. That row has no action before it that could be paid, so its reward
+    is 0, and what was paid until then goes to the one after it. Last rows always stay.
+
+    A subclass says in `keep_rows` which rows stay. For an agent whose row is gone, the collector sends ``noop``.
+
+    Args:
+        noop: An action of the policy's action space; ``"repeat"`` for the agent's last one; None where it is not
+            declared, which the collector refuses.
+
+    Raises:
+        ArgumentError: Where a space is first seen: ``noop`` is not in the action space.
+    """
+
+    changes_length = True
+
+    def __init__(self, noop: Tree = None) -> None:
+        self.noop = noop
+        self._owed = AgentTable((), np.float64)
+        self._first = AgentTable((), np.bool_)  # whether the episode's first row is among those that are gone
+
+    @abstractmethod
+    def keep_rows(self, rows: Rows) -> NDArray[Any]:
+        """Say which rows stay: (n,) bool. Asked once about every row, last ones included, which stay anyway."""
+
+    def __call__(self, rows: Rows) -> Rows:
+        env_id, agent_index = rows.env_id, rows.agent_index
+        first = rows.first if "first" in rows.columns else np.zeros(len(rows), np.bool_)
+        keep = self._checked(self.keep_rows(rows), len(rows))
+        if "last" in rows.columns:
+            keep = keep | rows.last
+        owed = np.where(first, 0.0, self._owed.get(env_id, agent_index))
+        late = self._first.get(env_id, agent_index) & ~first  # nothing of its episode has been let through yet
+        gone = ~keep
+        columns: dict[str, Tree] = {}
+        if "reward" in rows.columns:
+            owed = owed + np.where(first, 0.0, rows.reward)
+            # A row that was first all along keeps its reward, whatever it says.
+            columns["reward"] = np.where(first, rows.reward, np.where(late, 0.0, owed))
+        if "first" in rows.columns:
+            columns["first"] = first | late
+        self._owed.set(env_id, agent_index, np.where(gone | late, owed, 0.0))
+        self._first.set(env_id, agent_index, gone & (first | late))
+        return rows.replace(**columns).take(keep)
+
+    def reset(self, env_ids: EnvIds | None = None) -> None:
+        self._owed.reset(env_ids)
+        self._first.reset(env_ids)
+
+    def setup(self, space: Space[Any]) -> None:
+        if self.noop is None or isinstance(self.noop, str) or self.action_space is None:
+            return
+        tree = SpaceTree(self.action_space)
+        try:
+            values = tree.flatten(self.noop)
+        except ContractError as error:
+            raise ArgumentError(f"{self.name}: noop is no action of {tree.space}: {error}") from None
+        for value, leaf in zip(values, tree.leaves, strict=True):
+            if not leaf.space.contains(value if leaf.is_object else cast_row_leaf(value, leaf.blank(), "noop")):
+                raise ArgumentError(f"{self.name}: noop {value!r} is not in {leaf.space}")
+
+    def state_dict(self) -> State:
+        return {"owed": self._owed.state_dict(), "first": self._first.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != self.state_dict().keys():
+            raise ArgumentError(f"expected the state of {self.name}, {list(self.state_dict())}; got {list(state)}")
+        owed, first = AgentTable((), np.float64), AgentTable((), np.bool_)
+        owed.load_state_dict(state["owed"])
+        first.load_state_dict(state["first"])
+        self._owed, self._first = owed, first
+
+    def _checked(self, keep: Any, n: int) -> BoolArray:
+        array = np.asarray(keep)
+        if array.shape != (n,) or array.dtype != np.bool_:
+            raise ContractError(
+                f"{self.name} must say of each row whether it stays, as bool of shape {(n,)}; got {array.dtype} of "
+                f"shape {array.shape}"
+            )
+        return array
+
+
+class FilterRows(RowFilter):
+    """Takes out the rows that a function does not keep, e.g. of agents that sleep.
+
+    What was paid meanwhile is added to the agent's next row that stays, and the next one becomes ``first`` where the
+    episode's first row is gone (its own reward, and what was paid before it, then goes to the row after it). Last rows
+    always stay.
+
+    Args:
+        keep: Takes rows, returns (n,) bool: True for those that stay.
+        noop: What the collector sends for agents whose rows are gone: an action of the policy's action space, or
+            ``"repeat"`` for the agent's last one. None: it is not declared, and the collector raises.
+
+    Raises:
+        ArgumentError: ``keep`` is no function; or, where a space is first seen, ``noop`` is not in the action space.
+    """
+
+    def __init__(self, keep: Callable[[Rows], NDArray[Any]], noop: Tree = None) -> None:
+        if not callable(keep):
+            raise ArgumentError(f"keep must be a function of rows, got {type(keep).__name__}")
+        if isinstance(noop, str) and noop != "repeat":
+            raise ArgumentError(f'noop must be an action or "repeat", got {noop!r}')
+        super().__init__(noop)
+        self.keep = keep
+
+    def keep_rows(self, rows: Rows) -> NDArray[Any]:
+        return self.keep(rows)

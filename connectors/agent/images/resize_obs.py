@@ -1,0 +1,139 @@
+"""Images of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium.spaces import Box
+from numpy.typing import NDArray
+
+from marlvec.connectors.agent._support.leafwise_obs import LeafPlan, LeafwiseObs
+from marlvec.errors import ArgumentError
+from marlvec.spaces import Leaf
+
+__all__ = ["ResizeObs"]
+
+Ints = NDArray[np.int64]
+Method = Literal["area", "linear", "nearest"]
+
+
+class ResizeObs(LeafwiseObs):
+    """Brings every image, a Box leaf ``(H, W)`` or ``(H, W, C)``, to size ``(h, w)``; others pass unchanged.
+
+    The dtype stays. Ints come out as if worked out exactly and then rounded, halves to even. Bounds become those of all
+    pixels together, channel by channel.
+
+    * ``"area"``: each new pixel is the mean of what it covers, its edges counted by the part they lie in. For making
+      images smaller.
+    * ``"linear"``: between the four nearest pixels, by the distance of centres; beyond the outermost centres as there.
+      For making images larger; smaller ones flicker, as it leaves out pixels.
+    * ``"nearest"``: the pixel in which the new one's centre lies. No new values; for maps of classes.
+
+    Args:
+        size: ``(h, w)`` of the new images.
+        method: How.
+        keys: Paths of the leaves to work on; all images where None.
+
+    Raises:
+        ArgumentError: ``size`` is not two numbers of at least 1, or ``method`` is none of the three; or, where a space
+            is first seen, a path is not in it.
+        UnsupportedSpaceError: Where a space is first seen: there is no image.
+    """
+
+    _kind = "images, Boxes of shape (H, W) or (H, W, C)"
+
+    def __init__(self, size: tuple[int, int], method: Method = "area", *, keys: Sequence[str] | None = None) -> None:
+        super().__init__(keys)
+        if len(size) != 2 or min(size) < 1:
+            raise ArgumentError(f"size must be (height, width), each at least 1; got {size!r}")
+        if method not in ("area", "linear", "nearest"):
+            raise ArgumentError(f'method must be "area", "linear" or "nearest", got {method!r}')
+        self.size = (int(size[0]), int(size[1]))
+        self.method = method
+
+    def _plan(self, leaf: Leaf) -> LeafPlan | None:
+        space = leaf.space
+        if not isinstance(space, Box) or len(leaf.shape) not in (2, 3) or 0 in leaf.shape:
+            return None
+        shape = (*self.size, *leaf.shape[2:])
+        low = np.broadcast_to(space.low.min((0, 1), keepdims=True), shape)
+        high = np.broadcast_to(space.high.max((0, 1), keepdims=True), shape)
+        after = Box(low, high, dtype=leaf.dtype.type)
+        if leaf.shape[:2] == self.size:
+            return LeafPlan(after, _same)
+        if self.method == "nearest" or leaf.dtype.kind == "b":
+            return LeafPlan(after, _Nearest(leaf.shape[:2], self.size))
+        return LeafPlan(after, _Mean(space, after, self.method))
+
+
+def _same(image_n: NDArray[Any]) -> NDArray[Any]:
+    return image_n
+
+
+class _Nearest:
+    """Takes pixels from where new ones' centres lie."""
+
+    def __init__(self, source: tuple[int, ...], target: tuple[int, int]) -> None:
+        rows, columns = ((2 * np.arange(t) + 1) * s // (2 * t) for s, t in zip(source, target, strict=True))
+        self.rows, self.columns = rows[:, None], columns
+
+    def __call__(self, image_n: NDArray[Any]) -> NDArray[Any]:
+        chosen: NDArray[Any] = image_n[:, self.rows, self.columns]
+        return chosen
+
+
+class _Mean:
+    """Weighs pixels: a matrix from the left for the rows, one from the right for the columns.
+
+    For ints the weights are whole numbers, and so are all sums; a float32 holds these exactly up to 2**24, a float64 up
+    to 2**53. They are divided once, at the end.
+    """
+
+    def __init__(self, before: Box, after: Box, method: Method) -> None:
+        (height, width), (h, w) = before.shape[:2], after.shape[:2]
+        rows, row_sum = _weights(height, h, method)
+        columns, column_sum = _weights(width, w, method)
+        self.channels = before.shape[2] if len(before.shape) == 3 else 1
+        self.shape = after.shape
+        self.low, self.high = after.low[:1, :1], after.high[:1, :1]
+        self.ints = after.low.dtype.kind in "iu"
+        self.dtype = after.low.dtype
+        self.total = row_sum * column_sum
+        if self.ints:
+            largest = max(abs(int(before.low.min())), abs(int(before.high.max()))) * self.total
+            work: Any = np.float32 if largest < 2**24 else np.float64
+            self.rows, self.columns = rows.astype(work), columns.T.astype(work)
+        else:
+            work = np.float64 if self.dtype == np.float64 else np.float32
+            self.rows, self.columns = (rows / row_sum).astype(work), (columns / column_sum).T.astype(work)
+        self.work = work
+
+    def __call__(self, image_n: NDArray[Any]) -> NDArray[Any]:
+        n, height, width = image_n.shape[:3]
+        (h, _), channels = self.rows.shape, self.channels
+        image_n = image_n.astype(self.work, copy=False).reshape(n, height, width * channels)
+        image_n = np.matmul(self.rows, image_n)  # image by image, so that the batch makes no difference in rounding
+        image_n = image_n.reshape(n, h, width, channels)
+        planes = [np.matmul(image_n[..., k], self.columns) for k in range(channels)]
+        image_n = np.stack(planes, axis=-1).reshape(n, *self.shape)
+        if self.ints:
+            image_n = np.rint(image_n.astype(np.float64) / self.total)
+        else:
+            image_n = np.clip(image_n, self.low, self.high)  # what rounding has pushed over the edge
+        return image_n.astype(self.dtype, copy=False)
+
+
+def _weights(source: int, target: int, method: Method) -> tuple[Ints, int]:
+    """Whole weights (target, source) of pixels along one axis, and their sum, which is that of every row."""
+    common = gcd(source, target)
+    s, t = source // common, target // common  # a new pixel is s / t old ones long
+    new, old = np.arange(target)[:, None], np.arange(source)
+    if method == "area":  # in parts of 1/t: new pixels begin at multiples of s, old ones at multiples of t
+        shared = np.minimum((new + 1) * s, (old + 1) * t) - np.maximum(new * s, old * t)
+        return np.maximum(shared, 0), s
+    # In parts of 1/(2t) from the first old centre on, which stand 2t apart: where the new centres lie.
+    centre = np.clip((2 * new + 1) * s - t, 0, 2 * t * (source - 1))
+    return np.maximum(2 * t - np.abs(centre - 2 * t * old), 0), 2 * t

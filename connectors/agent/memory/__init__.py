@@ -1,0 +1,1 @@
+"""Connectors that remember: earlier observations, actions, rewards, states."""

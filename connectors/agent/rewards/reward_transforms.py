@@ -1,0 +1,106 @@
+"""A function of the reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.connectors.connector import AgentConnector
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ArgumentError, ContractError
+
+__all__ = ["ClipReward", "ScaleReward", "MapReward"]
+
+
+class ClipReward(AgentConnector):
+    """Clips the ``reward`` column: to its sign, or to ``[-limit, limit]``.
+
+    What is clipped is what the agent was paid since its last row, which in a game of turns may be the sum of several
+    steps. An episode's first rows, which have no reward yet, pass unchanged.
+
+    Args:
+        sign: Clip to -1, 0 or 1.
+        limit: Clip to ``[-limit, limit]``.
+
+    Raises:
+        ArgumentError: Both are given, or neither, or ``limit`` is not above 0.
+    """
+
+    def __init__(self, *, sign: bool = False, limit: float | None = None) -> None:
+        if sign == (limit is not None):
+            raise ArgumentError(f"give sign=True or a limit, and not both; got sign={sign}, limit={limit}")
+        if limit is not None and not limit > 0:
+            raise ArgumentError(f"limit must be above 0, got {limit}")
+        self.sign = sign
+        self.limit = limit
+
+    def __call__(self, rows: Rows) -> Rows:
+        reward = rows.reward
+        clipped: Any = np.sign(reward) if self.limit is None else np.clip(reward, -self.limit, self.limit)
+        if "first" in rows.columns:
+            clipped = np.where(rows.first, reward, clipped)
+        return rows.replace(reward=clipped)
+
+
+class ScaleReward(AgentConnector):
+    """Makes the ``reward`` column ``reward * scale + shift``.
+
+    What is scaled is what the agent was paid since its last row, which in a game of turns may be the sum of several
+    steps; ``shift`` is added once. An episode's first rows, which have no reward yet, pass unchanged.
+
+    Args:
+        scale: The factor.
+        shift: What is added after it.
+
+    Raises:
+        ArgumentError: Either is NaN or infinite.
+    """
+
+    def __init__(self, scale: float, shift: float = 0.0) -> None:
+        if not (math.isfinite(scale) and math.isfinite(shift)):
+            raise ArgumentError(f"scale and shift must be finite, got scale={scale}, shift={shift}")
+        self.scale = scale
+        self.shift = shift
+
+    def __call__(self, rows: Rows) -> Rows:
+        with np.errstate(over="ignore", invalid="ignore"):  # first rows may hold anything
+            scaled = rows.reward * self.scale + self.shift
+        if "first" in rows.columns:
+            scaled = np.where(rows.first, rows.reward, scaled)
+        return rows.replace(reward=scaled)
+
+
+class MapReward(AgentConnector):
+    """Puts ``function(reward)`` in the place of the ``reward`` column, all rows in one call.
+
+    The function sees what each agent was paid since its last row. It is not asked about an episode's first rows, which
+    have no reward yet and pass unchanged.
+
+    Args:
+        function: Takes (m,) float64 and returns as many numbers, each made of its own one alone.
+
+    Raises:
+        ArgumentError: ``function`` is none.
+    """
+
+    def __init__(self, function: Callable[[NDArray[np.float64]], Any]) -> None:
+        if not callable(function):
+            raise ArgumentError(f"MapReward wants a function of rewards, got {type(function).__name__}")
+        self.function = function
+
+    def __call__(self, rows: Rows) -> Rows:
+        reward = np.array(rows.reward, np.float64)
+        paid = ~rows.first if "first" in rows.columns else np.ones(len(rows), np.bool_)
+        given = reward[paid]
+        mapped = np.asarray(self.function(given))
+        if mapped.shape != given.shape or mapped.dtype.kind not in "biuf":
+            raise ContractError(
+                f"{self.name}: the function must return one number for each of {given.shape} rewards, got "
+                f"{mapped.dtype} of shape {mapped.shape}"
+            )
+        reward[paid] = mapped
+        return rows.replace(reward=reward)

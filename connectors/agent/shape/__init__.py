@@ -1,0 +1,1 @@
+"""Connectors that change the shape or the structure of observations."""

@@ -1,0 +1,1 @@
+"""Connectors that change the values of observations."""
