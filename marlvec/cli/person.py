@@ -14,7 +14,7 @@ from marlvec.cli.faces import Face, face_of
 from marlvec.connectors import Rows
 from marlvec.policies import Policy
 from marlvec.policies.policy import PolicyOutput
-from marlvec.selfplay.guest import SharedPolicy
+from marlvec.policies.policy_copy import SharedPolicy
 from marlvec.trees import map_tree
 
 __all__ = ["Announced", "Person", "Quit"]

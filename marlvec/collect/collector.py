@@ -18,7 +18,6 @@ from marlvec.collect.episodes import Episodes, PolicyMapping
 from marlvec.collect.evaluation import Evaluation, Quotas
 from marlvec.collect.gathering import Gathering
 from marlvec.collect.goal import amount_of
-from marlvec.collect.guests import copies_of, eval_copies
 from marlvec.collect.harvest import Harvest
 from marlvec.collect.loop import Loop
 from marlvec.collect.metrics import Metrics
@@ -26,6 +25,7 @@ from marlvec.collect.trained import PoliciesToTrain, Trained
 from marlvec.collect.warm_up import WarmUp
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import PolicyLike
+from marlvec.policies.policy_copy import copies_of, eval_copies
 from marlvec.vector.seeding import check_seed
 from marlvec.vector.vector_env import VectorEnv
 

@@ -5,8 +5,16 @@ connectors, and gives actions as they are before the action connectors.
 """
 
 from marlvec.policies.checkpoint import PolicyCheckpoint, load_policy, save_policy
-from marlvec.policies.function import Acts, FunctionPolicy, ObjectPolicy, PolicyLike, as_policy
-from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
+from marlvec.policies.policy import (
+    Acts,
+    FunctionPolicy,
+    ObjectPolicy,
+    Policy,
+    PolicyLike,
+    PolicyOutput,
+    PolicyState,
+    as_policy,
+)
 from marlvec.policies.policy_map import PolicyMap
 from marlvec.policies.random import RandomPolicy
 from marlvec.policies.scripted import Memory, Script, ScriptedPolicy

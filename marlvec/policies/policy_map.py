@@ -22,8 +22,7 @@ from gymnasium.spaces import Space
 
 from marlvec.arguments import whole_number
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, ResourceError
-from marlvec.policies.function import PolicyLike, as_policy
-from marlvec.policies.policy import Policy
+from marlvec.policies.policy import Policy, PolicyLike, as_policy
 from marlvec.serialization.archive import FilePath, read_file, write_file
 from marlvec.serialization.values import decode, encode
 

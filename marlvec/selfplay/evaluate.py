@@ -21,9 +21,9 @@ from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import ArgumentError, StateError
 from marlvec.making import make
 from marlvec.policies import Policy, PolicyLike, as_policy
+from marlvec.policies.policy_copy import SharedPolicy
 from marlvec.registry import EnvLike
 from marlvec.selfplay.game import Game, ScoreFunction, game_of
-from marlvec.selfplay.guest import SharedPolicy
 from marlvec.selfplay.match_result import MatchResult
 from marlvec.selfplay.opponent import Opponent
 from marlvec.selfplay.schedule import Schedule, line_ups
