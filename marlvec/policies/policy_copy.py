@@ -1,4 +1,4 @@
-"""Policies and connectors as others may use them, without a trace in those they were copied from."""
+"""Policies and connectors that two collectors use: shared as they are, or copied so that no trace is left in the original."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gymnasium.spaces import Space
 
 from marlvec.connectors import Pipeline, Rows
 from marlvec.errors import ArgumentError
-from marlvec.policies import Policy, PolicyMap, PolicyOutput
-from marlvec.policies.policy import PolicyOutput
+from marlvec.policies.policy import Policy, PolicyOutput
+from marlvec.policies.policy_map import PolicyMap
 
 __all__ = ["SharedPolicy", "PolicyCopy", "copies_of", "eval_copies"]
 
