@@ -4,7 +4,7 @@ from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.collect.collector import Collector
 from marlvec.collect.episode import AgentTrack, MultiAgentEpisode
 from marlvec.collect.episodes import Episode, PolicyMapping
-from marlvec.collect.metrics import EpisodeRecord, Metrics, Stats, Timer
+from marlvec.collect.metrics.metrics import EpisodeRecord, Metrics, Stats, Timer
 
 __all__ = [
     "AgentTrack",

@@ -9,14 +9,14 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.metrics import EpisodeRecord
-from marlvec.errors import ArgumentError
+from marlvec.collect.metrics.metrics import EpisodeRecord
+from marlvec.collect.scheduling.env_step import Arrival
+from marlvec.errors import ArgumentError, ContractError
 
-__all__ = ["Episode", "Episodes", "PolicyMapping"]
+__all__ = ["Episode", "Episodes", "PolicyMapping", "Departures"]
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-
 _EPISODE_STREAM = 0x657069736F6465  # "episode"
 _SHARED_STREAM = 0x736861726564  # "shared"
 
@@ -310,3 +310,52 @@ def _check_arity(function: Callable[[str, Episode], str]) -> None:
             f"policy_mapping must be a function of (agent, episode), got {function!r:.200} of {signature}: write "
             f"lambda agent, episode: ..."
         ) from None
+
+
+class Departures:
+    """Notes which agents have ended in the running episodes, and which of them have come back.
+
+    Args:
+        num_envs: N.
+        agents: Agent names, in order.
+    """
+
+    def __init__(self, num_envs: int, agents: tuple[str, ...]) -> None:
+        self._agents = agents
+        self._gone_NA = np.zeros((num_envs, len(agents)), np.bool_)
+        self._any = False
+
+    def note(self, arrival: Arrival) -> None:
+        """Some agents have ended."""
+        self._gone_NA[arrival.where] |= arrival.ended
+        self._any = True
+
+    def forget(self, env_ids: NDArray[np.int64]) -> None:
+        """New episodes begin in these envs."""
+        self._gone_NA[env_ids] = False
+        self._any = bool(self._gone_NA.any())
+
+    def check(self, arrival: Arrival, seen_NA: NDArray[np.bool_]) -> None:
+        """Let those begin anew who are alive again, and make sure that nobody else is to act who has ended.
+
+        Args:
+            arrival: What came.
+            seen_NA: (N, A) of whom connectors have seen a row; False from now on for those who are alive again.
+
+        Raises:
+            ContractError: Somebody has ended and is to act; names env and agent.
+        """
+        if not self._any:
+            return
+        gone = self._gone_NA[arrival.where]
+        back = gone & arrival.alive
+        if back.any():
+            self._gone_NA[arrival.where] = gone & ~back
+            seen_NA[arrival.where] &= ~back
+        wrong = arrival.acting & gone & ~back
+        if wrong.any():
+            i, a = np.argwhere(wrong)[0].tolist()
+            raise ContractError(
+                f"env {int(arrival.env_ids[i])}: agent {self._agents[a]!r} is to act, but it has ended already "
+                f"in this episode"
+            )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from marlvec.collect.goal import Course, Unit
-from marlvec.collect.metrics import Metrics
+from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.sample_target import Course, Unit
 
 if TYPE_CHECKING:
     from rich.console import Console

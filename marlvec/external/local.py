@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marlvec.collect.company import Connectors
+from marlvec.collect.acting.policy_set import Connectors
 from marlvec.policies import PolicyLike
 
 __all__ = ["Local"]

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from marlvec.collect import Collector
-from marlvec.collect.company import named
+from marlvec.collect.acting.policy_set import named
 from marlvec.errors import ArgumentError
 from marlvec.external.door import Door
 from marlvec.external.limits import Limits

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from marlvec.arguments import whole_number
 from marlvec.collect import Collector, Episode
+from marlvec.collect.acting.policy_set import chains
 from marlvec.collect.callbacks import Callback, RunningEpisode
-from marlvec.collect.chains import chains
-from marlvec.collect.metrics import EpisodeRecord
+from marlvec.collect.metrics.metrics import EpisodeRecord
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import ArgumentError, StateError
 from marlvec.making import make

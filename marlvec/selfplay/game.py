@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from marlvec.collect.metrics import EpisodeRecord
+from marlvec.collect.metrics.metrics import EpisodeRecord
 from marlvec.errors import ContractError
 
 __all__ = ["Game", "ScoreFunction", "game_of"]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from marlvec.collect.callbacks import Callback, RunningEpisode
-from marlvec.collect.metrics import EpisodeRecord
+from marlvec.collect.metrics.metrics import EpisodeRecord
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.selfplay.game import Game, ScoreFunction, game_of
 from marlvec.selfplay.match_table import MatchTable

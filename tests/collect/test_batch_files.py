@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from marlvec.collect import MultiAgentBatch, SampleBatch
-from marlvec.collect.batch.outlines import ArrayNames
+from marlvec.collect.batch.npz import ArrayNames
 from marlvec.errors import ArgumentError, CheckpointError, MissingExtraError, SerialisationError
 from marlvec.trees import Tree, tree_leaves
 from tests.bombs import MB, deflated, peak_of

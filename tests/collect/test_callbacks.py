@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from marlvec.collect import Collector
 from marlvec.collect.callbacks import HOOKS, Callback, EpisodeStep, Loss, RunningEpisode
-from marlvec.collect.metrics import EpisodeRecord, Stats
+from marlvec.collect.metrics.metrics import EpisodeRecord, Stats
 from marlvec.connectors import AgentConnector, LearnerConnector, Rows
 from marlvec.errors import ArgumentError, EnvFault, RestartQuietly, StateError
 from marlvec.policies import FunctionPolicy, RandomPolicy

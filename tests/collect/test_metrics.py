@@ -13,7 +13,7 @@ import pytest
 
 from marlvec.collect import Collector, Metrics
 from marlvec.collect.callbacks import RunningEpisode
-from marlvec.collect.metrics import TIMERS, Stats
+from marlvec.collect.metrics.metrics import TIMERS, Stats
 from marlvec.connectors import ClipReward
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy

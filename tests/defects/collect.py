@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.collect import delivery
-from marlvec.collect.arrivals import Arrival
-from marlvec.collect.cast import Cast, Selection
-from marlvec.collect.delivery import Delivery
+from marlvec.collect import batch_builder
+from marlvec.collect.acting.policy_router import Cast
+from marlvec.collect.acting.policy_runner import Ready, Role, Selection
+from marlvec.collect.acting.row_builder import Intake
+from marlvec.collect.batch_builder import Delivery, Harvest
 from marlvec.collect.episodes import Episode, Episodes
-from marlvec.collect.harvest import Harvest
-from marlvec.collect.intake import Intake
-from marlvec.collect.loop import Loop
-from marlvec.collect.roles import Ready, Role
-from marlvec.collect.trajectories import Trajectories
+from marlvec.collect.rollout import Loop
+from marlvec.collect.scheduling.env_step import Arrival
+from marlvec.collect.storage.slot_buffer import Trajectories
 from marlvec.connectors import Rows
 from tests.defects.registry import Patch, after, during, found_by
 
@@ -236,12 +235,12 @@ def collected_parts_of_episodes(patch: Patch) -> None:
 @found_by(REFERENCE)
 def collected_untrained_not_counted(patch: Patch) -> None:
     """What policies that do not learn decided is not counted."""
-    batch_of = delivery.MultiAgentBatch
+    batch_of = batch_builder.MultiAgentBatch
 
     def count(batches: Any, *, agent_steps: int, **what: Any) -> Any:
         return batch_of(batches, agent_steps=sum(map(len, batches.values())), **what)
 
-    patch.setattr(delivery, "MultiAgentBatch", count)
+    patch.setattr(batch_builder, "MultiAgentBatch", count)
 
 
 @found_by(AT_FAULT)

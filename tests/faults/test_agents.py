@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from pettingzoo import ParallelEnv
 
 from marlvec import Collector, FunctionPolicy, SyncVectorEnv, VectorEnv, make
-from marlvec.collect.trajectories import Trajectories
+from marlvec.collect.storage.slot_buffer import Trajectories
 from marlvec.envs import adapt
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.collect.batch.cuts import check_size, moments
+from marlvec.collect.batch.converters import as_multi_agent
 from marlvec.collect.batch.npz import read_npz, write_npz
-from marlvec.collect.batch.rllib import as_multi_agent
 from marlvec.collect.batch.sample_batch import SampleBatch
 from marlvec.collect.episode import MultiAgentEpisode
+from marlvec.collect.episode.cuts import check_size, moments
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.serialization.atomic_file import FilePath
 

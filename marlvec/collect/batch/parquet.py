@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.batch.leaves import named_leaves
-from marlvec.collect.batch.outlines import ArrayNames, outline_columns, read_columns
+from marlvec.collect.batch.batch_columns import named_leaves
+from marlvec.collect.batch.npz import ArrayNames, outline_columns, read_columns
 from marlvec.errors import CheckpointError, SerialisationError
 from marlvec.extras import import_extra
 from marlvec.serialization.atomic_file import FilePath, new_file

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.callbacks.episode_step import EpisodeStep
-from marlvec.collect.callbacks.running_episode import RunningEpisode
-from marlvec.collect.episode_record import EpisodeRecord
-from marlvec.collect.metrics import Metrics
+from marlvec.collect.callbacks.episode_step import EpisodeStep, RunningEpisode
+from marlvec.collect.metrics.episode_record import EpisodeRecord
+from marlvec.collect.metrics.metrics import Metrics
 
 __all__ = ["HOOKS", "Callback", "Loss"]
 

@@ -7,14 +7,34 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.arrivals import Arrival
-from marlvec.collect.callbacks.running_episode import RunningEpisode
-from marlvec.collect.metrics import Metrics
+from marlvec.collect.episodes import Episode
+from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.scheduling.env_step import Arrival
 from marlvec.envs.spec import Info
 from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["EpisodeStep"]
+__all__ = ["RunningEpisode", "EpisodeStep"]
+
+
+class RunningEpisode(Episode):
+    """One episode, the same object from its creation to its end.
+
+    Args:
+        eps_id, env_id, number, entropy: As `Episode`'s.
+        policies: Each agent's policy id.
+
+    Attributes:
+        policies: As given: who played whom when it was created.
+        custom: Numbers by name, for callbacks to fill; they end up in `EpisodeRecord.custom` and `Metrics.custom`.
+    """
+
+    __slots__ = ("custom", "policies")
+
+    def __init__(self, eps_id: int, env_id: int, number: int, entropy: int, policies: tuple[str, ...]) -> None:
+        super().__init__(eps_id, env_id, number, entropy)
+        self.policies = policies
+        self.custom: dict[str, float] = {}
 
 
 class EpisodeStep:

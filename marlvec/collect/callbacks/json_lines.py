@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 
 from marlvec.collect.callbacks.callback import Callback
-from marlvec.collect.callbacks.running_episode import RunningEpisode
-from marlvec.collect.episode_record import EpisodeRecord
+from marlvec.collect.callbacks.episode_step import RunningEpisode
+from marlvec.collect.metrics.episode_record import EpisodeRecord
 
 __all__ = ["JSONLinesLogger"]
 

@@ -9,8 +9,7 @@ from typing import Any, Self
 
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.callback import Callback
-from marlvec.collect.metrics import Metrics
-from marlvec.collect.stats import Stats
+from marlvec.collect.metrics.metrics import Metrics, Stats
 from marlvec.errors import MissingExtraError
 
 __all__ = ["TensorBoardLogger"]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.episode.agent_track import AgentTrack
 from marlvec.collect.episode.reading import check_order, read_tracks
+from marlvec.collect.episode.single_agent_episode import AgentTrack
 from marlvec.collect.episode.windows import check_step
 from marlvec.connectors.rows import join_columns
 from marlvec.errors import ArgumentError

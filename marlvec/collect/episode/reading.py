@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.batch.cuts import episodes
-from marlvec.collect.batch.leaves import ids
-from marlvec.collect.episode.agent_track import AgentTrack
+from marlvec.collect.batch.batch_columns import ids
+from marlvec.collect.episode.cuts import episodes
+from marlvec.collect.episode.single_agent_episode import AgentTrack
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree, map_tree
 

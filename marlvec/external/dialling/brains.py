@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.collect.chains import chains
-from marlvec.collect.company import named
-from marlvec.collect.roles import split_output
+from marlvec.collect.acting.policy_runner import split_output
+from marlvec.collect.acting.policy_set import chains, named
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
 from marlvec.errors import ArgumentError, ContractError, ProtocolError, RefusedError, StateError
 from marlvec.external.dialling.caller import Caller

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.arrivals import Arrival
+from marlvec.collect.scheduling.env_step import Arrival
 from marlvec.errors import EnvFault, EnvsDriven
 from marlvec.vector.vector_env import VectorEnv
 

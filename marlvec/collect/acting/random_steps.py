@@ -8,8 +8,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.ready import Ready
-from marlvec.collect.roles import Role
+from marlvec.collect.acting.policy_runner import Ready, Role
 from marlvec.connectors import Rows
 from marlvec.policies.row_draws import RowDraws
 from marlvec.sampling import SpaceSampler

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.columns import Column
+from marlvec.collect.storage.columns import Column
 from marlvec.env_ids import Where
 from marlvec.errors import ContractError
 from marlvec.trees import Tree

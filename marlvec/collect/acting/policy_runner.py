@@ -7,26 +7,113 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import NDArray
 
-from marlvec.collect.dtype_kinds import kinds_for
-from marlvec.collect.idlers import Idlers, Part, declared_noop
-from marlvec.collect.off_policy import OffPolicy
-from marlvec.collect.raw_rows import RawRows
-from marlvec.collect.ready import Ready
-from marlvec.collect.trajectories import BATCH_COLUMNS, Trajectories
+from marlvec.collect.acting.given_actions import OffPolicy
+from marlvec.collect.acting.noop_actions import Idlers, Part, declared_noop
+from marlvec.collect.acting.raw_rows import RawRows
+from marlvec.collect.storage.slot_buffer import BATCH_COLUMNS, Trajectories
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
+from marlvec.env_ids import Where
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
 from marlvec.policies import Policy, PolicyOutput
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree, to_array, tree_leaves
 
-__all__ = ["Answer", "Ready", "Role", "split_output"]
+__all__ = ["Selection", "kinds_for", "Ready", "Answer", "Role", "split_output"]
 
-AnyArray = NDArray[Any]
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows of one policy among those of one group in some envs.
+
+    Attributes:
+        flat: (n,) their positions among (envs, agents of the group), flattened; None for all of them.
+        env_id, agent_index: (n,) whose they are.
+        lanes: (n,) ``env * A + agent``, ascending.
+        places: The same as an index.
+    """
+
+    flat: IntArray | None
+    env_id: IntArray
+    agent_index: IntArray
+    lanes: IntArray
+    places: Where
+
+    def pick(self, leaf: AnyArray) -> AnyArray:
+        """Rows of an array (envs, agents of the group, …); views where these are all."""
+        rows = leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # -1 cannot be told of empty leaves
+        return rows if self.flat is None else rows.take(self.flat, axis=0)
+
+
+def kinds_for(leaf: Leaf) -> str:
+    """Dtype kinds that go into a leaf without changing their meaning."""
+    if leaf.is_object:
+        return "OU"
+    if isinstance(leaf.space, (Discrete, MultiDiscrete)):
+        return "iu"
+    if isinstance(leaf.space, MultiBinary) or leaf.dtype.kind == "b":
+        return "iub"
+    assert isinstance(leaf.space, Box)  # there are no other array leaves
+    return "fiu" if leaf.dtype.kind == "f" else "iu"
+
+
 IntArray = NDArray[np.int64]
 
+
+@dataclass(slots=True)
+class Ready:
+    """Rows that wait for an action, in lane order.
+
+    Attributes:
+        lanes: (n,) whose they are: ``env * A + agent``.
+        places: The same as an index.
+        slots: (n,) where they are stored.
+        where: The same as a slice, where they stand in a row.
+    """
+
+    lanes: IntArray
+    places: Where
+    slots: IntArray
+    where: Where
+
+    @classmethod
+    def block(cls, lanes: IntArray, places: Where, slots: IntArray) -> Ready:
+        """Rows in consecutive slots; at least one."""
+        start = int(slots[0])
+        return cls(lanes, places, slots, slice(start, start + len(slots)))
+
+    @classmethod
+    def none(cls) -> Ready:
+        """No rows."""
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, nothing, nothing, slice(0, 0))
+
+    def move(self, slots: IntArray) -> None:
+        """Note where the rows are now; those in a row have stayed so."""
+        self.slots = slots
+        in_a_row = isinstance(self.where, slice) and len(slots)
+        self.where = slice(int(slots[0]), int(slots[0]) + len(slots)) if in_a_row else slots
+
+    def take(self, mask: NDArray[np.bool_]) -> Ready:
+        """Some of them."""
+        lanes, slots = self.lanes[mask], self.slots[mask]
+        return Ready(lanes, lanes, slots, slots)
+
+    def join(self, other: Ready) -> Ready:
+        """These and others."""
+        if not len(self.lanes):
+            return other
+        lanes = np.concatenate([self.lanes, other.lanes])
+        slots = np.concatenate([self.slots, other.slots])
+        order = np.argsort(lanes, kind="stable")
+        lanes, slots = lanes[order], slots[order]
+        return Ready(lanes, lanes, slots, slots)
+
+
+AnyArray = NDArray[Any]
 IDENTITY = ("env_id", "agent_index", "eps_id", "t")
 
 

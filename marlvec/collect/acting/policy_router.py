@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.idlers import Part
-from marlvec.collect.places import places_of
-from marlvec.collect.roles import Role
-from marlvec.env_ids import Where
+from marlvec.collect.acting.noop_actions import Part
+from marlvec.collect.acting.policy_runner import Role, Selection
+from marlvec.collect.scheduling.env_step import places_of
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
 
-__all__ = ["Cast", "Selection"]
+__all__ = ["Cast"]
 
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-
 _REMEMBERED = 64  # sets of envs; those that come back together once mostly do so again
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The rows of one policy among those of one group in some envs.
-
-    Attributes:
-        flat: (n,) their positions among (envs, agents of the group), flattened; None for all of them.
-        env_id, agent_index: (n,) whose they are.
-        lanes: (n,) ``env * A + agent``, ascending.
-        places: The same as an index.
-    """
-
-    flat: IntArray | None
-    env_id: IntArray
-    agent_index: IntArray
-    lanes: IntArray
-    places: Where
-
-    def pick(self, leaf: AnyArray) -> AnyArray:
-        """Rows of an array (envs, agents of the group, …); views where these are all."""
-        rows = leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # -1 cannot be told of empty leaves
-        return rows if self.flat is None else rows.take(self.flat, axis=0)
 
 
 class Cast:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.arrivals import Arrival
-from marlvec.collect.traffic import EnvsNeeded, Traffic
+from marlvec.collect.scheduling.env_step import Arrival
+from marlvec.collect.scheduling.lockstep import EnvsNeeded, Traffic
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["FreeTraffic", "traffic_of"]

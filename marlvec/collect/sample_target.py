@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from marlvec.arguments import whole_number
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.metrics import EpisodeRecord
+from marlvec.collect.metrics.metrics import EpisodeRecord
 from marlvec.errors import ArgumentError
 
 __all__ = ["MEASURES", "Course", "Goal", "Unit", "amount_of", "goal_of"]

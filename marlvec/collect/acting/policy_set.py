@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.cast import Cast
-from marlvec.collect.chains import chains
+from marlvec.collect.acting.policy_router import Cast
+from marlvec.collect.acting.policy_runner import Ready, Role
 from marlvec.collect.episodes import Episodes
-from marlvec.collect.loop import Loop
-from marlvec.collect.ready import Ready
-from marlvec.collect.roles import Role
+from marlvec.collect.rollout import Loop
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Pipeline
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy, PolicyLike, PolicyMap, as_policy
@@ -23,15 +21,114 @@ from marlvec.policies.policy_map import policy_or_make
 from marlvec.trees import map_tree
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["Chain", "Company", "Connectors", "NewPolicy"]
+__all__ = ["chains", "PoliciesToTrain", "Trained", "Chain", "Company", "Connectors", "NewPolicy"]
+
+P = TypeVar("P", bound=Pipeline[Any])
+
+
+def chains(
+    kind: type[P],
+    given: P | Iterable[Any] | Mapping[str, Any] | None,
+    policy_ids: Sequence[str],
+    default: Callable[[], P],
+) -> dict[str, P]:
+    """Return one pipeline per policy id.
+
+    Args:
+        kind: AgentPipeline or ActionPipeline.
+        given: None for the default; one chain (a pipeline, or connectors) for every policy, copied where there are
+            several; or policy id to chain, with the default for those left out.
+        policy_ids: All policies.
+        default: Makes a default pipeline.
+
+    Raises:
+        ArgumentError: An unknown policy id, something that is no chain, or one pipeline given to two policies.
+    """
+    if given is None:
+        return {name: default() for name in policy_ids}
+    if isinstance(given, Mapping):
+        if unknown := [name for name in given if name not in policy_ids]:
+            raise ArgumentError(
+                f"connectors given for unknown policies {unknown}; the policies are {list(policy_ids)}: name those "
+                f"alone, and give a policy that comes later its connectors in add_policy()"
+            )
+        found = {
+            name: _chain(kind, given[name], f" for policy {name!r}") if name in given else default()
+            for name in policy_ids
+        }
+        if len({id(chain) for chain in found.values()}) < len(found):
+            raise ArgumentError(
+                "one pipeline was given to two policies; it keeps state per agent, so each needs its own"
+            )
+        return found
+    chain = _chain(kind, given, ", or a dict of policy id to those")
+    if len(policy_ids) == 1:
+        return {policy_ids[0]: chain}
+    return {name: copy.deepcopy(chain) for name in policy_ids}
+
+
+def _chain(kind: type[P], given: Any, where: str) -> P:
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, (list, tuple)):
+        return kind(given)
+    hint = "; leave it out for the default ones, or give [] for none" if given is None else ""
+    raise ArgumentError(f"expected an {kind.__name__} or a list of connectors{where}, got {given!r:.200}{hint}")
+
+
+PoliciesToTrain: TypeAlias = Collection[str] | Callable[[str], bool] | None
+"""Ids of the policies that get batches, or a function ``(policy id) -> bool``; None for all."""
+
+
+class Trained:
+    """Says of each policy whether it gets batches.
+
+    Args:
+        given: What the user gave.
+        known: Ids of the policies there are.
+
+    Raises:
+        ArgumentError: It is neither, or names an unknown policy.
+
+    Attributes:
+        given: As given.
+    """
+
+    def __init__(self, given: PoliciesToTrain, known: Collection[str]) -> None:
+        if given is not None and not callable(given):
+            if isinstance(given, str) or not isinstance(given, Collection):
+                raise ArgumentError(
+                    f"policies_to_train must be a list of policy ids, or a function (policy id) -> bool, got {given!r}"
+                )
+            if unknown := [name for name in given if name not in known]:
+                raise ArgumentError(
+                    f"policies_to_train names unknown policies {unknown}; the policies are {list(known)}"
+                )
+            given = tuple(given)
+        self.given = given
+
+    def __call__(self, policy_id: str) -> bool:
+        """Whether this policy gets batches.
+
+        Raises:
+            Exception: What the function raises, with a note that nothing is lost.
+        """
+        if self.given is None:
+            return True
+        if not callable(self.given):
+            return policy_id in self.given
+        try:
+            return bool(self.given(policy_id))
+        except Exception as error:
+            error.add_note(f"in policies_to_train({policy_id!r}); no row is lost: call collect() again")
+            raise
+
 
 Chain: TypeAlias = Iterable[Any]
 NewPolicy: TypeAlias = PolicyLike | Callable[[], PolicyLike]
 Connectors: TypeAlias = Chain | Mapping[str, Chain] | None
 """One chain for every policy, or policy id to chain, or None."""
-
 IntArray = NDArray[np.int64]
-
 _KINDS: tuple[type[Pipeline[Any]], ...] = (AgentPipeline, ActionPipeline, LearnerPipeline)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.arrivals import Arrival
-from marlvec.collect.cast import Cast, Selection
+from marlvec.collect.acting.policy_router import Cast
+from marlvec.collect.acting.policy_runner import Role, Selection
 from marlvec.collect.episodes import Episodes
-from marlvec.collect.metrics import Metrics
-from marlvec.collect.roles import Role
+from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.scheduling.env_step import Arrival
 from marlvec.connectors import Rows
 from marlvec.trees import Tree
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.arguments import whole_number
-from marlvec.collect.batch.leaves import ids
+from marlvec.collect.batch.batch_columns import ids
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree
 

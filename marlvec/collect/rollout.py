@@ -12,19 +12,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.arrivals import Arrival
-from marlvec.collect.callbacks.hooks import Hooks
-from marlvec.collect.cast import Cast
-from marlvec.collect.departures import Departures
-from marlvec.collect.episodes import Episodes
-from marlvec.collect.free_traffic import traffic_of
-from marlvec.collect.gain import Gain
-from marlvec.collect.idlers import Part
-from marlvec.collect.intake import Intake
-from marlvec.collect.metrics import EpisodeRecord, Metrics
-from marlvec.collect.roles import Answer, Ready, Role
-from marlvec.collect.traffic import EnvsNeeded
-from marlvec.collect.warm_up import WarmUp
+from marlvec.collect.acting.noop_actions import Part
+from marlvec.collect.acting.policy_router import Cast
+from marlvec.collect.acting.policy_runner import Answer, Ready, Role
+from marlvec.collect.acting.random_steps import WarmUp
+from marlvec.collect.acting.row_builder import Intake
+from marlvec.collect.callbacks.callback_list import Hooks
+from marlvec.collect.episodes import Departures, Episodes
+from marlvec.collect.metrics.metrics import EpisodeRecord, Metrics
+from marlvec.collect.rollout_state import Gain
+from marlvec.collect.scheduling.env_step import Arrival
+from marlvec.collect.scheduling.lockstep import EnvsNeeded
+from marlvec.collect.scheduling.on_demand import traffic_of
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError, EnvFault, StateError
 from marlvec.vector.vector_env import VectorEnv

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.arrivals import Arrival
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.callback import HOOKS, Callback, Loss
-from marlvec.collect.callbacks.episode_step import EpisodeStep
-from marlvec.collect.callbacks.running_episode import RunningEpisode
-from marlvec.collect.episode_record import EpisodeRecord
+from marlvec.collect.callbacks.episode_step import EpisodeStep, RunningEpisode
 from marlvec.collect.episodes import Episodes
-from marlvec.collect.metrics import Metrics, as_number
+from marlvec.collect.metrics.episode_record import EpisodeRecord
+from marlvec.collect.metrics.metrics import Metrics, as_number
+from marlvec.collect.scheduling.env_step import Arrival
 from marlvec.errors import ArgumentError, StateError
 from marlvec.vector.vector_env import VectorEnv
 

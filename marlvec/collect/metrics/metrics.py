@@ -4,16 +4,103 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from marlvec.collect.episode_record import EpisodeRecord
-from marlvec.collect.stats import Stats, stats_of_agents, stats_of_episodes, stats_of_policy
-from marlvec.collect.timers import TIMERS, Timer
+from marlvec.collect.metrics.episode_record import EpisodeRecord
 from marlvec.errors import ArgumentError
 
-__all__ = ["TIMERS", "EpisodeRecord", "Metrics", "Stats", "Timer", "as_number"]
+__all__ = [
+    "Stats",
+    "stats_of_agents",
+    "stats_of_episodes",
+    "stats_of_policy",
+    "TIMERS",
+    "Timer",
+    "Metrics",
+    "as_number",
+    "EpisodeRecord",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Least, mean, greatest and standard deviation (of these alone) of some numbers; NaN where there are none."""
+
+    count: int = 0
+    min: float = math.nan
+    mean: float = math.nan
+    max: float = math.nan
+    std: float = field(default=math.nan, compare=False)
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Stats:
+        """Statistics of these numbers."""
+        numbers = list(values)
+        if not numbers:
+            return cls()
+        mean = math.fsum(numbers) / len(numbers)
+        std = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / len(numbers))
+        return cls(len(numbers), float(min(numbers)), mean, float(max(numbers)), std)
+
+    def as_dict(self) -> dict[str, float]:
+        """The first four by name."""
+        return {"count": self.count, "min": self.min, "mean": self.mean, "max": self.max}
+
+
+def stats_of_episodes(records: Iterable[EpisodeRecord]) -> dict[str, Stats]:
+    """``return`` (of all agents together), ``length`` (env steps) and ``duration`` of episodes."""
+    records = list(records)
+    return {
+        "return": Stats.of(e.episode_return for e in records),
+        "length": Stats.of(e.length for e in records),
+        "duration": Stats.of(e.duration for e in records),
+    }
+
+
+def stats_of_agents(pairs: Sequence[tuple[EpisodeRecord, int]]) -> dict[str, Stats]:
+    """``return``, ``length`` (decisions) and ``duration`` of agents, each given as (episode, place on the axis)."""
+    return {
+        "return": Stats.of(float(e.returns_A[a]) for e, a in pairs),
+        "length": Stats.of(int(e.lengths_A[a]) for e, a in pairs),
+        "duration": Stats.of(e.duration for e, _ in pairs),
+    }
+
+
+def stats_of_policy(records: Iterable[EpisodeRecord], policy_id: str) -> dict[str, Stats]:
+    """The same of all agents that one policy played in these episodes, each on its own."""
+    return stats_of_agents(
+        [(e, a) for e in records for a, name in enumerate(e.policies) if name == policy_id and e.present_A[a]]
+    )
+
+
+TIMERS = ("inference", "action_connectors", "env_wait", "agent_connectors", "ingest", "batch", "callbacks")
+"""Policies; both sides' connectors; waiting for envs; book-keeping; batches, with their connectors; callbacks."""
+
+
+@dataclass(slots=True)
+class Timer:
+    """Seconds spent in one place, over the life of a collector.
+
+    Attributes:
+        seconds: Together.
+        calls: Number of times.
+    """
+
+    seconds: float = 0.0
+    calls: int = 0
+
+    def add(self, seconds: float) -> None:
+        """Count one call."""
+        self.seconds += seconds
+        self.calls += 1
+
+    @property
+    def mean(self) -> float:
+        """Seconds a call; 0 before the first."""
+        return self.seconds / self.calls if self.calls else 0.0
 
 
 class Metrics:

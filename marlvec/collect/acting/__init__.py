@@ -1,0 +1,1 @@
+"""From observations to actions: policies, their connectors, and who plays whom."""

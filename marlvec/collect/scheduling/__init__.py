@@ -1,0 +1,1 @@
+"""Which envs are stepped together."""

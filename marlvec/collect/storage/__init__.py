@@ -1,0 +1,1 @@
+"""Where rows stay until a batch takes them."""
