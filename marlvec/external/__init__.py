@@ -5,17 +5,17 @@
 `Client`s of a `Server` from other processes, over a socket.
 """
 
-from marlvec.external.client import Client
-from marlvec.external.door import Door
-from marlvec.external.episode import Episode
+from marlvec.external.client.client import Client
+from marlvec.external.client.local_inference import Local
+from marlvec.external.exchange.external_episode import Episode
+from marlvec.external.exchange.gateway import Door
+from marlvec.external.external_env import ExternalEnv
 from marlvec.external.limits import Limits
-from marlvec.external.local import Local
-from marlvec.external.making import make
+from marlvec.external.make import make
+from marlvec.external.protocol.tokens import find_token, make_token
 from marlvec.external.replay import Replay, replay
-from marlvec.external.server import Server
-from marlvec.external.thread import ExternalEnv
+from marlvec.external.server.server import Server
 from marlvec.external.vector_env import ExternalVectorEnv
-from marlvec.external.wire.keys import find_token, make_token
 
 __all__ = [
     "make",

@@ -13,11 +13,11 @@ from marlvec.env_ids import EnvIds, Options
 from marlvec.envs.spec import EnvSpec
 from marlvec.envs.wrappers.time_limit import check_limit
 from marlvec.errors import ArgumentError, BrokenError, ClosedError, EpisodeCut, Failure
-from marlvec.external.desk import Desk
-from marlvec.external.door import Door
-from marlvec.external.inspection import Inspection
-from marlvec.external.row import Row
-from marlvec.external.seat import Seat
+from marlvec.external.exchange.gateway import Door
+from marlvec.external.exchange.row import Row
+from marlvec.external.exchange.row_exchange import Desk
+from marlvec.external.exchange.slot_env import Seat
+from marlvec.external.exchange.value_checker import Inspection
 from marlvec.vector.call_state import alone
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from marlvec.errors import RefusedError
-from marlvec.external.wire.schema import Type
+from marlvec.external.protocol.messages import Type
 from tests.external.served import Raw, expected, obs_of, wire_obs
 
 __all__ = ["Seen", "crowd"]

@@ -16,11 +16,11 @@ from gymnasium.spaces import Box, Discrete
 import marlvec
 from marlvec import external
 from marlvec.external import ExternalVectorEnv, Limits, Server
-from marlvec.external.dialling.link import Link
-from marlvec.external.serving.loop import Loop
-from marlvec.external.wire.arrays import write_array
-from marlvec.external.wire.handshake import ClientHandshake, Welcome
-from marlvec.external.wire.schema import FORMS, Message, Type, read_message, write_message
+from marlvec.external.client.connection import Link
+from marlvec.external.protocol.handshake import ClientHandshake, Welcome
+from marlvec.external.protocol.messages import FORMS, Message, Type, read_message, write_message
+from marlvec.external.protocol.values import write_array
+from marlvec.external.server.socket_loop import Loop
 from marlvec.policies import FunctionPolicy
 
 __all__ = ["SPACES", "Clock", "Raw", "Served", "expected", "obs_of", "served", "until", "wire_obs"]

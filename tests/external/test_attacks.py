@@ -22,16 +22,16 @@ import numpy as np
 import pytest
 
 from marlvec.errors import RefusedError
-from marlvec.external.wire.arrays import write_array
-from marlvec.external.wire.frames import Frame, pack_frame
-from marlvec.external.wire.schema import Message, Type, write_message
+from marlvec.external.protocol.frames import Frame, pack_frame
+from marlvec.external.protocol.messages import Message, Type, write_message
+from marlvec.external.protocol.values import write_array
 from tests.external.served import Raw, obs_of, wire_obs
 from tests.external.wire.test_values import ATTACKS
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = """
 import sys
-import marlvec.external.dialling.parts
+import marlvec.external.client.parts
 from tests.external.served import Raw, served
 
 EVENTS = {"pickle.find_class", "exec", "compile", "import", "os.system", "subprocess.Popen", "marshal.loads", "os.exec",
@@ -186,8 +186,8 @@ def test_nothing_there_could_unpickle() -> None:
         *(ROOT / "marlvec/external/wire").glob("*.py"),
         *(ROOT / "marlvec/external/serving").glob("*.py"),
         *(ROOT / "marlvec/external/dialling").glob("*.py"),
-        ROOT / "marlvec/external/server.py",
-        ROOT / "marlvec/external/client.py",
+        ROOT / "marlvec/external/server/server.py",
+        ROOT / "marlvec/external/client/client.py",
     ]
     assert len(files) > 25
     found = {str(path): match[0] for path in files if (match := forbidden.search(path.read_text()))}

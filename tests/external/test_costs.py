@@ -16,8 +16,8 @@ import pytest
 from marlvec import external
 from marlvec.errors import BusyError, ConnectionLost, ProtocolError, RefusedError
 from marlvec.external.account import Account
-from marlvec.external.serving import house, session
-from marlvec.external.wire.schema import Message, Type, read_message, write_message
+from marlvec.external.protocol.messages import Message, Type, read_message, write_message
+from marlvec.external.server import session, session_manager
 from tests.external.served import SPACES, Raw, Served, obs_of, served, until, wire_obs
 from tests.external.test_socket_faults import masked
 
@@ -271,7 +271,7 @@ def test_replies_count_as_much_as_they_take() -> None:
 
 @pytest.mark.fault("G13")
 def test_addresses_of_wrong_tokens_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(house, "_ADDRESSES", 8)
+    monkeypatch.setattr(session_manager, "_ADDRESSES", 8)
     with served(1, collect=False, server_options={"token": external.make_token()}) as there:
         for i in range(20):
             with socket.create_connection((there.server.host, there.server.port), 60, (f"127.0.0.{i + 2}", 0)) as sock:

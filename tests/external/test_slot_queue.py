@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from marlvec.errors import EpisodesFull
-from marlvec.external.serving.slot_queue import SlotQueue
-from marlvec.external.wire.schema import Type
+from marlvec.external.protocol.messages import Type
+from marlvec.external.server.slot_queue import SlotQueue
 from tests.external.served import Raw, Served, served, until
 from tests.external.test_socket_faults import masked
 

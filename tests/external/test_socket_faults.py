@@ -25,14 +25,14 @@ import pytest
 from marlvec import external
 from marlvec.errors import ArgumentError, ConnectionLost, ContractError, EpisodeOver, RefusedError, ResourceError
 from marlvec.external import Client, Server, make_token
-from marlvec.external.serving import binding
-from marlvec.external.serving.connection import Connection
-from marlvec.external.serving.gate import Gate
-from marlvec.external.serving.session import Session
-from marlvec.external.wire import keys
-from marlvec.external.wire.arrays import write_array
-from marlvec.external.wire.frames import Frame, pack_frame
-from marlvec.external.wire.schema import FORMS, Message, Type, write_message
+from marlvec.external.protocol import tokens
+from marlvec.external.protocol.frames import Frame, pack_frame
+from marlvec.external.protocol.messages import FORMS, Message, Type, write_message
+from marlvec.external.protocol.values import write_array
+from marlvec.external.server import socket_loop
+from marlvec.external.server.connection import Connection
+from marlvec.external.server.request_filter import Gate
+from marlvec.external.server.session import Session
 from tests.external.crowd import crowd
 from tests.external.served import SPACES, Clock, Raw, Served, expected, obs_of, served, until, wire_obs
 from tests.external.wire.test_fuzz import SEEDS, mutate
@@ -742,7 +742,7 @@ def test_wrong_tokens_are_compared_in_constant_time_and_soon_answered_slowly(mon
         compared.append((len(own), len(other)))
         return hmac.compare_digest(own, other)
 
-    monkeypatch.setattr(keys, "hmac", type("hmac", (), {"compare_digest": compare, "digest": hmac.digest}))
+    monkeypatch.setattr(tokens, "hmac", type("hmac", (), {"compare_digest": compare, "digest": hmac.digest}))
     clock = Clock()
     with served(server_options={"token": TOKEN}, clock=clock, handshake_seconds=10) as there:
         penalties = there.server._loop.house._penalties
@@ -864,10 +864,10 @@ def test_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
             Server(envs, "no.such.host.invalid")
         real = socket.getaddrinfo
         both = [(2, 1, 6, "", ("127.0.0.1", 0)), (2, 1, 6, "", ("192.0.2.1", 0))]
-        monkeypatch.setattr(binding.socket, "getaddrinfo", lambda *a, **k: both)
+        monkeypatch.setattr(socket_loop.socket, "getaddrinfo", lambda *a, **k: both)
         with pytest.raises(ArgumentError, match=r"is 192.0.2.1"):  # one of the name's addresses is enough
             Server(envs, "two-faced.example")
-        monkeypatch.setattr(binding.socket, "getaddrinfo", real)
+        monkeypatch.setattr(socket_loop.socket, "getaddrinfo", real)
         with pytest.raises(ArgumentError, match="ExternalVectorEnv"):
             Server(object())  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="lists of texts"):

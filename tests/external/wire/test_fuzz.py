@@ -14,13 +14,11 @@ import pytest
 from gymnasium import spaces
 
 from marlvec.errors import ContractError, ProtocolError
-from marlvec.external.wire.arrays import write_array
-from marlvec.external.wire.codec import MAX_ITEMS, pack
-from marlvec.external.wire.frames import Frame, pack_frame
-from marlvec.external.wire.plain import unpack_plain
-from marlvec.external.wire.schema import FORMS, MAX_MESSAGE, Message, Type, read_message
-from marlvec.external.wire.spaces import read_space, write_space
-from marlvec.external.wire.values import ValueReader, read_mask
+from marlvec.external.protocol.frames import MAX_ITEMS, Frame, pack, pack_frame
+from marlvec.external.protocol.messages import FORMS, MAX_MESSAGE, Message, Type, read_message
+from marlvec.external.protocol.spaces import read_space, write_space
+from marlvec.external.protocol.values import ValueReader, read_mask, write_array
+from marlvec.external.protocol.weights import unpack_plain
 from tests.external.wire.test_messages import message
 
 SPACE = spaces.Dict(

@@ -11,10 +11,19 @@ import msgpack
 import pytest
 
 from marlvec.errors import MissingExtraError, ProtocolError
-from marlvec.external.wire import codec
-from marlvec.external.wire.codec import MAX_ITEMS, MAX_WIDTH, pack, unpack
-from marlvec.external.wire.frames import HEADER_SIZE, MAX_NUMBER, Frame, pack_frame, unpack_frame
-from marlvec.external.wire.schema import FORMS, MAX_HANDSHAKE, Message, Type, read_message, write_message
+from marlvec.external.protocol import frames
+from marlvec.external.protocol.frames import (
+    HEADER_SIZE,
+    MAX_ITEMS,
+    MAX_NUMBER,
+    MAX_WIDTH,
+    Frame,
+    pack,
+    pack_frame,
+    unpack,
+    unpack_frame,
+)
+from marlvec.external.protocol.messages import FORMS, MAX_HANDSHAKE, Message, Type, read_message, write_message
 
 ARRAY = ["float32", [2], b"\0" * 8]
 SOUND: dict[Type, dict[str, Any]] = {
@@ -211,6 +220,6 @@ def test_small_messages_are_small() -> None:
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "msgpack", None)
-    monkeypatch.delitem(sys.modules, codec.__name__)
+    monkeypatch.delitem(sys.modules, frames.__name__)
     with pytest.raises(MissingExtraError, match=r"pip install 'marlvec\[external\]'"):
-        importlib.import_module(codec.__name__)
+        importlib.import_module(frames.__name__)

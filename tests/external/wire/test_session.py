@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.errors import ProtocolError, RefusedError
-from marlvec.external.wire.schema import Message, Type, read_message
-from marlvec.external.wire.session import Episodes, EpisodeState, Stream
+from marlvec.external.protocol.messages import Message, Type, read_message
+from marlvec.external.protocol.stream import Episodes, EpisodeState, Stream
 
 
 def ok(stream: Stream, re: int = 1) -> bytes:

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from marlvec.errors import ContractError, ProtocolError, SerialisationError, UnsupportedSpaceError
-from marlvec.external.wire import arrays as arrays_module
-from marlvec.external.wire.arrays import DTYPES, read_array, write_array
-from marlvec.external.wire.codec import pack, unpack, unpack_tree
-from marlvec.external.wire.plain import pack_plain, unpack_plain
-from marlvec.external.wire.spaces import MAX_DEPTH, read_space, write_space
-from marlvec.external.wire.values import ValueReader, read_mask, write_mask
+from marlvec.external.protocol import values as arrays_module
+from marlvec.external.protocol.frames import pack, unpack, unpack_tree
+from marlvec.external.protocol.spaces import MAX_DEPTH, read_space, write_space
+from marlvec.external.protocol.values import DTYPES, ValueReader, read_array, read_mask, write_array, write_mask
+from marlvec.external.protocol.weights import pack_plain, unpack_plain
 
 SPACES: list[spaces.Space[Any]] = [
     spaces.Box(-1, 1, (2, 3)),

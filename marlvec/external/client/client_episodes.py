@@ -1,0 +1,294 @@
+"""A client's episodes: what was said and not sent yet, what was asked and not answered yet."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from marlvec.errors import (
+    AnswerTimeout,
+    ArgumentError,
+    ConnectionLost,
+    ContractError,
+    EpisodeOver,
+    EpisodesFull,
+    MarlvecError,
+    ProtocolError,
+    RefusedError,
+    StateError,
+)
+from marlvec.external.client.env_form import Form
+from marlvec.external.client.local_inference import Brains, Local
+from marlvec.external.client.request_channel import Caller, Ticket
+from marlvec.external.exchange.external_episode import Flags
+from marlvec.external.protocol.messages import Type
+
+__all__ = ["Runs"]
+
+_KINDS = {"value": ContractError, "order": StateError, "episode": EpisodeOver, "full": EpisodesFull}
+
+
+class _Run:
+    """One episode.
+
+    Attributes:
+        number: Its number on the wire.
+        era: The session it belongs to.
+        rewards, infos: What was said since the last message.
+        asked: The ticket of what was asked for and not answered, or None.
+        said: Tickets of what was said and not confirmed.
+    """
+
+    __slots__ = ("asked", "era", "infos", "number", "rewards", "said")
+
+    def __init__(self, number: int, era: int) -> None:
+        self.number, self.era = number, era
+        self.rewards: dict[str, float] = {}
+        self.infos: dict[str, dict[str, Any]] = {}
+        self.asked: Ticket | None = None
+        self.said: list[Ticket] = []
+
+
+class Runs:
+    """All episodes of one client.
+
+    Args:
+        caller: Who talks to the server.
+        form: What it says of agents and spaces.
+        local: Decides here, or None.
+    """
+
+    def __init__(self, caller: Caller, form: Form, local: Local | None) -> None:
+        self.form = form
+        self._caller = caller
+        self._runs: dict[Hashable, _Run] = {}
+        self._lock = threading.Lock()
+        self._numbers = 0
+        self._brains = None if local is None else Brains(local, form, caller)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def weights_version(self) -> int:
+        """Number of the weights that decide here."""
+        return 0 if self._brains is None else self._brains.version
+
+    def update(self, timeout: float | None) -> int:
+        """Fetch the newest weights.
+
+        Raises:
+            StateError: The server decides.
+        """
+        if self._brains is None:
+            raise StateError("update_weights(): the server decides, not this client: see Client(local=…)")
+        self._brains.update(timeout)
+        return self._brains.version
+
+    def begin(
+        self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
+    ) -> Hashable:
+        """Begin one; see `Client.start_episode`."""
+        if self._brains is not None:
+            self._brains.look(timeout)
+        with self._lock:
+            self._numbers += 1
+            key = f"episode-{self._numbers}" if key is None else key
+            if key in self._runs:
+                raise StateError(f"start_episode({key!r}): an episode of this id runs; end_episode() it first")
+            fields = {"episode": self._numbers, "training": bool(training_enabled)}
+            ticket = self._caller.request(
+                Type.BEGIN, fields if env_id is None else {**fields, "slot": int(env_id)}, timeout
+            )
+            run = _Run(self._numbers, ticket.era)
+            self._runs[key] = run
+        try:
+            self._caller.wait(ticket, timeout)
+        except AnswerTimeout:
+            self._forget(key)
+            self._caller.request(Type.ABANDON, {"episode": run.number, "reason": "no slot in time"}, timeout)
+            raise EpisodesFull(f"start_episode(): no slot was free within {timeout} s") from None
+        except MarlvecError as error:
+            self._forget(key)
+            raise _own(error) from None
+        if self._brains is not None:
+            self._brains.begin(run.number)
+        return key
+
+    def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> dict[str, Any]:
+        """Ask for actions; see `Client.get_action`."""
+        run = self._running(key)
+        if run.asked is not None:
+            raise StateError(f"episode {key!r} waits for an answer already: wait_for_action(), or end_episode()")
+        seen, allowed = self.form.split(obs, masks)
+        data = self.form.write_obs(seen)
+        if self._brains is not None:
+            actions = self._brains.decide(run.number, seen, allowed, run.rewards)
+            self._log(key, run, data, actions, allowed, timeout, {"version": self._brains.version})
+            self._brains.look(timeout)
+            return actions
+        run.asked = self._say(key, run, Type.STEP, {"obs": data, **self._masks(allowed)}, timeout)
+        return self.wait(key, timeout)
+
+    def wait(self, key: Hashable, timeout: float | None) -> dict[str, Any]:
+        """Wait for what was asked; see `Client.wait_for_action`."""
+        run = self._running(key)
+        if run.asked is None:
+            raise StateError(f"wait_for_action({key!r}): nothing was asked; get_action() first")
+        try:
+            reply = self._caller.wait(run.asked, timeout)
+        except AnswerTimeout:
+            raise AnswerTimeout(
+                f"episode {key!r}: no action within {timeout} s; is anybody collecting? It stays asked for: "
+                f"wait_for_action(), or end_episode()"
+            ) from None
+        except MarlvecError as error:
+            run.asked = run.asked if isinstance(error, ConnectionLost) and run.era == self._caller.era else None
+            raise self._told(key, error) from None
+        run.asked = None
+        return self.form.read_actions(reply.fields["actions"])
+
+    def log(self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None) -> None:
+        """Say what was done; see `Client.log_action`."""
+        run = self._running(key)
+        seen, allowed = self.form.split(obs, masks)
+        done = self.form.check(actions, "actions")
+        if done.keys() != seen.keys():
+            raise ArgumentError(f"actions: expected those of {sorted(seen)}, got those of {sorted(done)}")
+        self._log(key, run, self.form.write_obs(seen), done, allowed, timeout, {})
+
+    def _log(
+        self,
+        key: Hashable,
+        run: _Run,
+        obs: Mapping[str, Any],
+        actions: Mapping[str, Any],
+        masks: Mapping[str, Any],
+        timeout: float | None,
+        more: Mapping[str, Any],
+    ) -> None:
+        fields = {"obs": obs, "actions": self.form.write_actions(actions), **self._masks(masks), **more}
+        run.said.append(self._say(key, run, Type.LOG, fields, timeout))
+
+    def pay(self, key: Hashable, rewards: Any, infos: Any) -> None:
+        """Note rewards and infos; see `Client.log_returns`."""
+        run = self._running(key)
+        paid, told = dict(run.rewards), dict(run.infos)
+        for name, reward in self.form.check(rewards, "rewards").items():
+            try:
+                number = float(reward)
+            except (TypeError, ValueError):
+                number = math.nan
+            if not math.isfinite(number):
+                raise ContractError(f"reward of agent {name!r}: expected a finite number, got {reward!r}")
+            paid[name] = paid.get(name, 0.0) + number
+        for name, info in ({} if infos is None else self.form.write_infos(infos)).items():
+            told[name] = {**told.get(name, {}), **info}
+        run.rewards, run.infos = paid, told
+
+    def leave(
+        self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
+    ) -> None:
+        """Some agents end; see `Client.end_agents`."""
+        run = self._running(key)
+        table = self.form.check(final_obs, "final_obs")
+        cut = _flags(truncated, table)
+        over = {name: not cut[name] for name in table} if terminated is None else _flags(terminated, table)
+        seen, _ = self.form.split({name: obs for name, obs in table.items() if obs is not None}, None)
+        fields = {
+            "obs": self.form.write_obs(seen),
+            "terminated": [name for name in table if over[name]],
+            "truncated": [name for name in table if cut[name]],
+        }
+        if neither := [name for name in table if not (over[name] or cut[name])]:
+            raise ArgumentError(f"agents {neither} end, so they must be terminated or truncated")
+        run.said.append(self._say(key, run, Type.LEAVE, fields, timeout))
+        if self._brains is not None:
+            self._brains.leave(run.number, table)
+
+    def end(
+        self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
+    ) -> None:
+        """One is over; see `Client.end_episode`."""
+        run = self._running(key)
+        if isinstance(terminated, Mapping) or isinstance(truncated, Mapping) or (terminated and truncated):
+            self.leave(key, final_obs, terminated, truncated, timeout)
+            final_obs, truncated = {}, False
+        seen, _ = self.form.split(self.form.check(final_obs, "final_obs"), None)
+        data = self.form.write_obs({name: obs for name, obs in seen.items() if obs is not None})
+        run.asked = None  # the answer that is due is not waited for any more
+        ticket = self._say(key, run, Type.END, {"obs": data, "truncated": bool(truncated)}, timeout)
+        self._forget(key)
+        try:
+            self._caller.wait(ticket, timeout)
+            self._check(run)
+        except MarlvecError as error:
+            raise _own(error) from None
+
+    # --- inside
+
+    def _masks(self, masks: Mapping[str, Any]) -> dict[str, Any]:
+        return {"masks": self.form.write_masks(masks)} if masks else {}
+
+    def _say(self, key: Hashable, run: _Run, kind: Type, fields: Mapping[str, Any], timeout: float | None) -> Ticket:
+        """Send something about an episode, and all that was said since the last time."""
+        try:
+            self._check(run)
+        except MarlvecError as error:
+            raise self._told(key, error) from None
+        if run.asked is not None:
+            raise StateError(f"episode {key!r} waits for an answer: wait_for_action(), or end_episode()")
+        outcome = {name: what for name, what in (("rewards", run.rewards), ("infos", run.infos)) if what}
+        try:
+            ticket = self._caller.request(kind, {"episode": run.number, **fields, **outcome}, timeout)
+        except ProtocolError as error:  # it is too large; whatever the infos were, they would be so again
+            run.infos = {}
+            raise _own(error) from None
+        run.rewards, run.infos = {}, {}
+        return ticket
+
+    def _check(self, run: _Run) -> None:
+        """Raise what the server had against something that was said."""
+        if run.era != self._caller.era:
+            raise ConnectionLost("the server has lost this client's session, and its episodes with it")
+        while run.said and run.said[0].reply is not None:
+            self._caller.wait(run.said.pop(0), 0.0)
+
+    def _running(self, key: Hashable) -> _Run:
+        run = self._runs.get(key)
+        if run is None:
+            raise EpisodeOver(f"no episode {key!r} runs: it has ended, was lost, or never began")
+        if run.era != self._caller.era:
+            self._forget(key)
+            raise ConnectionLost(f"episode {key!r} is lost: the server has lost this client's session")
+        return run
+
+    def _told(self, key: Hashable, error: MarlvecError) -> MarlvecError:
+        """What the server says, as an error of our own; an episode that is over is forgotten."""
+        own = _own(error)
+        if isinstance(own, EpisodeOver):
+            self._forget(key)
+        return own
+
+    def _forget(self, key: Hashable) -> None:
+        run = self._runs.pop(key, None)
+        if run is not None and self._brains is not None:
+            self._brains.end(run.number)
+
+
+def _own(error: MarlvecError) -> MarlvecError:
+    if isinstance(error, RefusedError) and error.code in _KINDS:
+        return _KINDS[error.code](str(error))
+    if isinstance(error, ProtocolError) and error.code == "limit":
+        return ContractError(str(error))
+    return error
+
+
+def _flags(given: Flags, table: Mapping[str, Any]) -> dict[str, bool]:
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(table, bool(given))
+    if stray := [name for name in given if name not in table]:
+        raise ArgumentError(f"flags of agents {stray}, who do not end")
+    return {name: bool(given.get(name, False)) for name in table}

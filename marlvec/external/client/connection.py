@@ -1,0 +1,191 @@
+"""One connection to a server: messages out, messages in. Any thread may send; one at a time reads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+from collections import deque
+
+from marlvec.errors import ArgumentError, ConnectionLost, MissingExtraError, RefusedError
+from marlvec.external.protocol.messages import MAX_MESSAGE
+
+try:
+    from websockets.client import ClientProtocol
+    from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
+    from websockets.frames import Frame, Opcode
+    from websockets.typing import Subprotocol
+    from websockets.uri import parse_uri
+except ImportError as error:
+    raise MissingExtraError(
+        f"external envs over a socket need websockets, which cannot be imported ({error}); "
+        f"install it with: pip install 'marlvec[external]'"
+    ) from error
+
+__all__ = ["Link"]
+
+_CHUNK = 65_536
+_SLICE = 0.1  # seconds between two looks at whether somebody else has something to send
+_QUIET = logging.getLogger("marlvec.external.websockets")
+_QUIET.setLevel(logging.CRITICAL)
+
+
+class Link:
+    """One connection.
+
+    Args:
+        url: ``ws://host:port/``.
+        deadline: Until when it must stand.
+
+    Raises:
+        ArgumentError: The url is none.
+        ConnectionLost: Nobody answers there, or not in time, or not as a server of ours.
+        RefusedError: The server lets nobody in from here; the text has its reason.
+
+    Attributes:
+        host: What the request called the server.
+        heard: When something last came.
+    """
+
+    def __init__(self, url: str, deadline: float) -> None:
+        try:
+            uri = parse_uri(url)
+        except InvalidURI as error:
+            raise ArgumentError(f"expected a url such as ws://127.0.0.1:8000/, got {url!r}") from error
+        if uri.secure:
+            raise ArgumentError(f"{url}: this client speaks no TLS; use a tunnel, e.g. ssh -L, and ws://")
+        self._lock = threading.Lock()
+        self._protocol = ClientProtocol(
+            uri, subprotocols=[Subprotocol("marlvec.v1")], max_size=MAX_MESSAGE + 2**20, logger=_QUIET
+        )
+        self._out: deque[bytes | memoryview] = deque()
+        self._out_bytes = 0
+        self._parts: list[bytes] = []
+        self.heard = time.monotonic()
+        try:
+            self._sock = socket.create_connection((uri.host, uri.port), max(0.01, deadline - time.monotonic()))
+        except OSError as error:
+            raise ConnectionLost(f"nobody answers at {url}: {error}") from error
+        try:
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock.setblocking(False)
+            self._poll = select.poll()
+            self._poll.register(self._sock, select.POLLIN)
+            request = self._protocol.connect()
+            self.host = request.headers["Host"]
+            self._protocol.send_request(request)
+            self._shake_hands(url, deadline)
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def _shake_hands(self, url: str, deadline: float) -> None:
+        while self._protocol.state.name == "CONNECTING":
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ConnectionLost(f"{url} does not answer as a WebSocket server in time")
+            self._read(min(left, _SLICE))
+            error = self._protocol.handshake_exc
+            if isinstance(error, InvalidStatus):
+                body = bytes(error.response.body or b"")[:300].decode("ascii", "replace").strip()
+                status = error.response.status_code
+                raise RefusedError(f"{url} refuses the connection: {status} {body}", "request")
+            if error is not None or self._protocol.parser_exc is not None:
+                raise ConnectionLost(f"{url} is no WebSocket server: {error or self._protocol.parser_exc}")
+        if self._protocol.subprotocol != "marlvec.v1":
+            raise ConnectionLost(f"{url} is a WebSocket server, but not one of ours")
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait until the server reads."""
+        return self._out_bytes
+
+    def send(self, data: bytes) -> None:
+        """Send one message, or have `receive` send it as soon as the server reads.
+
+        Raises:
+            ConnectionLost: The connection is closed.
+        """
+        with self._lock:
+            if self._protocol.state.name != "OPEN":
+                raise self._gone("it is closed")
+            self._protocol.send_binary(data)
+            self._flush()
+
+    def receive(self, timeout: float) -> list[bytes]:
+        """Wait for messages.
+
+        Args:
+            timeout: Seconds; at most a tenth is waited.
+
+        Returns:
+            Those that have come; may be empty.
+
+        Raises:
+            ConnectionLost: The connection is closed.
+        """
+        return self._read(min(timeout, _SLICE))
+
+    def _read(self, timeout: float) -> list[bytes]:
+        with self._lock:
+            self._flush()
+            wanted = select.POLLIN | (select.POLLOUT if self._out else 0)
+        self._poll.modify(self._sock, wanted)
+        if not self._poll.poll(max(0.0, timeout) * 1000):
+            return []
+        try:
+            data = self._sock.recv(_CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError as error:
+            raise self._gone(str(error)) from error
+        if not data:
+            raise self._gone("the server has closed it")
+        self.heard = time.monotonic()
+        messages = []
+        with self._lock:
+            self._protocol.receive_data(data)
+            for event in self._protocol.events_received():
+                if isinstance(event, Frame) and event.opcode in (Opcode.BINARY, Opcode.CONT):
+                    self._parts.append(bytes(event.data))
+                    if event.fin:
+                        messages.append(b"".join(self._parts))
+                        self._parts = []
+            self._flush()
+        return messages
+
+    def _flush(self) -> None:
+        for written in self._protocol.data_to_send():
+            if written:
+                self._out.append(written)
+                self._out_bytes += len(written)
+        while self._out:
+            data = self._out[0]
+            try:
+                sent = self._sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                raise self._gone(str(error)) from error
+            self._out_bytes -= sent
+            if sent == len(data):
+                self._out.popleft()
+            else:
+                self._out[0] = memoryview(data)[sent:]
+
+    def _gone(self, reason: str) -> ConnectionLost:
+        close = self._protocol.close_rcvd
+        said = f"; it said {close.code} {close.reason}".rstrip() if close is not None else ""
+        return ConnectionLost(f"the connection is gone: {reason}{said}")
+
+    def close(self) -> None:
+        """Close it; may be called again."""
+        with self._lock:
+            with contextlib.suppress(ConnectionLost, InvalidHandshake, OSError):
+                if self._protocol.state.name == "OPEN":
+                    self._protocol.send_close(1000)
+                    self._flush()
+            self._sock.close()

@@ -1,0 +1,152 @@
+"""What the server says of agents and spaces; values that go there and come from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+
+from marlvec.errors import ArgumentError, ContractError, ProtocolError
+from marlvec.external.protocol.handshake import Welcome
+from marlvec.external.protocol.spaces import read_space
+from marlvec.external.protocol.values import DTYPES, ValueReader, write_array, write_mask
+
+__all__ = ["Form"]
+
+_COMMON = ("common", "__common__")  # what belongs to no agent alone
+
+
+class Form:
+    """Agents, spaces and their values.
+
+    Args:
+        welcome: What the server says.
+
+    Raises:
+        ProtocolError: It is not what a server says.
+
+    Attributes:
+        agents: Names, in order.
+        obs, actions: Agent name to its values' reader and writer.
+        masks: Names of the agents that must have an action mask.
+    """
+
+    def __init__(self, welcome: Welcome) -> None:
+        self.agents = welcome.agents
+        self.obs: dict[str, ValueReader] = {}
+        self.actions: dict[str, ValueReader] = {}
+        self.masks: set[str] = set()
+        for group in welcome.groups:
+            if not isinstance(group, dict) or group.keys() != {"agents", "observation", "action", "mask"}:
+                raise ProtocolError("the server's welcome has a group that is none")
+            obs, action = ValueReader(read_space(group["observation"])), ValueReader(read_space(group["action"]))
+            self.obs |= dict.fromkeys(group["agents"], obs)
+            self.actions |= dict.fromkeys(group["agents"], action)
+            if group["mask"] is not None:
+                self.masks.update(group["agents"])
+        if self.obs.keys() != set(self.agents):
+            raise ProtocolError("the server's welcome has agents without spaces, or the other way round")
+
+    def space(self, agent: str, *, of_actions: bool) -> Space[Any]:
+        """One agent's space.
+
+        Raises:
+            KeyError: There is no such agent.
+        """
+        return (self.actions if of_actions else self.obs)[agent].space
+
+    def check(self, table: Any, what: str) -> Mapping[str, Any]:
+        """Refuse what is no table by agent.
+
+        Raises:
+            ArgumentError: It is no dict, or names an unknown agent.
+        """
+        if not isinstance(table, Mapping):
+            raise ArgumentError(f"{what}: expected a dict of agent name to value, got {type(table).__name__}")
+        if unknown := [name for name in table if name not in self.obs]:
+            raise ArgumentError(f"{what}: unknown agents {unknown}; there are {list(self.agents)}")
+        return table
+
+    def split(self, obs: Any, masks: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Observations and action masks, also where an env has put the mask into the observation."""
+        bare = dict(self.check(obs, "observations"))
+        found = {} if masks is None else dict(self.check(masks, "masks"))
+        for name, value in bare.items():
+            if name in self.masks and isinstance(value, Mapping) and "action_mask" in value:
+                rest = {key: part for key, part in value.items() if key != "action_mask"}
+                bare[name] = rest["observation"] if rest.keys() == {"observation"} else rest
+                found.setdefault(name, value["action_mask"])
+        return bare, found
+
+    def write_obs(self, obs: Mapping[str, Any]) -> dict[str, Any]:
+        """Observations as they go over the wire.
+
+        Raises:
+            ContractError: One is not of its space's structure, shape and dtype; names the agent.
+        """
+        return {name: _write(self.obs[name], value, "observation", name) for name, value in obs.items()}
+
+    def write_actions(self, actions: Mapping[str, Any]) -> dict[str, Any]:
+        """Actions as they go over the wire; raises as `write_obs`."""
+        return {name: _write(self.actions[name], value, "action", name) for name, value in actions.items()}
+
+    def write_masks(self, masks: Mapping[str, Any]) -> dict[str, Any]:
+        """Action masks as they go over the wire."""
+        return {name: write_mask(mask) for name, mask in masks.items()}
+
+    def read_actions(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Actions that came.
+
+        Raises:
+            ProtocolError: They are none of these spaces.
+        """
+        try:
+            return {name: self.actions[name].read(value, f"action of {name!r}") for name, value in data.items()}
+        except (KeyError, ContractError) as error:
+            raise ProtocolError(f"the server sent no actions: {error}") from None
+
+    def write_infos(self, infos: Any) -> dict[str, dict[str, Any]]:
+        """Infos as they go over the wire.
+
+        Raises:
+            ArgumentError: It is no dict of dicts by agent.
+            ContractError: There is something in it that does not go over a socket.
+        """
+        self.check({n: None for n in infos if n not in _COMMON} if isinstance(infos, Mapping) else infos, "infos")
+        out: dict[str, dict[str, Any]] = {}
+        for name, info in infos.items():
+            if not isinstance(info, Mapping):
+                raise ArgumentError(f"infos of {name!r}: expected a dict, got {type(info).__name__}")
+            if info:
+                out[name] = {
+                    _key(key, name): _write_info(value, f"info {key!r} of {name!r}") for key, value in info.items()
+                }
+        return out
+
+
+def _key(key: Any, name: str) -> str:
+    if not isinstance(key, str):
+        raise ContractError(f"infos of {name!r}: keys that go over a socket are texts, got {key!r}")
+    return key
+
+
+def _write(writer: ValueReader, value: Any, what: str, name: str) -> Any:
+    try:
+        return writer.write(value)
+    except ContractError as error:
+        raise ContractError(f"{what} of agent {name!r}: {error}") from None
+
+
+def _write_info(value: Any, where: str) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic) and value.dtype.name in DTYPES:
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.name in DTYPES:
+        return write_array(value)
+    raise ContractError(
+        f"{where}: expected None, a bool, a number, a text or a numeric array, got {type(value).__name__}, which does "
+        f"not go over a socket"
+    )

@@ -1,0 +1,1 @@
+"""Rows that wait for an answer, and the episodes that they belong to."""

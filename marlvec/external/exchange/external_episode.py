@@ -1,0 +1,433 @@
+"""One episode that runs outside: what its simulator says, checked and put on its way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from marlvec.envs.spec import COMMON, Info
+from marlvec.errors import AnswerTimeout, ArgumentError, BusyError, EpisodeCut, EpisodeOver, MarlvecError, StateError
+from marlvec.external.account import Account, growth
+from marlvec.external.exchange.row import Answer, Ending, Row
+from marlvec.external.exchange.row_exchange import Desk
+from marlvec.external.exchange.value_checker import Inspection
+
+__all__ = ["Episode"]
+
+_ROW = 1024  # bytes of a row in which there is nothing
+
+Flags = bool | Mapping[str, bool]
+OnLost = Callable[[Exception], None]
+
+
+class Episode:
+    """An episode outside. Made by `Door.begin`; never waits, and may be used from any thread, one call at a time.
+
+    What is said goes to the collector in rows, one per env step: `ask` and `log_action` are the observation at which
+    agents act, `end` is the last row. What was paid, told and ended in between travels with the next row.
+
+    Every call checks all it is given before it changes anything: after an error the episode is as it was.
+
+    Args:
+        desk: Where rows go.
+        inspection: What checks them.
+        env_id: Its slot.
+        training_enabled: Whether it goes into batches.
+        on_lost: Is told, once, that this side has lost the episode.
+        max_steps: After how many steps it is cut; None: never.
+        account: Where its bytes are counted, or None: nowhere.
+
+    Attributes:
+        id: Its number; no other episode of this vectorizer has it.
+        env_id: Its slot, as in batches; other episodes have it before and after.
+        training_enabled, account: As given.
+        over: Why nothing can be said any more, or None.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        inspection: Inspection,
+        env_id: int,
+        *,
+        training_enabled: bool,
+        on_lost: OnLost | None,
+        max_steps: int | None,
+        account: Account | None = None,
+    ) -> None:
+        self.id = next(desk.numbers)
+        self.env_id, self.training_enabled, self.account = env_id, training_enabled, account
+        self.over: Exception | None = None
+        self._desk, self._inspection, self._on_lost = desk, inspection, on_lost
+        self._first, self._steps_left = True, max_steps
+        self._waiting: Answer | None = None
+        self._alive: set[int] = set()
+        self._gone: set[int] = set()
+        self._rewards: dict[int, float] = {}
+        self._infos: Info = {} if training_enabled else {COMMON: {"training_enabled": False}}
+        self._ended: dict[int, Ending] = {}
+        self._bytes = 0  # of what waits for its row
+
+    def __repr__(self) -> str:
+        state = "over" if self.over is not None else "waits for an answer" if self._waiting else "runs"
+        return f"<Episode {self.id} in slot {self.env_id}: {state}>"
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents that are in it: they have had an observation, and have not ended."""
+        return tuple(self._inspection.agents[a] for a in sorted(self._alive))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether `ask` was called, and the answer has not come."""
+        return self._waiting is not None
+
+    @property
+    def backlog(self) -> int:
+        """How many rows wait in its slot."""
+        return len(self._desk.places[self.env_id].rows)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more row may be put down; a slot in which none waits has room always."""
+        waiting = self.backlog
+        is_full = waiting > 0 and self.account is not None and self.account.is_full
+        return self.over is not None or (waiting < self._desk.max_backlog and not is_full)
+
+    # --- rows
+
+    def ask(
+        self,
+        obs: Mapping[str, Any],
+        *,
+        answer: Answer,
+        logged: Mapping[str, Any] | None = None,
+        rewards: Mapping[str, Any] | None = None,
+        infos: Mapping[str, Mapping[str, Any]] | None = None,
+        masks: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Have agents act.
+
+        Args:
+            obs: Agent name to observation, of all who act now. Where the env's own spaces have the action mask in the
+                observation, it may be there.
+            answer: Called once with agent name to action for the env, of all who act, in the collector's thread: it
+                must be quick. Not called where the episode is lost or ended first.
+            logged: Actions that were chosen outside, of some of these agents: their policies are not asked.
+            rewards: As `log_returns`.
+            infos: As `log_returns`.
+            masks: Agent name to action mask.
+
+        Raises:
+            EpisodeOver: It has ended, or was lost; `EpisodeCut` if time was up, and this was its end.
+            BusyError: An answer is due, or too many rows wait.
+            ArgumentError: Nobody acts, or an agent is unknown.
+            StateError: An agent has ended already.
+            ContractError: Something is not what was declared; names the agent.
+        """
+        self._say("ask", obs, (logged, True), rewards, infos, masks, answer)
+
+    def log_action(
+        self,
+        obs: Mapping[str, Any],
+        actions: Mapping[str, Any],
+        *,
+        rewards: Mapping[str, Any] | None = None,
+        infos: Mapping[str, Mapping[str, Any]] | None = None,
+        masks: Mapping[str, Any] | None = None,
+        as_policy: bool = False,
+    ) -> None:
+        """Say what agents did, at what observation. No policy is asked, and nobody answers.
+
+        Args:
+            obs: Agent name to observation, of all who act now.
+            actions: Agent name to action, of the same agents, as the env was given it. Action connectors that change
+                the space cannot be turned round: the collector refuses it then.
+            rewards: As `log_returns`.
+            infos: As `log_returns`.
+            masks: Agent name to action mask.
+            as_policy: Whether the actions are what policies would say instead, before the action connectors. The
+                collector is the first to look at them then, so they must come from whom you trust.
+
+        Raises:
+            BusyError: Too many rows wait, see `wait_for_room`; or an answer is due.
+            MarlvecError: As `ask`.
+        """
+        self._say("log_action", obs, (actions, not as_policy), rewards, infos, masks, None)
+
+    def _say(
+        self,
+        call: str,
+        obs: Any,
+        logged: tuple[Any, bool],
+        rewards: Any,
+        infos: Any,
+        masks: Any,
+        answer: Answer | None,
+    ) -> None:
+        with self._calling(call):
+            if not self.has_room:
+                raise BusyError(f"{self.backlog} rows wait for the collector; expected fewer, wait_for_room() first")
+            seen, seen_masks = self._inspection.observations(obs, masks, acting=True)
+            actions, are_env = logged
+            done = {} if actions is None else self._inspection.actions(actions, seen, are_env=are_env)
+            self._check_acting(seen, done, asks=answer is not None)
+            self._note(*self._outcome(rewards, infos))
+            if self._steps_left == 1 and not self._first:
+                self._cut(seen)
+            key = "logged_action" if are_env else "off_policy_action"
+            for a, action in done.items():
+                self._infos.setdefault(self._inspection.agents[a], {})[key] = action
+            self._alive.update(seen)
+            self._waiting = answer
+            row = self._row(obs=seen, masks=seen_masks)
+            row.answer = None if answer is None else self._answer
+            self._desk.put(self.env_id, row)
+
+    def _check_acting(self, seen: Mapping[int, Any], done: Mapping[int, Any], *, asks: bool) -> None:
+        names = self._inspection.agents
+        if not seen:
+            raise StateError("expected the observation of an agent that acts, got none")
+        if gone := [names[a] for a in seen if a in self._gone]:
+            raise StateError(f"agents {gone} have ended already in this episode")
+        if not asks and (silent := [names[a] for a in seen if a not in done]):
+            raise StateError(f"agents {silent} have an observation and no action; ask() for those")
+
+    def log_returns(self, rewards: Mapping[str, Any], infos: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """Note what agents are paid for what they did last. Adds up until the next row.
+
+        What is paid before the first row goes with the second: to whatever the agent does first.
+
+        Args:
+            rewards: Agent name to a finite number; also of agents that wait for their turn.
+            infos: Agent name to dict; ``"__common__"`` for what belongs to nobody alone. Of two with the same key the
+                later one counts; all are gone with the next row.
+
+        Raises:
+            EpisodeOver: It has ended, or was lost.
+            ArgumentError, ContractError: As `ask`.
+        """
+        with self._calling("log_returns", waiting=True):
+            self._note(*self._outcome(rewards, infos))
+
+    # --- ends
+
+    def end_agents(
+        self,
+        final_obs: Mapping[str, Any],
+        *,
+        terminated: Flags | None = None,
+        truncated: Flags = False,
+        rewards: Mapping[str, Any] | None = None,
+        infos: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Some agents end, and the episode goes on. They may not act any more; the next row tells of it.
+
+        Args:
+            final_obs: Agent name to last observation, or to None where there is none: nothing is made up for it.
+            terminated: Whether they have come to an end of their own; None: those that are not truncated.
+            truncated: Whether they were cut short.
+            rewards: As `log_returns`.
+            infos: As `log_returns`.
+
+        Raises:
+            EpisodeOver: It has ended, or was lost.
+            BusyError: An answer is due.
+            ArgumentError: An agent is unknown, or neither terminated nor truncated.
+            StateError: One has ended already.
+            ContractError: Something is not what was declared; names the agent.
+        """
+        with self._calling("end_agents"):
+            ended = self._endings(final_obs, terminated, truncated)
+            self._note(*self._outcome(rewards, infos, ended), ended)
+            self._gone.update(ended)
+            self._alive.difference_update(ended)
+
+    def end(
+        self,
+        final_obs: Mapping[str, Any] | None = None,
+        *,
+        terminated: Flags | None = None,
+        truncated: Flags = False,
+        rewards: Mapping[str, Any] | None = None,
+        infos: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """The episode is over, for all who are left. Its slot is free at once.
+
+        An answer that is due is not waited for. An episode in which nobody ever acted leaves no trace.
+
+        Args:
+            final_obs: Agent name to last observation; who is left and not in it has none. None: nobody has one.
+            terminated: As `end_agents`.
+            truncated: As `end_agents`: whether time was up, so that the value of what would have come counts.
+            rewards: As `log_returns`.
+            infos: As `log_returns`.
+
+        Raises:
+            EpisodeOver: It has ended, or was lost.
+            ArgumentError, StateError, ContractError: As `end_agents`.
+        """
+        with self._calling("end", waiting=True):
+            given = {} if final_obs is None else final_obs
+            self._inspection.indices(given, "final_obs")
+            ended = self._endings({**dict.fromkeys(self.agents), **given}, terminated, truncated)
+            self._note(*self._outcome(rewards, infos, ended), ended)
+            self._waiting = None
+            if not self._first:
+                self._desk.put(self.env_id, self._row(done=True))
+            self.over = EpisodeOver(f"episode {self.id} has ended")
+            self.forget()
+            self._desk.leave(self.env_id)
+
+    def abandon(self, error: BaseException) -> None:
+        """Nobody will go on with this episode: its simulator broke, its client is gone.
+
+        For the collector it is lost, as with any env at which something went wrong: truncated and marked as ``fault``,
+        without final observations. Its slot is free at once. Does nothing where it is over.
+
+        Args:
+            error: Why; its type and text stand in ``envs.faults``.
+        """
+        with self._desk.lock:
+            if self.over is None:
+                self.over = EpisodeOver(f"episode {self.id} was abandoned: {type(error).__name__}: {error}")
+                self._waiting = None
+                self._desk.lose(self, error)
+        self._desk.tell()
+
+    def wait_for_room(self, timeout: float | None = None) -> None:
+        """Wait until another row may be put down.
+
+        Raises:
+            AnswerTimeout: There was no room within so many seconds (None: for ever): nobody collects, or too slowly.
+            EpisodeOver: It has ended, or was lost.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._desk.lock:
+            while not self.has_room:
+                if not self._desk.wait(deadline):
+                    raise AnswerTimeout(
+                        f"episode {self.id} in slot {self.env_id}: {self.backlog} rows wait, and none was taken within "
+                        f"{timeout} s; is anybody collecting?"
+                    )
+            self._check("wait_for_room", waiting=True)
+
+    def lost(self, reason: Exception) -> None:
+        """This side has lost the episode; called by the desk."""
+        self._waiting = None
+        if self._on_lost is not None:
+            self._on_lost(reason)
+
+    # --- inside; the desk is locked
+
+    def forget(self) -> None:
+        """What was said since the last row goes nowhere; called where it is over."""
+        self._rewards, self._infos, self._ended = {}, {}, {}
+        if self.account is not None:
+            self.account.add(said=-self._bytes)
+        self._bytes = 0
+
+    def _cut(self, seen: Mapping[int, Any]) -> NoReturn:
+        """Time is up: everybody is truncated, with what they see now."""
+        self._ended.update({a: (seen.get(a), False, True) for a in self._alive | seen.keys()})
+        self._desk.put(self.env_id, self._row(obs_of_ended=len(seen), done=True))
+        self.over = EpisodeCut(f"episode {self.id} was cut: it has made as many steps as max_episode_steps allows")
+        self._desk.leave(self.env_id)
+        raise self.over
+
+    @contextmanager
+    def _calling(self, call: str, *, waiting: bool = False) -> Iterator[None]:
+        """Lock the desk for one call, and say in its errors whose it was.
+
+        Args:
+            call: Its name.
+            waiting: Whether it may be made while an answer is due.
+        """
+        try:
+            with self._desk.lock:
+                self._check(call, waiting=waiting)
+                yield
+        except MarlvecError as error:
+            raise type(error)(f"{call}() of episode {self.id} in slot {self.env_id}: {error}") from None
+        finally:
+            self._desk.tell()
+
+    def _check(self, call: str, *, waiting: bool) -> None:
+        if self.over is not None:
+            raise type(self.over)(str(self.over))
+        if self._waiting is not None and not waiting:
+            raise BusyError(f"the answer to the last ask() has not come; {call}() after it, or end()")
+
+    def _outcome(
+        self, rewards: Any, infos: Any, ended: Mapping[int, Ending] | None = None
+    ) -> tuple[dict[int, float], Info]:
+        """What is paid and told now, checked. Nothing has changed: `_note` does that."""
+        paid = {} if rewards is None else self._inspection.rewards(rewards)
+        for a in self._gone.intersection(paid):
+            if a not in self._ended and a not in (ended or {}):
+                raise StateError(f"agent {self._inspection.agents[a]!r} has ended, and cannot be paid {paid[a]}")
+        return paid, {} if infos is None else self._inspection.infos(infos)
+
+    def _note(self, paid: Mapping[int, float], told: Info, ended: Mapping[int, Ending] | None = None) -> None:
+        """Put it to what was said since the last row. Takes as long as there is of it, however much was said before."""
+        rewards, before = self._rewards, self._bytes
+        for a, reward in paid.items():
+            rewards[a] = rewards[a] + reward if a in rewards else reward
+        for who, info in told.items():
+            known = self._infos.setdefault(who, {})
+            if self.account is not None:
+                self._bytes += growth(known, info)
+            known.update(info)
+        if ended:
+            self._ended.update(ended)
+            self._bytes += len(ended) * self._inspection.agent_bytes
+        if self.account is not None:
+            self.account.add(said=self._bytes - before)
+
+    def _endings(self, final_obs: Any, terminated: Flags | None, truncated: Flags) -> dict[int, Ending]:
+        names = self._inspection.agents
+        found = self._inspection.indices(final_obs, "final_obs")
+        if self._first and found:
+            raise StateError("nobody has acted yet, so nobody can end; end() without final_obs")
+        if gone := [names[a] for a in found if a in self._gone]:
+            raise StateError(f"agents {gone} have ended already in this episode")
+        seen, _ = self._inspection.observations(
+            {names[a]: obs for a, obs in found.items() if obs is not None}, None, acting=False
+        )
+        cut = self._inspection.flags(truncated, found, "truncated")
+        over = {a: not cut[a] for a in found}
+        if terminated is not None:
+            over = self._inspection.flags(terminated, found, "terminated")
+        if neither := [names[a] for a in found if not (over[a] or cut[a])]:
+            raise ArgumentError(f"agents {neither} end, so they must be terminated or truncated")
+        return {a: (seen.get(a), over[a], cut[a]) for a in found}
+
+    def _row(
+        self,
+        *,
+        obs: Mapping[int, Any] | None = None,
+        masks: Mapping[int, Any] | None = None,
+        obs_of_ended: int = 0,
+        done: bool = False,
+    ) -> Row:
+        """Make a row of all there is to say, which is said then."""
+        first, paid = self._first, self._rewards
+        if not first and self._steps_left is not None:
+            self._steps_left -= 1
+        row = Row(self, first, obs or {}, masks or {}, {} if first else paid, self._ended, self._infos, done)
+        self._first, self._ended, self._infos = False, {}, {}
+        self._rewards = paid if first else {}
+        if self.account is not None:
+            row.cost = _ROW + self._bytes + (len(row.obs) + obs_of_ended) * self._inspection.agent_bytes
+            self.account.add(said=-self._bytes, rows=row.cost)
+            self._bytes = 0
+        return row
+
+    def _answer(self, actions: dict[str, Any]) -> None:
+        """The collector's answer."""
+        with self._desk.lock:
+            answer, self._waiting = self._waiting, None
+        if answer is not None:
+            answer(actions)

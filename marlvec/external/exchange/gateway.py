@@ -1,0 +1,157 @@
+"""Where episodes that run outside come in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from marlvec.errors import ArgumentError, ClosedError, EpisodesFull
+from marlvec.external.account import Account
+from marlvec.external.exchange.external_episode import Episode, OnLost
+from marlvec.external.exchange.row_exchange import Desk
+from marlvec.external.exchange.value_checker import Inspection
+
+__all__ = ["Door"]
+
+
+class Door:
+    """Begins episodes; what simulators outside see of an `ExternalVectorEnv`. May be used from any thread.
+
+    Args:
+        desk: Where rows go.
+        inspection: What checks them.
+        max_episode_steps: After how many steps an episode is cut; None: never.
+
+    Attributes:
+        agents: Agent names, in order of the agent axis.
+        num_envs: N: as many episodes can run at a time.
+    """
+
+    def __init__(self, desk: Desk, inspection: Inspection, max_episode_steps: int | None = None) -> None:
+        self._desk, self._inspection, self._max_steps = desk, inspection, max_episode_steps
+        self.agents = inspection.agents
+        self.num_envs = len(desk.places)
+
+    def __repr__(self) -> str:
+        return f"<Door: {len(self.episodes)} of {self.num_envs} episodes run>"
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """Those that run, by slot. One that has ended is not remembered here."""
+        with self._desk.lock:
+            return tuple(place.episode for place in self._desk.places if place.episode is not None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the vectorizer was closed."""
+        return self._desk.closed
+
+    def begin(
+        self,
+        *,
+        training_enabled: bool = True,
+        env_id: int | None = None,
+        timeout: float | None = 0.0,
+        on_lost: OnLost | None = None,
+        on_free: Callable[[], None] | None = None,
+        account: Account | None = None,
+    ) -> Episode:
+        """Begin an episode.
+
+        Args:
+            training_enabled: False: its rows are in no batch; metrics and the amounts that are collected count it.
+            env_id: The slot it gets; None: a free one, that first which has the least to do.
+            timeout: Seconds to wait for a free slot; 0: not at all; None: for ever.
+            on_lost: Called once, with the reason, where this side loses the episode: the collector begins new ones,
+                or the vectorizer is closed. From any thread, and must be quick.
+            on_free: Where it is full, called once, when a slot is free or the vectorizer is closed: begin again then.
+                Likewise.
+            account: Where its bytes are counted, and said to be too many; None: nowhere.
+
+        Raises:
+            EpisodesFull: All slots are taken, or the one that was asked for is.
+            ClosedError: The vectorizer was closed.
+            ArgumentError: There is no such slot.
+        """
+        desk = self._desk
+        if env_id is not None and not 0 <= env_id < self.num_envs:
+            raise ArgumentError(f"begin(env_id={env_id!r}): slots are 0 to {self.num_envs - 1}")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with desk.lock:
+            while True:
+                if desk.closed:
+                    raise ClosedError("begin(): the vectorizer was closed")
+                desk.look_for_idle(time.monotonic())
+                free = desk.free()
+                if env_id is not None:
+                    free = [env_id] if env_id in free else []
+                if free:
+                    break
+                if not desk.wait(deadline):
+                    if on_free is not None:
+                        desk.when_free(on_free)
+                    what = (
+                        f"{self.num_envs} episodes run, as many as can" if env_id is None else f"slot {env_id} is taken"
+                    )
+                    raise EpisodesFull(
+                        f"begin(): {what}; end() one first, wait with timeout=…, or make() more num_envs"
+                    )
+            episode = Episode(
+                desk,
+                self._inspection,
+                free[0],
+                training_enabled=training_enabled,
+                on_lost=on_lost,
+                max_steps=self._max_steps,
+                account=account,
+            )
+            desk.sit(free[0], episode)
+        desk.tell()
+        return episode
+
+    def free_slots(self, on_free: Callable[[], None]) -> list[int]:
+        """Slots that are free, those first which have the least to do.
+
+        Args:
+            on_free: Called once, when one more is free or the vectorizer is closed; as that of `begin`.
+        """
+        desk = self._desk
+        with desk.lock:
+            desk.look_for_idle(time.monotonic())
+            desk.when_free(on_free)
+            free = desk.free()
+        desk.tell()
+        return free
+
+    def drop(self, account: Account, reason: BaseException) -> None:
+        """All that waits on an account is nobody's, also of episodes that have ended: they are lost.
+
+        Args:
+            account: As given to `begin`.
+            reason: Why, as with `Episode.abandon`.
+        """
+        desk = self._desk
+        with desk.lock:
+            for place in desk.places:
+                for episode in {row.episode for row in place.rows if row.episode.account is account}:
+                    desk.lose(episode, reason)
+        desk.tell()
+
+    def fail(self, error: Exception) -> None:
+        """Have whoever collects raise this, as soon as can be. No episode is lost by it."""
+        with self._desk.lock:
+            self._desk.fail(error)
+        self._desk.tell()
+
+    def arrive(self) -> None:
+        """Somebody drives from now on: the collector relies on it, until `depart`."""
+        with self._desk.lock:
+            self._desk.drivers = (self._desk.drivers or 0) + 1
+
+    def depart(self) -> None:
+        """One who has arrived is gone. Whoever waits for rows, and nobody is left to bring some, is told."""
+        with self._desk.lock:
+            assert self._desk.drivers
+            self._desk.drivers -= 1
+            self._desk.look_around()
+        self._desk.tell()

@@ -1,0 +1,53 @@
+"""What somebody outside says of one moment of an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import Info
+
+if TYPE_CHECKING:
+    from marlvec.external.exchange.external_episode import Episode
+
+__all__ = ["Answer", "Ending", "Row"]
+
+Answer = Callable[[dict[str, Any]], None]
+"""Is told the actions: agent name → action for the env."""
+
+Ending = tuple[Any, bool, bool]
+"""An agent's final observation, or None where there is none; whether it was terminated, and truncated."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One row on its way to the collector. Everything in it was checked, and belongs to nobody else.
+
+    Attributes:
+        episode: Whose row it is.
+        first: Whether the episode begins with it.
+        obs: Agent index to its observation: those who act.
+        masks: Agent index to its action mask, of some of them.
+        rewards: Agent index to what it was paid since the row before.
+        ended: Agent index to how it ended, of those that ended with this row.
+        infos: What else was said.
+        done: Whether the episode is over.
+        answer: Who is told the actions, or None where nobody asks.
+        lost: Why the episode is lost, in its last row; nothing else in that row counts.
+        cost: Its bytes on the account of its episode.
+    """
+
+    episode: Episode
+    first: bool = False
+    obs: Mapping[int, Any] = field(default_factory=dict)
+    masks: Mapping[int, NDArray[Any]] = field(default_factory=dict)
+    rewards: Mapping[int, float] = field(default_factory=dict)
+    ended: Mapping[int, Ending] = field(default_factory=dict)
+    infos: Info = field(default_factory=dict)
+    done: bool = False
+    answer: Answer | None = None
+    lost: BaseException | None = None
+    cost: int = 0

@@ -1,0 +1,286 @@
+"""Which messages there are, who may send them, and what each of them holds. Whatever is not here is refused.
+
+Observations and actions are only looked at from outside here (a dict of agents); `marlvec.external.protocol.values` reads
+them, against the declared spaces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple
+
+from marlvec.errors import ProtocolError
+from marlvec.external.protocol.frames import MAX_NUMBER, MAX_WIDTH, Frame, pack, pack_frame, unpack, unpack_frame
+from marlvec.external.protocol.values import read_array, short
+
+__all__ = ["FORMS", "MAX_HANDSHAKE", "MAX_MESSAGE", "Message", "Type", "read_message", "write_message"]
+
+MAX_HANDSHAKE = 4096
+"""Bytes of a message before the welcome, and of those that carry no observation."""
+
+MAX_MESSAGE = 16 * 2**20
+"""Bytes of any other; what a server asks for may be less."""
+
+MAX_TEXT = 4096
+MAX_NAME = 256
+_HANDSHAKE_WIDTH = 32
+
+Side = Literal["client", "server"]
+Kind = Callable[[Any, str], None]
+"""Looks at a field's value, and raises a `ProtocolError` if it is not of this kind."""
+
+
+class Type(IntEnum):
+    """What a message is."""
+
+    HELLO = 1
+    CHALLENGE = 2
+    AUTH = 3
+    WELCOME = 4
+    ERROR = 5
+    PING = 6
+    PONG = 7
+
+    BEGIN = 16
+    STEP = 17
+    LOG = 18
+    RETURNS = 19
+    LEAVE = 20
+    END = 21
+    ABANDON = 22
+    WEIGHTS = 23
+    PART = 24
+    BYE = 25
+
+    OK = 32
+    ACTIONS = 33
+    OFFER = 34
+    CHUNK = 35
+    REFUSED = 36
+
+
+def _bad(where: str, expected: str, got: Any) -> ProtocolError:
+    return ProtocolError(f"{where}: expected {expected}, got {short(got)}")
+
+
+def _flag(value: Any, where: str) -> None:
+    if type(value) is not bool:
+        raise _bad(where, "a bool", value)
+
+
+def _count(value: Any, where: str) -> None:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        raise _bad(where, "a whole number below 2**53", value)
+
+
+def _text(value: Any, where: str) -> None:
+    if type(value) is not str or len(value) > MAX_TEXT:
+        raise _bad(where, f"a text of at most {MAX_TEXT} characters", value)
+
+
+def _name(value: Any, where: str) -> None:
+    if type(value) is not str or not 0 < len(value) <= MAX_NAME:
+        raise _bad(where, f"a name of 1 to {MAX_NAME} characters", value)
+
+
+def _data(value: Any, where: str) -> None:
+    if type(value) is not bytes:
+        raise _bad(where, "bytes", value)
+
+
+def _bytes(*sizes: int) -> Kind:
+    def check(value: Any, where: str) -> None:
+        if type(value) is not bytes or len(value) not in sizes:
+            raise _bad(where, f"{' or '.join(map(str, sizes))} bytes", value)
+
+    return check
+
+
+def _list(item: Kind, most: int = MAX_WIDTH) -> Kind:
+    def check(value: Any, where: str) -> None:
+        if type(value) is not list or len(value) > most:
+            raise _bad(where, f"a list of at most {most}", value)
+        for entry in value:
+            item(entry, where)
+
+    return check
+
+
+def _dict(item: Kind, most: int = MAX_WIDTH) -> Kind:
+    def check(value: Any, where: str) -> None:
+        if type(value) is not dict or len(value) > most:
+            raise _bad(where, f"a dict of at most {most}", value)
+        for key, entry in value.items():
+            _name(key, where)
+            item(entry, where)
+
+    return check
+
+
+def _number(value: Any, where: str) -> None:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise _bad(where, "a finite number", value)
+
+
+def _scalar(value: Any, where: str) -> None:
+    """What an info may be."""
+    if type(value) is str:
+        _text(value, where)
+    elif type(value) is list:
+        read_array(value, where)
+    elif value is not None and type(value) not in (bool, int, float):
+        raise _bad(where, "None, a bool, a number, a text or an array", value)
+
+
+def _anything(value: Any, where: str) -> None:
+    """What is read later, against a space."""
+
+
+_values = _dict(_anything)
+_numbers = _dict(_number)
+_names = _list(_name)
+_infos = _dict(_dict(_scalar, most=64))
+_outcome: dict[str, Kind] = {"rewards": _numbers, "infos": _infos}
+
+
+class Form(NamedTuple):
+    """What a message of one type looks like.
+
+    Attributes:
+        sender: Who may send it; None for both.
+        is_numbered: Whether it is counted, sent again after a reconnection, and looked at once.
+        fields: Those that must be there.
+        optional: Those that may.
+        is_large: Whether it may be larger than `MAX_HANDSHAKE`.
+    """
+
+    sender: Side | None
+    is_numbered: bool
+    fields: Mapping[str, Kind]
+    optional: Mapping[str, Kind] = {}
+    is_large: bool = False
+
+
+FORMS: dict[Type, Form] = {
+    Type.HELLO: Form(
+        "client",
+        False,
+        {"versions": _list(_count, 16), "features": _list(_name, 16), "name": _text, "nonce": _bytes(32)},
+    ),
+    Type.CHALLENGE: Form(
+        "server",
+        False,
+        {
+            "version": _count,
+            "features": _list(_name, 16),
+            "server": _bytes(16),
+            "nonce": _bytes(32),
+            "wants_token": _flag,
+        },
+    ),
+    Type.AUTH: Form("client", False, {"proof": _bytes(0, 32), "session": _bytes(0, 32)}),
+    Type.WELCOME: Form(
+        "server",
+        False,
+        {
+            "proof": _bytes(0, 32),
+            "session": _bytes(32),
+            "resumed": _flag,
+            "agents": _list(_name),
+            "groups": _list(_anything),
+            "limits": _dict(_number),
+            "weights": _count,
+        },
+        is_large=True,
+    ),
+    Type.ERROR: Form("server", False, {"code": _name, "text": _text}),
+    Type.PING: Form(None, False, {}),
+    Type.PONG: Form(None, False, {}),
+    Type.BEGIN: Form("client", True, {"episode": _count, "training": _flag}, {"slot": _count}),
+    Type.STEP: Form("client", True, {"episode": _count, "obs": _values}, {**_outcome, "masks": _values}, is_large=True),
+    Type.LOG: Form(
+        "client",
+        True,
+        {"episode": _count, "obs": _values, "actions": _values},
+        {**_outcome, "masks": _values, "version": _count},
+        is_large=True,
+    ),
+    Type.RETURNS: Form("client", True, {"episode": _count, "rewards": _numbers}, {"infos": _infos}, is_large=True),
+    Type.LEAVE: Form(
+        "client",
+        True,
+        {"episode": _count, "obs": _values, "terminated": _names, "truncated": _names},
+        _outcome,
+        is_large=True,
+    ),
+    Type.END: Form("client", True, {"episode": _count, "obs": _values, "truncated": _flag}, _outcome, is_large=True),
+    Type.ABANDON: Form("client", True, {"episode": _count, "reason": _text}),
+    Type.WEIGHTS: Form("client", True, {"have": _count}),
+    Type.PART: Form("client", True, {"version": _count, "part": _count}),
+    Type.BYE: Form("client", True, {}),
+    Type.OK: Form("server", True, {"re": _count}),
+    Type.ACTIONS: Form("server", True, {"re": _count, "actions": _values}, is_large=True),
+    Type.OFFER: Form(
+        "server", True, {"re": _count, "version": _count, "size": _count, "parts": _count, "sha256": _bytes(0, 32)}
+    ),
+    Type.CHUNK: Form("server", True, {"re": _count, "data": _data}, is_large=True),
+    Type.REFUSED: Form("server", True, {"re": _count, "code": _name, "text": _text}, is_large=True),
+}
+"""All there are."""
+
+
+class Message(NamedTuple):
+    """One message that is as it should be, apart from values of spaces.
+
+    Attributes:
+        type: What it is.
+        fields: What it holds.
+        number: Its number; 0 where it has none.
+        received: Number of the last numbered message that its sender has got.
+    """
+
+    type: Type
+    fields: dict[str, Any]
+    number: int = 0
+    received: int = 0
+
+
+def write_message(message: Message) -> bytes:
+    """The bytes of a message; what it holds is not checked again."""
+    return pack_frame(Frame(message.type, message.number, message.received, pack(message.fields)))
+
+
+def read_message(data: bytes | bytearray, sender: Side) -> Message:
+    """The message of these bytes.
+
+    Args:
+        data: One whole WebSocket message, of a size that was looked at before it was read.
+        sender: Who sent it.
+
+    Raises:
+        ProtocolError: It is none that this side may send, or holds what it may not.
+    """
+    frame = unpack_frame(data)
+    try:
+        kind = Type(frame.type)
+    except ValueError:
+        raise ProtocolError(f"there is no message of type {frame.type}") from None
+    form = FORMS[kind]
+    name = kind.name.lower()
+    if form.sender not in (None, sender):
+        raise ProtocolError(f"a {sender} does not send {name!r}")
+    if form.is_numbered != (frame.number > 0):
+        raise ProtocolError(f"{name!r} {'is' if form.is_numbered else 'is not'} numbered, got {frame.number}")
+    if not form.is_large and len(data) > MAX_HANDSHAKE:
+        raise ProtocolError(f"{name!r} may have {MAX_HANDSHAKE} bytes, this one has {len(data)}", "limit")
+    fields = unpack(frame.body, MAX_WIDTH if form.is_large else _HANDSHAKE_WIDTH)
+    missing = [key for key in form.fields if key not in fields]
+    unknown = [key for key in fields if key not in form.fields and key not in form.optional]
+    if missing or unknown:
+        raise ProtocolError(f"{name!r}: fields missing: {missing}; not known: {[key[:60] for key in unknown[:8]]}")
+    for key, value in fields.items():
+        kind_of = form.fields.get(key) or form.optional[key]
+        kind_of(value, f"{name} {key}")
+    return Message(kind, fields, frame.number, frame.received)

@@ -1,0 +1,217 @@
+"""Observations and actions, as the declared spaces say.
+
+A Dict is a dict, a Tuple is a list, in the space's order; a leaf of shape ``()`` (Discrete, say) is a plain number or
+bool, every other leaf a raw array of exactly its shape and dtype.
+
+Two kinds of wrong: what is not even an array is a `ProtocolError`, which ends the connection; a sound array of another
+shape or dtype than declared is a `ContractError`, which is told and changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marlvec.errors import ContractError, ProtocolError, UnsupportedSpaceError
+from marlvec.spaces import Leaf, SpaceTree
+
+__all__ = ["DTYPES", "MAX_NDIM", "read_array", "short", "write_array", "ValueReader", "read_mask", "write_mask"]
+
+MAX_NDIM = 8
+MAX_SIDE = 2**31 - 1
+DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+}
+"""Names that an array's dtype may have."""
+
+
+def write_array(array: NDArray[Any]) -> list[Any]:
+    """An array as it goes over the wire; its dtype must be one of `DTYPES`."""
+    name = array.dtype.name
+    return [name, list(array.shape), np.ascontiguousarray(array, DTYPES[name]).tobytes()]
+
+
+def read_array(data: Any, where: str) -> NDArray[Any]:
+    """The array that was written; read-only, over the very bytes that came.
+
+    Raises:
+        ProtocolError: It is none; says where.
+    """
+    if type(data) is not list or len(data) != 3:
+        raise ProtocolError(f"{where}: expected [dtype, shape, bytes], got {short(data)}")
+    name, shape, raw = data
+    if type(name) is not str or name not in DTYPES:
+        raise ProtocolError(f"{where}: expected a dtype of {', '.join(DTYPES)}, got {short(name)}")
+    if (
+        type(shape) is not list
+        or len(shape) > MAX_NDIM
+        or not all(type(n) is int and 0 <= n <= MAX_SIDE for n in shape)
+    ):
+        raise ProtocolError(f"{where}: expected a shape of at most {MAX_NDIM} lengths, got {short(shape)}")
+    dtype = DTYPES[name]
+    size = math.prod(shape) * dtype.itemsize  # of Python's ints, which do not overflow
+    if type(raw) is not bytes or len(raw) != size:
+        got = f"{len(raw)} bytes" if type(raw) is bytes else short(raw)
+        raise ProtocolError(f"{where}: expected {size} bytes for {name} of {tuple(shape)}, got {got}")
+    if name == "bool" and raw.translate(None, b"\0\1"):
+        raise ProtocolError(f"{where}: a bool is a byte 0 or 1")
+    array: NDArray[Any] = np.frombuffer(raw, dtype)
+    if len(shape) != 1:
+        array = array.reshape(shape)
+    return array if sys.byteorder == "little" else array.astype(dtype.newbyteorder("="))
+
+
+def short(value: Any) -> str:
+    """A few characters about a value, for a message."""
+    if isinstance(value, str):
+        return repr(value[:60])[:60]  # of all of it, it could be ten times as long
+    return repr(value)[:60] if isinstance(value, (int, float)) else type(value).__name__
+
+
+class ValueReader:
+    """Reads and writes values of one space.
+
+    Args:
+        space: Any space whose leaves are arrays.
+
+    Raises:
+        UnsupportedSpaceError: Values of it do not go over a wire; names the leaf.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.space = space
+        self._tree = SpaceTree(space)
+        for leaf in self._tree.leaves:
+            if leaf.is_object or leaf.dtype.name not in DTYPES or len(leaf.shape) > MAX_NDIM:
+                raise UnsupportedSpaceError(
+                    f"{leaf} of {leaf.space} does not go over a socket: expected Box, Discrete, MultiDiscrete or "
+                    f"MultiBinary of {', '.join(DTYPES)}, in Dicts and Tuples"
+                )
+        self._wire = _skeleton(space)
+        self._leaves = [_LeafReader(leaf) for leaf in self._tree.leaves]
+        self._bare = self._leaves[0] if self._tree.is_leaf else None
+
+    def read(self, data: Any, where: str) -> Any:
+        """The value that was written.
+
+        Raises:
+            ProtocolError: An array is none.
+            ContractError: It is not a value of this space's structure, shapes and dtypes; bounds are not looked at.
+        """
+        if self._bare is not None:
+            return self._bare.read(data, where)
+        try:
+            parts = self._tree.flatten(data)
+        except ContractError as error:
+            raise ContractError(f"{where}: {error}") from None
+        return self._tree.unflatten([leaf.read(part, where) for leaf, part in zip(self._leaves, parts, strict=True)])
+
+    def write(self, value: Any) -> Any:
+        """A value as it goes over the wire.
+
+        Raises:
+            ContractError: It is not a value of this space's structure, shapes and dtypes.
+        """
+        if self._bare is not None:
+            return self._bare.write(value)
+        parts = zip(self._leaves, self._tree.flatten(value), strict=True)
+        return self._wire_tree(self._wire, iter([leaf.write(part) for leaf, part in parts]))
+
+    def _wire_tree(self, skeleton: Any, leaves: Any) -> Any:
+        if isinstance(skeleton, dict):
+            return {key: self._wire_tree(sub, leaves) for key, sub in skeleton.items()}
+        if isinstance(skeleton, list):
+            return [self._wire_tree(sub, leaves) for sub in skeleton]
+        return next(leaves)
+
+
+def _skeleton(space: spaces.Space[Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        for key in space.spaces:
+            if type(key) is not str:
+                raise UnsupportedSpaceError(f"keys of a Dict that goes over a socket must be texts, got {key!r}")
+        return {key: _skeleton(sub) for key, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return [_skeleton(sub) for sub in space.spaces]
+    return None
+
+
+class _LeafReader:
+    """Reads and writes values of one leaf."""
+
+    __slots__ = ("_bounds", "_dtype", "_is_box", "_kinds", "_leaf", "_name", "_plain", "_shape", "_shape_list")
+
+    def __init__(self, leaf: Leaf) -> None:
+        self._leaf, self._dtype, self._shape = leaf, leaf.dtype, leaf.shape
+        self._name, self._shape_list = leaf.dtype.name, list(leaf.shape)
+        self._plain = leaf.dtype if sys.byteorder == "little" and leaf.dtype.isnative else None
+        self._is_box = isinstance(leaf.space, spaces.Box)
+        self._kinds = {"b": (bool,), "f": (int, float)}.get(leaf.dtype.kind, (int,))
+        bounds = np.iinfo(leaf.dtype) if leaf.dtype.kind in "iu" else None
+        self._bounds = None if bounds is None else (int(bounds.min), int(bounds.max))
+
+    def read(self, data: Any, where: str) -> Any:
+        if self._shape == ():
+            return self._read_number(data, where)
+        if type(data) is not list:
+            raise ContractError(
+                f"{self._at(where)}: expected an array, {self._name} of {self._shape}, got {type(data).__name__}"
+            )
+        array = read_array(data, self._at(where) if self._leaf.path else where)
+        if array.shape != self._shape or array.dtype != self._dtype:
+            raise ContractError(
+                f"{self._at(where)}: expected {self._name} of {self._shape}, got {array.dtype.name} of {array.shape}"
+            )
+        return array
+
+    def _read_number(self, data: Any, where: str) -> Any:
+        if type(data) not in self._kinds:
+            raise ContractError(f"{self._at(where)}: expected a number of {self._name}, got {type(data).__name__}")
+        if self._bounds is not None:
+            if not self._bounds[0] <= data <= self._bounds[1]:
+                raise ContractError(f"{self._at(where)}: expected a number of {self._name}, got {data}")
+            number = self._dtype.type(data)
+            return np.array(number) if self._is_box else number  # as the spaces' own samples are
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite, as bounds will tell
+            return np.array(data, self._dtype)
+
+    def write(self, value: Any) -> Any:
+        if self._shape and value.__class__ is np.ndarray and value.shape == self._shape and value.dtype is self._plain:
+            return [self._name, self._shape_list, value.tobytes()]
+        array = np.asarray(value)
+        if array.shape != self._shape or not np.can_cast(array.dtype, self._dtype, "same_kind"):
+            raise ContractError(
+                f"{self._leaf}: expected {self._name} of {self._shape}, got {array.dtype} of {array.shape}"
+            )
+        if self._shape == ():
+            return array.astype(self._dtype).item()
+        return write_array(array.astype(self._dtype, copy=False))
+
+    def _at(self, where: str) -> str:
+        return f"{where}/{self._leaf.path}" if self._leaf.path else where
+
+
+def write_mask(mask: Any) -> list[Any]:
+    """An action mask, (k,), as it goes over the wire."""
+    return write_array(np.asarray(mask, np.bool_))
+
+
+def read_mask(data: Any, where: str) -> NDArray[np.bool_]:
+    """The action mask that was written, (k,) bool.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    mask = read_array(data, where)
+    if mask.dtype != np.bool_ or mask.ndim != 1:
+        raise ProtocolError(f"{where}: expected bools in one row, got {mask.dtype.name} of {mask.shape}")
+    return mask

@@ -1,0 +1,288 @@
+"""One client's socket: bytes in, whole messages out, and the other way round.
+
+Read by the server's thread alone; anybody may `send`, at once if the socket takes it, so that an answer has no way to
+go but from the collector's thread into the kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from marlvec.external.limits import Limits
+from marlvec.external.protocol.messages import MAX_HANDSHAKE
+from marlvec.external.server.request_filter import SUBPROTOCOL, Gate
+
+__all__ = ["Connection", "Stage"]
+
+_CHUNK = 65_536
+_MAX_REQUEST = 8192  # bytes of the HTTP request; browsers add cookies and languages
+_MAX_FRAGMENTS = 4096
+_HIGH = 2**20  # bytes that wait to be sent, from where on nothing more is read
+_EACH = 128  # bytes that a piece of bytes costs beside those in it
+_QUIET = logging.getLogger("marlvec.external.websockets")
+_QUIET.setLevel(logging.CRITICAL)  # what a stranger sends is told once, by us
+
+
+class Stage(Enum):
+    """How far a connection is."""
+
+    REQUEST = "no WebSocket request has come"
+    OPEN = "messages come and go"
+    CLOSING = "what is left is sent"
+    CLOSED = "the socket is closed"
+
+
+class Connection:
+    """One client's socket.
+
+    Args:
+        sock: The socket; non-blocking.
+        address: Whose it is.
+        gate: Which requests are let in.
+        limits: What is borne.
+        now: The time.
+        want_write: Called with this connection, from any thread, where something waits to be sent.
+
+    Attributes:
+        sock, address: As given.
+        number: The socket's file descriptor.
+        stage: How far it is.
+        host: Host header of the request.
+        born: When it was accepted.
+        heard: When bytes last came.
+        unsent_bytes: What waits to be sent, with the lists it is in.
+        unfinished: Since when a message has been on its way, or None.
+        stuck: Since when the client has read nothing of what waits to be sent, or None.
+        pinged: When it was pinged last.
+        closing: Since when it has been closing.
+        error: Why it was cut off, or ``""``.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        gate: Gate,
+        limits: Limits,
+        now: float,
+        want_write: Callable[[Connection], None],
+    ) -> None:
+        self.sock, self.address, self.number = sock, address, sock.fileno()
+        self._gate, self._limits, self._want_write = gate, limits, want_write
+        self._protocol = ServerProtocol(
+            subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=MAX_HANDSHAKE, logger=_QUIET, extensions=None
+        )
+        self._lock = threading.Lock()
+        self._out: deque[bytes | memoryview] = deque()
+        self._parts: list[bytes | bytearray] = []
+        self._parts_bytes = 0
+        self._read_bytes = 0
+        self.unsent_bytes = 0
+        self.stage = Stage.REQUEST
+        self.host = ""
+        self.born = self.heard = self.pinged = now
+        self.unfinished: float | None = None
+        self.stuck: float | None = None
+        self.closing: float | None = None
+        self.error = ""
+
+    def __repr__(self) -> str:
+        return f"<Connection from {self.address}: {self.stage.value}>"
+
+    # --- in
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be read, since so much waits to be sent."""
+        return self.unsent_bytes > _HIGH
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of messages that are on their way, and of the lists they are in."""
+        return len(self._protocol.reader.buffer) + self._parts_bytes
+
+    def admit(self) -> None:
+        """The handshake is over: messages may be as large as the limits say."""
+        self._protocol.max_message_size = self._limits.message_bytes
+
+    def read(self, now: float) -> list[bytes]:
+        """Read what there is, a chunk of it; returns whole messages.
+
+        Raises:
+            OSError: The connection is broken.
+            EOFError: The client has closed it.
+        """
+        data = self.sock.recv(_CHUNK)
+        if not data:
+            raise EOFError("the client closed the connection")
+        self.heard = now
+        if self.stage is not Stage.OPEN:
+            self._read_bytes += len(data)
+            if self.stage is Stage.CLOSING:
+                return []
+            if self._read_bytes > _MAX_REQUEST and self.stage is Stage.REQUEST:
+                raise EOFError(f"more than {_MAX_REQUEST} bytes came, and no WebSocket request")
+        with self._lock:
+            protocol = self._protocol
+            protocol.receive_data(data)
+            events = protocol.events_received()
+            messages: list[bytes] = []
+            begun = now if self.unfinished is None else self.unfinished
+            for event in events:
+                if isinstance(event, Request):
+                    self._answer(event)
+                    continue
+                assert isinstance(event, Frame)
+                if event.opcode in (Opcode.BINARY, Opcode.CONT):
+                    if (message := self._assemble(bytes(event.data), fin=event.fin)) is not None:
+                        messages.append(message)
+                elif event.opcode is Opcode.TEXT:
+                    protocol.fail(1003, "binary messages only")
+                    break
+                if not self._parts:  # else the message goes on, however many of its fragments have come
+                    begun = now
+            if self._note_end():
+                messages = messages if not protocol.parser_exc else []
+            self._flush(now)
+        has_rest = bool(protocol.reader.buffer) or bool(self._parts)
+        self.unfinished = begun if has_rest or not events else None
+        return messages
+
+    def _answer(self, request: Request) -> None:
+        """Let a request in, or not."""
+        if self._protocol.eof_sent:  # what came on its heels was no message: the protocol has hung up already
+            return
+        headers = {name: request.headers.get_all(name) for name in ("Host", "Origin", "Sec-WebSocket-Protocol")}
+        refusal = self._gate.refusal(request.path, headers)
+        if refusal is None:
+            response = self._protocol.accept(request)
+            self.host = headers["Host"][0]
+        else:
+            response = self._protocol.reject(refusal[0], refusal[1] + "\n")
+        self._protocol.send_response(response)
+        if response.status_code == 101:
+            self.stage = Stage.OPEN
+        else:
+            self.error = f"request refused with status {response.status_code}"
+            self.stage = Stage.CLOSING
+
+    def _assemble(self, data: bytes, *, fin: bool) -> bytes | None:
+        """Put fragments together; None where there are more to come."""
+        if fin and not self._parts:
+            return data
+        self._parts.append(data)
+        self._parts_bytes += len(data) + _EACH
+        if not fin:
+            if len(self._parts) > _MAX_FRAGMENTS:
+                self._protocol.fail(1009, "too many fragments")
+            return None
+        whole = b"".join(self._parts)
+        self._parts, self._parts_bytes = [], 0
+        return whole
+
+    def _note_end(self) -> bool:
+        """See whether the WebSocket protocol is over."""
+        protocol = self._protocol
+        if protocol.parser_exc is not None or protocol.handshake_exc is not None or protocol.close_expected():
+            exception = protocol.parser_exc or protocol.handshake_exc
+            if not self.error and exception is not None:
+                self.error = f"{type(exception).__name__}: {exception}"
+            if self.stage is not Stage.CLOSED:
+                self.stage = Stage.CLOSING
+            return True
+        return False
+
+    # --- out
+
+    def send(self, data: bytes, now: float) -> None:
+        """Send one message, or have it sent as soon as the client reads. Nothing happens where it is closing."""
+        self.send_all((data,), now)
+
+    def send_all(self, messages: Iterable[bytes], now: float) -> None:
+        """Send some, in one piece."""
+        with self._lock:
+            if self.stage is Stage.OPEN:
+                for data in messages:
+                    self._protocol.send_binary(data)
+                self._flush(now)
+
+    def ping(self, now: float) -> None:
+        """Ask whether the client is there."""
+        self.pinged = now
+        with self._lock:
+            if self.stage is Stage.OPEN:
+                self._protocol.send_ping(b"")
+                self._flush(now)
+
+    def end(self, code: int, reason: str, now: float) -> None:
+        """Say goodbye, after what waits to be sent."""
+        with self._lock:
+            if self.stage is Stage.OPEN:
+                self._protocol.fail(code, reason)
+                self.error = self.error or reason
+                self.stage = Stage.CLOSING
+                self._flush(now)
+
+    def write(self, now: float) -> None:
+        """Send what waits, as much as the socket takes.
+
+        Raises:
+            OSError: The connection is broken.
+        """
+        with self._lock:
+            self._push(now)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return not self._out
+
+    def close(self) -> None:
+        """Close the socket at once; may be called again."""
+        with self._lock:
+            self.stage = Stage.CLOSED
+            self._out.clear()
+            self._parts.clear()
+            self.unsent_bytes = self._parts_bytes = 0
+            self.sock.close()
+
+    def _flush(self, now: float) -> None:
+        had = bool(self._out)
+        pieces = [data for data in self._protocol.data_to_send() if data]  # b"": nothing will follow, as closing says
+        if pieces:
+            self._out.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            self.unsent_bytes += len(self._out[-1]) + _EACH
+        if had or not self._out:
+            return  # whoever is at it goes on
+        try:
+            self._push(now)
+        except OSError:
+            return  # reading will tell
+        if self._out:
+            self._want_write(self)
+
+    def _push(self, now: float) -> None:
+        while self._out and self.stage is not Stage.CLOSED:
+            data = self._out[0]
+            try:
+                sent = self.sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                self.stuck = now if self.stuck is None else self.stuck
+                return
+            self.unsent_bytes -= sent
+            self.stuck = None
+            if sent == len(data):
+                self._out.popleft()
+                self.unsent_bytes -= _EACH
+            else:
+                self._out[0] = memoryview(data)[sent:]

@@ -1,0 +1,476 @@
+"""One client's requests, and the episodes they belong to. Outlives its connections.
+
+Requests come from the server's thread; answers of policies from the collector's. Whoever has the session's lock may
+take the desk's, and never the other way round.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from sys import getsizeof
+from typing import Any
+
+from marlvec.errors import (
+    ArgumentError,
+    BusyError,
+    ClosedError,
+    ConnectionLost,
+    DriverGone,
+    EpisodeOver,
+    EpisodesFull,
+    MarlvecError,
+    ProtocolError,
+    RefusedError,
+    StateError,
+)
+from marlvec.external.account import Account
+from marlvec.external.exchange.external_episode import Episode
+from marlvec.external.exchange.gateway import Door
+from marlvec.external.limits import Limits
+from marlvec.external.protocol.messages import FORMS, Message, Type, read_message
+from marlvec.external.protocol.stream import Episodes, EpisodeState, Stream
+from marlvec.external.server.connection import Connection
+from marlvec.external.server.slot_queue import SlotQueue
+from marlvec.external.server.value_readers import Readers
+from marlvec.external.server.weight_store import Weights
+
+__all__ = ["Running", "TOLD", "tell", "CLOSE_CODES", "Session"]
+
+
+@dataclass(slots=True)
+class Running:
+    """One episode, seen from its client.
+
+    Attributes:
+        born, heard: When it began, and when something was said about it last.
+        training: Whether it goes into batches.
+        slot: The slot it asks for, or None.
+        re: Number of the request that is not answered: ``begin``, or what asked for actions.
+        episode: The episode behind the door, once it has a slot.
+        held: Requests that wait for room: their numbers, and as they came. Read, they might be many times as large.
+    """
+
+    born: float
+    heard: float
+    training: bool
+    slot: int | None
+    re: int
+    episode: Episode | None = None
+    held: deque[tuple[int, bytes]] = field(default_factory=deque)
+
+
+TOLD = frozenset({Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END})
+"""Messages that say something to an episode."""
+
+
+def tell(episode: Episode, message: Message, readers: Readers, answer: Callable[[dict[str, Any]], None]) -> None:
+    """Say it.
+
+    Args:
+        episode: To whom.
+        message: One of `TOLD`.
+        readers: What reads values.
+        answer: Is told the actions, where some are asked for.
+
+    Raises:
+        ProtocolError: There is an array in it that is none.
+        RefusedError: An agent is unknown, or does not belong there.
+        MarlvecError: As the episode's own calls; nothing was said then.
+    """
+    fields, outcome = message.fields, readers.outcome(message.fields)
+    if message.type is Type.RETURNS:
+        episode.log_returns(**outcome)
+        return
+    obs = readers.obs(fields["obs"])
+    if message.type is Type.END:
+        episode.end(obs, truncated=fields["truncated"], **outcome)
+    elif message.type is Type.LEAVE:
+        terminated, truncated = set(fields["terminated"]), set(fields["truncated"])
+        gone = dict.fromkeys([*fields["terminated"], *fields["truncated"]])
+        if stray := [name for name in obs if name not in gone]:
+            raise RefusedError(f"last observations of {stray}, who do not leave", "value")
+        episode.end_agents(
+            {**gone, **obs},
+            terminated={name: name in terminated for name in gone},
+            truncated={name: name in truncated for name in gone},
+            **outcome,
+        )
+    else:
+        masks = readers.masks(fields.get("masks"))
+        if message.type is Type.STEP:
+            episode.ask(obs, answer=answer, masks=masks, **outcome)
+        else:
+            episode.log_action(obs, readers.actions(fields["actions"]), masks=masks, **outcome)
+
+
+_REMEMBERED = 64  # episodes that were cut, and why
+_EACH = 256  # bytes that a message costs which is kept, beside those in it
+_EPISODE = 2048  # bytes that an episode costs of which nothing is said
+CLOSE_CODES = {"protocol": 1002, "version": 1002, "full": 1013, "closing": 1001}
+
+
+class Session:
+    """One client.
+
+    Args:
+        key: The secret by which it can be resumed.
+        name: What to call it in logs.
+        door: Where its episodes go.
+        readers: What reads its values.
+        weights: What it may fetch.
+        limits: What is borne.
+        clock: Tells the time.
+        queue: Where its episodes wait for a slot.
+        account: Where what its episodes say is counted.
+
+    Attributes:
+        key, name: As given.
+        connection: Its connection, or None.
+        left: When it lost its last one, or None.
+        over: Whether it has ended.
+        is_leaving: Whether it has said goodbye.
+        unanswered: How many requests are.
+        account: As given.
+        counted: What it cost when somebody looked last.
+        weights_used: Number of the weights that the client decided with last, as it says; 0 for none.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        name: str,
+        door: Door,
+        readers: Readers,
+        weights: Weights,
+        limits: Limits,
+        clock: Callable[[], float],
+        queue: SlotQueue,
+        account: Account,
+    ) -> None:
+        self.key, self.name = key, name
+        self._door, self._readers, self._weights, self._limits = door, readers, weights, limits
+        self._clock, self._queue, self.account = clock, queue, account
+        self._lock = threading.RLock()
+        self._stream = Stream(limits.kept_bytes, _EACH)
+        self._episodes = Episodes(limits.episodes)
+        self._running: dict[int, Running] = {}
+        self._cut: OrderedDict[int, str] = OrderedDict()
+        self._held_bytes = self._cut_bytes = 0
+        self.unanswered = self.weights_used = self.counted = 0
+        self.connection: Connection | None = None
+        self.left: float | None = None
+        self.over = self.is_leaving = False
+
+    def __repr__(self) -> str:
+        return f"<Session of {self.name}: {len(self._running)} episodes>"
+
+    @property
+    def duplicates(self) -> int:
+        """How many messages came twice."""
+        return self._stream.duplicates
+
+    @property
+    def received(self) -> int:
+        """Number of the last request that came."""
+        return self._stream.received
+
+    @property
+    def cost(self) -> int:
+        """What it costs in memory, about: what waits to be read, looked at, collected, and told."""
+        connection = self.connection
+        own = 0 if connection is None else connection.unsent_bytes + connection.read_bytes
+        own += len(self._running) * _EPISODE + self._cut_bytes
+        return own + self._held_bytes + self._stream.kept_bytes + self.account.said + self.account.rows
+
+    @property
+    def is_held(self) -> bool:
+        """Whether requests wait for room."""
+        return self._held_bytes > 0
+
+    # --- connections
+
+    def attach(self, connection: Connection, welcome: bytes, received: int) -> None:
+        """Go on over a connection.
+
+        Args:
+            connection: The connection.
+            welcome: What is sent first.
+            received: Number of the last reply that the client has got.
+
+        Raises:
+            ProtocolError: It cannot have got that.
+        """
+        with self._lock:
+            missing = self._stream.missing(received)
+            connection.send_all([welcome, *missing], self._clock())
+            self.connection, self.left = connection, None
+
+    def detach(self) -> None:
+        """The connection is gone."""
+        with self._lock:
+            self.connection, self.left = None, self._clock()
+
+    def end(self, reason: MarlvecError) -> None:
+        """The client is gone for good: its episodes are lost."""
+        with self._lock:
+            self.over, self.connection = True, None
+            running, self._running = self._running, {}
+            self._held_bytes = 0
+            for number, one in running.items():
+                if one.episode is None:
+                    self._queue.remove(self, number, one.slot)
+                else:
+                    one.episode.abandon(reason)
+
+    def fail(self, code: str, text: str) -> None:
+        """Tell the client why, and hang up. Whoever reads the connection sees to its end."""
+        with self._lock:
+            if (connection := self.connection) is not None:
+                connection.send(self._stream.make(Type.ERROR, {"code": code, "text": text}), self._clock())
+                connection.end(CLOSE_CODES.get(code, 1008), code, self._clock())
+            self.is_leaving = True
+
+    # --- requests
+
+    def receive(self, message: Message, data: bytes | bytearray) -> None:
+        """Take one message.
+
+        Args:
+            message: The message.
+            data: As it came.
+
+        Raises:
+            ProtocolError: It may not come; the session is over.
+        """
+        with self._lock:
+            if self.over or self.is_leaving or not self._stream.take(message):
+                return
+            if message.type is Type.PING:
+                self._send(Type.PONG, {})
+                return
+            if not FORMS[message.type].is_numbered:
+                if message.type is Type.PONG:
+                    return
+                raise ProtocolError(f"{message.type.name.lower()!r} came after the welcome")
+            self.unanswered += 1
+            if self.unanswered > self._limits.window:
+                raise ProtocolError(f"more than {self._limits.window} requests wait for their answer", "limit")
+            running = self._running.get(message.fields.get("episode", -1))
+            if running is not None and running.held and message.type is not Type.ABANDON:
+                self._hold(running, message, data)
+            else:
+                self._try(message, data)
+
+    def _hold(self, running: Running, message: Message, data: bytes | bytearray) -> None:
+        self._held_bytes += len(data) + _EACH
+        running.held.append((message.number, bytes(data)))
+        self._check_waiting()
+
+    def _check_waiting(self) -> None:
+        """End it where too much waits; rows are no part of that, since they make others wait when they are too many."""
+        if self._held_bytes + self.account.said > self._limits.held_bytes:
+            raise ProtocolError(f"more than {self._limits.held_bytes} bytes wait for the collector", "limit")
+
+    def retry(self) -> None:
+        """Try again what waits for room."""
+        with self._lock:
+            for running in [one for one in self._running.values() if one.held]:
+                assert running.episode is not None  # nothing else is held
+                if not running.episode.has_room:  # what is held is not even read, and there is no end of trying
+                    continue
+                held, running.held = running.held, deque()
+                while held and not running.held and running.episode.has_room:
+                    _, data = held.popleft()
+                    self._held_bytes -= len(data) + _EACH
+                    self._try(read_message(data, "client"), data)
+                running.held += held
+
+    def _try(self, message: Message, data: bytes | bytearray) -> None:
+        """Do what is asked; or say why not; or hold it, until there is room for it."""
+        re = message.number
+        number = message.fields.get("episode", -1)
+        if (running := self._running.get(number)) is not None:
+            running.heard = self._clock()
+        try:
+            self._episodes.check(message)
+            _DO[message.type](self, message)
+        except RefusedError as error:
+            text = self._cut.get(number, str(error)) if error.code == "episode" else str(error)
+            self._refuse(re, error.code, text)
+        except BusyError:
+            assert running is not None  # there is no other way to be told so
+            self._hold(running, message, data)
+        except (EpisodeOver, ClosedError) as error:
+            self._forget(number, str(error))
+            self._refuse(re, "episode", str(error))
+        except StateError as error:
+            self._refuse(re, "order", str(error))
+        except ProtocolError:
+            raise
+        except MarlvecError as error:
+            self._refuse(re, "value", str(error))
+
+    def _begin(self, message: Message) -> None:
+        fields, now = message.fields, self._clock()
+        number, slot = fields["episode"], fields.get("slot")
+        if slot is not None and slot >= self._door.num_envs:
+            raise ArgumentError(f"there is no slot {slot}; slots are 0 to {self._door.num_envs - 1}")
+        self._episodes.begin(number)
+        self._running[number] = Running(now, now, fields["training"], slot, message.number)
+        self._queue.add(self, number, slot)
+
+    def begin(self, number: int) -> bool:
+        """Begin an episode that waits for a slot, as it is its turn. Returns whether it does not wait any more."""
+        with self._lock:
+            running = self._running[number]
+            try:
+                running.episode = self._door.begin(
+                    training_enabled=running.training,
+                    env_id=running.slot,
+                    on_lost=lambda reason: self._lost(number, str(reason)),
+                    account=self.account,
+                )
+            except EpisodesFull:  # somebody in this process was quicker
+                return False
+            except ClosedError as error:
+                self._forget(number, str(error))
+                self._refuse(running.re, "episode", str(error))
+                return True
+            if number not in self._running:  # it is lost already, and its client was told
+                return True
+            self._queue.remove(self, number, running.slot, served=True)
+            running.heard = self._clock()
+            self._episodes.move(number, EpisodeState.RUNNING)
+            self._send(Type.OK, {"re": running.re})
+            return True
+
+    def _tell(self, message: Message) -> None:
+        number = message.fields["episode"]
+        running = self._running[number]
+        assert running.episode is not None  # `Episodes.check` lets nothing come before that
+        tell(running.episode, message, self._readers, lambda actions: self._answer(number, actions))
+        self._check_waiting()
+        if message.type is Type.STEP:
+            running.re = message.number
+            self._episodes.move(number, EpisodeState.ASKED)
+            return
+        if message.type is Type.END:
+            if self._episodes.state(number) is EpisodeState.ASKED:
+                self._refuse(running.re, "episode", f"episode {number} was ended before the answer came")
+            self._drop(number)
+        self.weights_used = message.fields.get("version", self.weights_used)
+        self._send(Type.OK, {"re": message.number})
+
+    def _answer(self, number: int, actions: Mapping[str, Any]) -> None:
+        """What the policies say; called from the collector's thread."""
+        with self._lock:
+            running = self._running.get(number)
+            if running is not None and self._episodes.state(number) is EpisodeState.ASKED:
+                running.heard = self._clock()
+                self._episodes.move(number, EpisodeState.RUNNING)
+                self._send(Type.ACTIONS, {"re": running.re, "actions": self._readers.write_actions(actions)})
+
+    def _abandon(self, message: Message) -> None:
+        self._give_up(message.fields["episode"], DriverGone(f"{self.name} says: {message.fields['reason'][:200]!r}"))
+        self._send(Type.OK, {"re": message.number})
+
+    def _fetch(self, message: Message) -> None:
+        room = self._limits.kept_bytes // 2 - self._stream.kept_bytes
+        kind, fields = self._weights.answer(message, room)
+        self._send(kind, {"re": message.number, **fields})
+
+    def _bye(self, message: Message) -> None:
+        self._send(Type.OK, {"re": message.number})
+        self.is_leaving = True
+        if self.connection is not None:
+            self.connection.end(1000, "", self._clock())
+
+    # --- ends
+
+    def _lost(self, number: int, reason: str) -> None:
+        """This side has lost an episode; called from any thread."""
+        with self._lock:
+            running = self._running.get(number)
+            if running is None:
+                return
+            was_due = self._episodes.state(number) is not EpisodeState.RUNNING
+            self._forget(number, reason)
+            if was_due:
+                self._refuse(running.re, "episode", reason)
+
+    def _give_up(self, number: int, reason: MarlvecError) -> None:
+        """Lose an episode for both sides."""
+        running = self._running[number]
+        was_due = self._episodes.state(number) is not EpisodeState.RUNNING
+        self._forget(number, str(reason))
+        if running.episode is not None:
+            running.episode.abandon(reason)
+        if was_due:
+            self._refuse(running.re, "episode", str(reason))
+
+    def _drop(self, number: int) -> list[int]:
+        """It is over. Returns the numbers of the requests about it that were held."""
+        running = self._running.pop(number, None)
+        if running is not None and running.episode is None:
+            self._queue.remove(self, number, running.slot)
+        self._episodes.end(number)
+        held = deque[tuple[int, bytes]]() if running is None else running.held
+        self._held_bytes -= sum(len(data) + _EACH for _, data in held)
+        return [re for re, _ in held]
+
+    def _forget(self, number: int, reason: str) -> None:
+        """It is over before its client says so: it is told why, whatever it asks."""
+        self._cut[number] = reason
+        self._cut_bytes += getsizeof(reason)
+        while len(self._cut) > _REMEMBERED:
+            self._cut_bytes -= getsizeof(self._cut.popitem(last=False)[1])
+        for re in self._drop(number):
+            self._refuse(re, "episode", reason)
+
+    def sweep(self) -> None:
+        """Cut what has taken too long."""
+        now, limits = self._clock(), self._limits
+        with self._lock:
+            for number, running in list(self._running.items()):
+                state = self._episodes.state(number)
+                if now - running.born > limits.episode_seconds and running.episode is not None:
+                    text = f"episode {number} of {self.name} lasts longer than {limits.episode_seconds} s"
+                elif state is EpisodeState.BEGINNING and now - running.born > limits.begin_seconds:
+                    self._drop(number)
+                    text = f"no slot became free for episode {number} within {limits.begin_seconds} s"
+                    self._refuse(running.re, "full", text)
+                    continue
+                elif state is EpisodeState.RUNNING and not running.held and now - running.heard > limits.idle_seconds:
+                    text = f"nothing was heard of episode {number} of {self.name} for {limits.idle_seconds} s"
+                else:
+                    continue
+                self._give_up(number, ConnectionLost(text))
+
+    # --- out
+
+    def _refuse(self, re: int, code: str, text: str) -> None:
+        self._send(Type.REFUSED, {"re": re, "code": code, "text": text[:4000]})
+
+    def _send(self, kind: Type, fields: dict[str, Any]) -> None:
+        if FORMS[kind].is_numbered:
+            self.unanswered -= 1
+        try:
+            data = self._stream.make(kind, fields)
+        except ProtocolError as error:  # it lets everything lie
+            self.fail(error.code, str(error))
+            return
+        if self.connection is not None:
+            self.connection.send(data, self._clock())
+
+
+_DO: dict[Type, Callable[[Session, Message], None]] = {
+    Type.BEGIN: Session._begin,
+    **dict.fromkeys(TOLD, Session._tell),
+    Type.ABANDON: Session._abandon,
+    Type.WEIGHTS: Session._fetch,
+    Type.PART: Session._fetch,
+    Type.BYE: Session._bye,
+}

@@ -1,0 +1,394 @@
+"""All connections and sessions of one server, and what is due when. Used by the server's thread alone."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from marlvec.errors import ConnectionLost, ProtocolError, RefusedError
+from marlvec.external.account import Account
+from marlvec.external.exchange.gateway import Door
+from marlvec.external.limits import Limits
+from marlvec.external.protocol.handshake import ServerHandshake, Welcome
+from marlvec.external.protocol.messages import Message, Type, read_message, write_message
+from marlvec.external.server.connection import Connection, Stage
+from marlvec.external.server.session import CLOSE_CODES, Session
+from marlvec.external.server.slot_queue import SlotQueue
+from marlvec.external.server.value_readers import Readers
+from marlvec.external.server.weight_store import Weights
+
+__all__ = ["Tally", "House"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the server began.
+
+    Attributes:
+        accepted: Connections.
+        strangers: Those that were closed before they were let in.
+        turned_away: Those that were closed at once, since so many are there.
+        refused: Times that somebody was told why, and cut off.
+        wrong_tokens: Of those, for a token.
+        sessions: Clients that were let in.
+        resumed: Times that one came back.
+        messages: Sound messages.
+        duplicates: Of those, that came twice and were dropped.
+    """
+
+    accepted: int = 0
+    strangers: int = 0
+    turned_away: int = 0
+    refused: int = 0
+    wrong_tokens: int = 0
+    sessions: int = 0
+    resumed: int = 0
+    messages: int = 0
+    duplicates: int = 0
+
+
+_LOG = logging.getLogger("marlvec.external")
+_FREE_TRIES = 3  # wrong tokens of one address, from where on the answer takes its time
+_PENALTY = 1.0  # seconds that it takes then
+_ADDRESSES = 4096  # from which wrong tokens came last
+_FORGET = 60.0  # seconds after which wrong tokens are forgotten
+_LINGER = 1.0  # seconds for a client to read why, and to hang up
+_SPARE = 64  # connections beyond the limit, to be told that there is no room
+
+
+class House:
+    """Everybody who is there.
+
+    Args:
+        door: Where episodes go.
+        readers: What reads values.
+        weights: What clients may fetch.
+        limits: What is borne.
+        token: What clients must know, or None.
+        clock: Tells the time.
+        on_free: Called from any thread when a slot is free that somebody waits for.
+        release: Called with each connection whose socket was closed.
+
+    Attributes:
+        connections: All that are open.
+        sessions: All that there are, by the hash of their secret: looking one up tells nothing about others.
+        tally: Counts of what has happened.
+    """
+
+    def __init__(
+        self,
+        door: Door,
+        readers: Readers,
+        weights: Weights,
+        limits: Limits,
+        token: str | None,
+        clock: Callable[[], float],
+        on_free: Callable[[], None],
+        release: Callable[[Connection], None],
+    ) -> None:
+        self._door, self._readers, self._weights, self._limits = door, readers, weights, limits
+        self._token, self._clock, self._on_free, self._release = token, clock, on_free, release
+        self._id = secrets.token_bytes(16)
+        self.connections: dict[Connection, ServerHandshake | Session | None] = {}
+        self.sessions: dict[bytes, Session] = {}
+        self.tally = Tally()
+        self._queue = SlotQueue()
+        self._failures: dict[str, list[float]] = {}
+        self._penalties: dict[Connection, tuple[float, RefusedError]] = {}
+        self._held: set[Session] = set()
+        self._whole = Account(limits.total_bytes // 2)
+        self._left_behind: list[Account] = []  # of sessions that are over, whose rows wait
+        self._total = 0  # what all sessions cost, and those, as far as was counted
+
+    # --- who comes
+
+    def has_room(self) -> bool:
+        """Whether another socket may be there at all; if not, one that has said nothing for a while makes room."""
+        if len(self.connections) < self._limits.clients + _SPARE:
+            return True
+        for connection, who in self.connections.items():
+            if not isinstance(who, Session) and self._clock() - connection.born > 1:
+                self.drop(connection, "others come, and this one says nothing")
+                return True
+        self.tally.turned_away += 1
+        return False
+
+    def accept(self, connection: Connection) -> None:
+        """Somebody has come."""
+        self.tally.accepted += 1
+        self.connections[connection] = None
+
+    def receive(self, connection: Connection, data: bytes | bytearray) -> None:
+        """Take one whole message."""
+        if connection.stage is not Stage.OPEN or connection in self._penalties:
+            return
+        who = self.connections[connection]
+        try:
+            message = read_message(data, "client")
+            self.tally.messages += 1
+            if isinstance(who, Session):
+                before = who.duplicates
+                who.receive(message, data)
+                self.tally.duplicates += who.duplicates - before
+                if who.is_held:
+                    self._held.add(who)
+                if message.type is Type.BEGIN:
+                    self.begin_waiting()
+            else:
+                self._greet(connection, message)
+        except ProtocolError as error:
+            self._refuse(connection, error.code, str(error))
+        except RefusedError as error:
+            if error.code == "token":
+                self._punish(connection, error)
+            else:
+                self._refuse(connection, error.code, str(error))
+
+    def _greet(self, connection: Connection, message: Message) -> None:
+        """One message of a handshake."""
+        who = self.connections[connection]
+        if who is None:
+            who = self.connections[connection] = ServerHandshake(self._token, self._id, connection.host)
+        assert isinstance(who, ServerHandshake)
+        answer = who.receive(message)
+        if answer is not None:
+            connection.send(write_message(answer), self._clock())
+            return
+        session = self._session(connection, who.session)
+        welcome = Welcome(
+            session.key,
+            bool(who.session),
+            session.received,
+            self._readers.agents,
+            self._readers.groups,
+            {
+                "max_message": self._limits.message_bytes,
+                "episodes": self._limits.episodes,
+                "window": self._limits.window,
+                "heartbeat": self._limits.heartbeat_seconds,
+                "idle": self._limits.idle_seconds,
+                "resume": self._limits.resume_seconds,
+            },
+            self._weights.version,
+        )
+        connection.admit()
+        session.attach(connection, write_message(who.welcome(welcome)), message.received)
+        self.connections[connection] = session
+
+    def _session(self, connection: Connection, key: bytes) -> Session:
+        if not key:
+            return self._new_session(connection)
+        session = self.sessions.get(_name(key))
+        if session is None or session.over or session.is_leaving:
+            raise RefusedError("there is no such session any more", "session")
+        if (old := session.connection) is None:
+            self._check_room()
+        else:
+            self.connections[old] = None
+            self._refuse(old, "session", "another connection goes on with this session")
+        self.tally.resumed += 1
+        return session
+
+    def _check_room(self) -> None:
+        """Refuse one more, where there are as many as may be; who comes back is one more, too."""
+        there = sum(isinstance(who, Session) for who in self.connections.values())
+        if there >= self._limits.clients:
+            raise RefusedError(f"there are {there} clients, as many as may be; come back later", "full")
+
+    def _new_session(self, connection: Connection) -> Session:
+        self._check_room()
+        if len(self.sessions) >= 2 * self._limits.clients:  # those who left first will hardly come back
+            oldest = min((s for s in self.sessions.values() if s.left is not None), key=lambda s: s.left or 0.0)
+            self._bury(oldest, "others have come since")
+        key = secrets.token_bytes(32)
+        session = Session(
+            key,
+            f"client {connection.address}",
+            self._door,
+            self._readers,
+            self._weights,
+            self._limits,
+            self._clock,
+            self._queue,
+            Account(self._limits.held_bytes, self._whole),
+        )
+        self.sessions[_name(key)] = session
+        self.tally.sessions += 1
+        return session
+
+    def _punish(self, connection: Connection, error: RefusedError) -> None:
+        """Refuse a wrong token; who has come with several waits for it."""
+        now = self._clock()
+        address = connection.address.rpartition(":")[0]
+        times = [t for t in self._failures.pop(address, []) if now - t < _FORGET]
+        self._failures[address] = [*times, now][-_FREE_TRIES:]
+        if len(self._failures) > _ADDRESSES:
+            del self._failures[next(iter(self._failures))]
+        self.tally.wrong_tokens += 1
+        if len(times) < _FREE_TRIES:
+            self._refuse(connection, error.code, str(error))
+        else:
+            self._penalties[connection] = now + _PENALTY, error
+
+    def _refuse(self, connection: Connection, code: str, text: str) -> None:
+        """Say why, and hang up."""
+        self.tally.refused += 1
+        now = self._clock()
+        _LOG.info("refused %s: %s: %s", connection.address, code, plain(text))
+        who = self.connections.get(connection)
+        if isinstance(who, Session) and who.connection is connection:
+            who.fail(code, text)
+        else:
+            connection.send(write_message(Message(Type.ERROR, {"code": code, "text": text[:2000]})), now)
+            connection.end(CLOSE_CODES.get(code, 1008), code, now)
+
+    # --- who waits
+
+    def begin_waiting(self) -> None:
+        """Slots may be free: those whose turn it is get them."""
+        while self._queue:
+            turn = self._queue.first(self._door.free_slots(self._on_free))
+            if turn is None:
+                return
+            session, number = turn
+            if not session.begin(number):
+                return
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody's requests wait for room, so that they should be tried again soon."""
+        return bool(self._held)
+
+    def retry(self) -> None:
+        """Try again what waits for room."""
+        for session in list(self._held):
+            try:
+                session.retry()
+            except ProtocolError as error:
+                session.fail(error.code, str(error))
+            if not session.is_held:
+                self._held.discard(session)
+
+    # --- who goes
+
+    def drop(self, connection: Connection, reason: str) -> None:
+        """Close a connection at once."""
+        who = self.connections.pop(connection, None)
+        reason = connection.error or reason
+        self._release(connection)
+        connection.close()
+        self._penalties.pop(connection, None)
+        if not isinstance(who, Session):
+            _LOG.info("%s is gone before it was let in: %s", connection.address, plain(reason))
+            self.tally.strangers += 1  # last: whoever sees the count, in any thread, finds the line
+        elif who.connection is connection:
+            who.detach()
+            if who.is_leaving or self._limits.resume_seconds == 0:
+                self._bury(who, reason)
+
+    def _bury(self, session: Session, reason: str) -> None:
+        """A session is over."""
+        del self.sessions[_name(session.key)]
+        self._held.discard(session)
+        text = "it said goodbye" if session.is_leaving and not reason else reason
+        _LOG.info("%s is gone: %s", session.name, plain(text))
+        session.end(ConnectionLost(f"{session.name} is gone: {plain(text)}"))
+        self._total += session.account.rows - session.counted
+        if session.account.rows:
+            self._left_behind.append(session.account)
+
+    def sweep(self) -> None:
+        """Look at everybody's clocks."""
+        now, limits = self._clock(), self._limits
+        for connection, (due, error) in list(self._penalties.items()):
+            if due <= now:
+                del self._penalties[connection]
+                self._refuse(connection, error.code, str(error))
+        for connection, who in list(self.connections.items()):
+            if (reason := self._overdue(connection, who, now)) is not None:
+                self.drop(connection, reason)
+            elif (
+                isinstance(who, Session)
+                and now - max(connection.heard, connection.pinged) > limits.heartbeat_seconds
+                and connection.stage is Stage.OPEN
+            ):
+                connection.ping(now)
+        for session in list(self.sessions.values()):
+            session.sweep()
+            if session.left is not None and (session.is_leaving or now - session.left > limits.resume_seconds):
+                self._bury(session, f"it did not come back within {limits.resume_seconds} s")
+        for address in [a for a, times in self._failures.items() if now - times[-1] > _FORGET]:
+            del self._failures[address]
+        self._spare_memory()
+
+    def _overdue(self, connection: Connection, who: object, now: float) -> str | None:
+        limits = self._limits
+        if connection.stage is Stage.CLOSING:
+            if connection.closing is None:
+                connection.closing = now
+            return "closed" if now - connection.closing > _LINGER else None
+        if not isinstance(who, Session):
+            return "no handshake in time" if now - connection.born > limits.handshake_seconds else None
+        if connection.unfinished is not None and now - connection.unfinished > limits.message_seconds:
+            return f"a message took more than {limits.message_seconds} s"
+        if connection.unsent_bytes > limits.unsent_bytes:
+            return f"more than {limits.unsent_bytes} bytes wait to be read"
+        if connection.stuck is not None and now - connection.stuck > limits.message_seconds:
+            return f"it has read nothing for {limits.message_seconds} s"
+        if now - connection.heard > 2 * limits.heartbeat_seconds:
+            return f"silent for {2 * limits.heartbeat_seconds} s"
+        return None
+
+    def weigh(self, connection: Connection) -> None:
+        """See what a client costs who has sent something, and cut off the one with the most where all cost too much."""
+        who = self.connections.get(connection)
+        if isinstance(who, Session) and not who.over:
+            cost = who.cost
+            self._total += cost - who.counted
+            who.counted = cost
+            if self._total > self._limits.total_bytes:
+                self._spare_memory()
+
+    def _spare_memory(self) -> None:
+        self._left_behind = [account for account in self._left_behind if account.rows]
+        sizes: dict[Session | Account, int] = {account: account.rows for account in self._left_behind}
+        for session in self.sessions.values():
+            sizes[session] = session.counted = session.cost
+        self._total = sum(sizes.values())
+        most = self._limits.total_bytes
+        while self._total > most and sizes:
+            greedy = max(sizes, key=lambda one: sizes[one])
+            text = f"all clients together cost more than {most} bytes"
+            account = greedy
+            if isinstance(greedy, Session):
+                greedy.fail("limit", text)
+                self._bury(greedy, text)
+                account = greedy.account
+            else:
+                _LOG.info("rows of a client that is gone are dropped: %s", text)
+            assert isinstance(account, Account)
+            left = account.rows
+            self._door.drop(account, ConnectionLost(text))
+            self._total -= left
+            del sizes[greedy]
+
+    def close(self) -> None:
+        """The server closes: everybody is told, and nobody is waited for."""
+        for connection in list(self.connections):
+            if connection.stage is Stage.OPEN:
+                self._refuse(connection, "closing", "the server closes")
+            self.drop(connection, "the server closes")
+        for session in list(self.sessions.values()):
+            self._bury(session, "the server closes")
+
+
+def _name(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def plain(text: str) -> str:
+    """A stranger's text for the log: one line, no control characters, not long."""
+    return "".join(c if c.isprintable() else "?" for c in text[:500])

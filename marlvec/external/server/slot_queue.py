@@ -1,0 +1,89 @@
+"""Who gets the next slot: clients in turn, so that nobody's many episodes keep out another's one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from marlvec.external.server.session import Session
+
+__all__ = ["SlotQueue"]
+
+
+class _Turn:
+    """What one client waits for in one line.
+
+    Attributes:
+        ticket: When it is its turn: before all with a larger one.
+        episodes: Numbers of its episodes, the oldest first.
+    """
+
+    __slots__ = ("episodes", "ticket")
+
+    def __init__(self, ticket: int) -> None:
+        self.ticket = ticket
+        self.episodes: OrderedDict[int, None] = OrderedDict()
+
+
+class SlotQueue:
+    """Episodes that wait for a slot. Used by the server's thread alone.
+
+    There is a line for each slot that somebody wants in particular, and one for any slot. In each, clients have their
+    turn one after the other, in the order in which they came; who was served goes to the end. What one client waits for
+    comes in the order in which it asked. All of it takes the same time, however many wait.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int | None, OrderedDict[Session, _Turn]] = {}
+        self._tickets = count()
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def __len__(self) -> int:
+        return sum(len(turn.episodes) for line in self._lines.values() for turn in line.values())
+
+    def add(self, session: Session, number: int, slot: int | None) -> None:
+        """An episode waits from now on.
+
+        Args:
+            session: Whose it is.
+            number: Its number there.
+            slot: The slot that it wants, or None: any.
+        """
+        line = self._lines.setdefault(slot, OrderedDict())
+        if session not in line:
+            line[session] = _Turn(next(self._tickets))
+        line[session].episodes[number] = None
+
+    def remove(self, session: Session, number: int, slot: int | None, *, served: bool = False) -> None:
+        """It waits no longer.
+
+        Args:
+            session: As `add`.
+            number: Likewise.
+            slot: Likewise.
+            served: Whether it has got a slot, so that others come before this client's next one.
+        """
+        line = self._lines[slot]
+        turn = line[session]
+        del turn.episodes[number]
+        if served:
+            turn.ticket = next(self._tickets)
+            line.move_to_end(session)
+        if not turn.episodes:
+            del line[session]
+        if not line:
+            del self._lines[slot]
+
+    def first(self, free: Iterable[int]) -> tuple[Session, int] | None:
+        """Whose turn it is, given the slots that are free; None where nobody waits for one of these."""
+        for slot in free:
+            heads = [next(iter(self._lines[key].items())) for key in (None, slot) if key in self._lines]
+            if heads:
+                session, turn = min(heads, key=lambda head: head[1].ticket)
+                return session, next(iter(turn.episodes))
+        return None

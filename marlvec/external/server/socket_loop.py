@@ -1,0 +1,286 @@
+"""The server's thread: it waits for sockets, for those who call from other threads, and for what is due."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+
+from marlvec.errors import ArgumentError, ResourceError
+from marlvec.external.limits import Limits
+from marlvec.external.server.connection import Connection, Stage
+from marlvec.external.server.request_filter import Gate
+from marlvec.external.server.session_manager import House
+
+__all__ = ["bind", "Loop"]
+
+BACKLOG = 1024
+
+
+def bind(host: str, port: int, *, allow_remote: bool, is_guarded: bool) -> socket.socket:
+    """Listen.
+
+    Args:
+        host: A name or an address; each address it stands for must be this machine's own, unless ``allow_remote``.
+        port: 0 for a free one.
+        allow_remote: Whether others may come.
+        is_guarded: Whether they need a token, or somebody has said that they need none.
+
+    Raises:
+        ArgumentError: The address is not this machine's own, and nobody asked for that, or there is no token.
+        ResourceError: The name is not known, or the port is taken.
+    """
+    where = f"Server(host={host!r}, port={port!r})"
+    if not isinstance(host, str) or not host:
+        raise ArgumentError(f"{where}: expected a host's name or address; 127.0.0.1 is this machine alone")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 2**16:
+        raise ArgumentError(f"{where}: expected a port from 0 (a free one) to 65535")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ResourceError(f"{where}: there is no such address ({error})") from error
+    remote = [info[4][0] for info in found if not ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_loopback]
+    if remote and not allow_remote:
+        raise ArgumentError(
+            f"{where} is {remote[0]}, where others can come from outside: say allow_remote=True (--allow-remote) and "
+            f"give a token, or use 127.0.0.1 and a tunnel, e.g. ssh -L"
+        )
+    if remote and not is_guarded:
+        raise ArgumentError(
+            f"{where} is {remote[0]}, where anybody can come: give a token, as make_token() makes them (marlvec serve "
+            f"has it from MARLVEC_TOKEN or --token-file), or say allow_no_token=True (--no-token)"
+        )
+    family, kind, number, _, address = found[0]
+    try:
+        listener = socket.socket(family, kind, number)
+    except OSError as error:
+        raise ResourceError(f"{where}: {error.strerror or error}; has this machine no such addresses?") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # "::" is not 0.0.0.0, too
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ResourceError(
+            f"{where}: cannot listen there ({error.strerror or error}); take another port, or 0 for a free one"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+_LOG = logging.getLogger("marlvec.external")
+_SWEEP = 0.1  # seconds between two looks at the clocks
+_RETRY = 0.002  # seconds until what waits for room is tried again
+_ACCEPTS = 64  # new connections at a time, before others have their turn
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class Loop:
+    """Runs a house.
+
+    Args:
+        listener: The listening socket; belongs to the loop from now on.
+        gate: Which requests are let in.
+        limits: What is borne.
+
+    Attributes:
+        house: Set before `start`.
+    """
+
+    house: House
+
+    def __init__(self, listener: socket.socket, gate: Gate, limits: Limits) -> None:
+        self._listener, self._gate, self._limits = listener, gate, limits
+        self._selector = selectors.DefaultSelector()
+        self._ear, self._bell = socket.socketpair()
+        self._ear.setblocking(False)
+        self._bell.setblocking(False)
+        self._rung = False
+        self._to_write: deque[Connection] = deque()
+        self._slot_is_free = self._stopping = False
+        self._masks: dict[Connection, int] = {}
+        self._credit: dict[Connection, tuple[float, float]] = {}  # messages that it may send, and as of when
+        self._slow: dict[Connection, float] = {}  # until when it is not read
+        self._sweep_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="marlvec-server", daemon=True)
+
+    clock = staticmethod(time.monotonic)
+
+    # --- from any thread
+
+    def start(self) -> None:
+        """Begin."""
+        self._selector.register(self._listener, _READ)
+        self._selector.register(self._ear, _READ)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, and wait until it has."""
+        self._stopping = True
+        self._ring()
+        if self._thread.ident is not None:
+            self._thread.join()
+        else:
+            self._put_away()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def slot_is_free(self) -> None:
+        """Have it see who waits for one."""
+        self._slot_is_free = True
+        self._ring()
+
+    def want_write(self, connection: Connection) -> None:
+        """Have it send the rest."""
+        self._to_write.append(connection)
+        if threading.current_thread() is not self._thread:
+            self._ring()
+
+    def _ring(self) -> None:
+        if not self._rung:
+            self._rung = True
+            with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: it is over
+                self._bell.send(b"\0")
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                try:
+                    self._turn()
+                except Exception:
+                    _LOG.exception("a defect in marlvec; the server goes on")
+                    time.sleep(_SWEEP)
+        finally:
+            self._put_away()
+
+    def _turn(self) -> None:
+        house, now = self.house, self.clock()
+        pause = _RETRY if house.is_busy else max(0.0, self._sweep_at - now)
+        for key, mask in self._selector.select(pause):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._ear:
+                self._ear.recv(4096)
+                self._rung = False  # after that: who rings in between is heard below
+            else:
+                self._serve(key.data, mask)
+        while self._to_write:
+            self._watch(self._to_write.popleft())
+        if self._slot_is_free:
+            self._slot_is_free = False
+            house.begin_waiting()
+        if house.is_busy:
+            house.retry()
+        now = self.clock()
+        for connection in [c for c, until in self._slow.items() if until <= now]:
+            del self._slow[connection]
+            self._watch(connection)
+        if now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP
+            house.sweep()
+            house.begin_waiting()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS):
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    _LOG.warning("nobody can come in now: %s", error.strerror)
+                    time.sleep(_SWEEP / 10)  # it would be told so again at once, and for ever
+                    return
+                raise
+            if not self.house.has_room():
+                sock.close()
+                continue
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            now = self.clock()
+            connection = Connection(sock, f"{address[0]}:{address[1]}", self._gate, self._limits, now, self.want_write)
+            self.house.accept(connection)
+            self._masks[connection] = _READ
+            self._selector.register(sock, _READ, connection)
+
+    def _serve(self, connection: Connection, mask: int) -> None:
+        now = self.clock()
+        try:
+            if mask & _WRITE:
+                connection.write(now)
+            if mask & _READ and connection.stage is not Stage.CLOSED:
+                messages = connection.read(now)
+                for message in messages:
+                    self.house.receive(connection, message)
+                self.house.weigh(connection)
+                if messages:
+                    self._charge(connection, len(messages), now)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except (OSError, EOFError) as error:
+            self.house.drop(connection, str(error) or type(error).__name__)
+            return
+        except Exception:  # whoever has found it must not take the others along
+            _LOG.exception("a defect in marlvec: %r is closed", connection)
+            self.house.drop(connection, "a defect in marlvec")
+            return
+        self._watch(connection)
+
+    def _charge(self, connection: Connection, count: int, now: float) -> None:
+        """Who sends more messages a second than it may is not read for a while."""
+        rate = self._limits.messages_per_second
+        credit, then = self._credit.get(connection, (rate, now))
+        credit = min(rate, credit + (now - then) * rate) - count
+        self._credit[connection] = credit, now
+        if credit < 0:
+            self._slow[connection] = now - credit / rate
+
+    def _watch(self, connection: Connection) -> None:
+        """Wait for what a connection waits for."""
+        if connection.stage is Stage.CLOSED or connection not in self._masks:
+            return
+        mask = 0 if connection.is_sent else _WRITE
+        if not connection.is_full and connection not in self._slow:
+            mask |= _READ
+        if connection.stage is Stage.CLOSING and connection.is_sent:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_WR)
+        if mask == self._masks[connection]:
+            return
+        if not mask:
+            self._selector.unregister(connection.sock)
+        elif not self._masks[connection]:
+            self._selector.register(connection.sock, mask, connection)
+        else:
+            self._selector.modify(connection.sock, mask, connection)
+        self._masks[connection] = mask
+
+    def release(self, connection: Connection) -> None:
+        """Its socket was closed: see to it no longer."""
+        if self._masks.pop(connection, 0):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(connection.number)
+        self._credit.pop(connection, None)
+        self._slow.pop(connection, None)
+
+    def _put_away(self) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self._listener)
+        self._listener.close()
+        self.house.close()
+        self._selector.close()
+        self._ear.close()
+        self._bell.close()

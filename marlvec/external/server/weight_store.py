@@ -1,0 +1,114 @@
+"""What policies have learned, in numbered versions, packed once for all clients."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from marlvec.errors import ArgumentError, RefusedError
+from marlvec.external.protocol.messages import Message, Type
+from marlvec.external.protocol.weights import pack_plain
+
+__all__ = ["PART_BYTES", "Package", "Weights"]
+
+PART_BYTES = 2**20
+_KEPT = 2  # versions: who is in the middle of fetching one may finish
+
+
+class Package(NamedTuple):
+    """One version.
+
+    Attributes:
+        version: Its number, from 1.
+        data: All of it.
+        sha256: Of that.
+    """
+
+    version: int
+    data: bytes
+    sha256: bytes
+
+    @property
+    def parts(self) -> int:
+        """How many pieces it comes in."""
+        return -(-len(self.data) // PART_BYTES)
+
+    def part(self, number: int) -> bytes:
+        """One of them."""
+        return self.data[number * PART_BYTES : (number + 1) * PART_BYTES]
+
+
+class Weights:
+    """The last versions. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._packages: list[Package] = []
+
+    @property
+    def version(self) -> int:
+        """Number of the newest, 0 for none."""
+        newest = self.newest()
+        return 0 if newest is None else newest.version
+
+    def newest(self) -> Package | None:
+        """The newest, or None."""
+        with self._lock:
+            return self._packages[-1] if self._packages else None
+
+    def find(self, version: int) -> Package | None:
+        """One by its number, or None where it is gone or never was."""
+        with self._lock:
+            return next((package for package in self._packages if package.version == version), None)
+
+    def answer(self, message: Message, room: int) -> tuple[Type, dict[str, Any]]:
+        """The reply to a ``weights`` or a ``part``.
+
+        Args:
+            message: Which.
+            room: Bytes that the reply may have.
+
+        Raises:
+            RefusedError: There is no such part, or no room for it.
+        """
+        fields = message.fields
+        if message.type is Type.WEIGHTS:
+            package = self.newest()
+            if package is None or package.version <= fields["have"]:
+                return Type.OFFER, {"version": fields["have"], "size": 0, "parts": 0, "sha256": b""}
+            size, parts = len(package.data), package.parts
+            return Type.OFFER, {"version": package.version, "size": size, "parts": parts, "sha256": package.sha256}
+        package = self.find(fields["version"])
+        if package is None or fields["part"] >= package.parts:
+            what = f"part {fields['part']} of weights {fields['version']}"
+            raise RefusedError(f"there is no {what}, or not any more", "weights")
+        data = package.part(fields["part"])
+        if len(data) > room:
+            raise RefusedError("too much was sent of which nothing was heard; ask again", "limit")
+        return Type.CHUNK, {"data": data}
+
+    def add(self, content: Mapping[str, Any], version: int | None = None) -> int:
+        """Add a version.
+
+        Args:
+            content: Texts to trees, see `marlvec.external.protocol.weights`.
+            version: Its number; None: one more than the last.
+
+        Returns:
+            Its number.
+
+        Raises:
+            ArgumentError: The number is not above the last.
+            SerialisationError: There is something in it that does not go over a socket.
+        """
+        last = self.version
+        number = last + 1 if version is None else version
+        if number <= last:
+            raise ArgumentError(f"version={version!r}: expected a number above {last}, the last one")
+        data = pack_plain({"version": number, **content}, "weights")
+        package = Package(number, data, hashlib.sha256(data).digest())
+        with self._lock:
+            self._packages = [*self._packages, package][-_KEPT:]
+        return number
