@@ -31,7 +31,7 @@ from tests.external.wire.test_values import ATTACKS
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = """
 import sys
-import marlvec.external.client.parts
+import marlvec.external.client.request_channel
 from tests.external.served import Raw, served
 
 EVENTS = {"pickle.find_class", "exec", "compile", "import", "os.system", "subprocess.Popen", "marshal.loads", "os.exec",

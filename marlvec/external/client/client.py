@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Mapping
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -79,13 +78,17 @@ class Client:
             check_token(token)
         if not patience > 0:
             raise ArgumentError(f"patience must be seconds above 0, got {patience!r}")
-        parts = import_module("marlvec.external.client.parts")
+        # Here, and not above: all of them need libraries that are extras.
+        from marlvec.external.client.client_episodes import Runs
+        from marlvec.external.client.env_form import Form
+        from marlvec.external.client.request_channel import Caller
+
         self.timeout = timeout
         self._url = url
-        caller = parts.Caller(url, token, name, patience)
+        caller = Caller(url, token, name, patience)
         self._finalizer = weakref.finalize(self, caller.close)
         try:
-            self._runs = parts.Runs(caller, parts.Form(caller.welcome), local)
+            self._runs = Runs(caller, Form(caller.welcome), local)
         except BaseException:
             self._finalizer()
             raise

@@ -13,14 +13,21 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from websockets.frames import Frame, Opcode
-from websockets.http11 import Request
-from websockets.server import ServerProtocol
-from websockets.typing import Subprotocol
-
+from marlvec.errors import MissingExtraError
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.messages import MAX_HANDSHAKE
 from marlvec.external.server.request_filter import SUBPROTOCOL, Gate
+
+try:
+    from websockets.frames import Frame, Opcode
+    from websockets.http11 import Request
+    from websockets.server import ServerProtocol
+    from websockets.typing import Subprotocol
+except ImportError as error:
+    raise MissingExtraError(
+        f"external envs over a socket need websockets, which cannot be imported ({error}); "
+        f"install it with: pip install 'marlvec[external]'"
+    ) from error
 
 __all__ = ["Connection", "Stage"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Collection, Mapping
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -80,14 +79,20 @@ class Server:
             raise ArgumentError(f"expected lists of texts, got hosts={hosts!r}, origins={origins!r}")
         if token is not None:
             check_token(token)
-        parts = import_module("marlvec.external.server.parts")
+        # Here, and not above: all of them need libraries that are extras.
+        from marlvec.external.server.socket_loop import Loop, bind  # noqa: I001  # it says first what is missing
+        from marlvec.external.server.request_filter import Gate
+        from marlvec.external.server.session_manager import House
+        from marlvec.external.server.value_readers import Readers
+        from marlvec.external.server.weight_store import Weights
+
         self.limits = Limits() if limits is None else limits
-        readers = parts.Readers(envs.spec, logs=logs)
-        listener = parts.bind(host, port, allow_remote=allow_remote, is_guarded=allow_no_token or token is not None)
+        readers = Readers(envs.spec, logs=logs)
+        listener = bind(host, port, allow_remote=allow_remote, is_guarded=allow_no_token or token is not None)
         self.host, self.port = listener.getsockname()[:2]
-        self._weights = parts.Weights()
-        loop = parts.Loop(listener, parts.Gate(host, hosts, origins), self.limits)
-        loop.house = parts.House(
+        self._weights = Weights()
+        loop = Loop(listener, Gate(host, hosts, origins), self.limits)
+        loop.house = House(
             envs.door, readers, self._weights, self.limits, token, loop.clock, loop.slot_is_free, loop.release
         )
         self._loop = loop
