@@ -77,7 +77,7 @@ def arena(
     from marlvec.making import make
     from marlvec.policies import Policy
     from marlvec.selfplay import evaluate_match
-    from marlvec.selfplay.schedule import line_ups
+    from marlvec.selfplay.evaluate import line_ups
 
     settle_in()
     with plain_errors(traceback), torch_within_cores():

@@ -10,7 +10,7 @@ from marlvec.cli import arguments
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.policies import Policy
 from marlvec.selfplay import Opponent, read_opponents
-from marlvec.selfplay.pool_index import INDEX
+from marlvec.selfplay.opponents.opponent_pool import INDEX
 
 __all__ = ["one_player", "players"]
 

@@ -13,7 +13,7 @@ from marlvec.errors import ArgumentError
 from marlvec.external import find_token
 from marlvec.policies import Policy, load_policy
 from marlvec.selfplay import Opponent
-from marlvec.selfplay.pool_index import INDEX
+from marlvec.selfplay.opponents.opponent_pool import INDEX
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["answer", "collector_of", "takes_logs", "token_of", "who_may_come"]

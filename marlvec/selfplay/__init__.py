@@ -4,11 +4,7 @@ from marlvec.selfplay.alpha_rank import alpha_rank
 from marlvec.selfplay.evaluate import evaluate_match
 from marlvec.selfplay.exploitability import exploitability
 from marlvec.selfplay.game import Game
-from marlvec.selfplay.interval import WinRate
-from marlvec.selfplay.leaving import LeavingRule, oldest, thinned, weakest
 from marlvec.selfplay.mapping import SelfPlayMapping
-from marlvec.selfplay.match_result import MatchResult
-from marlvec.selfplay.match_table import MatchTable, Tally
 from marlvec.selfplay.matchmaking import (
     ByRating,
     Latest,
@@ -19,12 +15,14 @@ from marlvec.selfplay.matchmaking import (
     Prioritised,
     Uniform,
 )
-from marlvec.selfplay.opponent import Opponent
-from marlvec.selfplay.opponent_pool import OpponentPool
-from marlvec.selfplay.pool_index import read_opponents
+from marlvec.selfplay.opponents.eviction_rules import LeavingRule, oldest, thinned, weakest
+from marlvec.selfplay.opponents.opponent import Opponent
+from marlvec.selfplay.opponents.opponent_pool import OpponentPool, read_opponents
+from marlvec.selfplay.opponents.snapshot_rules import Every, OnWinRate, SnapshotRule
+from marlvec.selfplay.rating_tracker import Scoreboard
 from marlvec.selfplay.ratings import BradleyTerry, Elo, Ratings, Skill
-from marlvec.selfplay.scoreboard import Scoreboard
-from marlvec.selfplay.snapshot_rules import Every, OnWinRate, SnapshotRule
+from marlvec.selfplay.results.match_result import MatchResult, WinRate
+from marlvec.selfplay.results.match_table import MatchTable, Tally
 
 __all__ = [
     "OpponentPool",

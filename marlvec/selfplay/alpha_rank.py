@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from marlvec.errors import ArgumentError
 from marlvec.extras import import_extra
-from marlvec.selfplay.match_table import MatchTable
+from marlvec.selfplay.results.match_table import MatchTable
 
 __all__ = ["alpha_rank"]
 

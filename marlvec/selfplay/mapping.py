@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from marlvec.collect import Collector, Episode
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import PolicyMap
+from marlvec.selfplay.game import Sides, sides_of
 from marlvec.selfplay.matchmaking import Matchmaker
-from marlvec.selfplay.opponent import Opponent
-from marlvec.selfplay.opponent_pool import OpponentPool
-from marlvec.selfplay.sides import Sides, sides_of
+from marlvec.selfplay.opponents.opponent import Opponent
+from marlvec.selfplay.opponents.opponent_pool import OpponentPool
 
 __all__ = ["SelfPlayMapping"]
 

@@ -18,7 +18,7 @@ from marlvec.connectors import AgentPipeline, FrameStack, NormalizeObs
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.selfplay import Elo, Game, OpponentPool, WinRate, evaluate_match
-from marlvec.selfplay.schedule import Schedule, line_ups
+from marlvec.selfplay.evaluate import Schedule, line_ups
 from tests.selfplay.nim import Net, Nim, play, player, players
 
 RUNS: list[dict[str, Any]] = [

@@ -29,12 +29,12 @@ from marlvec.selfplay import (
     Uniform,
     evaluate_match,
     oldest,
-    opponent_pool,
-    pool_index,
     read_opponents,
     thinned,
     weakest,
 )
+from marlvec.selfplay.opponents import opponent_pool
+from marlvec.selfplay.opponents import opponent_pool as pool_index
 from marlvec.serialization.archive import read_file, write_file
 from tests.selfplay.nim import Net, Nim, player
 

@@ -9,10 +9,9 @@ from typing import Any
 from marlvec.collect.callbacks import Callback, RunningEpisode
 from marlvec.collect.metrics.metrics import EpisodeRecord
 from marlvec.errors import ArgumentError, CheckpointError
-from marlvec.selfplay.game import Game, ScoreFunction, game_of
-from marlvec.selfplay.match_table import MatchTable
+from marlvec.selfplay.game import Game, ScoreFunction, Sides, game_of, sides_of
 from marlvec.selfplay.ratings import BradleyTerry, Ratings
-from marlvec.selfplay.sides import Sides, sides_of
+from marlvec.selfplay.results.match_table import MatchTable
 from marlvec.serialization.archive import FilePath, read_file, write_file
 from marlvec.serialization.values import decode, encode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from marlvec.selfplay.opponent import Opponent
+from marlvec.selfplay.opponents.opponent import Opponent
 from marlvec.selfplay.ratings import Ratings
 
 __all__ = ["LeavingRule", "oldest", "thinned", "weakest"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marlvec.errors import ArgumentError
-from marlvec.selfplay.match_table import MatchTable, Tally
+from marlvec.selfplay.results.match_table import MatchTable, Tally
 
 __all__ = ["Every", "OnWinRate", "SnapshotRule"]
 

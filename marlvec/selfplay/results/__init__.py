@@ -1,0 +1,1 @@
+"""What matches came to."""
