@@ -154,7 +154,7 @@ import marlvec.vector.shards.partition
 given = dict(os.environ)
 marlvec.vector.shards.partition.usable_cores = lambda: 1
 sys.argv = ["marlvec", *{command!r}]
-from marlvec.cli.surroundings import torch_within_cores
+from marlvec.cli.console import torch_within_cores
 from marlvec.cli import app
 app(prog_name="marlvec", standalone_mode=False)
 assert os.environ.get("OMP_NUM_THREADS") == given.get("OMP_NUM_THREADS")

@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from marlvec.cli.arena import arena
+from marlvec.cli.commands.arena import arena
+from marlvec.cli.commands.play import play
+from marlvec.cli.console import complain, plain_errors, settle_in, stdout
 from marlvec.cli.options import Backend, Connectors, Env, Mapping, NumWorkers, Policies, Seed, Settings, Side, Traceback
-from marlvec.cli.play import play
-from marlvec.cli.surroundings import complain, plain_errors, settle_in, stdout
 
 __all__ = ["app", "main"]
 
@@ -113,8 +113,9 @@ def rollout(
       marlvec rollout simple_spread --policy main=random --policy examples/policies.py:seek
       --mapping agent_2=seek --connectors "main=NormalizeObs, FrameStack(4)" --plot returns.png
     """
-    from marlvec.cli import arguments, tables
-    from marlvec.cli.rollout import roll_out
+    from marlvec.cli import arguments
+    from marlvec.cli.commands.rollout import roll_out
+    from marlvec.cli.display import rollout_table
     from marlvec.collect import Collector
     from marlvec.collect.callbacks import LiveTable
     from marlvec.making import make
@@ -122,7 +123,7 @@ def rollout(
     settle_in()
     with plain_errors(traceback):
         if plot is not None:
-            from marlvec.cli.figure import check_file, returns_figure
+            from marlvec.cli.display.plots import check_file, returns_figure
 
             check_file(plot)
         named = arguments.policies(policy or [])
@@ -152,7 +153,7 @@ def rollout(
             )
             result = roll_out(collector, played_by, env_steps, stderr, table)
         console = stdout()
-        tables.print_rollout(console, result)
+        rollout_table.print_rollout(console, result)
         if plot is not None:
             returns_figure(result).savefig(plot)
             console.print(f"Plot: {plot}", markup=False, highlight=False, soft_wrap=True)
@@ -208,8 +209,8 @@ def record(
     from functools import partial
 
     from marlvec.cli import arguments
-    from marlvec.cli.record import check_output, print_recording, roll_camera
-    from marlvec.cli.serving import collector_of
+    from marlvec.cli.commands.record import check_output, print_recording, roll_camera
+    from marlvec.cli.commands.serve import collector_of
     from marlvec.making import make
 
     settle_in()
@@ -298,7 +299,8 @@ def serve(
     marlvec serve --env-spec simple_spread --policy examples/policies.py:seek
     """
     from marlvec import external
-    from marlvec.cli import arguments, serving
+    from marlvec.cli import arguments
+    from marlvec.cli.commands import serve as serving
 
     settle_in()
     with plain_errors(traceback), external.make(env_spec, num_envs, **arguments.env_kwargs(settings or [])) as envs:
@@ -339,7 +341,7 @@ def envs(
     ] = None,
 ) -> None:
     """List the envs that make() knows, and what to install where something is missing."""
-    from marlvec.cli import tables
+    from marlvec.cli.display import rollout_table
     from marlvec.registry import listing
 
     wanted = (filter or "").lower()
@@ -347,7 +349,7 @@ def envs(
     if not rows:
         complain(f"no env id contains {filter!r}; `marlvec envs` lists all")
         raise typer.Exit(1)
-    tables.print_envs(stdout(), rows, with_gymnasium=bool(wanted))
+    rollout_table.print_envs(stdout(), rows, with_gymnasium=bool(wanted))
 
 
 @app.command()
@@ -361,7 +363,7 @@ def connectors(
     ] = None,
 ) -> None:
     """List the connectors that come with marlvec, and what each does."""
-    from marlvec.cli.connectors import print_connectors
+    from marlvec.cli.commands.lists import print_connectors
     from marlvec.connectors.catalogue import catalogue
 
     rows = catalogue(filter or "", None if side is None else side.value)

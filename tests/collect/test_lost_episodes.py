@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from marlvec.cli.rollout import roll_out
-from marlvec.cli.tables import print_rollout
+from marlvec.cli.commands.rollout import roll_out
+from marlvec.cli.display.rollout_table import print_rollout
 from marlvec.collect import Collector, Episode
 from marlvec.connectors import ActionConnector, AgentConnector, FrameStack, Rows
 from marlvec.errors import EnvRaised, Failure, RestartQuietly, StateError

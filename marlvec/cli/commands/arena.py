@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from marlvec.cli.console import plain_errors, settle_in, stdout, torch_within_cores
 from marlvec.cli.options import Backend, Connectors, Env, NumWorkers, Seed, Settings, Traceback
-from marlvec.cli.surroundings import plain_errors, settle_in, stdout, torch_within_cores
 from marlvec.errors import ArgumentError
 
 __all__ = ["arena"]
@@ -72,8 +72,8 @@ def arena(
     --plot arena.png
     """
     from marlvec.cli import arguments
-    from marlvec.cli.players import players as players_of
-    from marlvec.cli.standings import print_standings, rated
+    from marlvec.cli.arguments import players as players_of
+    from marlvec.cli.display.standings import print_standings, rated
     from marlvec.making import make
     from marlvec.policies import Policy
     from marlvec.selfplay import evaluate_match
@@ -82,7 +82,7 @@ def arena(
     settle_in()
     with plain_errors(traceback), torch_within_cores():
         if plot is not None:
-            from marlvec.cli.figure import check_file
+            from marlvec.cli.display.plots import check_file
 
             check_file(plot)
         if not 0 < confidence < 1:
@@ -112,7 +112,7 @@ def arena(
         console = stdout()
         print_standings(console, envs.spec.name, result, rating.value, ratings)
         if plot is not None:
-            from marlvec.cli.heat_map import heat_map
+            from marlvec.cli.display.plots import heat_map
 
             heat_map(envs.spec.name, result, rating.value, ratings).savefig(plot)
             console.print(f"Plot: {plot}", markup=False, highlight=False, soft_wrap=True)

@@ -4,77 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from marlvec.cli.tracks import Track, tracks
+from marlvec.cli.display.rollout_table import Rollout, Setting, tracks
 from marlvec.collect import Collector, SampleBatch
 from marlvec.collect.callbacks import LiveTable
 from marlvec.vector import AsyncVectorEnv, VectorEnv
 
-__all__ = ["Rollout", "Setting", "roll_out"]
+__all__ = ["roll_out"]
 
 _REFRESH_SECONDS = 0.1
 _RECENT = 100  # episodes that the return beside the bar is over
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What ran.
-
-    Attributes:
-        name: Of the env.
-        num_envs, agents, autoreset_mode: As the vectorizer's.
-        where: Backend and number of workers.
-    """
-
-    name: str
-    num_envs: int
-    agents: tuple[str, ...]
-    autoreset_mode: str
-    where: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """What came out.
-
-    Attributes:
-        setting: What ran.
-        env_steps: Env steps of all batches.
-        agent_steps: Rows of all batches.
-        episodes: Episodes that ended.
-        episodes_faulty, episodes_restarted: Episodes that were lost, see `Metrics`.
-        env_steps_lost: Env steps of those.
-        seconds: Time it took, first reset included.
-        speed: Env steps a second; those of episodes that were left unfinished count, those of lost ones do not.
-        samples: Policy id → the first batch of it that came, to see its columns.
-        rows: Policy id → number of rows, all batches together.
-        players: Policy id → names of the agents it plays.
-        tracks: Policy id → its agents' returns and lengths.
-        timers: Where the time went, in seconds, by name.
-        interrupted: Whether Ctrl-C ended it.
-    """
-
-    setting: Setting
-    env_steps: int
-    agent_steps: int
-    episodes: int
-    episodes_faulty: int
-    episodes_restarted: int
-    env_steps_lost: int
-    seconds: float
-    speed: float
-    samples: Mapping[str, SampleBatch]
-    rows: Mapping[str, int]
-    players: Mapping[str, tuple[str, ...]]
-    tracks: Mapping[str, Track]
-    timers: Mapping[str, float]
-    interrupted: bool
 
 
 def roll_out(

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marlvec.cli import arguments, players
+from marlvec.cli import arguments
+from marlvec.cli import arguments as players
 from marlvec.collect import Collector
 from marlvec.errors import ArgumentError
 from marlvec.external import find_token
@@ -34,7 +35,7 @@ def collector_of(
 
     Args:
         envs: What is played.
-        texts: ``PATH`` is a file of `save_policy`, or an opponent of a pool, as `marlvec.cli.players` finds it.
+        texts: ``PATH`` is a file of `save_policy`, or an opponent of a pool, as `marlvec.cli.arguments` finds it.
         mapping: Options ``--mapping``.
         connectors: Options ``--connectors``.
         explore: Whether policies explore.

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from marlvec.cli.console import plain_errors, settle_in, stdout
 from marlvec.cli.options import Connectors, Env, Seed, Settings, Traceback
-from marlvec.cli.surroundings import plain_errors, settle_in, stdout
 from marlvec.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from marlvec.cli.table_talk import Table
+    from marlvec.cli.game.play_callback import Table
     from marlvec.collect import Collector
 
 __all__ = ["play"]
@@ -50,9 +50,9 @@ def play(
     marlvec play connect_four --policy examples/selfplay_connect_four.py:make_policy@runs/connect_four/pool
     """
     from marlvec.cli import arguments
-    from marlvec.cli.person import Announced, Person, Quit
-    from marlvec.cli.players import one_player
-    from marlvec.cli.table_talk import Table
+    from marlvec.cli.arguments import one_player
+    from marlvec.cli.game.human_policy import Announced, Person, Quit
+    from marlvec.cli.game.play_callback import Table
     from marlvec.collect import Collector
     from marlvec.making import make
     from marlvec.selfplay import Opponent

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from marlvec.cli.person import Announced, Person
+from marlvec.cli.game.human_policy import Announced, Person
 from marlvec.collect import EpisodeRecord
 from marlvec.collect.callbacks import Callback, EpisodeStep, RunningEpisode
 

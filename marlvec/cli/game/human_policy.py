@@ -10,7 +10,7 @@ from gymnasium.spaces import Discrete, Space
 from rich.console import Console
 from rich.text import Text
 
-from marlvec.cli.faces import Face, face_of
+from marlvec.cli.game.game_ui import Face, face_of
 from marlvec.connectors import Rows
 from marlvec.policies import Policy
 from marlvec.policies.policy import PolicyOutput

@@ -1,0 +1,240 @@
+"""What a rollout, or the list of envs, looks like in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from marlvec.collect import EpisodeRecord, SampleBatch
+from marlvec.trees import tree_leaves
+
+__all__ = ["Track", "tracks", "Rollout", "Setting", "print_rollout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One entry per agent and episode, in order of time.
+
+    Attributes:
+        env_steps: (k,) int64, env steps all envs had made together when the episode ended; they step in turn, so it is
+            its own env's steps times their number.
+        returns: (k,) float64, what the agent was paid in the episode.
+        lengths: (k,) int64, decisions it made.
+        agents: (k,) int64, agent index.
+    """
+
+    env_steps: NDArray[np.int64]
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    agents: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.returns)
+
+    def of_agent(self, index: int) -> Track:
+        """One agent's entries."""
+        mine = self.agents == index
+        return Track(self.env_steps[mine], self.returns[mine], self.lengths[mine], self.agents[mine])
+
+    @property
+    def agents_differ(self) -> bool:
+        """Whether the mean returns of two agents are further apart than three standard errors."""
+        own = [self.returns[self.agents == a] for a in np.unique(self.agents)]
+        if len(own) < 2:
+            return False
+        means = np.array([part.mean() for part in own])
+        low, high = own[int(means.argmin())], own[int(means.argmax())]
+        error = np.sqrt(low.var() / len(low) + high.var() / len(high))
+        return bool(np.ptp(means) > 3 * error)
+
+
+def tracks(episodes: Sequence[EpisodeRecord], policy_ids: Sequence[str], num_envs: int) -> Mapping[str, Track]:
+    """Sort episodes' results by policy; agents that never were in an episode have no entry for it.
+
+    Args:
+        episodes: All finished episodes since the envs' first reset, in order.
+        policy_ids: All policies.
+        num_envs: N.
+    """
+    made = np.zeros(num_envs, np.int64)
+    entries: dict[str, list[tuple[Any, ...]]] = {name: [] for name in policy_ids}
+    for episode in episodes:
+        made[episode.env_id] += episode.length
+        at = int(made[episode.env_id]) * num_envs
+        for a in np.flatnonzero(episode.present_A).tolist():
+            entries[episode.policies[a]].append((at, episode.returns_A[a], episode.lengths_A[a], a))
+    return {name: _track(found) for name, found in entries.items()}
+
+
+def _track(entries: list[tuple[Any, ...]]) -> Track:
+    at, returns, lengths, agents = zip(*entries, strict=True) if entries else ((), (), (), ())
+    steps = np.array(at, np.int64)
+    order = np.argsort(steps, kind="stable")
+    return Track(
+        steps[order],
+        np.array(returns, np.float64)[order],
+        np.array(lengths, np.int64)[order],
+        np.array(agents, np.int64)[order],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What ran.
+
+    Attributes:
+        name: Of the env.
+        num_envs, agents, autoreset_mode: As the vectorizer's.
+        where: Backend and number of workers.
+    """
+
+    name: str
+    num_envs: int
+    agents: tuple[str, ...]
+    autoreset_mode: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What came out.
+
+    Attributes:
+        setting: What ran.
+        env_steps: Env steps of all batches.
+        agent_steps: Rows of all batches.
+        episodes: Episodes that ended.
+        episodes_faulty, episodes_restarted: Episodes that were lost, see `Metrics`.
+        env_steps_lost: Env steps of those.
+        seconds: Time it took, first reset included.
+        speed: Env steps a second; those of episodes that were left unfinished count, those of lost ones do not.
+        samples: Policy id → the first batch of it that came, to see its columns.
+        rows: Policy id → number of rows, all batches together.
+        players: Policy id → names of the agents it plays.
+        tracks: Policy id → its agents' returns and lengths.
+        timers: Where the time went, in seconds, by name.
+        interrupted: Whether Ctrl-C ended it.
+    """
+
+    setting: Setting
+    env_steps: int
+    agent_steps: int
+    episodes: int
+    episodes_faulty: int
+    episodes_restarted: int
+    env_steps_lost: int
+    seconds: float
+    speed: float
+    samples: Mapping[str, SampleBatch]
+    rows: Mapping[str, int]
+    players: Mapping[str, tuple[str, ...]]
+    tracks: Mapping[str, Track]
+    timers: Mapping[str, float]
+    interrupted: bool
+
+
+_NOTHING = "–"
+_TIMES = {
+    "env_wait": "envs",
+    "inference": "policies",
+    "agent_connectors": "agent connectors",
+    "action_connectors": "action connectors",
+    "ingest": "book-keeping",
+    "batch": "batches",
+    "callbacks": "callbacks",
+}
+
+
+def print_rollout(console: Console, result: Rollout) -> None:
+    """Print the table per policy, and what the whole cost."""
+    setting = result.setting
+    agents = f"{len(setting.agents)} agent{'s' * (len(setting.agents) != 1)}"
+    title = f"[bold]{escape(setting.name)}[/] · {setting.num_envs} envs × {agents}, {setting.where}"
+    table = Table(title=title, title_style="", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in (
+        ("policy", "left"),
+        ("plays", "left"),
+        ("rows", "right"),
+        ("obs", "left"),
+        ("actions", "left"),
+        ("return per agent", "right"),
+        ("min … max", "right"),
+        ("length", "right"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]  # a literal, though mypy sees a str
+    for name, track in result.tracks.items():
+        batch = result.samples.get(name)
+        table.add_row(
+            Text(name, "bold cyan"),
+            Text(_several(result.players[name])),
+            f"{result.rows[name]:,}",
+            Text(_form(batch, "obs")),
+            Text(_form(batch, "actions")),
+            *_returns(track),
+            _lengths(track),
+        )
+        if track.agents_differ:
+            for agent in result.players[name]:
+                own = track.of_agent(setting.agents.index(agent))
+                table.add_row("", Text(agent, "dim"), "", "", "", *_returns(own), _lengths(own), style="dim")
+    console.print(table)
+    stopped = "stopped after " if result.interrupted else ""
+    console.print(
+        f"{stopped}{result.env_steps:,} env steps, {result.agent_steps:,} agent steps, {result.episodes:,} episodes "
+        f"in {result.seconds:.1f} s: [bold green]{result.speed:,.0f} env steps/s[/]",
+        highlight=False,
+    )
+    if causes := _losses(result):
+        console.print(
+            f"[yellow]lost besides: {causes}, {result.env_steps_lost:,} env steps together[/]", highlight=False
+        )
+    if total := sum(result.timers.values()):
+        parts = {key: result.timers[key] for key in _TIMES if key != "callbacks" or result.timers[key]}
+        shares = ", ".join(f"{_TIMES[key]} {seconds / total:.0%}" for key, seconds in parts.items())
+        console.print(f"[dim]time went to: {shares}[/]", highlight=False)
+    if not result.episodes:
+        console.print("[yellow]no episode ended, so there are no returns yet; give more --env-steps[/]")
+
+
+def _losses(result: Rollout) -> str:
+    counts = ((result.episodes_faulty, "to faults"), (result.episodes_restarted, "to restarts that envs asked for"))
+    return " and ".join(f"{n:,} episode{'s' * (n != 1)} {why}" for n, why in counts if n)
+
+
+def _several(names: Sequence[str], limit: int = 4) -> str:
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown}, … ({len(names)})"
+
+
+def _form(batch: SampleBatch | None, column: str) -> str:
+    """Shape and dtype of a column, n for the rows; a line per leaf."""
+    if batch is None:
+        return _NOTHING
+    lines = []
+    for path, leaf in tree_leaves(batch[column]):
+        shape = ", ".join(map(str, ("n", *leaf.shape[1:]))) + ("," if leaf.ndim == 1 else "")
+        lines.append(f"{path + ' ' if path else ''}({shape}) {leaf.dtype}")
+    return "\n".join(lines)
+
+
+def _returns(track: Track) -> tuple[str, str]:
+    if not len(track):
+        return _NOTHING, _NOTHING
+    values = track.returns
+    return f"{values.mean():.2f} ± {values.std():.2f}", f"{values.min():.2f} … {values.max():.2f}"
+
+
+def _lengths(track: Track) -> str:
+    if not len(track):
+        return _NOTHING
+    low, high = int(track.lengths.min()), int(track.lengths.max())
+    return str(low) if low == high else f"{np.mean(track.lengths):.1f} ({low} … {high})"

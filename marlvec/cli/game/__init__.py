@@ -1,0 +1,1 @@
+"""A person plays: what the game looks like, and how a move is given."""
