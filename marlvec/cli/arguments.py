@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any
 
 import marlvec.connectors as all_connectors
-from marlvec.cli import arguments
 from marlvec.cli.neighbours import beside
 from marlvec.connectors import AgentConnector, Pipeline
 from marlvec.errors import ArgumentError, CheckpointError
@@ -276,7 +275,7 @@ def one_player(text: str) -> tuple[str, Policy | Opponent]:
 def _players(text: str) -> dict[str, Policy | Opponent]:
     what, at, path = text.rpartition("@")
     if not at:
-        return dict(arguments.policies([text]))
+        return dict(policies([text]))
     match = re.match(_PLAYER_ID, what)
     opponents = _opponents(text, what[match.end() :] if match else what, Path(path))
     if match is None:
@@ -292,7 +291,7 @@ def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:
     folder, wanted = (path, None) if (path / INDEX).exists() else (path.parent, path.name)
     if not (folder / INDEX).exists():
         raise ArgumentError(f"{text}: there is no pool of opponents in {path}, nor in {path.parent}")
-    make = arguments.load(text, what)
+    make = load(text, what)
     if not callable(make) and not isinstance(make, Mapping):
         raise ArgumentError(f"{text}: before @ expected a function that builds the policy, or a dict, got {make!r}")
     try:

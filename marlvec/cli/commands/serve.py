@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from marlvec.cli import arguments
-from marlvec.cli import arguments as players
 from marlvec.collect import Collector
 from marlvec.errors import ArgumentError
 from marlvec.external import find_token
@@ -88,7 +87,7 @@ def _apart(texts: Sequence[str]) -> tuple[list[str], list[str], dict[str, Path],
             whats.append(what)
             files[name] = Path(path)
         elif Path(path).is_dir() or Path(path).parent.joinpath(INDEX).exists():
-            name, player = players.one_player(text)
+            name, player = arguments.one_player(text)
             assert isinstance(player, Opponent)  # of a pool
             opponents[name] = player
         else:
