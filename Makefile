@@ -69,7 +69,7 @@ checklist: $(VENV)/.stamp-test ## Which lines of the checklist no passing test c
 	$(BIN)/python -m tests.checklist
 
 faults: $(VENV)/.stamp-test ## The catalogue of faults, and the tests that cover each line
-	$(BIN)/python -m tests.faults.table
+	$(BIN)/python -m tests.faults.harness.table
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .venv-interop site dist build demo.png htmlcov .coverage .coverage.* .checklist.json \

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.catalogue import CATALOGUE
+from tests.faults.harness.catalogue import CATALOGUE
 
 __all__ = ["CHECKLIST", "FAULTS", "Marks", "Recorder", "Status", "collect", "main", "read_marks", "statuses"]
 

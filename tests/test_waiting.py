@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from marlvec.testing.scripted import CounterEnv
-from tests.vector.kinds import vectorize
+from tests.vector.support.kinds import vectorize
 from tests.waiting import Gate, GatedEnv, overdue, until, within
 
 

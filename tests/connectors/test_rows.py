@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from marlvec.connectors import Rows
 from marlvec.errors import ArgumentError
-from tests.connectors.samples import same_tree
+from tests.connectors.helpers.samples import same_tree
 
 
 def sample(n: int, offset: int = 0) -> Rows:

@@ -22,9 +22,9 @@ from marlvec.collect.storage.slot_buffer import Trajectories
 from marlvec.connectors import Rows
 from tests.defects.registry import Patch, after, during, found_by
 
-REFERENCE = "tests/collect/test_reference.py"
-AT_FAULT = "tests/collect/test_policies_at_fault.py"
-LOST = "tests/collect/test_lost_episodes.py"
+REFERENCE = "tests/collect/rollout/test_reference.py"
+AT_FAULT = "tests/collect/acting/test_policies_at_fault.py"
+LOST = "tests/collect/rollout/test_lost_episodes.py"
 
 
 # --- what a row holds
@@ -52,7 +52,7 @@ def collected_t_from_one(patch: Patch) -> None:
     give(patch, "t", lambda intake, _, chosen, __: intake._episodes.turn_L[chosen.places] + 1, of_last=False)
 
 
-@found_by("tests/collect/test_kept_rows.py")
+@found_by("tests/collect/rollout/test_kept_rows.py")
 def collected_rows_are_views(patch: Patch) -> None:
     """Rows are views of the accounts, and change with them."""
     give(patch, "t", lambda intake, _, chosen, __: intake._episodes.turn_L[chosen.places], of_last=False)
@@ -148,7 +148,7 @@ def collected_actions_of_wrong_rows(patch: Patch) -> None:
     patch.setattr(Cast, "actions", confuse)
 
 
-@found_by("tests/collect/test_connectors.py")
+@found_by("tests/collect/acting/test_connectors.py")
 def collected_connectors_remember(patch: Patch) -> None:
     """Agent connectors are not told that episodes begin."""
     begin = Role.begin
@@ -160,7 +160,7 @@ def collected_connectors_remember(patch: Patch) -> None:
     patch.setattr(Role, "begin", keep)
 
 
-@found_by("tests/collect/test_mapping.py")
+@found_by("tests/collect/acting/test_mapping.py")
 def collected_mapping_asked_mid_episode(patch: Patch) -> None:
     """When an episode begins, who plays in the running ones is settled anew, too."""
 

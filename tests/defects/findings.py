@@ -7,7 +7,7 @@ import re
 import pytest
 
 from marlvec.errors import ContractWarning, MarlvecError
-from tests.faults.machine import Hung
+from tests.faults.harness.machine import Hung
 
 __all__ = ["is_find"]
 

@@ -407,7 +407,7 @@ def watchdog_counts_the_whole_request(patch: Patch) -> None:
     patch.setattr(Watchdog, "look", lambda dog, busy: look(dog, [(w, number, 0) for w, number, _ in busy]))
 
 
-@found_by("tests/vector/test_copies.py")
+@found_by("tests/vector/data/test_copies.py")
 def copies_over_what_is_held(patch: Patch) -> None:
     """A large result is copied over an older one that somebody still has."""
     references = buffer_reuse._references

@@ -16,7 +16,7 @@ from marlvec.registry import resolve
 from tests.families.legal import legal_actions
 from tests.families.table import ROWS, Row
 from tests.families.trace import Trace, difference
-from tests.vector.reference import Frame, Reference, assert_same, check_infos, check_leaves, leaves_of, public
+from tests.vector.support.reference import Frame, Reference, assert_same, check_infos, check_leaves, leaves_of, public
 
 NUM_ENVS = 2
 EPISODES = 2

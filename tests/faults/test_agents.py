@@ -21,8 +21,8 @@ from marlvec.collect.storage.slot_buffer import Trajectories
 from marlvec.envs import adapt
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward
-from tests.vector.kinds import BACKENDS, vectorize
-from tests.vector.reference import MODES
+from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.reference import MODES
 
 N, A = 3, 3
 TWO = Script([0, 0], [2, 6], ["terminated"] * 2)  # agent 0 ends in step 2, agent 1 in step 6

@@ -19,7 +19,7 @@ import marlvec
 from marlvec import RestartLimit
 from marlvec.testing.scripted import CounterEnv, decode
 from marlvec.errors import EnvRaised
-from tests.vector.kinds import vectorize
+from tests.vector.support.kinds import vectorize
 
 logging.getLogger("marlvec").setLevel("ERROR")  # each restart is a warning there
 N, A = 3, 2

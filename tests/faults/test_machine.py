@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.faults.machine import Machine
+from tests.faults.harness.machine import Machine
 
 pytestmark = pytest.mark.many_processes
 

@@ -15,8 +15,8 @@ import pytest
 from marlvec import VectorEnv
 from marlvec.errors import BrokenError, EnvRaised, EnvTimeout, RestartQuietly, WorkerDied
 from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
-from tests.faults.programs import wait_gone
-from tests.vector.kinds import vectorize
+from tests.faults.harness.programs import wait_gone
+from tests.vector.support.kinds import vectorize
 
 N, A = 4, 3
 MODES = ("same_step", "next_step", "disabled")

@@ -29,8 +29,8 @@ from marlvec.errors import (
     SerialisationError,
 )
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, TurnEnv, decode
-from tests.vector.kinds import BACKENDS, vectorize
-from tests.vector.reference import MODES
+from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.reference import MODES
 from tests.waiting import within
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +158,7 @@ def test_close_with_a_call_pending(backend: str, call: str) -> None:
 
 @pytest.mark.fault("B3")
 def test_close_of_a_thread_that_hangs_gives_up_in_time_and_says_so() -> None:
-    """A thread cannot be killed; it ends when its env comes back. (Processes: tests/vector/test_lifecycle.py.)"""
+    """A thread cannot be killed; it ends when its env comes back. (Processes: tests/vector/api/test_lifecycle.py.)"""
     gate = threading.Event()
     envs = vectorize("thread", [partial(Waiting, gate, i) for i in range(2)])
     try:

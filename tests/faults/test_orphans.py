@@ -19,7 +19,7 @@ from marlvec import AsyncVectorEnv
 from marlvec.errors import WorkerDied
 from marlvec.testing.scripted import CounterEnv
 from marlvec.vector.processes.worker_process import ensure_server
-from tests.faults.programs import alive, start, wait_gone
+from tests.faults.harness.programs import alive, start, wait_gone
 from tests.waiting import LONG, until
 
 CONTEXTS = ("forkserver", "spawn", "fork")

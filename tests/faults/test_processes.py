@@ -27,7 +27,7 @@ from marlvec.errors import EnvRaised, ResourceError, WorkerDied
 from marlvec.testing.scripted import CounterEnv, decode, decode_reward
 from marlvec.vector.processes import limits
 from marlvec.vector.processes.fork_server.client import Server, ensure_server
-from tests.faults.programs import alive, run, wait_gone
+from tests.faults.harness.programs import alive, run, wait_gone
 from tests.waiting import LONG, within
 
 CONTEXTS = ("forkserver", "spawn", "fork")

@@ -32,7 +32,7 @@ from marlvec import AsyncVectorEnv, RestartLimit
 from marlvec.errors import EnvTimeout, FetchTimeout, WorkerDied
 from marlvec.testing.scripted import CounterEnv, ExitingEnv, RaisingEnv, decode
 from marlvec.vector.processes.watchdog import Watchdog
-from tests.faults.programs import run, wait_gone
+from tests.faults.harness.programs import run, wait_gone
 from tests.waiting import LONG, Gate, overdue, within
 
 ACTIONS = np.ones((2, 3), np.int64)

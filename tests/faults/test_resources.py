@@ -25,7 +25,7 @@ from marlvec.testing.scripted import CounterEnv, SampledEnv
 from marlvec.vector.processes import limits, shared_memory, worker_process
 from marlvec.vector.processes.fork_server import server as forkserver
 from marlvec.vector.processes.worker_process import ensure_server
-from tests.faults.programs import mounted, run
+from tests.faults.harness.programs import mounted, run
 
 CONTEXTS = ("forkserver", "spawn", "fork")
 

@@ -29,8 +29,8 @@ from marlvec.testing.scripted import (
 from marlvec.vector.processes import stack_dump
 from marlvec.vector.processes.worker_process import WorkerProcess
 from marlvec.vector.seeding import restart_seed
-from tests.faults.programs import wait_gone
-from tests.vector.kinds import vectorize
+from tests.faults.harness.programs import wait_gone
+from tests.vector.support.kinds import vectorize
 from tests.waiting import LONG, Gate, GatedEnv, overdue, until
 
 N, A = 4, 3

@@ -36,11 +36,11 @@ from marlvec.testing import check_env
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, decode
 from marlvec.vector.data.infos import RESERVED
 from marlvec.vector.processes import report_packing
-from tests.faults.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
-from tests.vector.kinds import BACKENDS, vectorize
-from tests.vector.reference import assert_trees_equal
-from tests.vector.test_faults import ERRORS
-from tests.vector.trees import pick
+from tests.faults.harness.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
+from tests.vector.faults.test_faults import ERRORS
+from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.reference import assert_trees_equal
+from tests.vector.support.trees import pick
 
 ROOT = Path(__file__).parents[2]
 N = 3
@@ -666,7 +666,7 @@ from functools import partial
 import numpy as np
 from marlvec.testing.scripted import CounterEnv
 from marlvec.errors import WorkerDied
-from tests.vector.kinds import vectorize
+from tests.vector.support.kinds import vectorize
 
 def arrays(value):
     if isinstance(value, np.ndarray):

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from marlvec import AsyncVectorEnv, RestartLimit, SyncVectorEnv
-from tests.faults.audit import Audit, Rows
-from tests.faults.campaign import NUM_ENVS, Campaign, Figures, counted_warnings, slope
-from tests.faults.havoc import Plan
-from tests.faults.ledger import AGENT_NUM, LedgerEnv, Order, encode
+from tests.faults.harness.audit import Audit, Rows
+from tests.faults.harness.campaign import NUM_ENVS, Campaign, Figures, counted_warnings, slope
+from tests.faults.harness.havoc import Plan
+from tests.faults.harness.ledger import AGENT_NUM, LedgerEnv, Order, encode
 
 MODES = ("same_step", "next_step", "disabled")
 FORMS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ from marlvec import AsyncVectorEnv
 from marlvec.errors import FetchTimeout
 from marlvec.testing.scripted import CounterEnv, decode
 from marlvec.vector.processes.worker_process import ensure_server
-from tests.faults.programs import mounted, run
+from tests.faults.harness.programs import mounted, run
 from tests.waiting import Gate, GatedEnv, within
 
 CONTEXTS = ("forkserver", "spawn", "fork")

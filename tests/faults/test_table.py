@@ -9,9 +9,9 @@ import pytest
 
 from tests import checklist
 from tests.checklist import FAULTS, Marks
-from tests.faults import reasons, table
-from tests.faults.catalogue import CATALOGUE, SECTIONS
-from tests.faults.table import lines, parse_lines
+from tests.faults.harness import reasons, table
+from tests.faults.harness.catalogue import CATALOGUE, SECTIONS
+from tests.faults.harness.table import lines, parse_lines
 
 TESTS = {
     "tests/a/test_a.py::test_kill[1]": Marks(faults=("A1", "A2")),

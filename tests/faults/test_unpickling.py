@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete, Space
 from marlvec import AsyncVectorEnv, VectorEnv
 from marlvec.errors import EnvRaised, MarlvecError, NotResetError, SerialisationError
 from marlvec.testing.scripted import CounterEnv
-from tests.vector.kinds import vectorize
+from tests.vector.support.kinds import vectorize
 
 N, A = 4, 3
 MODES = ["raise", "restart", "mask"]

@@ -18,7 +18,7 @@ import marlvec
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
 from marlvec.interop.pettingzoo import ParallelView
 from tests.interop import checkers
-from tests.vector.reference import MODES
+from tests.vector.support.reference import MODES
 
 
 def vector_entry_point(num_envs: int, env: str, **options: Any) -> GymnasiumVectorEnv:

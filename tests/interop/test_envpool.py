@@ -20,8 +20,8 @@ from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.vector.backends.pool import PoolVectorEnv
 from marlvec.vector.pools.envpool import Wire
 from tests.test_docs import run
-from tests.vector.reference import MODES
-from tests.vector.trees import flatten
+from tests.vector.support.reference import MODES
+from tests.vector.support.trees import flatten
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "envpool_cartpole.py"
 

@@ -19,9 +19,9 @@ from marlvec.errors import ActionError, ArgumentError
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
 from marlvec.testing import NoOpEnv, Script, ScriptedParallelEnv, TurnEnv, decode
 from tests.interop.envs import SPACES
-from tests.vector.kinds import SCRIPTED, asynchronous, factories_of, recorded, sync
-from tests.vector.reference import MODES, Call, Frame, assert_same, assert_trees_equal, record
-from tests.vector.trees import flatten
+from tests.vector.support.kinds import SCRIPTED, asynchronous, factories_of, recorded, sync
+from tests.vector.support.reference import MODES, Call, Frame, assert_same, assert_trees_equal, record
+from tests.vector.support.trees import flatten
 
 N = 3
 

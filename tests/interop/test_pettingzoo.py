@@ -31,9 +31,9 @@ from tests.interop.checkers import (
     state_test,
 )
 from tests.interop.envs import SPACES, CountEnv
-from tests.vector.drivers import Driver, News, driver_of, spaces_of
-from tests.vector.kinds import SCRIPTED, factories_of
-from tests.vector.trees import flatten
+from tests.vector.support.drivers import Driver, News, driver_of, spaces_of
+from tests.vector.support.kinds import SCRIPTED, factories_of
+from tests.vector.support.trees import flatten
 
 # Everyone is born and ends, as PettingZoo's checker wants it.
 COMING_AND_GOING = [

@@ -35,9 +35,9 @@ from marlvec.interop.rllib import (
 from marlvec.registry import resolve  # noqa: E402
 from marlvec.testing import RaisingEnv  # noqa: E402
 from tests.interop.rllib_runner import played, runner_of  # noqa: E402
-from tests.vector.drivers import COMMON, News, driver_of  # noqa: E402
-from tests.vector.kinds import SCRIPTED, factories_of  # noqa: E402
-from tests.vector.reference import assert_trees_equal  # noqa: E402
+from tests.vector.support.drivers import COMMON, News, driver_of  # noqa: E402
+from tests.vector.support.kinds import SCRIPTED, factories_of  # noqa: E402
+from tests.vector.support.reference import assert_trees_equal  # noqa: E402
 
 N = 2
 ROOT = Path(__file__).resolve().parents[2]

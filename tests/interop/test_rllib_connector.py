@@ -30,8 +30,8 @@ from marlvec.connectors import (  # noqa: E402
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError  # noqa: E402
 from marlvec.interop.rllib import RLlibConnector  # noqa: E402
 from tests.interop.rllib_runner import played, runner_of  # noqa: E402
-from tests.vector.kinds import factories_of  # noqa: E402
-from tests.vector.reference import assert_same  # noqa: E402
+from tests.vector.support.kinds import factories_of  # noqa: E402
+from tests.vector.support.reference import assert_same  # noqa: E402
 
 N = 2
 

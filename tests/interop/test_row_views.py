@@ -16,8 +16,8 @@ from marlvec.registry import resolve
 from marlvec.testing import RaisingEnv, decode
 from tests.interop.frames import check_rows
 from tests.interop.row_views import SB3, CleanRL, Puffer, Seen, SuperSuit, pufferlib_stand_in
-from tests.vector.kinds import SCRIPTED, Factories, factories_of, recorded
-from tests.vector.reference import Call, record
+from tests.vector.support.kinds import SCRIPTED, Factories, factories_of, recorded
+from tests.vector.support.reference import Call, record
 
 N = 3
 ARCHERS = "pettingzoo/butterfly/knights_archers_zombies"

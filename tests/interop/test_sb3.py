@@ -24,7 +24,7 @@ from marlvec.errors import ActionError, ArgumentError, BusyError, StateError
 from marlvec.interop.sb3 import SB3VecEnv, only_decisions
 from marlvec.testing import Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from tests.interop.envs import CountEnv, SampleEnv
-from tests.vector.kinds import SCRIPTED, factories_of
+from tests.vector.support.kinds import SCRIPTED, factories_of
 
 
 @pytest.fixture(autouse=True, scope="module")

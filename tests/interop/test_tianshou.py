@@ -16,8 +16,8 @@ from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExt
 from marlvec.registry import resolve
 from marlvec.testing import Script, ScriptedParallelEnv
 from tests.interop.envs import CountEnv
-from tests.vector.kinds import factories_of
-from tests.vector.reference import assert_same
+from tests.vector.support.kinds import factories_of
+from tests.vector.support.reference import assert_same
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tianshou", exc_type=ImportError)

@@ -19,8 +19,8 @@ from marlvec.errors import ActionError, ArgumentError, ContractError, NotResetEr
 from marlvec.registry import resolve
 from marlvec.testing import KeyedEnv, RaisingEnv, ScriptedParallelEnv
 from tests.interop.envs import SPACES, SampleEnv
-from tests.vector.kinds import SCRIPTED, factories_of, recorded
-from tests.vector.reference import Call, Frame, assert_same, record
+from tests.vector.support.kinds import SCRIPTED, factories_of, recorded
+from tests.vector.support.reference import Call, Frame, assert_same, record
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchrl")

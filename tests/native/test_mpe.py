@@ -15,7 +15,7 @@ pytest.importorskip("numba", reason="the extra `native` is not installed")
 
 from marlvec import VectorEnv
 from tests.native.scenarios import ARGUMENTS, CASES, factories, native, words
-from tests.vector.reference import MODES, record, replay
+from tests.vector.support.reference import MODES, record, replay
 
 SHORT = 7
 

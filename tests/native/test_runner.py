@@ -29,8 +29,8 @@ from marlvec.native import NativeEnv
 from marlvec.policies import RandomPolicy
 from marlvec.testing import check_vector_env
 from tests.native.scenarios import ARGUMENTS, factories, maker, native
-from tests.vector.reference import MODES, replay
-from tests.vector.reference import record as played
+from tests.vector.support.reference import MODES, replay
+from tests.vector.support.reference import record as played
 
 
 def same(first: Any, second: Any) -> None:

@@ -15,7 +15,7 @@ from marlvec import PerEnv, VectorEnv, VectorStep, env_seeds
 from marlvec.errors import BusyError, FetchTimeout, NothingPendingError, NotResetError
 from tests.properties.matter import Matter
 from tests.properties.setups import Setup
-from tests.vector.reference import (
+from tests.vector.support.reference import (
     Frame,
     Reference,
     assert_same,
@@ -26,7 +26,7 @@ from tests.vector.reference import (
     leaves_of,
     public,
 )
-from tests.vector.trees import flatten, stack
+from tests.vector.support.trees import flatten, stack
 
 __all__ = ["Program", "check"]
 

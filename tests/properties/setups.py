@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from marlvec import VectorEnv
 from marlvec.vector.settings import VALIDATE_MODES
 from tests.properties.worlds import APIS, Design, Seat, factories_of
-from tests.vector.kinds import vectorize
-from tests.vector.reference import MODES, Reference
+from tests.vector.support.kinds import vectorize
+from tests.vector.support.reference import MODES, Reference
 
 __all__ = ["IN_PROCESS", "PROCESSES", "Setup", "setups"]
 

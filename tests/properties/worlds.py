@@ -22,8 +22,8 @@ from marlvec.envs.wrappers.time_limit import TimeLimit
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
 from marlvec.testing.scripted.scripted_state import World
 from tests.properties.matter import Matter
-from tests.vector.kinds import waits
-from tests.vector.trees import is_object
+from tests.vector.support.kinds import waits
+from tests.vector.support.trees import is_object
 
 __all__ = ["APIS", "Design", "Seat", "build", "factories_of"]
 

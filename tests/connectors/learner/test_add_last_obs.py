@@ -6,8 +6,8 @@ from hypothesis import given
 
 from marlvec.connectors.learner.neighbours import AddLastObs
 from marlvec.errors import ContractError
+from tests.connectors.helpers.samples import same_tree
 from tests.connectors.learner.fragments import Fragment, batches, rows_of
-from tests.connectors.samples import same_tree
 
 ONE = Fragment((1.0, 2.0), (10.0, 20.0), "truncated", 30.0, (0.0, 0.0), (0.0, 0.0), 5)
 TWO = Fragment((3.0,), (40.0,), "terminated", 50.0, (0.0,), (0.0,))

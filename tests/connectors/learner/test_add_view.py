@@ -13,8 +13,8 @@ from marlvec.connectors.learner.pipeline import LearnerPipeline
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree
+from tests.connectors.helpers.samples import same_tree
 from tests.connectors.learner.fragments import Fragment, batches, rows_of
-from tests.connectors.samples import same_tree
 
 SHIFTS = st.one_of(
     st.integers(-10, 10),

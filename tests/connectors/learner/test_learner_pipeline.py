@@ -16,8 +16,8 @@ from marlvec.connectors.learner.sequences import PadSequences, UnpadSequences
 from marlvec.connectors.learner.standardize import Standardize
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
+from tests.connectors.helpers.samples import same_tree, vectors
 from tests.connectors.learner.fragments import Critic, Fragment, rows_of
-from tests.connectors.samples import same_tree, vectors
 
 BATCH = [
     Fragment((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), end, 7.0, (-1.0, -2.0, -3.0), (-1.5, -1.5, -1.5))

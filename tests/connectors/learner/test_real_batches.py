@@ -15,7 +15,7 @@ from marlvec.connectors.learner.returns import NStep, ReturnsToGo
 from marlvec.connectors.learner.sequences import PadSequences, UnpadSequences
 from marlvec.connectors.learner.standardize import Standardize
 from marlvec.connectors.rows import Rows
-from tests.connectors.samples import same_tree
+from tests.connectors.helpers.samples import same_tree
 
 GAMMA, LAMBDA = 0.97, 0.9
 ENVS = {"CartPole-v1": 15, "simple_spread": 10}

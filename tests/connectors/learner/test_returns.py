@@ -14,6 +14,7 @@ from marlvec.connectors.learner.neighbours import AddLastObs
 from marlvec.connectors.learner.returns import NStep, ReturnsToGo
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
+from tests.connectors.helpers.samples import same_tree
 from tests.connectors.learner.fragments import (
     GAMMAS,
     Critic,
@@ -26,7 +27,6 @@ from tests.connectors.learner.fragments import (
     return_to_go,
     rows_of,
 )
-from tests.connectors.samples import same_tree
 
 
 @pytest.mark.checklist(101)

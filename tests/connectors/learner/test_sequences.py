@@ -15,8 +15,8 @@ from marlvec.connectors.learner.sequences import PadSequences, UnpadSequences
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree
+from tests.connectors.helpers.samples import same_tree
 from tests.connectors.learner.fragments import Fragment, batches, rows_of
-from tests.connectors.samples import same_tree
 
 
 def with_more(batch: list[Fragment], masked: bool) -> Rows:

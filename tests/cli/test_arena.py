@@ -1,0 +1,172 @@
+"""``marlvec arena``, as somebody at a terminal meets it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from marlvec import RandomPolicy
+from marlvec.cli import app
+from marlvec.selfplay import OpponentPool
+
+PLAYERS = '''
+import numpy as np
+from marlvec import RandomPolicy, ScriptedPolicy
+
+def _corner(obs, agent, t, memory):
+    """The centre and corners first; any other field else."""
+    allowed = np.flatnonzero(memory.action_mask)
+    good = [i for i in (4, 0, 2, 6, 8) if i in allowed]
+    return good[0] if good else int(memory.rng.choice(allowed))
+
+corner = ScriptedPolicy(_corner)
+
+def make():
+    return RandomPolicy()
+'''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with policies and a pool in it, to stand in; what the command does to this process is undone."""
+    (tmp_path / "players.py").write_text(PLAYERS, encoding="utf-8")
+    pool = OpponentPool(RandomPolicy, folder=tmp_path / "pool")
+    for name in ("old", "new"):
+        pool.add(name, RandomPolicy())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("players", None)
+
+
+def arena(*args: str, env: str = "tictactoe", backend: str = "sync") -> Any:
+    result = CliRunner().invoke(app, ["arena", env, "--backend", backend, *args], prog_name="marlvec")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_who_is_better_stands_above_and_every_number_adds_up() -> None:
+    result = arena("random", "players.py:corner", "players.py:make@pool", "--games", "30", "--plot", "arena.png")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "180 games" in result.stdout
+    rows = {}
+    for line in result.stdout.splitlines():
+        cells = re.split(r"\s{2,}", line.strip())
+        if cells[0] in ("random", "corner", "new") and len(cells) == 10:
+            rows[cells[0]] = cells[1:]
+    assert next(iter(rows)) == "corner", "the best first"
+    games, won, drawn, lost = ([int(row[k]) for row in rows.values()] for k in (1, 4, 5, 6))
+    assert games == [120] * 3
+    assert sum(won) == sum(lost)
+    assert sum(won) + sum(drawn) + sum(lost) == 2 * 180
+    assert "bradley-terry" in result.stdout
+    ratings = {name: tuple(map(int, row[0].split(" ± "))) for name, row in rows.items()}
+    assert ratings["corner"][0] > 1000 > min(rating for rating, _ in ratings.values())
+    assert sum(rating for rating, _ in ratings.values()) == pytest.approx(3000, abs=2)
+    assert all(20 < error < 80 for _, error in ratings.values())
+    low, high = map(float, re.findall(r"[\d.]+", rows["corner"][3]))
+    assert 50 < low < float(rows["corner"][2].rstrip("%")) < high < 100
+    assert re.search(r"^ *corner( +\d+–\d+–\d+| +–){3} *$", result.stdout, re.M)
+    assert re.search(r"\d+% \[\d+%, \d+%\]", result.stdout)
+    assert "Plot: arena.png" in result.stdout
+    assert Path("arena.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_equal_seeds_give_equal_tables_wherever_it_runs() -> None:
+    args = ("random", "other=random", "--games", "10")
+    first = arena(*args, "--seed", "4").stdout
+    assert arena(*args, "--seed", "4", backend="thread").stdout == first
+    assert arena(*args, "--seed", "5").stdout != first
+
+
+def test_a_whole_pool_plays_and_may_be_given_a_name() -> None:
+    printed = arena("first=players.py:make@pool/*", "players.py:make@pool/old", "--games", "2").stdout
+    assert all(re.search(rf"^ *{name} ", printed, re.M) for name in ("first/old", "first/new", "old"))
+    assert "12 games" in printed
+
+
+def test_intervals_are_of_the_confidence_that_was_asked_for() -> None:
+    widths = []
+    for confidence in ("0.5", "0.95"):
+        printed = arena("random", "players.py:corner", "--games", "20", "--confidence", confidence).stdout
+        found = re.search(r"^ *corner +\d+ ± (\d+) +40 ", printed, re.M)
+        assert found, printed
+        widths.append(int(found[1]))
+    assert 2 < widths[1] / widths[0] < 4, "1.96 to 0.67"
+
+
+@pytest.mark.parametrize(("kind", "module"), [("elo", "marlvec"), ("skill", "openskill"), ("alpha-rank", "pyspiel")])
+def test_players_can_be_rated_in_other_ways(kind: str, module: str) -> None:
+    pytest.importorskip(module)
+    printed = arena("random", "players.py:corner", "--games", "20", "--rating", kind).stdout
+    names = [line.split()[0] for line in printed.splitlines() if line.strip().startswith(("random ", "corner "))]
+    assert names[:2] == ["corner", "random"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("random",), "a match needs two policies"),
+        (("random", "random"), "there are two players 'random'; give one another id: ID=random"),
+        (("random", "a=random", "--confidence", "1"), "--confidence 1.0: expected a number between 0 and 1"),
+        (("random", "a=random", "--plot", "a.docx"), "--plot a.docx: expected a name that ends in one of"),
+        (("random", "players.py:make@pool/x"), "no opponent 'x' in pool"),
+        (("random", "a=random", "--connectors", "b=FlattenObs"), "no policy 'b'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(args: tuple[str, ...], words: str) -> None:
+    result = arena(*args)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+THREADS = """
+import numpy as np
+import marlvec.vector.shards.partition
+
+def first(rows):
+    import torch
+    with open("threads", "w") as file:
+        file.write(str(torch.get_num_threads()))
+    return np.argmax(rows["action_mask"], axis=1)
+"""
+
+
+def test_torch_has_as_many_threads_as_there_are_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a container's quota is one core of several; torch is there already, or is imported by a policy."""
+    pytest.importorskip("torch")
+    (tmp_path / "threads.py").write_text(THREADS, encoding="utf-8")
+    command = ("arena", "tictactoe", "random", "threads.py:first", "--games", "1", "--backend", "sync")
+    script = f"""
+import os, sys
+import marlvec.vector.shards.partition
+{{before}}
+given = dict(os.environ)
+marlvec.vector.shards.partition.usable_cores = lambda: 1
+sys.argv = ["marlvec", *{command!r}]
+from marlvec.cli.console import torch_within_cores
+from marlvec.cli import app
+app(prog_name="marlvec", standalone_mode=False)
+assert os.environ.get("OMP_NUM_THREADS") == given.get("OMP_NUM_THREADS")
+{{after}}
+"""
+    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    for before, after in (
+        ("", "assert 'torch' in sys.modules"),
+        ("import torch; torch.set_num_threads(3)", "assert torch.get_num_threads() == 3"),
+    ):
+        code = script.format(before=before, after=after)
+        subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True, cwd=tmp_path)
+        assert Path("threads").read_text(encoding="utf-8") == "1"
+        Path("threads").unlink()

@@ -1,0 +1,443 @@
+"""``marlvec rollout``, ``envs`` and ``connectors``, as somebody at a terminal meets them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from marlvec import __version__
+from marlvec.cli import app
+from tests.terminal import at_a_terminal
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAYERS = '''
+import numpy as np
+from marlvec import Policy, RandomPolicy
+
+calls = 0
+
+def left(rows):
+    return np.ones(len(rows), np.int64)
+
+def stop(rows):
+    """As if somebody pressed Ctrl-C."""
+    global calls
+    calls += 1
+    if calls == 40:
+        raise KeyboardInterrupt
+    return left(rows)
+
+def confused(rows):
+    return np.zeros(len(rows) + 1, np.int64)
+
+def broken(rows):
+    return 1 // 0
+
+class Own(Policy):
+    def act(self, rows, *, explore=True):
+        return left(rows)
+
+class Needy(Own):
+    def __init__(self, weights):
+        pass
+
+class Stranger:
+    pass
+
+class Plain:
+    def act(self, rows):
+        return left(rows)
+
+plain = Plain()
+instance = RandomPolicy(seed=3)
+number = 3
+'''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with policies in it, to stand in; what the commands do to this process is undone."""
+    (tmp_path / "players.py").write_text(PLAYERS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in {"players", "my_env"} & (set(sys.modules) - before):
+        del sys.modules[name]
+
+
+def marlvec(*args: str) -> Any:
+    return CliRunner().invoke(app, args, prog_name="marlvec")
+
+
+def succeed(*args: str) -> str:
+    result = marlvec(*args)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+def small(*args: str, env: str = "simple_spread", steps: int = 200) -> str:
+    """A rollout in this process, of few steps."""
+    return succeed("rollout", env, "--num-envs", "4", "--env-steps", str(steps), "--backend", "sync", *args)
+
+
+def cells(printed: str, policy: str) -> list[str]:
+    """The row of one policy, cell by cell."""
+    (line,) = [line for line in printed.splitlines() if line.strip().startswith(f"{policy} ")]
+    return re.split(r"\s{2,}", line.strip())
+
+
+# --- rollout
+
+
+def test_the_table_counts_what_happened() -> None:
+    printed = small("--seed", "0")
+    policy, plays, rows, obs, actions, mean, extremes, length = cells(printed, "random")
+    assert (policy, plays, rows) == ("random", "agent_0, agent_1, agent_2", "600")
+    assert (obs, actions, length) == ("(n, 18) float32", "(n,) int64", "25")
+    low, high = map(float, extremes.split(" … "))
+    assert low < float(mean.split(" ± ")[0]) < high < 0
+    assert "simple_spread_v3 · 4 envs × 3 agents, in this process" in printed
+    assert re.search(r"^200 env steps, 600 agent steps, 8 episodes in \d+\.\d s: [\d,]+ env steps/s$", printed, re.M)
+    assert "time went to: envs " in printed
+
+
+def test_a_seed_gives_the_same_table_whatever_runs_it() -> None:
+    def table(*args: str) -> list[str]:
+        return cells(small(*args), "random")
+
+    reference = table("--seed", "7")
+    assert table("--seed", "7", "--autoreset-mode", "next_step") == reference
+    assert table("--seed", "7", "--autoreset-mode", "disabled") == reference
+    args = ("--num-envs", "4", "--env-steps", "200", "--seed", "7", "--num-workers", "2")
+    printed = succeed("rollout", "simple_spread", *args)
+    assert "2 worker processes" in printed
+    assert cells(printed, "random") == reference
+    assert table("--seed", "8") != reference
+
+
+def test_complete_batches_hold_whole_episodes() -> None:
+    printed = small("--batch-mode", "complete", steps=230)
+    assert "250 env steps, 750 agent steps" in printed
+
+
+def test_two_policies_with_connectors_of_their_own(folder: Path) -> None:
+    printed = small(
+        *("--policy", "main=random", "--policy", "players.py:left", "--mapping", "agent_2=left"),
+        *("--connectors", "main=FlattenObs, NormalizeObs(clip=5), FrameStack(4), AgentIndicator()"),
+    )
+    assert cells(printed, "main")[1:5] == ["agent_0, agent_1", "400", "(n, 75) float32", "(n,) int64"]
+    assert cells(printed, "left")[1:5] == ["agent_2", "200", "(n, 18) float32", "(n,) int64"]
+
+
+def test_one_chain_for_every_policy() -> None:
+    args = ("--policy", "a=random", "--policy", "b=random", "--mapping", "agent_0=b", "--connectors", "FrameStack(2)")
+    printed = small(*args)
+    assert cells(printed, "a")[1:4] == ["agent_1, agent_2", "400", "(n, 36) float32"]
+    assert cells(printed, "b")[1:4] == ["agent_0", "200", "(n, 36) float32"]
+
+
+@pytest.mark.parametrize("what", ["left", "Own", "instance", "Plain", "plain"])
+def test_what_can_be_a_policy(what: str) -> None:
+    assert cells(small("--policy", f"players:{what}"), what)[2] == "600"
+    assert cells(small("--policy", f"me={Path.cwd()}/players.py:{what}"), "me")[2] == "600"
+
+
+def test_the_longest_prefix_decides() -> None:
+    args = ("--policy", "a=random", "--policy", "b=random", "--policy", "c=random")
+    printed = small(*args, "--mapping", "agent=b", "--mapping", "agent_1=c", "--mapping", "agent_2=a")
+    assert [cells(printed, name)[1] for name in "abc"] == ["agent_2", "agent_0", "agent_1"]
+
+
+def test_groups_act_at_random_each_on_its_own() -> None:
+    printed = small(env="simple_tag", steps=100)
+    assert cells(printed, "adversary")[1:4] == ["adversary_0, adversary_1, adversary_2", "300", "(n, 16) float32"]
+    assert cells(printed, "agent")[1:4] == ["agent_0", "100", "(n, 14) float32"]
+
+
+def test_agents_that_fare_differently_have_lines_of_their_own() -> None:
+    printed = small("--seed", "0", env="tictactoe", steps=1500)
+    first, second = cells(printed, "player_1"), cells(printed, "player_2")
+    assert float(first[1].split(" ± ")[0]) > 0 > float(second[1].split(" ± ")[0]), "who begins wins more often"
+    assert "player_1 " not in small("--seed", "0", env="tictactoe", steps=40)
+
+
+def test_arguments_reach_the_env() -> None:
+    printed = small("--set", "N=4", "--set", "max_cycles=10", "--set", "continuous_actions=true")
+    _, plays, rows, obs, actions, *_, length = cells(printed, "random")
+    assert (plays, rows, obs) == ("agent_0, agent_1, agent_2, agent_3", "800", "(n, 24) float32")
+    assert (actions, length) == ("(n, 5) float32", "10")
+
+
+def test_an_env_from_a_file_beside_one(folder: Path) -> None:
+    (folder / "my_env.py").write_text("from marlvec.testing import CounterEnv as Mine\n", encoding="utf-8")
+    args = ("--num-envs", "3", "--env-steps", "30", "--num-workers", "1")
+    assert "3 envs × 3 agents" in succeed("rollout", "my_env:Mine", *args)
+
+
+def test_a_rollout_in_which_no_episode_ends(folder: Path) -> None:
+    printed = small("--plot", "none.png", steps=20)
+    assert cells(printed, "random")[-3:] == ["–", "–", "–"]
+    assert "no episode ended" in printed
+    assert (folder / "none.png").exists()
+
+
+def test_ctrl_c_ends_early_with_what_there_is() -> None:
+    result = marlvec("rollout", "simple_spread", "--num-envs", "4", "--backend", "sync", "--policy", "players.py:stop")
+    assert result.exit_code == 130
+    steps = re.search(r"^stopped after (\d+) env steps, (\d+) agent steps", result.stdout, re.M)
+    assert steps is not None
+    assert 0 < int(steps[1]) < 40 * 4
+    assert int(steps[2]) == 3 * int(steps[1])
+    assert cells(result.stdout, "stop")[2] == steps[2]
+
+
+def test_the_command_itself_with_a_terminal_for_errors(folder: Path) -> None:
+    """The bar is on stderr, where it is a terminal; stdout has the table and nothing else."""
+    command = [sys.executable, "-m", "marlvec.cli", "rollout", "simple_spread", "--env-steps", "800"]
+    code, printed, seen = at_a_terminal(command)
+    assert code == 0
+    assert "\x1b" not in printed
+    assert cells(printed, "random")[2] == "2,400"
+    bar = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
+    assert "800/800 env steps" in bar
+    assert re.search(r"\d/s  team return \(sum over agents\) -\d", bar)
+
+
+# --- plots
+
+
+def test_a_plot_is_a_picture(folder: Path) -> None:
+    from matplotlib import image
+
+    printed = small("--plot", "out.png", "--policy", "a=random", "--policy", "b=random", "--mapping", "agent_1=b")
+    assert printed.endswith("Plot: out.png\n")
+    data = (folder / "out.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert len(data) > 20_000
+    pixels = image.imread(folder / "out.png")
+    assert pixels.shape[0] > 700 < pixels.shape[1]
+    assert len({tuple(pixel) for pixel in pixels[::5, ::5, :3].reshape(-1, 3).tolist()}) > 20
+
+
+def test_a_plot_of_episodes_of_many_lengths_and_agents_that_differ(folder: Path) -> None:
+    small("--seed", "0", "--plot", "out.svg", env="tictactoe", steps=1500)
+    drawn = (folder / "out.svg").read_text(encoding="utf-8")
+    assert drawn.count("<path") > 50
+    assert "<!-- return per agent -->" in drawn
+
+
+def test_a_plot_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = marlvec("rollout", "simple_spread", "--plot", "out.png")
+    assert result.exit_code == 2
+    assert 'pip install "marlvec[plot]"' in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (folder / "out.png").exists()
+    assert result.stdout == "", "nothing ran"
+
+
+# --- files
+
+
+def write(folder: Path, **texts: str) -> None:
+    """Modules in a folder."""
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+
+
+MOVES = """
+import numpy as np
+import helper
+from kit.tools import number
+
+def {name}(rows):
+    assert helper.number == number == {number}
+    return np.full(len(rows), number)
+"""
+
+
+def test_a_policy_file_imports_what_stands_beside_it(folder: Path) -> None:
+    """Two files in two folders, each with a helper of the same name; and neighbours named as what is installed."""
+    for k, side in enumerate(("left", "right"), 1):
+        wrong = "raise AssertionError('an installed module was meant')"
+        write(folder / side, **{f"{side}_moves": MOVES.format(name=side, number=k), "helper": f"number = {k}"})
+        write(folder / side / "kit", tools=f"number = {k}")
+        for name in ("mpe2", "gymnasium", "numpy", "colorsys", "cloudpickle"):
+            (folder / side / f"{name}.py").write_text(wrong, encoding="utf-8")
+    before = set(sys.modules)
+    found = list(sys.meta_path)
+    policies = ("--policy", "left/left_moves.py:left", "--policy", "right/right_moves.py:right")
+    try:
+        args = ("rollout", "simple_spread", "--num-envs", "2", "--env-steps", "60", "--backend", "async")
+        printed = succeed(*args, *policies, "--mapping", "agent_2=right")
+        assert cells(printed, "right")[1] == "agent_2"
+        small("--policy", "left/left_moves.py:left")
+    finally:
+        for name in {"left_moves", "right_moves", "helper", "kit", "kit.tools"} & (set(sys.modules) - before):
+            del sys.modules[name]
+    assert not [path for path in sys.path if path.endswith(("left", "right"))]
+    assert sys.meta_path == found
+
+
+def test_a_policy_file_whose_neighbour_is_not_there(folder: Path) -> None:
+    write(folder / "alone", lonely="import nobody_beside_it")
+    result = marlvec("rollout", "simple_spread", "--policy", "alone/lonely.py:act")
+    assert result.exit_code == 2
+    assert "cannot import alone/lonely.py (No module named 'nobody_beside_it')" in result.stderr
+    assert "lonely" not in sys.modules
+
+
+# --- the command itself
+
+
+@pytest.mark.parametrize("module", ["marlvec", "marlvec.cli"])
+def test_python_m_is_the_command(module: str) -> None:
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+        return subprocess.run([sys.executable, "-m", module, *args], env=environ, capture_output=True, text=True)
+
+    shown = run("--help")
+    assert shown.returncode == 0
+    assert "Usage: marlvec [OPTIONS] COMMAND" in shown.stdout
+    assert run("--version").stdout == f"marlvec {__version__}\n"
+    rollout = run("rollout", "simple_spread", "--num-envs", "2", "--env-steps", "20")
+    assert (rollout.returncode, rollout.stderr) == (0, "")
+    assert "20 env steps" in rollout.stdout
+
+
+def test_the_oldest_typer_that_works_is_asked_for() -> None:
+    """Up to 0.12.3 there is no ``list[str] | None``; up to 0.15.3 all take the newest click, and break with it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "typer>=0.15.4" in project["dependencies"]
+
+
+# --- errors
+
+SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "--env-steps", "10")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("rollout", "simple_sprad"), 2, "unknown env 'simple_sprad'. Did you mean 'mpe/simple_spread_v3'"),
+        (("rollout", "nowhere:Env"), 2, "no module 'nowhere'"),
+        ((*SPREAD, "--num-workers", "2"), 2, "num_workers=2 is for workers"),
+        ((*SPREAD, "--set", "N=2", "--set", "N=3"), 2, "N is given twice"),
+        ((*SPREAD, "--set", "N"), 2, "expected KEY=VALUE"),
+        ((*SPREAD, "--set", "speed=3"), 2, "unexpected keyword argument 'speed'; --traceback shows where"),
+        ((*SPREAD, "--policy", "players"), 2, "expected random, MODULE:ATTR or FILE.py:ATTR"),
+        ((*SPREAD, "--policy", "nowhere:b:c"), 2, "cannot import nowhere:b"),
+        ((*SPREAD, "--policy", "players.py:nobody"), 2, "players.py has no 'nobody'"),
+        ((*SPREAD, "--policy", "other.py:left"), 2, "cannot import other.py"),
+        ((*SPREAD, "--policy", "players.py:number"), 2, "must be a marlvec Policy, an object with a method act(rows)"),
+        ((*SPREAD, "--policy", "players.py:Stranger"), 2, "Stranger is no policy: it has no method act(rows)"),
+        ((*SPREAD, "--policy", "players.py:Needy"), 2, "Needy needs the arguments ['weights']"),
+        ((*SPREAD, "--policy", "random", "--policy", "random"), 2, "two policies 'random'"),
+        ((*SPREAD, "--policy", "a=random", "--policy", "b=random"), 2, "policy 'b' plays nobody"),
+        ((*SPREAD, "--mapping", "agent=a"), 2, "there is no --policy"),
+        ((*SPREAD, "--policy", "a=random", "--mapping", "agent"), 2, "expected PREFIX=ID, e.g. agent_2=a"),
+        ((*SPREAD, "--policy", "a=random", "--mapping", "agent=b"), 2, "no policy 'b'; there are ['a']"),
+        ((*SPREAD, "--policy", "a=random", "--mapping", "x=a"), 2, "no agent's name begins with 'x'"),
+        ((*SPREAD, "--connectors", "Normalise"), 2, "no agent connector 'Normalise'; there are ActionMaskFromObs, "),
+        ((*SPREAD, "--connectors", "ClipActions"), 2, "no agent connector 'ClipActions'"),
+        ((*SPREAD, "--connectors", "FrameStack(0)"), 2, "FrameStack(0): k must be at least 1"),
+        ((*SPREAD, "--connectors", "FrameStack(x)"), 2, "FrameStack(x)"),
+        ((*SPREAD, "--connectors", "FrameStack("), 2, "expected names or calls"),
+        ((*SPREAD, "--connectors", "a.b(3)"), 2, "expected names or calls"),
+        ((*SPREAD, "--connectors", "f=FlattenObs"), 2, "no policy 'f'"),
+        ((*SPREAD, "--connectors", "FlattenObs", "--connectors", "FlattenObs"), 2, "one chain for all policies"),
+        ((*SPREAD, "--plot", "out.xyz"), 2, "expected a name that ends in one of "),
+        ((*SPREAD, "--plot", "nowhere/out.png"), 2, "there is no folder nowhere"),
+        ((*SPREAD, "--policy", "players.py:confused"), 1, "policy 'confused' was given 6 rows"),
+        (("rollout", "marlvec.testing:RaisingEnv", "--backend", "sync"), 1, "env 0 raised in step(): ValueError"),
+        (("envs", "nothing like it"), 1, "no env id contains 'nothing like it'"),
+        (("connectors", "nothing"), 1, "no connector has 'nothing' in its name"),
+        (("connectors", "Stack", "--side", "action"), 1, "no connector of the action side has 'Stack' in its name"),
+    ],
+)
+def test_an_error_is_one_line(args: tuple[str, ...], code: int, words: str) -> None:
+    result = marlvec(*args)
+    assert result.exit_code == code, result.output
+    assert words in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_an_error_with_its_traceback() -> None:
+    result = marlvec("rollout", "marlvec.testing:RaisingEnv", "--backend", "sync", "--traceback")
+    assert result.exit_code == 1
+    assert type(result.exception).__name__ == "EnvRaised"
+    assert "where it happened" in str(result.exception)
+
+
+def test_a_bug_in_a_policy_is_shown_where_it_is() -> None:
+    result = marlvec(*SPREAD, "--policy", "players.py:broken")
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    "args", [("rollout",), ("rollout", "simple_spread", "--num-envs", "0"), ("dance",), ("rollout", "x", "--fast")]
+)
+def test_a_wrong_command_line_says_how_it_is_used(args: tuple[str, ...]) -> None:
+    result = marlvec(*args)
+    assert result.exit_code == 2
+    assert "Usage: marlvec" in result.stderr
+
+
+# --- the rest
+
+
+def test_envs_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rlcard", None)
+    printed = succeed("envs")
+    lines = dict(re.findall(r"^ *(\S+/\S+) +(.*?) *$", printed, re.M))
+    assert lines["mpe/simple_spread_v3"].split() == ["mpe", "–", "yes"]
+    assert lines["pettingzoo/atari/pong_v3"].split() == ["atari", "atari", "yes"]
+    assert lines["pettingzoo/classic/leduc_holdem_v4"].split() == ["classic", "classic", "no"]
+    assert re.search(r'^For the others: pip install "marlvec\[classic\]"$', printed, re.M)
+    assert not any(name.startswith("gymnasium/") for name in lines)
+
+
+def test_envs_can_be_searched() -> None:
+    printed = succeed("envs", "CARTPOLE-v1")
+    assert re.search(r"^ *gymnasium/CartPole-v1 +gymnasium +– +yes *$", printed, re.M)
+    assert "simple_spread" not in printed
+    assert "For the others" not in printed
+    assert "simple_spread" in succeed("envs", "spread")
+
+
+def test_connectors_are_listed_by_side() -> None:
+    printed = succeed("connectors")
+    assert re.search(
+        r"^Agent side: .*(\n.*)*^ *FrameStack +Puts an agent's last k.*(\n.*)*^Action side: ", printed, re.M
+    )
+    assert re.search(
+        r"^ *ToNumpy +Turns every column that is not numpy yet into arrays, leaf by leaf *$", printed, re.M
+    )
+    actions = succeed("connectors", "clip", "--side", "action")
+    assert "ClipActions" in actions
+    assert "ClipReward" not in actions
+    assert "Agent side" not in actions
+
+
+def test_version_and_help() -> None:
+    assert succeed("--version") == f"marlvec {__version__}\n"
+    for args in (("--help",), ("rollout", "--help"), ("envs", "--help"), ("connectors", "--help")):
+        assert "Usage: marlvec" in succeed(*args)
+    assert "rollout" in marlvec().output

@@ -1,0 +1,260 @@
+"""``marlvec record``, as somebody at a terminal meets it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from marlvec.cli import app
+from marlvec.envs.wrappers import video
+from marlvec.policies import save_policy
+from marlvec.selfplay import OpponentPool
+from tests.painter import frames_of, places_of, read
+
+ROOT = Path(__file__).resolve().parents[2]
+PAINTER = "tests.painter:PainterEnv"
+CARDS = '''
+from marlvec import Policy
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+from tests.painter import PainterEnv
+
+class Masked(PainterEnv):
+    """Allows the last action only."""
+
+    def observation_space(self, agent):
+        return Dict({"observation": super().observation_space(agent), "action_mask": Box(0, 1, (3,), np.int8)})
+
+    def _observe(self):
+        mask = np.array([0, 0, 1], np.int8)
+        return {name: {"observation": obs, "action_mask": mask} for name, obs in super()._observe().items()}
+
+    def step(self, actions):
+        assert set(actions.values()) == {2}
+        return super().step(actions)
+
+class Shrinking(PainterEnv):
+    def render(self):
+        return super().render()[: 96 - 2 * self.t]
+
+class Tired(PainterEnv):
+    def step(self, actions):
+        if self.t == 2:
+            raise KeyboardInterrupt
+        return super().step(actions)
+
+class Steady(Policy):
+    """Plays its one number."""
+
+    number = np.array(0)
+
+    def act(self, rows, *, explore=True):
+        return np.full(len(rows), self.number)
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+class Noting(PainterEnv):
+    """Writes down who did what."""
+
+    def step(self, actions):
+        with open("notes", "a") as notes:
+            notes.write(f"{sorted(set(int(action) for action in actions.values()))}")
+        return super().step(actions)
+
+def one(rows):
+    return np.ones(len(rows), np.int64)
+'''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A folder with envs in it, to stand in; what the command does to this process is undone."""
+    (tmp_path / "cards.py").write_text(CARDS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    yield tmp_path
+    sys.modules.pop("cards", None)
+
+
+def record(*args: str) -> Any:
+    return CliRunner().invoke(app, ["record", *args], prog_name="marlvec")
+
+
+def succeed(*args: str) -> str:
+    result = record(*args)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert (result.exit_code, result.stderr) == (0, "")
+    return str(result.stdout)
+
+
+def refuse(*args: str, code: int = 2) -> str:
+    result = record(*args)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert not list(Path().glob("*.mp4*")), "nothing is left, under no name"
+    return str(result.stderr)
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "gif"])
+@pytest.mark.parametrize("backend", ["sync", "thread", "async"])
+def test_every_episode_is_there_from_its_first_frame_to_its_last(suffix: str, backend: str) -> None:
+    out = succeed(
+        *(PAINTER, "-o", f"out.{suffix}", "--episodes", "3", "--set", "length=4", "--seed", "0", "--backend", backend)
+    )
+    assert places_of(Path(f"out.{suffix}")) == [(0, episode, t) for episode in range(3) for t in range(5)]
+    assert "3 episodes of painter: 15 frames of 96 × 48 pixels, 0.6 s at 25 frames/s" in out
+    assert f"Video: out.{suffix}" in out
+
+
+def test_several_envs_stand_side_by_side_until_each_has_played_its_episodes() -> None:
+    out = succeed(PAINTER, "-o", "out.mp4", "--episodes", "2", "--num-envs", "3", "--seed", "3")
+    frames = frames_of(Path("out.mp4"))
+    shown: list[list[tuple[int, int, int]]] = []
+    for i in range(3):
+        top, left = i // 2 * 48, i % 2 * 96
+        shown.append([read(frame[top : top + 48, left : left + 96]) for frame in frames])
+    assert all((frame[48:, 96:] < 30).all() for frame in frames), "the fourth cell is empty"
+    lengths = []
+    for i, places in enumerate(shown):
+        changed = [place for k, place in enumerate(places) if k == 0 or place != places[k - 1]]
+        ends = [max(t for _, episode, t in changed if episode == e) for e in range(2)]
+        assert changed == [(i, e, t) for e in range(2) for t in range(ends[e] + 1)]
+        lengths += ends
+    assert len(set(lengths)) > 1, "episodes of unequal lengths are what this is about"
+    listed = re.findall(r"in (\d+) steps", out)
+    assert sorted(map(int, listed)) == sorted(lengths)
+
+
+def test_a_seed_makes_the_same_film_and_a_limit_a_shorter_one() -> None:
+    args = (PAINTER, "--episodes", "2", "--num-envs", "2")
+    first, second = (succeed(*args, "-o", name, "--seed", "5").replace(name, "") for name in ("one.mp4", "two.mp4"))
+    assert first == second
+    assert Path("one.mp4").read_bytes() == Path("two.mp4").read_bytes()
+    out = succeed(PAINTER, "-o", "short.gif", "--set", "length=9", "--max-episode-steps", "2", "--fps", "5")
+    assert places_of(Path("short.gif")) == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+    assert "1 episode of painter: 3 frames of 96 × 48 pixels, 0.6 s at 5 frames/s" in out
+
+
+def test_policies_play_and_their_returns_are_told() -> None:
+    out = succeed(
+        *(PAINTER, "-o", "out.mp4", "--set", "length=3", "--policy", "a=cards:one", "--policy", "cards.py:one"),
+        *("--mapping", "agent_1=one", "--episodes", "2"),
+    )
+    # Two agents, each paid t and its action, 1, in steps 1, 2 and 3.
+    assert "Returns, all agents together: 18.00 in 3 steps, 18.00 in 3 steps" in out
+    assert "Return, all agents together: 24.00 in 3 steps" in succeed(
+        "cards:Masked", "-o", "m.gif", "--set", "length=3"
+    )
+    assert places_of(Path("m.gif")) == [(0, 0, t) for t in range(4)], "random policies keep to the masks"
+
+
+def test_a_real_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SDL_VIDEODRIVER")
+    out = succeed("simple_spread", "-o", "spread.gif", "--episodes", "2", "--max-episode-steps", "4", "--seed", "1")
+    assert "2 episodes of simple_spread_v3: 10 frames of 700 × 700 pixels, 1.0 s at 10 frames/s" in out
+    assert os.environ["SDL_VIDEODRIVER"] == "dummy", "a machine without a screen will do"
+    frames = frames_of(Path("spread.gif"))
+    assert len({frame.tobytes() for frame in frames}) >= 8, "something moves"
+    assert all((np.abs(frame.astype(int) - 255) > 60).any() for frame in frames), "something is drawn"
+
+
+def test_ctrl_c_keeps_what_there_is() -> None:
+    result = record("cards:Tired", "-o", "out.mp4", "--set", "length=5", "--episodes", "2")
+    assert result.exit_code == 130
+    assert "stopped early; 0 episodes of painter: 3 frames" in result.stdout
+    assert places_of(Path("out.mp4")) == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((PAINTER, "-o", "out.avi"), "--output out.avi: expected a name that ends in .mp4 or .gif"),
+        ((PAINTER, "-o", "out"), "--output out: expected a name that ends in .mp4 or .gif"),
+        ((PAINTER, "-o", "nowhere/out.mp4"), "--output nowhere/out.mp4: there is no folder nowhere"),
+        ((PAINTER, "-o", "out.mp4", "--fps", "0"), "--fps: expected a positive number of frames a second, got 0.0"),
+        ((PAINTER, "-o", "out.gif", "--fps", "60"), "--fps: viewers show a GIF with at most 50 frames a second"),
+        (("simple_sprea", "-o", "out.mp4"), "unknown env 'simple_sprea'"),
+        ((PAINTER, "-o", "out.mp4", "--policy", "nobody"), "--policy nobody: expected random, MODULE:ATTR"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_line(args: tuple[str, ...], words: str) -> None:
+    said = refuse(*args)
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def test_an_env_that_cannot_be_filmed_names_what_it_supports() -> None:
+    said = refuse("marlvec.testing.scripted:ScriptedParallelEnv", "-o", "out.mp4")
+    assert "render_mode='rgb_array': " in said
+    assert "supports none at all" in said
+
+
+def test_frames_of_changing_size_are_refused_and_leave_no_file() -> None:
+    said = refuse("cards:Shrinking", "-o", "out.mp4", "--set", "size=[96,96]", "--set", "length=3", code=1)
+    assert "frame 1 of out.mp4: expected one like those before it" in said
+
+
+def test_a_missing_extra_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    assert 'pip install "marlvec[video]"' in refuse("cards:NotEvenThere", "-o", "out.mp4")
+    with pytest.raises(ImportError):
+        video.find_ffmpeg()
+
+
+def test_a_terminal_sees_a_bar_over_episodes(folder: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "marlvec.cli", "record", PAINTER, "-o", "out.gif", "--episodes", "3"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120", "NO_COLOR": "1"}
+    process = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=follower)
+    os.close(follower)
+    shown = b""
+    try:
+        while piece := os.read(leader, 4096):
+            shown += piece
+    except OSError:  # the other end is closed
+        pass
+    os.close(leader)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert "3/3" in shown.decode()
+    assert "episodes" in shown.decode()
+    assert "3 episodes of painter" in out.decode()
+
+
+def test_opponents_of_a_pool_and_files_of_policies_play(tmp_path: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "cards"}
+    exec(CARDS, namespace)
+    pool = OpponentPool(namespace["Steady"], folder=tmp_path / "pool")
+    for number in (1, 2):
+        policy = namespace["Steady"]()
+        policy.load_state_dict({"number": np.array(number)})
+        pool.add(f"old_{number}", policy)
+        save_policy(tmp_path / f"{number}.npz", policy)
+    for path, number in (("pool", 2), ("pool/old_1", 1), ("1.npz", 1), ("2.npz", 2)):
+        succeed("cards:Noting", "-o", "out.mp4", "--set", "length=3", "--policy", f"cards.py:Steady@{path}")
+        assert Path("notes").read_text(encoding="utf-8") == f"[{number}]" * 3
+        Path("notes").unlink()
+    mixed = ("--policy", "old=cards.py:Steady@pool", "--policy", "cards.py:one", "--mapping", "agent_1=one")
+    succeed("cards:Noting", "-o", "out.mp4", "--set", "length=1", *mixed)
+    assert Path("notes").read_text(encoding="utf-8") == "[1, 2]"
+    Path("out.mp4").unlink()
+    twice = ("--policy", "one=cards.py:Steady@pool", "--policy", "cards.py:one")
+    assert "there are two policies 'one'" in refuse("cards:Noting", "-o", "out.mp4", *twice)
+    assert "there is no file nowhere; save_policy() writes one, or a pool" in refuse(
+        "cards:Noting", "-o", "out.mp4", "--policy", "cards.py:Steady@nowhere"
+    )

@@ -1,0 +1,456 @@
+"""What the collector does with connectors: each row once, last ones included, and a fresh start for each episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from marlvec.collect import Collector
+from marlvec.connectors import (
+    ActionPipeline,
+    AgentConnector,
+    AgentIndicator,
+    AgentPipeline,
+    FilterRows,
+    FlattenObs,
+    FrameStack,
+    LearnerPipeline,
+    NormalizeObs,
+    RepeatActions,
+    RnnState,
+    Rows,
+    action_connector,
+    agent_connector,
+)
+from marlvec.errors import ArgumentError, ContractError, StateError
+from marlvec.policies import FunctionPolicy, RandomPolicy
+from marlvec.testing.scripted import WIDTH, CounterEnv, SampledEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
+from tests.collect.helpers.players import MODES, EchoPolicy, sync
+
+Key = tuple[int, int, int, int, bool]  # eps_id, env, agent, t, last
+
+
+class Spy(AgentConnector):
+    """Notes every row that passes, every reset, and what policies answered."""
+
+    def __init__(self) -> None:
+        self.seen: list[Key] = []
+        self.first: set[Key] = set()
+        self.resets: list[list[int]] = []
+        self.answered: list[tuple[int, int, int, int]] = []
+        self.running: set[tuple[int, int]] = set()
+
+    def __call__(self, rows: Rows) -> Rows:
+        names = ("eps_id", "env_id", "agent_index", "t", "last")
+        keys = list(zip(*(rows[name].tolist() for name in names), strict=True))
+        self.seen += keys
+        for key, first, reward in zip(keys, rows["first"].tolist(), rows["reward"].tolist(), strict=True):
+            lane = key[1], key[2]
+            assert first == (lane not in self.running)  # a first row comes once, and after a reset
+            assert not (first and reward)
+            self.running.add(lane)
+            if first:
+                self.first.add(key)
+        return rows
+
+    def reset(self, env_ids: Any = None) -> None:
+        self.resets.append(list(env_ids))
+        self.running = {lane for lane in self.running if lane[0] not in set(self.resets[-1])}
+
+    def on_policy_output(self, rows: Rows) -> None:
+        assert "actions_for_env" in rows
+        names = ("eps_id", "env_id", "agent_index", "actions")
+        self.answered += list(zip(*(rows[name].tolist() for name in names), strict=True))
+
+
+@pytest.mark.checklist(48)
+@pytest.mark.fault("E8")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])
+def test_final_observations_pass_the_same_connectors_and_every_row_passes_once(kind: str, mode: str) -> None:
+    spy, norm = Spy(), NormalizeObs(clip=None)
+    pipeline = AgentPipeline([spy, FlattenObs(), FrameStack(2), norm, AgentIndicator()])
+    with sync(kind, 3, 3, mode) as envs:
+        collector = Collector(envs, RandomPolicy(), agent_connectors=pipeline, seed=6)
+        assert collector.agent_connectors["main"] is pipeline
+        batches = [collector.collect(env_steps=n)["main"] for n in (50, 7, 64, 13, 30)]
+
+        assert len(spy.seen) == len(set(spy.seen)) == int(norm.counts[0])  # nothing twice, nothing left out
+        rows = {key: np.concatenate([batch[key] for batch in batches]) for key, _ in batches[0].items()}
+        ended = rows["terminated"] | rows["truncated"]
+        passed = set(spy.seen)
+        for i in range(len(ended)):
+            name = (int(rows["eps_id"][i]), int(rows["env_id"][i]), int(rows["agent_index"][i]))
+            t = int(rows["t"][i])
+            assert (*name, t, False) in passed
+            assert (*name, t + 1, bool(ended[i])) in passed  # its outcome: the next turn, or the last row
+        assert ended.sum() > 20
+        assert len(spy.answered) == collector.metrics.agent_steps
+
+
+@pytest.mark.checklist(48)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_final_observation_is_stacked_on_those_before_it(mode: str) -> None:
+    with SyncVectorEnv([lambda i=i: CounterEnv([1, 2, 5], env_index=i) for i in range(3)], autoreset_mode=mode) as envs:
+        chain = [FrameStack(3, new_axis=True, axis=0)]
+        rows = Collector(envs, RandomPolicy(), agent_connectors=chain, seed=0).collect(env_steps=90)["main"]
+        t, clock = rows["t"], rows["next_obs"][:, :, 3]
+        assert rows["obs"].shape == (270, 3, WIDTH)
+        for back in range(3):  # the frame `back` steps before the next observation; zeros before the episode
+            expected = np.maximum(t + 1 - back, 0)
+            np.testing.assert_array_equal(clock[:, 2 - back], expected)
+            present = t + 1 - back >= 0
+            episode = rows["next_obs"][:, 2 - back, 2]
+            np.testing.assert_array_equal(episode[present], rows["obs"][:, 2, 2][present])
+            assert not rows["next_obs"][:, 2 - back][~present].any()
+        assert rows["truncated"].sum() > 60
+
+
+@pytest.mark.checklist(93)
+@pytest.mark.parametrize("mode", MODES)
+def test_an_episodes_end_resets_that_envs_state_in_the_connectors_of_all_policies(mode: str) -> None:
+    """Also of a policy that does not play there, which may next time."""
+    spies = {"left": Spy(), "right": Spy()}
+    with sync("parallel", 3, 3, mode) as envs:
+        collector = Collector(
+            envs,
+            {"left": EchoPolicy(), "right": EchoPolicy()},
+            lambda name, episode: ["left", "right"][(episode.number + int(name[-1])) % 2],
+            agent_connectors={name: [spy] for name, spy in spies.items()},
+            seed=3,
+        )
+        batch = collector.collect(env_steps=90)
+        ended = [record.env_id for record in collector.metrics.episodes]
+        for name, spy in spies.items():
+            assert spy.resets[0] == [0, 1, 2]
+            assert [i for reset in spy.resets[1:] for i in reset] == ended
+            assert {key[:3] for key in spy.seen} >= set(
+                zip(*(batch[name][k].tolist() for k in ("eps_id", "env_id", "agent_index")), strict=True)
+            )
+        assert len(ended) > 12
+        collector.reset()
+        assert all(spy.resets[-1] == [0, 1, 2] for spy in spies.values())
+
+
+def test_columns_that_connectors_add_reach_policy_and_batch() -> None:
+    @agent_connector
+    def number(rows: Rows) -> Rows:
+        return rows.replace(state={"h": rows["obs"][:, :2] + 0.5}, late=rows["t"] > 2)
+
+    @action_connector
+    def temper(rows: Rows) -> Rows:
+        return rows.replace(logp=rows["logp"] * 2, noise=rows["obs"][:, 4])
+
+    def act(rows: Rows) -> Any:
+        assert rows["state"]["h"].shape == (len(rows), 2)
+        return np.zeros(len(rows), int), {"logp": rows["state"]["h"][:, 0]}
+
+    with sync("keyed", 2, 3) as envs:
+        collector = Collector(
+            envs,
+            FunctionPolicy(act),
+            agent_connectors=[number],
+            action_connectors=ActionPipeline([temper]),
+            seed=0,
+        )
+        rows = collector.collect(env_steps=50)["main"]
+        np.testing.assert_array_equal(rows["state"]["h"], rows["obs"][:, :2] + 0.5)
+        np.testing.assert_array_equal(rows["late"], rows["t"] > 2)
+        np.testing.assert_array_equal(rows["logp"], (rows["env_id"] + 0.5) * 2)
+        np.testing.assert_array_equal(rows["noise"], rows["agent_index"])
+
+
+@pytest.mark.checklist(96)
+def test_batches_hold_the_policys_action_beside_the_one_that_was_sent() -> None:
+    space = Box(np.float32([-3, 0]), np.float32([1, 10]))
+    with SyncVectorEnv(
+        [lambda i=i: SampledEnv(Box(-1, 1, (2,)), space, env_index=i) for i in range(3)], validate="strict"
+    ) as envs:
+        policy = RandomPolicy()
+        rows = Collector(envs, policy, seed=0).collect(env_steps=60)["main"]  # the default: unsquash, clip
+        assert policy.action_space == Box(-1, 1, (2,))
+        assert np.abs(rows["actions"]).max() <= 1
+        np.testing.assert_allclose(rows["actions_for_env"], (rows["actions"] + 1) / 2 * [4, 10] + [-3, 0], atol=1e-5)
+        assert rows["actions_for_env"].dtype == np.float32
+        with pytest.raises(ContractError, match="'main'"):
+            Collector(envs, FunctionPolicy(lambda rows: np.full((len(rows), 2), np.nan))).collect(env_steps=3)
+
+
+def test_a_chain_is_copied_for_each_policy_and_may_be_given_for_each() -> None:
+    with sync("parallel", 2, 2) as envs:
+        names = {"agent_0": "left", "agent_1": "right"}
+
+        def collector(agent: Any, action: Any = None) -> Collector:
+            policies = {"left": RandomPolicy(), "right": RandomPolicy()}
+            return Collector(envs, policies, names, agent_connectors=agent, action_connectors=action, seed=0)
+
+        shared = collector([NormalizeObs()])
+        shared.collect(env_steps=40)
+        counts = [shared.agent_connectors[name]["NormalizeObs"].counts[0] for name in ("left", "right")]
+        assert min(counts) > 10
+        assert shared.agent_connectors["left"] is not shared.agent_connectors["right"]
+        shared.eval()
+        shared.collect(env_steps=40)
+        assert [shared.agent_connectors[name]["NormalizeObs"].counts[0] for name in ("left", "right")] == counts
+        assert shared.train() is shared
+        shared.collect(env_steps=40)
+        assert shared.agent_connectors["left"]["NormalizeObs"].counts[0] > counts[0]
+
+        own = collector({"right": [FlattenObs()]}, {"left": []})
+        assert (len(own.agent_connectors["left"]), len(own.agent_connectors["right"])) == (0, 1)
+        assert len(own.action_connectors["left"]) == 0
+        assert own.action_connectors["right"].names == ActionPipeline.default().names
+
+        pipeline = AgentPipeline([FlattenObs()])
+        with pytest.raises(ArgumentError, match="unknown policies \\['lefft'\\]"):
+            collector({"lefft": [FlattenObs()]})
+        with pytest.raises(ArgumentError, match="given to two policies"):
+            collector({"left": pipeline, "right": pipeline})
+        with pytest.raises(ArgumentError, match="expected an AgentPipeline or a list"):
+            collector(FlattenObs())
+        with pytest.raises(ArgumentError, match="AgentConnector"):
+            collector([lambda rows: rows])
+
+
+@pytest.mark.parametrize("side", ["agent_connectors", "action_connectors", "learner_connectors"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"x": None}, r"unknown policies \['x'\]; the policies are \['main'\]: name those alone"),
+        ({"x": []}, r"unknown policies \['x'\]"),
+        ({"main": None}, "for policy 'main', got None; leave it out for the default ones, or give .* for none"),
+        ({"main": 3}, "Pipeline or a list of connectors for policy 'main', got 3"),
+        (3, "Pipeline or a list of connectors, or a dict of policy id to those, got 3"),
+        ([None], "Pipeline takes .*Connectors, got None"),
+        ({"main": [None]}, "Pipeline takes .*Connectors, got None"),
+    ],
+    ids=str,
+)
+def test_connectors_that_are_none_are_one_class_of_error(side: str, given: Any, message: str) -> None:
+    with sync("parallel", 1, 1) as envs:
+        with pytest.raises(ArgumentError, match=message):
+            Collector(envs, RandomPolicy(), **{side: given})
+        for kind in (AgentPipeline, ActionPipeline, LearnerPipeline):
+            with pytest.raises(ArgumentError, match="takes a list of connectors, got None"):
+                kind(None)  # type: ignore[arg-type]  # on purpose
+
+
+class Dropping(AgentConnector):
+    changes_length = True
+
+    def __call__(self, rows: Rows) -> Rows:
+        return rows.take(rows["agent_index"] > 0)
+
+
+BREACHES: list[tuple[Callable[[], Any], str]] = [
+    (Dropping, "got 4 rows and returned 2"),
+    (lambda: agent_connector(lambda rows: rows.take(np.arange(len(rows))[::-1]), name="turned"), "keep their order"),
+    (lambda: agent_connector(lambda rows: rows.replace(eps_id=rows["eps_id"] + 1), name="renamed"), "'eps_id'"),
+    (lambda: agent_connector(lambda rows: rows.drop("t"), name="dropped"), "'t'"),
+    (lambda: agent_connector(lambda rows: rows.replace(actions=rows["t"]), name="actions"), "named 'actions'"),
+    (
+        lambda: agent_connector(lambda rows: rows.replace(obs=rows["obs"][:, :1] if rows["t"].any() else rows["obs"])),
+        r"'obs' was float64 of shape \(n, 7,\) until now",
+    ),
+    (lambda: agent_connector(lambda rows: rows.replace(extra=rows["t"]) if rows["t"].any() else rows), "until now"),
+]
+
+
+@pytest.mark.parametrize(("piece", "message"), BREACHES)
+def test_connectors_that_break_their_contract_are_named(piece: Callable[[], Any], message: str) -> None:
+    with SyncVectorEnv([lambda i=i: CounterEnv(3, agent_num=2, env_index=i) for i in range(2)]) as envs:
+        collector = Collector(envs, {"culprit": RandomPolicy()}, agent_connectors=[piece()], seed=0)
+        with pytest.raises(ContractError, match=message) as caught:
+            collector.collect(env_steps=20)
+        assert "'culprit'" in str(caught.value)
+        with pytest.raises(StateError, match=r"reset\(\)"):
+            collector.collect(env_steps=1)
+
+
+def test_an_error_in_a_connector_names_piece_and_policy() -> None:
+    @agent_connector
+    def broken(rows: Rows) -> Rows:
+        raise ZeroDivisionError
+
+    @action_connector
+    def moody(rows: Rows) -> Rows:
+        if len(calls) == 2:
+            raise ZeroDivisionError
+        return rows
+
+    calls: list[int] = []
+    with sync("parallel", 2, 2) as envs:
+        with pytest.raises(ZeroDivisionError) as caught:
+            Collector(envs, {"it": RandomPolicy()}, agent_connectors=[FlattenObs(), broken]).collect(env_steps=1)
+        assert caught.value.__notes__ == [
+            "in connector 'broken' of AgentPipeline",
+            "in the agent connectors of policy 'it'",
+        ]
+        policy = FunctionPolicy(lambda rows: calls.append(1) or np.zeros(len(rows), int))
+        collector = Collector(envs, {"it": policy}, action_connectors=[moody])
+        with pytest.raises(ZeroDivisionError) as caught:
+            collector.collect(env_steps=20)
+        assert caught.value.__notes__[0] == "in connector 'moody' of ActionPipeline"
+        assert caught.value.__notes__[1].startswith("in the action connectors of policy 'it'; nothing was sent")
+        assert collector.collect(env_steps=20).env_steps == 20  # nothing was sent, so it goes on
+
+
+def test_masks_of_choices_reach_the_policy_and_the_batch() -> None:
+    @agent_connector
+    def check(rows: Rows) -> Rows:
+        assert rows["action_mask"][rows["last"]].all()  # nothing is left to choose there, so nothing is forbidden
+        return rows
+
+    with sync("masked", 3, 2) as envs:
+        rows = Collector(envs, RandomPolicy(), agent_connectors=[check], seed=0).collect(env_steps=200)["main"]
+        assert rows["action_mask"].shape == (len(rows), 5)
+        assert rows["action_mask"].dtype == np.bool_
+        assert rows["action_mask"][np.arange(len(rows)), rows["actions"]].all()
+        assert not rows["action_mask"].all(axis=1).any()
+        assert Discrete(5) == envs.agent_action_space(0)
+
+
+class Asks(AgentConnector):
+    """Notes of whose rows it was told that they are."""
+
+    def __init__(self) -> None:
+        self.told: set[str | None] = set()
+
+    def __call__(self, rows: Rows) -> Rows:
+        self.told.add(self.policy_id)
+        return rows
+
+
+@pytest.mark.checklist(79)
+def test_a_connector_is_told_whose_rows_it_sees() -> None:
+    """Also one that enters later, and one deep inside."""
+    left, late, deep = Asks(), Asks(), Asks()
+    with sync("parallel", 2, 2) as envs:
+        collector = Collector(
+            envs,
+            {"left": RandomPolicy(), "right": RandomPolicy()},
+            {"agent_0": "left", "agent_1": "right"},
+            agent_connectors={"left": [left], "right": [AgentPipeline([deep])]},
+            seed=0,
+        )
+        collector.collect(env_steps=4)
+        collector.agent_connectors["right"].append(late)
+        collector.collect(env_steps=4)
+    assert (left.told, late.told, deep.told) == ({"left"}, {"right"}, {"right"})
+    assert collector.action_connectors["right"].policy_id == "right"
+
+
+@pytest.mark.checklist(98)
+def test_action_connectors_see_the_inputs_and_may_change_states_and_extras() -> None:
+    """What they make of a state is what comes back in at the agent's next turn, and what the batch has."""
+
+    @action_connector
+    def forgetful(rows: Rows) -> Rows:
+        return rows.replace(state_out=np.where((rows.t % 2 == 0)[:, None], rows.state_out, -rows.obs[:, :1]))
+
+    def act(rows: Rows) -> Any:
+        return np.zeros(len(rows), np.int64), {"state_out": rows.state_in + 1.0}
+
+    with SyncVectorEnv([lambda i=i: CounterEnv(6, env_index=i) for i in range(3)]) as envs:
+        rows = Collector(
+            envs,
+            FunctionPolicy(act),
+            agent_connectors=[RnnState(np.zeros(1))],
+            action_connectors=[*ActionPipeline.default(), forgetful],
+            seed=0,
+        ).collect(env_steps=60)["main"]
+        even = rows["t"] % 2 == 0
+        expected = np.where(even[:, None], rows["state_in"] + 1, -rows["obs"][:, :1])
+        np.testing.assert_array_equal(rows["state_out"], expected)
+        goes_on = rows["unroll_id"][1:] == rows["unroll_id"][:-1]
+        np.testing.assert_array_equal(rows["state_in"][1:][goes_on], rows["state_out"][:-1][goes_on])
+        assert not rows["state_in"][rows["t"] == 0].any()
+
+
+class Breaks(CounterEnv):
+    """Fails once, in the middle of its second episode; the one built in its place does not."""
+
+    def __init__(self, failed: list[int], env_index: int) -> None:
+        super().__init__(5, env_index=env_index)
+        self.failed, self.steps = failed, 0
+
+    def step(self, actions: Any) -> Any:
+        self.steps += 1
+        if self.steps == 8 and not self.failed:
+            self.failed.append(self.steps)
+            raise ValueError("broken")
+        return super().step(actions)
+
+
+@pytest.mark.checklist(93)
+@pytest.mark.parametrize("on_fault", ["restart", "mask"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fault_resets_that_envs_state_in_the_connectors_of_all_policies(mode: str, on_fault: Any) -> None:
+    """Of one that does not play in the lost episode, too; and nobody else's."""
+    spies, failed = {"left": Spy(), "right": Spy()}, list[int]()
+    factories = [lambda i=i: CounterEnv(5, env_index=i) for i in range(3)]
+    factories[1] = lambda: Breaks(failed, 1)
+    with SyncVectorEnv(factories, autoreset_mode=mode, on_fault=on_fault) as envs:
+        collector = Collector(
+            envs,
+            {"left": EchoPolicy(), "right": EchoPolicy()},
+            lambda name, episode: ["left", "right"][episode.number % 2],
+            agent_connectors={name: [spy] for name, spy in spies.items()},
+            seed=3,
+        )
+        collector.collect(env_steps=3 * 7)
+        before = {name: len(spy.resets) for name, spy in spies.items()}
+        collector.collect(env_steps=3)
+        assert failed
+        assert collector.metrics.episodes_faulty == 1
+        for name, spy in spies.items():
+            assert spy.resets[before[name] :] == [[1]]
+
+
+@pytest.mark.fault("E8")
+def test_a_call_made_again_does_not_show_an_answer_to_action_connectors_twice() -> None:
+    """One policy's fail once, in each of several ticks; the other's remember what they sent."""
+    fails = [0]
+
+    @action_connector
+    def sometimes(rows: Rows) -> Rows:
+        fails[0] += 1
+        if fails[0] in (2, 5, 6):
+            raise ValueError("not now")
+        return rows
+
+    def sent(*more: Any) -> Any:
+        with SyncVectorEnv([lambda i=i: CounterEnv(6, env_index=i, agent_num=2) for i in range(3)]) as envs:
+            collector = Collector(
+                envs,
+                {"left": FunctionPolicy(lambda rows: rows.obs[:, 3].astype(int) % 5), "right": EchoPolicy()},
+                {"agent_0": "left", "agent_1": "right"},
+                action_connectors={"left": [RepeatActions(2)], "right": [*ActionPipeline.default(), *more]},
+                seed=0,
+            )
+            failed = 0
+            while True:
+                try:
+                    return collector.collect(env_steps=30)["left"], failed
+                except ValueError:
+                    failed += 1
+
+    (plain, never), (again, often) = sent(), sent(sometimes)
+    assert (never, often) == (0, 3)
+    np.testing.assert_array_equal(again["actions_for_env"], plain["actions_for_env"])
+    np.testing.assert_array_equal(again["obs"], plain["obs"])
+
+
+@pytest.mark.parametrize("start", [1, -3])
+def test_before_an_agent_has_done_anything_its_repeated_action_is_a_valid_one(start: int) -> None:
+    space = Discrete(3, start=start)
+    with SyncVectorEnv([lambda: SampledEnv(Box(-1, 1, (2,)), space, length=3)] * 2, validate="strict") as envs:
+        chain = [FilterRows(lambda rows: rows.t + rows.obs[:, 0] * 0 > 0, noop="repeat")]
+        collector = Collector(envs, RandomPolicy(), agent_connectors=chain, seed=0)
+        collector.collect(env_steps=12)
+        assert collector.metrics.noop_steps == 24

@@ -1,0 +1,88 @@
+"""Policies that are never trained, and what else self-play asks of a collector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marlvec.collect import Collector, Episode
+from marlvec.connectors import AgentPipeline, LearnerConnector, LearnerPipeline, NormalizeObs, Rows
+from marlvec.vector.backends.sync import SyncVectorEnv
+from tests.collect.helpers.players import KINDS, EchoPolicy, sync
+
+
+class Seen(LearnerConnector):
+    """Notes whose rows it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: set[str] = set()
+
+    def see_batch(self, batch: Any) -> None:
+        self.shown |= set(batch)
+
+    def __call__(self, rows: Rows) -> Rows:
+        return rows
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
+def test_a_frozen_policy_is_in_no_batch_and_its_connectors_learn_nothing(batch_mode: Any) -> None:
+    seen = Seen()
+    with sync("parallel", 3, 2) as envs:
+        collector = Collector(
+            envs,
+            {"main": EchoPolicy()},
+            lambda name, episode: "old" if name.endswith("1") and "old" in collector.policies else "main",
+            agent_connectors={"main": [NormalizeObs()]},
+            learner_connectors={"main": LearnerPipeline([seen])},
+            batch_mode=batch_mode,
+            seed=0,
+        )
+        collector.collect(env_steps=60)
+        collector.add_policy("old", EchoPolicy(), agent_connectors=AgentPipeline([NormalizeObs()]), frozen=True)
+        collector.train()
+        frozen, learning = collector.agent_connectors["old"], collector.agent_connectors["main"]
+        before = repr(frozen.state_dict()), repr(learning.state_dict())
+        batch = collector.collect(env_steps=120)
+        assert set(batch) == {"main"}
+        assert batch.agent_steps > len(batch["main"])
+        assert seen.shown == {"main", "old"}  # a centralised critic may still look at everybody's rows
+        collector.policies_to_train = ["main", "old"]
+        assert set(collector.collect(env_steps=60)) == {"main"}
+        assert (repr(frozen.state_dict()), frozen.training) == (before[0], False)
+        assert repr(learning.state_dict()) != before[1]
+        collector.eval()
+        assert not learning.training
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_record_says_whose_end_was_a_truncation(kind: str) -> None:
+    ends: dict[tuple[int, int, int], tuple[bool, bool]] = {}
+
+    def on_episode_step(step: Any) -> None:
+        for i, episode in enumerate(step.episodes):
+            for a in np.flatnonzero(step.terminated[i] | step.truncated[i]):
+                ends[episode.env_id, episode.number, int(a)] = bool(step.terminated[i, a]), bool(step.truncated[i, a])
+
+    with sync(kind, 3, 3) as envs:
+        assert isinstance(envs, SyncVectorEnv)
+        collector = Collector(envs, EchoPolicy(), callbacks=[on_episode_step], seed=0, window=999)
+        collector.collect(env_steps=200)
+        records = collector.metrics.episodes
+    assert len(records) > 10
+    for record in records:
+        for a in range(3):
+            terminated, truncated = ends.get((record.env_id, record.number, a), (False, False))
+            assert record.truncated_A[a] == (truncated and not terminated)
+    told = [record.truncated_A.any() for record in records]
+    assert any(told)
+    assert not all(told)
+
+
+def test_a_stream_is_shared_by_all_episodes_and_by_nobody_else() -> None:
+    one, other = Episode(0, 0, 0, 7), Episode(9, 3, 4, 7)
+    assert one.stream(5).integers(1 << 60) == other.stream(5).integers(1 << 60)
+    drawn = [one.stream(5), one.stream(6), one.stream(5, 0), one.rng, Episode(0, 0, 0, 8).stream(5)]
+    assert len({int(rng.integers(1 << 60)) for rng in drawn}) == 5

@@ -1,0 +1,243 @@
+"""Policies that answer wrongly or not at all: nothing reaches an env, and the collector goes on from there."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
+
+from marlvec.collect import Collector
+from marlvec.connectors import Rows
+from marlvec.errors import ContractError
+from marlvec.policies import FunctionPolicy, Policy
+from marlvec.testing.scripted import SampledEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
+from tests.collect.helpers.players import EchoPolicy, sync
+from tests.collect.helpers.reference import Reference, check_batch
+
+OBS = Box(-1, 1, (3,), np.float32)
+
+
+def sampled(action_space: Any, num_envs: int = 2) -> SyncVectorEnv:
+    return SyncVectorEnv([lambda i=i: SampledEnv(OBS, action_space, env_index=i) for i in range(num_envs)])
+
+
+class OnDevice:
+    """A tensor that numpy cannot read where it lives."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.shape = array.shape
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert a tensor on another device to numpy")
+
+    def detach(self) -> OnDevice:
+        return self
+
+    def cpu(self) -> OnDevice:
+        return self
+
+    def numpy(self) -> Any:
+        return self._array
+
+
+BAD: list[tuple[Any, Callable[[Rows], Any], str]] = [
+    (Discrete(5), lambda rows: np.zeros(len(rows) - 1, int), r"given 4 rows.*shape \(3,\); expected 4 on the"),
+    (Discrete(5), lambda rows: np.zeros((1, len(rows)), int), r"given 4 rows.*shape \(1, 4\)"),
+    (Discrete(5), lambda rows: np.zeros((len(rows), 2), int), r"shape \(4, 2\)"),
+    (Discrete(5), lambda rows: np.zeros(len(rows)), "float64"),
+    (Discrete(5), lambda rows: None, "given 4 rows"),
+    (Discrete(5), lambda rows: [[0], [0, 1], [0], [0]], "given 4 rows"),
+    (Discrete(5), lambda rows: (0 for _ in range(len(rows))), "given 4 rows"),
+    (Discrete(5), lambda rows: (np.zeros(4, int), {}, {}), "tuple of 3"),
+    (Discrete(5), lambda rows: (np.zeros(4, int), {"logp": np.zeros(3)}), r"'logp' of shape \(3,\)"),
+    (Discrete(5), lambda rows: (np.zeros(4, int), {"logp": 0.0}), r"'logp' of shape \(\)"),
+    (Discrete(5), lambda rows: (np.zeros(4, int), {"t": np.zeros(4)}), r"columns named \['t'\]"),
+    (Discrete(5), lambda rows: (np.zeros(4, int), {"rewards": np.zeros(4)}), r"columns named \['rewards'\]"),
+    (Box(-1, 1, (2,)), lambda rows: np.full((4, 2), np.nan, np.float32), "NaN, first for env 0, agent 0"),
+    (Box(-1, 1, (2,)), lambda rows: np.array([[0.0, 0.0]] * 3 + [[0.0, np.nan]]), "NaN, first for env 1, agent 1"),
+    (Box(-1, 1, (2,)), lambda rows: np.zeros((4, 3), np.float32), r"shape \(4, 3\)"),
+    (
+        Dict(a=Discrete(2), b=Discrete(2)),
+        lambda rows: {"a": np.zeros(4, int)},
+        r"expected a dict with keys \['a', 'b'\]",
+    ),
+    (Tuple((Discrete(2), Discrete(2))), lambda rows: np.zeros(4, int), "expected a tuple of length 2"),
+]
+
+
+@pytest.mark.fault("E3")
+@pytest.mark.parametrize(("space", "answer", "message"), BAD)
+def test_a_wrong_answer_names_the_policy_and_reaches_no_env(space: Any, answer: Any, message: str) -> None:
+    with sampled(space) as envs:
+        honest = Collector(envs, FunctionPolicy(lambda rows: _zeros(space, len(rows))), seed=0).collect(env_steps=20)
+        wrong = [False]
+
+        def act(rows: Rows) -> Any:
+            return answer(rows) if wrong[0] else _zeros(space, len(rows))
+
+        collector = Collector(envs, {"culprit": FunctionPolicy(act)}, seed=0)
+        collector.collect(env_steps=8)
+        wrong[0] = True
+        for _ in range(2):
+            with pytest.raises(ContractError, match=message) as caught:
+                collector.collect(env_steps=12)
+            assert "'culprit'" in str(caught.value)
+        wrong[0] = False
+        rest = collector.collect(env_steps=12)  # as if nothing had happened
+        np.testing.assert_array_equal(rest["culprit"].obs, _rest(honest["main"], "obs", rest["culprit"]))
+        assert collector.metrics.env_steps == 20
+
+
+@pytest.mark.fault("E3")
+def test_tensors_are_brought_from_where_they_live() -> None:
+    with sampled(Box(-1, 1, (2,))) as envs:
+        column = np.arange(4.0)
+        policy = FunctionPolicy(lambda rows: (OnDevice(np.full((4, 2), 0.25, np.float32)), {"logp": OnDevice(column)}))
+        rows = Collector(envs, policy, seed=0).collect(env_steps=6)["main"]
+        assert rows.actions.dtype == np.float32
+        assert (rows.actions == 0.25).all()
+        assert rows["logp"].tolist() == [0.0] * 3 + [1.0] * 3 + [2.0] * 3 + [3.0] * 3
+
+
+def test_actions_that_wrap_around_are_refused() -> None:
+    """By default ClipActions sees to it; without it nobody would notice."""
+    with sampled(Box(0, 9, (1,), np.int8)) as envs:
+        policy = FunctionPolicy(lambda rows: np.full((len(rows), 1), 257))
+        with pytest.raises(ContractError, match="'main'.*do not fit int8"):
+            Collector(envs, policy, action_connectors=[]).collect(env_steps=4)
+        rows = Collector(envs, policy).collect(env_steps=4)["main"]
+        assert (rows["actions"] == 257).all()
+        assert (rows["actions_for_env"] == 9).all()
+
+
+def test_columns_may_not_change_on_the_way() -> None:
+    for later in ({}, {"logp": np.zeros(4, np.float32)}, {"logp": np.zeros((4, 1))}, {"value": np.zeros(4)}):
+        with sampled(Discrete(5)) as envs:
+            columns: list[dict[str, Any]] = [{"logp": np.zeros(4)}]
+            policy = FunctionPolicy(lambda rows, columns=columns: (np.zeros(4, int), columns[0]))
+            collector = Collector(envs, {"fickle": policy}, seed=0)
+            collector.collect(env_steps=4)
+            columns[0] = later
+            with pytest.raises(ContractError, match="'fickle'.*until now"):
+                collector.collect(env_steps=4)
+            columns[0] = {"logp": np.ones(4)}
+            assert collector.collect(env_steps=4)["fickle"]["logp"].tolist() == [1.0] * 8
+
+
+@pytest.mark.fault("E4")
+@pytest.mark.fault("E11")
+@pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])
+def test_a_policy_that_raises_is_named_and_collecting_goes_on_where_it_was(kind: str, error: BaseException) -> None:
+    class Moody(EchoPolicy):
+        tempers = 0
+
+        def act(self, rows: Rows, *, explore: bool = True) -> Any:
+            self.tempers += 1
+            if self.tempers % 5 == 0:
+                raise error
+            return super().act(rows, explore=explore)
+
+    with sync(kind, 3, 2) as envs:
+        names = {name: ("first", "moody")[a % 2] for a, name in enumerate(envs.agents)}
+        collector = Collector(envs, {"first": EchoPolicy(0), "moody": Moody(1)}, names, seed=4)
+        reference = Reference(
+            kind, 3, 2, 4, mapping=lambda name, env, number: names[name], salts={"first": 0, "moody": 1}
+        )
+        failures = 0
+        for _ in range(4):
+            batch = None
+            while batch is None:
+                try:
+                    batch = collector.collect(env_steps=40)
+                except type(error):
+                    failures += 1
+            check_batch(reference, batch, reference.truncate("env_steps", 40))
+        assert failures >= 4
+        assert all("in policy 'moody'; nothing was sent" in note for note in error.__notes__[-failures:])
+
+
+@pytest.mark.fault("E4")
+@pytest.mark.fault("E11")
+def test_a_policy_that_hangs_is_named_when_someone_ends_the_wait_and_nothing_is_lost() -> None:
+    """Nobody can tell a slow policy from one that hangs; Ctrl-C ends both."""
+    main = threading.get_ident()
+
+    class Stuck(EchoPolicy):
+        asked = 0
+
+        def act(self, rows: Rows, *, explore: bool = True) -> Any:
+            self.asked += 1
+            if self.asked == 5:
+                ctrl_c = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
+                ctrl_c.start()
+                time.sleep(60)
+            return super().act(rows, explore=explore)
+
+    with sync("turns", 3, 2) as envs:
+        collector = Collector(envs, {"stuck": Stuck(3)}, seed=4)
+        reference = Reference("turns", 3, 2, 4, mapping=lambda name, env, number: "stuck", salts={"stuck": 3})
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            collector.collect(env_steps=40)
+        assert time.monotonic() - began < 30  # a tenth of a second, as a rule; and sixty that it hangs
+        assert caught.value.__notes__[0].startswith("in policy 'stuck'; nothing was sent")
+        assert collector.metrics.env_steps == 3 * 4
+        check_batch(reference, collector.collect(env_steps=40), reference.truncate("env_steps", 40))
+
+
+@pytest.mark.fault("E14")
+def test_every_row_carries_the_version_it_was_decided_with() -> None:
+    class Learner(Policy):
+        def act(self, rows: Rows, *, explore: bool = True) -> Any:
+            used = self.version
+            self.version += 1  # as another thread might, at the worst moment
+            return np.zeros(len(rows), int), {"used": np.full(len(rows), used)}
+
+    with sync("turns", 3, 2) as envs:
+        policy = Learner()
+        collector = Collector(envs, policy, seed=0)
+        for _ in range(5):
+            policy.version += 100
+            rows = collector.collect(env_steps=20)["main"]
+            np.testing.assert_array_equal(rows["policy_version"], rows["used"])
+
+
+def test_a_policy_may_write_into_its_rows_without_harm() -> None:
+    def act(rows: Rows) -> Any:
+        seen = rows["obs"].sum(axis=1)
+        for column in rows.columns.values():
+            column[:] = 0
+        return np.zeros(len(seen), int), {"seen": seen}
+
+    with sync("keyed", 3, 2, copy=False) as envs:
+        rows = Collector(envs, FunctionPolicy(act), seed=0).collect(env_steps=60)["main"]
+        np.testing.assert_array_equal(rows["seen"], rows["obs"].sum(axis=1))
+        assert set(rows["env_id"].tolist()) == {0, 1, 2}
+
+
+def _zeros(space: Any, n: int) -> Any:
+    if isinstance(space, Dict):
+        return {key: _zeros(sub, n) for key, sub in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_zeros(sub, n) for sub in space.spaces)
+    return np.zeros((n, *space.shape), space.dtype)
+
+
+def _rest(whole: Any, name: str, part: Any) -> Any:
+    """The rows of ``whole`` that ``part`` should consist of: each lane's last ones."""
+    keys = zip(whole["eps_id"].tolist(), whole["agent_index"].tolist(), whole["t"].tolist(), strict=True)
+    where = {key: i for i, key in enumerate(keys)}
+    wanted = zip(part["eps_id"].tolist(), part["agent_index"].tolist(), part["t"].tolist(), strict=True)
+    return whole[name][[where[key] for key in wanted]]

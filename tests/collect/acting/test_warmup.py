@@ -1,0 +1,124 @@
+"""Random steps before the first ones of the policies."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from marlvec.collect import Collector
+from marlvec.connectors import Rows
+from marlvec.errors import ArgumentError
+from marlvec.policies.row_draws import RowDraws
+from marlvec.sampling import SpaceSampler
+from marlvec.spaces import SpaceTree
+from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, factories, sync
+from tests.collect.scheduling.test_overlap import Scattered, same_batch
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
+@given(
+    num_envs=st.integers(1, 4),
+    random_steps=st.integers(0, 40),
+    amounts=st.lists(st.integers(1, 15), min_size=1, max_size=5),
+    mode=st.sampled_from(MODES),
+    order=st.integers(0, 2**32),
+)
+@example(num_envs=2, random_steps=1, amounts=[2], mode="same_step", order=0)  # with overlap `off_policy` comes first
+def test_the_first_steps_are_random_and_marked(
+    kind: str, num_envs: int, random_steps: int, amounts: list[int], mode: str, order: int
+) -> None:
+    share = [random_steps // num_envs + (i < random_steps % num_envs) for i in range(num_envs)]
+    policy = EchoPolicy()
+    options: dict[str, Any] = {"random_steps": random_steps, "seed": 3}
+    settings = {"autoreset_mode": mode, "validate": "strict"}
+    with sync(kind, num_envs, 2, mode) as envs, Scattered(factories(kind, num_envs, 2), order, **settings) as others:
+        collector = Collector(envs, policy, **options)
+        overlapping = Collector(others, EchoPolicy(), overlap=True, **options)
+        for amount in amounts:
+            batch = collector.collect(env_steps=amount)
+            same_batch(overlapping.collect(env_steps=amount), batch)
+            for rows in batch.values():
+                for i in range(len(rows)):
+                    if "action_mask" in rows:
+                        assert rows["action_mask"][i][rows["actions"][i]]
+        asked = {pair for call in policy.calls for pair in call}
+        steps = sum(amounts)
+        for env in range(num_envs):
+            of_env = steps // num_envs + (env < steps % num_envs)
+            if of_env <= share[env]:
+                assert not any(i == env for i, _ in asked)
+
+
+def test_every_row_tells_whether_its_policy_was_asked() -> None:
+    with sync("buffer", 2, 1) as envs:
+        policy = EchoPolicy()
+        collector = Collector(envs, policy, random_steps=7, seed=0)
+        rows = collector.collect(env_steps=30)["main"]
+        asked = sum(map(len, policy.calls))
+        assert int((~rows["off_policy"]).sum()) <= asked <= int((~rows["off_policy"]).sum()) + 2
+        marked = rows["off_policy"]
+        assert marked.any()
+        np.testing.assert_array_equal(rows["seen"][~marked], rows["obs"][~marked].sum(axis=1))
+        said = rows["seen"][marked]
+        assert (np.isnan(said) if said.dtype.kind == "f" else said == 0).all()
+        assert marked[rows["env_id"] == 0].tolist() == sorted(marked[rows["env_id"] == 0].tolist(), reverse=True)
+
+
+def test_random_actions_reach_every_choice_alike() -> None:
+    with sync("buffer", 4, 3) as envs:
+        rows = Collector(envs, EchoPolicy(), random_steps=4000, seed=0).collect(env_steps=2000)["main"]
+        assert rows["off_policy"].all()
+        counts = np.bincount(rows["actions"], minlength=5)
+        assert (np.abs(counts / len(rows) - 0.2) < 0.03).all()
+
+
+def test_it_is_over_once_and_for_all() -> None:
+    with sync("keyed", 2, 2) as envs:
+        policy = EchoPolicy()
+        collector = Collector(envs, policy, random_steps=6, seed=0)
+        collector.collect(env_steps=6)
+        assert not policy.calls
+        collector.reset()
+        collector.collect(env_steps=1)
+        assert policy.calls
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, "3", None])
+def test_a_wrong_number_is_refused(steps: Any) -> None:
+    with sync("keyed", 2, 2) as envs, pytest.raises(ArgumentError, match="random_steps="):
+        Collector(envs, EchoPolicy(), random_steps=steps)
+
+
+SPACES = {
+    "discrete": Discrete(5, start=2),
+    "multi": MultiDiscrete([3, 4]),
+    "bounded": Box(-2.0, 3.0, (2, 2), np.float32),
+    "unbounded": Box(-np.inf, np.array([1.0, np.inf], np.float32), (2,), np.float32),
+    "bytes": Box(0, 255, (3,), np.uint8),
+    "wide": Box(-(2**63), 2**63 - 1, (2,), np.int64),
+    "tree": Dict({"a": Discrete(3), "b": Box(0.0, 1.0, (), np.float64)}),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_draws_belong_to_rows_in_whatever_batch_they_stand(name: str) -> None:
+    space, n = SPACES[name], 200
+    ids = np.arange(n)
+    rows = Rows({"eps_id": ids // 10, "agent_index": ids % 2, "t": ids % 5, "env_id": ids % 3})
+    sampler = SpaceSampler(SpaceTree(space))
+    draw: Any = partial(RowDraws, 3, "test")
+    tree = SpaceTree(space)
+    whole = tree.flatten(sampler.sample(draw(rows), n))
+    some = np.array([5, 150, 7, 63])
+    part = tree.flatten(sampler.sample(draw(rows.take(some)), len(some)))
+    for leaf, own in zip(whole, part, strict=True):
+        np.testing.assert_array_equal(leaf[some], own)
+    for i in range(n):
+        assert space.contains(tree.unflatten([np.asarray(leaf[i]) for leaf in whole]))

@@ -1,0 +1,458 @@
+"""Batches in files: what comes back, who else can open them, and what a bad one gets."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from marlvec.collect import MultiAgentBatch, SampleBatch
+from marlvec.collect.batch.npz import ArrayNames
+from marlvec.errors import ArgumentError, CheckpointError, MissingExtraError, SerialisationError
+from marlvec.trees import Tree, tree_leaves
+from tests.bombs import MB, deflated, peak_of
+from tests.dying import DYING
+
+ROOT = Path(__file__).resolve().parents[3]
+OFTEN = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def sample(n: int = 4) -> SampleBatch:
+    obs = {"camera": np.arange(6.0 * n, dtype=np.float32).reshape(n, 2, 3), 7: (np.arange(n) > 1, np.zeros((n, 0)))}
+    return SampleBatch({"obs": obs, "rewards": np.array([np.nan, np.inf, -0.0, 1.5])[:n], "name": np.array(["ä"] * n)})
+
+
+def same(one: Any, other: Any) -> None:
+    """Equal columns in equal order, to the bit."""
+    assert list(one.keys()) == list(other.keys())
+    for name, column in one.items():
+        same_tree(column, other[name])
+
+
+def same_tree(one: Tree, other: Tree) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        assert [type(key) for key in one] == [type(key) for key in other]
+    pairs = list(zip(tree_leaves(one), tree_leaves(other), strict=True))
+    for (path, leaf), (other_path, other_leaf) in pairs:
+        assert path == other_path
+        assert leaf.dtype == other_leaf.dtype
+        assert leaf.shape == other_leaf.shape
+        assert leaf.tobytes() == other_leaf.tobytes()
+
+
+@st.composite
+def batches(draw: st.DrawFn, parquet: bool = False) -> SampleBatch:
+    n = draw(st.integers(0, 4))
+    numbers = st.sampled_from(
+        ["bool", "int8", "uint16", "int64", "uint64", "float16", "float32", "float64", ">f4", "<U3"]
+    )
+    dtypes = numbers if parquet else st.one_of(numbers, st.sampled_from(["c8", "S2", "datetime64[s]", "<f4, i8"]))
+    shapes = st.lists(st.integers(0, 3), max_size=2)
+
+    def leaf(dtype: str, shape: list[int]) -> np.ndarray[Any, Any]:
+        if dtype == "<U3":
+            cells = st.lists(st.text(st.characters(codec="utf-8"), max_size=3), min_size=1, max_size=9)
+            return np.resize(np.array(draw(cells), "U3"), (n, *shape))
+        return draw(hnp.arrays(np.dtype(dtype), (n, *shape)))
+
+    def order(array: Any) -> Any:
+        return np.asfortranarray(array) if draw(st.booleans()) else array
+
+    leaves = st.builds(lambda dtype, shape: order(leaf(dtype, shape)), dtypes, shapes)
+    keys = st.text(max_size=3) | st.integers(-3, 3) | st.booleans() | st.none()
+    trees = st.recursive(
+        leaves, lambda t: st.dictionaries(keys, t, max_size=2) | st.lists(t, max_size=2).map(tuple), max_leaves=4
+    )
+    columns = draw(st.dictionaries(st.text(max_size=6), trees, max_size=3))
+    return SampleBatch({**columns, "t": np.arange(n)})
+
+
+@pytest.mark.checklist(116)
+@OFTEN
+@given(batches(), st.dictionaries(st.text(max_size=5), batches(), max_size=3), st.integers(0, 99))
+def test_npz_gives_back_what_was_saved(
+    tmp_path: Path, batch: SampleBatch, many: dict[str, SampleBatch], steps: int
+) -> None:
+    batch.save(tmp_path / "one.npz")
+    same(SampleBatch.load(tmp_path / "one.npz"), batch)
+    whole = MultiAgentBatch(many, env_steps=steps, agent_steps=np.int64(steps + 1), known=(*many, "idle"))  # type: ignore[arg-type]  # numpy's ints count
+    whole.save(str(tmp_path / "many.npz"))
+    back = MultiAgentBatch.load(tmp_path / "many.npz")
+    assert list(back) == list(many)
+    assert (back.env_steps, back.agent_steps) == (steps, steps + 1)
+    for name, own in many.items():
+        same(back[name], own)
+    if "idle" not in many:
+        with pytest.raises(KeyError, match="idle.* has no rows"):
+            back["idle"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["many.npz", "one.npz"]
+
+
+def test_numpy_alone_opens_it_by_the_columns_names(tmp_path: Path) -> None:
+    MultiAgentBatch({"main": sample(), "b/c": sample(2)}, env_steps=3).save(tmp_path / "x.npz")
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as entries:
+        names = [f"{p}/{c}" for p in ("main", "b/c") for c in ("obs/camera", "obs/7/0", "obs/7/1", "rewards", "name")]
+        assert entries.files == ["manifest", *names]
+        np.testing.assert_array_equal(entries["main/obs/camera"], sample().obs["camera"])
+        assert json.loads(entries["manifest"].tobytes())["env_steps"] == 3
+
+
+def test_names_that_no_archive_holds_or_that_meet_are_told_apart(tmp_path: Path) -> None:
+    names = ["a\0b", "a_b", "manifest", "x", "x.npy", "/x", "../x", "\ud800", "", "a/b"]
+    batch = SampleBatch({**{name: np.array([i]) for i, name in enumerate(names)}, "a": {"b": np.array([99])}})
+    batch.save(tmp_path / "x.npz")
+    same(SampleBatch.load(tmp_path / "x.npz"), batch)
+
+
+def test_what_is_loaded_may_be_written_to(tmp_path: Path) -> None:
+    sample().save(tmp_path / "x.npz")
+    loaded = SampleBatch.load(tmp_path / "x.npz")
+    loaded["rewards"][:] = 0
+    assert all(leaf.flags.writeable for _, column in loaded.items() for _, leaf in tree_leaves(column))
+
+
+def test_objects_are_not_pickled(tmp_path: Path) -> None:
+    batch = sample().replace(infos=[{}] * 4, obs={"graph": [{}] * 4})
+    with pytest.raises(SerialisationError, match=r"\['obs/graph', 'infos'\] hold Python objects.*drop"):
+        batch.save(tmp_path / "x.npz")
+    with pytest.raises(SerialisationError, match=r"\['main/obs/graph', 'main/infos'\]"):
+        MultiAgentBatch({"main": batch}, env_steps=1).save(tmp_path / "x.npz")
+    with pytest.raises(SerialisationError, match=r"'obs' has the keys \[\(1, 2\)\]"):
+        sample().replace(obs={(1, 2): np.zeros(4)}).save(tmp_path / "x.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x", "x.pkl", "x.npy", "x.NPZ"])
+def test_other_suffixes_are_refused(name: str, tmp_path: Path) -> None:
+    many = MultiAgentBatch({"main": sample()}, env_steps=1)
+    for call in (sample().save, SampleBatch.load, many.save, MultiAgentBatch.load):
+        with pytest.raises(ArgumentError, match=r"ends in \.npz"):
+            call(tmp_path / name)
+    with pytest.raises(ArgumentError, match="save each policy's rows"):
+        many.save(tmp_path / "x.parquet")
+
+
+# --- bad files
+
+
+def test_a_file_of_the_other_kind_says_who_reads_it(tmp_path: Path) -> None:
+    sample().save(tmp_path / "one.npz")
+    MultiAgentBatch({"main": sample()}, env_steps=1).save(tmp_path / "many.npz")
+    with pytest.raises(CheckpointError, match=r"holds a SampleBatch, not a MultiAgentBatch: use SampleBatch\.load"):
+        MultiAgentBatch.load(tmp_path / "one.npz")
+    with pytest.raises(CheckpointError, match=r"use MultiAgentBatch\.load"):
+        SampleBatch.load(tmp_path / "many.npz")
+
+
+def test_a_file_that_is_damaged_or_cut_anywhere_is_told_or_gives_what_was_saved(tmp_path: Path) -> None:
+    """Bytes that carry nothing, dates for one, may be any; where data is given back, it is the data."""
+    path, bad = tmp_path / "x.npz", tmp_path / "bad.npz"
+    batch = sample()
+    batch.save(path)
+    content = path.read_bytes()
+    for length in range(0, len(content), 13):
+        bad.write_bytes(content[:length])
+        with pytest.raises(CheckpointError):
+            SampleBatch.load(bad)
+    told = 0
+    places = range(0, len(content), 3)
+    for place in places:
+        bad.write_bytes(content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :])
+        with contextlib.suppress(CheckpointError):
+            told += 1
+            same(SampleBatch.load(bad), batch)
+            told -= 1
+    assert told > len(places) / 2
+
+
+def test_what_is_no_file_of_a_batch_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    for load in (SampleBatch.load, MultiAgentBatch.load):
+        with pytest.raises(CheckpointError, match="No such file"):
+            load(tmp_path / "missing.npz")
+        with pytest.raises(CheckpointError, match="is not a file"):
+            load(make_folder(tmp_path / "folder.npz"))
+        np.savez(path, obs=np.zeros(3))
+        with pytest.raises(CheckpointError, match=r"holds no batch, or is damaged.*manifest"):
+            load(path)
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(CheckpointError, match="is not a file"):
+        SampleBatch.load(tmp_path / "pipe.npz")
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir(exist_ok=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"kind": "Pipeline"},
+        {"batches": 3},
+        {"batches": [["", [["x", {"list": []}]]]]},
+        {"batches": [["", [["x", {"dict": [[[], "rewards"]]}]]]]},
+        {"batches": [["", [["x", "missing"]]]]},
+        {"batches": []},
+        {"batches": [["", []]]},
+        {"batches": [["", [["a", "rewards"], ["b", "manifest"]]]]},
+    ],
+)
+def test_a_manifest_of_nonsense_is_told(change: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    sample().save(path)
+    with np.load(path) as entries:
+        arrays = dict(entries)
+    manifest = json.loads(arrays["manifest"].tobytes()) | change
+    np.savez(path, **(arrays | {"manifest": np.frombuffer(json.dumps(manifest).encode(), np.uint8)}))
+    with pytest.raises(CheckpointError, match=r"x\.npz"):
+        SampleBatch.load(path)
+
+
+def test_an_entry_that_holds_more_than_it_says_is_told(tmp_path: Path) -> None:
+    path, bad = tmp_path / "x.npz", tmp_path / "bad.npz"
+    SampleBatch({"x": np.arange(4)}).save(path)
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(bad, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b"(4,)", b"(3,)"))
+    with pytest.raises(CheckpointError, match=r"x\.npy says int64 of \(3,\), and has 32 bytes"):
+        SampleBatch.load(bad)
+
+
+def test_a_pickle_in_a_file_is_not_opened(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (tmp_path / "sprung").touch, ()
+
+    path = tmp_path / "x.npz"
+    sample().save(path)
+    with np.load(path) as entries:
+        arrays = dict(entries)
+    np.savez(path, allow_pickle=True, **(arrays | {"rewards": np.array([Trap()], object)}))
+    with pytest.raises(CheckpointError, match=r"rewards\.npy holds Python objects"):
+        SampleBatch.load(path)
+    assert not (tmp_path / "sprung").exists()
+    with zipfile.ZipFile(path) as archive:
+        assert "rewards.npy" in archive.namelist()
+
+
+def npy_of(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def packed(entries: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def manifest(columns: list[Any]) -> bytes:
+    about = {"format": 1, "kind": "SampleBatch", "batches": [["", columns]]}
+    return npy_of(np.frombuffer(json.dumps(about).encode(), np.uint8))
+
+
+@pytest.mark.fault("H11")
+def test_a_small_file_never_takes_much_memory(tmp_path: Path) -> None:
+    """What a file says of itself is checked before it is believed: nothing is inflated, or asked for on its word."""
+    own = {"manifest.npy": manifest([["x", "x"]])}
+    inflated = deflated(own, "x")
+    at = inflated.rindex(b"PK\x01\x02")
+    little = inflated[at : at + 10] + bytes(2) + inflated[at + 12 : at + 20] + (200).to_bytes(4, "little") * 2
+    again = manifest([["x", {"tuple": ["x"] * 20_000}]])
+    bombs = {
+        "deflated": inflated,
+        "a directory that says little": inflated[:at] + little + inflated[at + 28 :],
+        "one array many times": packed({"manifest.npy": again, "x.npy": npy_of(np.zeros(400_000, np.int8))}),
+        "a long header": packed({**own, "x.npy": b"\x93NUMPY\x02\x00" + b"\xff\xff\xff\x0f" + b" " * 400_000}),
+        "a header that says much": packed({**own, "x.npy": npy_of(np.zeros(1)).replace(b"(1,), } ", b"(9**9,)}")}),
+        "a shape that says much": packed({**own, "x.npy": npy_of(np.zeros(1)).replace(b"(1,), }   ", b"(999999,)}")}),
+        "a dtype that is Python": packed({**own, "x.npy": npy_of(np.zeros(1)).replace(b"'<f8', ", b"'f4,,',")}),
+        "an absolute name": packed({**own, "/x.npy": npy_of(np.zeros(1))}),
+    }
+    bad = tmp_path / "bad.npz"
+    for name, content in bombs.items():
+        bad.write_bytes(content)
+        assert peak_of(lambda: refuse(bad)) < 50 * MB, name
+
+
+def refuse(path: Path) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        SampleBatch.load(path)
+    assert raised.value.file == str(path)
+    assert len(str(raised.value)) < 2000
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    sample().save(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("rewards.npy", npy_of(np.zeros(4)))
+    with pytest.raises(CheckpointError, match="two of one name"):
+        SampleBatch.load(path)
+
+
+# --- crashes
+
+SAVE = f"""{DYING}
+import numpy as np
+from marlvec.collect import SampleBatch
+
+def child(at):
+    spoil(at)
+    SampleBatch({{"new": np.arange(3000), "b": np.arange(3000)}}).save(path)
+    os._exit(7)
+
+for at in range(1, 200):
+    SampleBatch({{"old": np.arange(100)}}).save(path)
+    pid = os.fork()
+    if pid == 0:
+        child(at)
+    status = os.waitpid(pid, 0)[1]
+    print(next(iter(SampleBatch.load(path).keys())), os.waitstatus_to_exitcode(status))
+    if os.waitstatus_to_exitcode(status) == 7:
+        break
+"""
+
+
+def test_a_process_killed_while_it_saves_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    """Killed before each write, flush, fsync and the rename, one after the other; what is there is read each time."""
+    command = [sys.executable, "-W", "ignore", "-c", SAVE, str(tmp_path / "x.npz")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+    outcomes = [line.split() for line in result.stdout.splitlines()]
+    found = [name for name, _ in outcomes]
+    renamed = found.index("new")
+    assert renamed > 8
+    assert found == ["old"] * renamed + ["new"] * (len(found) - renamed)
+    assert [code for _, code in outcomes] == ["-9"] * (len(outcomes) - 1) + ["7"]
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace"])
+def test_an_error_while_saving_leaves_the_old_file_and_nothing_else(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "x.npz"
+    sample().save(path)
+    (tmp_path / "link.npz").symlink_to(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync", full) if where == "fsync" else (Path, "replace", full)))
+        with pytest.raises(OSError, match="No space left"):
+            sample(2).save(tmp_path / "link.npz")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.npz", "x.npz"]
+    same(SampleBatch.load(path), sample())
+    sample(2).save(tmp_path / "link.npz")
+    same(SampleBatch.load(path), sample(2))
+    assert (tmp_path / "link.npz").is_symlink()
+
+
+# --- Parquet
+
+
+def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for call in (sample().save, SampleBatch.load):
+        with pytest.raises(MissingExtraError, match=r'a Parquet file needs pyarrow.*pip install "marlvec\[parquet\]"'):
+            call(tmp_path / "x.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.checklist(116)
+@OFTEN
+@given(batches(parquet=True))
+def test_parquet_gives_back_what_was_saved(tmp_path: Path, batch: SampleBatch) -> None:
+    pytest.importorskip("pyarrow")
+    batch.save(tmp_path / "x.parquet")
+    loaded = SampleBatch.load(tmp_path / "x.parquet")
+    same(loaded, batch)
+    assert all(leaf.flags.writeable for _, column in loaded.items() for _, leaf in tree_leaves(column))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_texts_with_a_nul_in_them_come_back(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    batch = SampleBatch({"text": np.array(["\x00b", "a\x00b", ""])})
+    batch.save(tmp_path / "x.parquet")
+    same(SampleBatch.load(tmp_path / "x.parquet"), batch)
+
+
+def test_arrow_alone_opens_it_by_the_columns_names(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    sample().save(tmp_path / "x.parquet")
+    table = parquet.read_table(tmp_path / "x.parquet")
+    assert table.column_names == ["obs/camera", "obs/7/0", "rewards", "name"]
+    assert table["obs/camera"].to_pylist()[1] == [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
+    assert table["obs/7/0"].to_pylist() == [False, False, True, True]
+    assert table["name"].to_pylist() == ["ä"] * 4
+    assert table["rewards"].null_count == 0  # NaN is a number here
+
+
+def test_what_parquet_cannot_hold_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    batch = sample().replace(infos=[{}] * 4, z=np.zeros(4, np.complex64), long=np.zeros(4, np.longdouble))
+    with pytest.raises(SerialisationError, match=r"'infos \(object\)', 'z \(complex64\)', 'long \(.*\)'"):
+        batch.save(tmp_path / "x.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_parquet_file_is_told(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "x.parquet"
+    with pytest.raises(CheckpointError, match="No such file"):
+        SampleBatch.load(path)
+    parquet.write_table(arrow.table({"x": [1, 2]}), path)
+    with pytest.raises(CheckpointError, match="is a Parquet file, but holds no SampleBatch"):
+        SampleBatch.load(path)
+    batch = SampleBatch({"x": np.arange(1000)})
+    batch.save(path)
+    content = path.read_bytes()
+    for length in range(0, len(content), 97):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError):
+            SampleBatch.load(path)
+    for place in range(200, 4000, 97):  # among the pages; numbers are what is not to change unnoticed
+        path.write_bytes(content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :])
+        with pytest.raises(CheckpointError):
+            SampleBatch.load(path)
+
+
+def test_names_in_files_are_free_and_plain() -> None:
+    """No slash at either end, nothing unprintable, none twice."""
+    names = ArrayNames(["taken"])
+    wanted = ["obs/image", "/obs/", "//", "", "a\nb", "a\tb", "taken", "obs/image"]
+    assert [names(name) for name in wanted] == [
+        "obs/image",
+        "obs",
+        "_",
+        "_~2",
+        "a_b",
+        "a_b~2",
+        "taken~2",
+        "obs/image~2",
+    ]

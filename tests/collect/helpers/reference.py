@@ -1,0 +1,412 @@
+"""A collector that is slow and obviously right: plain Python, one env at a time, dicts, the envs' own APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from marlvec.vector.seeding import env_seeds
+from tests.collect.helpers.players import build, choose
+
+Seen = tuple[Any, Any]  # one agent's observation and action mask (or None)
+
+
+@dataclass
+class News:
+    """What one step of one env brought. Agents are places on the agent axis."""
+
+    acting: dict[int, Seen]  # who must act now, and what it sees
+    rewards: dict[int, float]
+    ended: dict[int, tuple[Any, bool, bool]]  # final observation (None: the env gave none), terminated, truncated
+    present: set[int]  # who is in the episode, or ended in this step
+    over: bool
+
+
+class Driver(Protocol):
+    """One env through its own API."""
+
+    def reset(self, seed: int | None) -> News: ...
+
+    def step(self, actions: dict[int, int]) -> News: ...
+
+
+def split(obs: Any) -> Seen:
+    if isinstance(obs, dict):
+        return obs["observation"].copy(), obs["action_mask"].astype(bool)
+    return obs.copy(), None
+
+
+class ParallelDriver:
+    def __init__(self, env: Any) -> None:
+        self.env, self.names = env, env.possible_agents
+
+    def reset(self, seed: int | None) -> News:
+        obs, _ = self.env.reset(seed=seed)
+        acting = {self.names.index(name): split(obs[name]) for name in self.env.agents}
+        return News(acting, {}, {}, set(acting), over=False)
+
+    def step(self, actions: dict[int, int]) -> News:
+        obs, rewards, term, trunc, _ = self.env.step({self.names[a]: action for a, action in actions.items()})
+        place = self.names.index
+        ended = {place(n): (split(obs[n])[0], term[n], trunc[n]) for n in obs if term[n] or trunc[n]}
+        acting = {place(n): split(obs[n]) for n in self.env.agents}
+        paid = {place(n): float(r) for n, r in rewards.items()}
+        return News(acting, paid, ended, set(acting) | set(ended), over=not self.env.agents)
+
+
+class KeyedDriver:
+    def __init__(self, env: Any) -> None:
+        self.env, self.names = env, env.possible_agents
+
+    def reset(self, seed: int | None) -> News:
+        obs, _ = self.env.reset(seed=seed)
+        acting = {self.names.index(name): split(value) for name, value in obs.items()}
+        return News(acting, {}, {}, set(acting), over=False)
+
+    def step(self, actions: dict[int, int]) -> News:
+        obs, rewards, term, trunc, _ = self.env.step({self.names[a]: action for a, action in actions.items()})
+        place = self.names.index
+        gone = [n for n in rewards if term[n] or trunc[n]]
+        ended = {place(n): (split(obs[n])[0] if n in obs else None, term[n], trunc[n]) for n in gone}
+        acting = {place(n): split(value) for n, value in obs.items() if n not in gone}
+        paid = {place(n): float(r) for n, r in rewards.items()}
+        return News(acting, paid, ended, set(paid), over=term["__all__"])
+
+
+class TurnDriver:
+    def __init__(self, env: Any) -> None:
+        self.env, self.names = env, env.possible_agents
+
+    def reset(self, seed: int | None) -> News:
+        self.env.reset(seed=seed)
+        return News(self._acting(), {}, {}, {self.names.index(n) for n in self.env.agents}, over=False)
+
+    def step(self, actions: dict[int, int]) -> News:
+        env, place = self.env, self.names.index
+        (action,) = actions.values()
+        assert list(actions) == [place(env.agent_selection)]
+        env.step(action)
+        paid = {place(n): float(r) for n, r in env.rewards.items()}
+        present = {place(n) for n in env.agents}
+        ended = {}
+        while env.agents:
+            n = env.agent_selection
+            if not (env.terminations[n] or env.truncations[n]):
+                break
+            ended[place(n)] = (split(env.observe(n))[0], env.terminations[n], env.truncations[n])
+            env.step(None)  # only this ends an agent; until its turn comes it is in the game, and paid
+        over = not env.agents
+        return News({} if over else self._acting(), paid, ended, present, over)
+
+    def _acting(self) -> dict[int, Seen]:
+        name = self.env.agent_selection
+        return {self.names.index(name): split(self.env.observe(name))}
+
+
+DRIVERS: dict[str, Callable[[Any], Driver]] = {
+    "parallel": ParallelDriver,
+    "buffer": ParallelDriver,
+    "masked": ParallelDriver,
+    "turns": TurnDriver,
+    "masked turns": TurnDriver,
+    "late turns": TurnDriver,
+    "keyed": KeyedDriver,
+    "keyed, no last obs": KeyedDriver,
+}
+
+
+@dataclass
+class Row:
+    """One decision."""
+
+    env: int
+    agent: int
+    eps_id: int
+    t: int
+    policy: str
+    obs: Any
+    mask: Any
+    action: int
+    sent: int
+    env_t: int
+    next_env_t: int = -1
+    reward: float = 0.0
+    next_obs: Any = None
+    terminated: bool = False
+    truncated: bool = False
+    missing: bool = False
+
+
+@dataclass
+class Record:
+    """One finished episode."""
+
+    eps_id: int
+    env: int
+    number: int
+    length: int
+    returns: list[float]
+    decisions: list[int]
+    present: list[bool]
+    policies: tuple[str, ...]
+
+
+@dataclass
+class World:
+    """One env and the episode it is in."""
+
+    env: int
+    driver: Driver
+    names: Sequence[str]
+    eps_id: int = -1
+    number: int = -1
+    length: int = 0
+    acting: dict[int, Seen] = field(default_factory=dict)
+    open: dict[int, Row] = field(default_factory=dict)
+    owed: dict[int, float] = field(default_factory=dict)
+    returns: dict[int, float] = field(default_factory=dict)
+    decisions: dict[int, int] = field(default_factory=dict)
+    present: set[int] = field(default_factory=set)
+    policies: tuple[str, ...] = ()
+    steps: int = 0
+    stepped: int = 0
+    begun: int = 0  # episodes, since the last reset of all
+    counted: int = 0  # env steps of the running episode that batches have counted
+
+
+Mapping = Callable[[str, int, int], str]  # agent name, env, number of the episode → policy id
+
+
+class Reference:
+    """What a collector should give.
+
+    Args:
+        kind: Which env.
+        num_envs, agent_num, seed: As the collector's.
+        mapping: Who plays whom.
+        salts: Policy id to its `choose` salt; in the order of the collector's policies.
+        see: What the agent connectors make of an observation.
+        worth: What they make of a reward.
+        send: What the action connectors make of an action.
+        learns: Which policies get batches.
+
+    Attributes:
+        made, decided: Env steps and decisions of all envs, from the start.
+        lost_steps, lost_rows: Those of them that no batch will ever hold.
+        faulty, restarted: Episodes lost, by why; here nobody dies.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        num_envs: int,
+        agent_num: int,
+        seed: int,
+        *,
+        mapping: Mapping,
+        salts: dict[str, int],
+        see: Callable[[Any], Any] = lambda obs: obs,
+        worth: Callable[[float], float] = lambda reward: reward,
+        send: Callable[[int], int] = lambda action: action,
+        learns: Callable[[str], bool] = lambda policy: True,
+    ) -> None:
+        self.mapping, self.salts, self.see, self.worth, self.send = mapping, salts, see, worth, send
+        self.learns = learns
+        self.made = self.decided = self.lost_steps = self.lost_rows = 0
+        self.handed_steps = self.handed_rows = self.faulty = self.restarted = 0
+        self.num_envs, self.first_id, self.most_begun = num_envs, 0, 0
+        self.unroll_count = self.ticks = 0
+        self.records: list[Record] = []
+        self.closed: list[tuple[int, Row]] = []  # tick and row, not handed out
+        self.finished: list[Record] = []  # not handed out
+        self.seed, self.begun = seed, False
+        self.worlds = []
+        for i in range(num_envs):
+            env = build(kind, i, agent_num)
+            self.worlds.append(World(i, DRIVERS[kind](env), env.possible_agents))
+
+    def _begin(self, world: World, seed: int | None) -> None:
+        news = world.driver.reset(seed)
+        world.number, world.length, world.counted = world.number + 1, 0, 0
+        world.eps_id = self.first_id + world.begun * self.num_envs + world.env
+        world.begun += 1
+        self.most_begun = max(self.most_begun, world.begun)
+        world.open, world.owed, world.returns, world.decisions = {}, {}, {}, {}
+        world.acting, world.present = news.acting, set(news.present)
+        world.policies = tuple(self.mapping(name, world.env, world.number) for name in world.names)
+
+    def reset(self, seed: int | None) -> None:
+        """Begin anew everywhere; what was not handed out is lost."""
+        if not self.begun:
+            self.begun, seed = True, self.seed if seed is None else seed
+        self.lost_steps, self.lost_rows = self.made - self.handed_steps, self.decided - self.handed_rows
+        self.closed, self.finished = [], []
+        self.first_id, self.most_begun = self.first_id + self.most_begun * self.num_envs, 0
+        seeds: Sequence[int | None] = [None] * len(self.worlds) if seed is None else env_seeds(seed, len(self.worlds))
+        for world, env_seed in zip(list(self.worlds), seeds, strict=True):
+            world.steps = world.stepped = world.begun = 0
+            if seed is not None:
+                world.number = -1
+            self._begin(world, env_seed)
+
+    def _step(self, world: World) -> bool:
+        """Step one env; returns whether its episode ended."""
+        self.made += 1
+        self.decided += len(world.acting)
+        actions = {}
+        for agent, (obs, mask) in world.acting.items():
+            policy = world.policies[agent]
+            action = choose(self.salts[policy], self.see(obs), mask)
+            t = world.decisions.get(agent, 0)
+            world.decisions[agent] = t + 1
+            actions[agent] = self.send(action)
+            seen = self.see(obs)
+            world.open[agent] = Row(
+                world.env, agent, world.eps_id, t, policy, seen, mask, action, actions[agent], world.length
+            )
+        news = world.driver.step(actions)
+        world.length += 1
+        world.steps += 1
+        world.present |= news.present
+        for agent, reward in news.rewards.items():
+            world.owed[agent] = world.owed.get(agent, 0.0) + reward
+            world.returns[agent] = world.returns.get(agent, 0.0) + reward
+        for agent, (obs, terminated, truncated) in news.ended.items():
+            self._close(world, agent, obs, terminated, truncated)
+        for agent, (obs, _) in news.acting.items():
+            self._close(world, agent, obs, terminated=False, truncated=False)
+        world.acting = news.acting
+        return news.over
+
+    def _close(self, world: World, agent: int, obs: Any, terminated: bool, truncated: bool) -> None:
+        row = world.open.pop(agent, None)
+        if row is None:
+            return
+        row.reward, row.missing = self.worth(world.owed.pop(agent, 0.0)), obs is None
+        row.next_obs = row.obs if row.missing else self.see(obs)
+        row.terminated, row.truncated, row.next_env_t = terminated, truncated, world.length
+        self.closed.append((self.ticks, row))
+
+    def _tick(self, k: int) -> None:
+        """Step the k envs that have waited longest."""
+        self.ticks += 1
+        order = sorted(self.worlds, key=lambda world: (world.stepped, world.steps, world.env))[:k]
+        for world in sorted(order, key=lambda world: world.env):
+            world.stepped = self.ticks
+            if self._step(world):
+                assert not world.open
+                seats = range(len(world.names))
+                record = Record(
+                    world.eps_id,
+                    world.env,
+                    world.number,
+                    world.length,
+                    [world.returns.get(a, 0.0) for a in seats],
+                    [world.decisions.get(a, 0) for a in seats],
+                    [a in world.present for a in seats],
+                    world.policies,
+                )
+                self.records.append(record)
+                self.finished.append(record)
+                self._begin(world, None)
+
+    # --- what collect() should return: (rows by policy, env steps)
+
+    def truncate(self, unit: str, amount: int) -> tuple[dict[str, list[Row]], int]:
+        if not self.begun:
+            self.reset(None)
+        before, episodes = self.made - self.lost_steps, len(self.records)
+        while True:
+            steps = self.made - self.lost_steps - before
+            n, agents = len(self.worlds), len(self.worlds[0].names)
+            if unit == "env_steps":
+                lacking = amount - steps
+            elif unit == "agent_steps":
+                lacking = -(-(amount - len(self.closed)) // agents)
+            else:
+                lacking = n if len(self.records) - episodes < amount else 0
+            if lacking <= 0:
+                break
+            self._tick(min(n, lacking))
+        take = self.closed
+        if unit == "agent_steps":
+            take = sorted(take, key=lambda item: (item[0], item[1].env, item[1].agent))[:amount]
+        chosen = {id(row) for _, row in take}
+        self.closed = [item for item in self.closed if id(item[1]) not in chosen]
+        for world in self.worlds:
+            world.counted = world.length
+        return self._hand_out([row for _, row in take], steps)
+
+    def complete(self, unit: str, amount: int) -> tuple[dict[str, list[Row]], int]:
+        def measure(record: Record) -> int:
+            return {"env_steps": record.length, "agent_steps": sum(record.decisions), "episodes": 1}[unit]
+
+        if not self.begun:
+            self.reset(None)
+        while sum(map(measure, self.finished)) < amount:
+            self._tick(len(self.worlds))
+        taken: list[Record] = []
+        while sum(map(measure, taken)) < amount:
+            taken.append(self.finished.pop(0))
+        ids = {record.eps_id for record in taken}
+        rows = [row for _, row in self.closed if row.eps_id in ids]
+        self.closed = [item for item in self.closed if item[1].eps_id not in ids]
+        return self._hand_out(rows, sum(record.length for record in taken))
+
+    def _hand_out(self, rows: list[Row], steps: int) -> tuple[dict[str, list[Row]], int]:
+        self.handed_steps += steps
+        self.handed_rows += len(rows)
+        found = {policy: [row for row in rows if row.policy == policy] for policy in self.salts}
+        for own in found.values():
+            own.sort(key=lambda row: (row.env, row.agent, row.eps_id, row.t))
+        return {policy: own for policy, own in found.items() if own}, steps
+
+    def unroll_ids(self, rows: list[Row]) -> list[int]:
+        """Fragments' numbers of sorted rows; call once per policy, in order."""
+        ids, last = [], None
+        for row in rows:
+            if (row.env, row.agent, row.eps_id) != last:
+                last = (row.env, row.agent, row.eps_id)
+                self.unroll_count += 1
+            ids.append(self.unroll_count - 1)
+        return ids
+
+
+def check_batch(reference: Reference, batch: Any, expected: tuple[dict[str, list[Row]], int]) -> None:
+    """Compare a batch with the reference's, row for row and column for column."""
+    policies, env_steps = expected
+    learning = [policy for policy in policies if reference.learns(policy)]
+    assert list(batch) == learning
+    assert batch.env_steps == env_steps
+    assert batch.agent_steps == sum(map(len, policies.values()))
+    for policy in learning:
+        rows = policies[policy]
+        own = batch[policy]
+        columns: dict[str, list[Any]] = {
+            "obs": [row.obs for row in rows],
+            "actions": [row.action for row in rows],
+            "actions_for_env": [row.sent for row in rows],
+            "rewards": [row.reward for row in rows],
+            "next_obs": [row.next_obs for row in rows],
+            "terminated": [row.terminated for row in rows],
+            "truncated": [row.truncated for row in rows],
+            "next_obs_missing": [row.missing for row in rows],
+            "t": [row.t for row in rows],
+            "env_t": [row.env_t for row in rows],
+            "next_env_t": [row.next_env_t for row in rows],
+            "eps_id": [row.eps_id for row in rows],
+            "unroll_id": reference.unroll_ids(rows),
+            "env_id": [row.env for row in rows],
+            "agent_index": [row.agent for row in rows],
+            "policy_version": [0] * len(rows),
+            "seen": [row.obs.sum() for row in rows],
+            "salt": [reference.salts[policy]] * len(rows),
+        }
+        if rows[0].mask is not None:
+            columns["action_mask"] = [row.mask for row in rows]
+        assert set(own.keys()) == set(columns)
+        for name, values in columns.items():
+            np.testing.assert_array_equal(own[name], np.array(values), err_msg=f"{policy} {name}", strict=True)

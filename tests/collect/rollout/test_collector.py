@@ -1,0 +1,589 @@
+"""The collector's own behaviour: amounts, seeds, resets, failing envs, real envs, any spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+
+from marlvec.collect import Collector, Episode, MultiAgentBatch
+from marlvec.connectors import AgentPipeline, NormalizeObs, Rows
+from marlvec.errors import ArgumentError, ClosedError, ContractError, EnvRaised, StateError
+from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
+from marlvec.testing.scripted import CounterEnv, RaisingEnv, SampledEnv, Script, ScriptedParallelEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.vector_step import VectorStep
+from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, asynchronous, build, sync
+
+noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
+
+
+def same(a: MultiAgentBatch, b: MultiAgentBatch) -> bool:
+    """Whether two batches are equal, bit for bit, ids included."""
+    if list(a) != list(b) or a.env_steps != b.env_steps:
+        return False
+    pairs = [(a[name], b[name]) for name in a]
+    return all(x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key, _ in x.items()) for x, y in pairs)
+
+
+# --- amounts
+
+
+@pytest.mark.checklist(112)
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncate_mode_gives_exactly_what_was_asked_and_goes_on_where_it_stopped(kind: str) -> None:
+    with sync(kind, 4, 3) as envs:
+        collector = Collector(envs, EchoPolicy(), seed=0)
+        last: dict[tuple[int, int], int] = {}
+        steps = 0
+        for amount in (1, 2, 3, 4, 5, 17, 64, 3):
+            batch = collector.collect(env_steps=amount)
+            assert batch.env_steps == amount
+            steps += amount
+            _follows_on(batch, last)
+        for amount in (1, 2, 7, 40):
+            batch = collector.collect(agent_steps=amount)
+            assert batch.agent_steps == amount
+            steps += batch.env_steps
+            _follows_on(batch, last)
+        ended = collector.metrics.episodes_total
+        batch = collector.collect(episodes=5)
+        assert collector.metrics.episodes_total - ended >= 5
+        _follows_on(batch, last)
+        assert collector.metrics.env_steps == steps + batch.env_steps
+
+
+def _follows_on(batch: MultiAgentBatch, last: dict[tuple[int, int], int]) -> None:
+    """Every agent's rows go on where the batch before stopped."""
+    for rows in batch.values():
+        for e, a, t in zip(*(rows[name].tolist() for name in ("eps_id", "agent_index", "t")), strict=True):
+            assert t == last.get((e, a), -1) + 1
+            last[e, a] = t
+
+
+@pytest.mark.checklist(112)
+@pytest.mark.parametrize("kind", KINDS)
+def test_complete_mode_gives_whole_episodes_and_keeps_the_rest(kind: str) -> None:
+    with sync(kind, 4, 3) as envs:
+        collector = Collector(envs, EchoPolicy(), batch_mode="complete", seed=0, window=1000)
+        given: list[int] = []
+        for ask in ({"episodes": 1}, {"episodes": 7}, {"env_steps": 30}, {"agent_steps": 25}, {"steps": 9}):
+            before = len(given)
+            batch = collector.collect(**ask)
+            records = {record.eps_id: record for record in collector.metrics.episodes}
+            decided: dict[tuple[int, int], list[int]] = {}
+            for rows in batch.values():
+                for e, a, t in zip(*(rows[name].tolist() for name in ("eps_id", "agent_index", "t")), strict=True):
+                    decided.setdefault((e, a), []).append(t)
+            order = [record.eps_id for record in collector.metrics.episodes]
+            # Episodes come in the order in which they ended, none twice, none left out, and no more than needed.
+            count = ask.get("episodes") or next(
+                n
+                for n in range(1, len(order))
+                if sum(_size(records[e], ask) for e in order[before : before + n]) >= next(iter(ask.values()))
+            )
+            chosen = order[before : before + count]
+            given += chosen
+            assert {e for e, _ in decided} == {e for e in chosen if records[e].lengths_A.any()}
+            assert batch.env_steps == sum(records[e].length for e in chosen)
+            for e in chosen:
+                for a, length in enumerate(records[e].lengths_A.tolist()):
+                    assert decided.get((e, a), []) == list(range(length))
+
+
+def _size(record: Any, ask: dict[str, int]) -> int:
+    return int(record.lengths_A.sum()) if "agent_steps" in ask else int(record.length)
+
+
+def test_env_steps_are_shared_out_evenly() -> None:
+    with SyncVectorEnv([lambda i=i: CounterEnv(4, agent_num=1, env_index=i) for i in range(5)]) as envs:
+        collector = Collector(envs, noop, seed=0)
+        counts = np.zeros(5, int)
+        for amount in (3, 3, 3, 1, 7, 2, 2, 2, 2):
+            counts += np.bincount(collector.collect(env_steps=amount)["main"]["env_id"], minlength=5)
+            assert counts.max() - counts.min() <= 1
+
+
+def test_count_by_says_what_a_bare_number_counts() -> None:
+    with sync("parallel", 3, 3) as envs:
+        assert Collector(envs, EchoPolicy(), seed=0).collect(25).env_steps == 25
+        assert Collector(envs, EchoPolicy(), seed=0, count_by="agent_steps").collect(25).agent_steps == 25
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"env_steps": 1, "episodes": 1}, {"steps": 1, "env_steps": 1}, {"steps": 1, "agent_steps": 1}]
+    + [{"env_steps": wrong} for wrong in (0, -1, 1.5, True, "3")],
+)
+def test_an_amount_that_is_none_is_refused_before_anything_happens(arguments: dict[str, Any]) -> None:
+    with sync("parallel", 1, 1) as envs:
+        collector = Collector(envs, EchoPolicy())
+        with pytest.raises(ArgumentError):
+            collector.collect(**arguments)
+        assert collector.metrics.env_steps == 0
+
+
+def test_wrong_constructor_arguments_are_refused() -> None:
+    policy = RandomPolicy()
+    with sync("parallel", 1, 1) as envs:
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
+            (policy, {"batch_mode": "both"}, "batch_mode"),
+            (policy, {"count_by": "steps"}, "count_by"),
+            (policy, {"seed": -1}, "seed"),
+            (policy, {"seed": 0.5}, "seed"),
+            (policy, {"window": 0}, "window"),
+            ({}, {}, "policies must be"),
+            ("random", {}, "policies must be"),
+            ({"main": RandomPolicy}, {}, r"got the class RandomPolicy: give an instance of it, RandomPolicy\(\.\.\.\)"),
+            ({"main": lambda: policy}, {}, "call it, if it builds a policy"),
+            ({3: policy}, {}, "must be a string"),
+            ({"a": policy, "b": policy}, {"policy_mapping": "a"}, "two ids"),
+        ]
+        for policies, options, message in wrong:
+            with pytest.raises(ArgumentError, match=message):
+                Collector(envs, policies, **options)
+
+
+# --- rows
+
+
+@pytest.mark.checklist(115)
+@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_says_where_it_belongs_and_no_sequence_crosses_an_episode(kind: str, batch_mode: Any) -> None:
+    with sync(kind, 3, 3) as envs:
+        collector = Collector(envs, EchoPolicy(), batch_mode=batch_mode, seed=0)
+        unrolls: set[int] = set()
+        lanes: dict[tuple[int, int], int] = {}
+        for _ in range(5):
+            rows = collector.collect(env_steps=23)["main"]
+            names = ("unroll_id", "eps_id", "env_id", "agent_index", "t")
+            assert all(rows[name].dtype == np.int64 for name in names)
+            unroll, eps, env, agent, t = (rows[name] for name in names)
+            fresh = set(unroll.tolist())
+            assert not fresh & unrolls
+            unrolls |= fresh
+            new = np.flatnonzero(np.diff(unroll)) + 1
+            assert len(new) + 1 == len(fresh)  # rows of one fragment stand together
+            for part in np.split(np.arange(len(rows)), new):
+                assert len({(eps[i], env[i], agent[i]) for i in part}) == 1
+                np.testing.assert_array_equal(np.diff(t[part]), 1)
+                ends = (rows["terminated"] | rows["truncated"])[part]
+                assert not ends[:-1].any()
+            # Who saw this is written into the observation.
+            np.testing.assert_array_equal(rows["obs"][:, 0], env)
+            np.testing.assert_array_equal(rows["obs"][:, 4], agent)
+            for e, i in zip(eps.tolist(), env.tolist(), strict=True):
+                assert lanes.setdefault((e,), i) == i  # type: ignore[arg-type]  # one env per episode
+        assert collector.metrics.episodes_total > 5
+
+
+@pytest.mark.checklist(100)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", [sync, asynchronous])
+def test_next_obs_is_the_next_observation_or_the_final_one_as_the_stamps_say(
+    backend: Callable[..., Any], mode: str
+) -> None:
+    """One buffer for all observations, all modes: what was overwritten would carry another stamp."""
+    with backend("buffer", 4, 3, mode, copy=False) as envs:
+        collector = Collector(envs, EchoPolicy(), seed=3)
+        for _ in range(4):
+            rows = collector.collect(env_steps=61)["main"]
+            now, then = rows["obs"], rows["next_obs"]
+            np.testing.assert_array_equal(then[:, :3], now[:, :3])  # same env, incarnation and episode
+            np.testing.assert_array_equal(then[:, 3], now[:, 3] + 1)  # one step later
+            np.testing.assert_array_equal(then[:, 4], now[:, 4])  # same agent
+            np.testing.assert_array_equal(
+                then[:, 5], (now[:, 5] * 31 + rows["actions"] + 1) % 65_521
+            )  # after this action
+        assert collector.metrics.episodes_total > 20
+
+
+@pytest.mark.checklist(105)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_order_in_which_envs_reply_changes_nothing(mode: str) -> None:
+    class Shuffled(SyncVectorEnv):
+        def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
+            step = super().recv(min_envs, timeout)
+            if len(step.env_ids) == self.num_envs:
+                return step  # all of them come in order
+            turned = np.arange(len(step.env_ids))[::-1]
+            for name in ("env_ids", "rewards", "terminated", "truncated", "done", "alive", "acting", "reset_mask"):
+                setattr(step, name, getattr(step, name)[turned])
+            same = step.final_leaves is step.obs_leaves
+            step.obs_leaves = [[leaf[turned] for leaf in leaves] for leaves in step.obs_leaves]
+            step.final_leaves = step.obs_leaves if same else [[x[turned] for x in xs] for xs in step.final_leaves]
+            step.action_masks = [mask[turned] for mask in step.action_masks if mask is not None]
+            return step
+
+    amounts = (3, 2, 3, 7, 1, 2, 30, 3)
+    factories = [lambda i=i: build("masked", i, 3) for i in range(4)]
+    with SyncVectorEnv(factories, autoreset_mode=mode) as envs:
+        collector = Collector(envs, RandomPolicy(), seed=2, agent_connectors=[NormalizeObs()])
+        expected = [collector.collect(env_steps=amount) for amount in amounts]
+    with Shuffled(factories, autoreset_mode=mode, copy=False) as envs:
+        collector = Collector(envs, RandomPolicy(), seed=2, agent_connectors=[NormalizeObs()])
+        assert all(same(collector.collect(env_steps=n), want) for n, want in zip(amounts, expected, strict=True))
+
+
+@pytest.mark.checklist(114)
+@pytest.mark.parametrize("mode", MODES)
+def test_there_is_one_row_for_each_decision_that_got_an_outcome_and_no_other(mode: str) -> None:
+    """Two agents, one born in step 1 and gone in step 3; episodes of 4 steps: 4 + 2 decisions each."""
+    script = Script([0, 1], [4, 3], ["truncated", "terminated"])
+    with SyncVectorEnv(
+        [lambda i=i: ScriptedParallelEnv(script, agent_num=2, env_index=i) for i in range(3)], autoreset_mode=mode
+    ) as envs:
+        collector = Collector(envs, noop, seed=0)
+        rows = collector.collect(env_steps=3 * 4 * 5)["main"]
+        assert len(rows) == 3 * 5 * (4 + 2)
+        assert (rows["terminated"].sum(), rows["truncated"].sum()) == (15, 15)
+        assert rows["terminated"][rows["t"] == 1].sum() == 15
+        assert (rows["rewards"] != 0).all()  # an autoreset's dummy row would have none
+
+
+def test_rewards_come_in_the_dtype_asked_for() -> None:
+    with sync("parallel", 2, 2) as envs:
+        assert Collector(envs, EchoPolicy(), seed=0).collect(env_steps=4)["main"].rewards.dtype == np.float64
+        collector = Collector(envs, EchoPolicy(), seed=0, reward_dtype=np.float32)
+        assert collector.collect(env_steps=4)["main"].rewards.dtype == np.float32
+        assert collector.metrics.summary()["return"]["count"] >= 0
+
+
+def test_large_batches_grow_as_they_need() -> None:
+    with SyncVectorEnv([lambda: CounterEnv(7, agent_num=2)]) as envs:
+        rows = Collector(envs, noop, seed=0).collect(env_steps=3000)["main"]
+        assert len(rows) == 6000
+        np.testing.assert_array_equal(rows["obs"][:3000, 3], np.arange(3000) % 7)
+        np.testing.assert_array_equal(rows["next_obs"][:3000, 3], np.arange(3000) % 7 + 1)
+
+
+def test_a_policy_that_changes_between_calls_decides_with_what_it_has_now() -> None:
+    class Dial(Policy):
+        def act(self, rows: Rows, *, explore: bool = True) -> Any:
+            return np.full(len(rows), self.version)
+
+    with sync("parallel", 3, 2) as envs:
+        policy = Dial()
+        collector = Collector(envs, policy, seed=0)
+        for version in range(5):
+            policy.version = version
+            assert set(collector.collect(env_steps=9)["main"].actions.tolist()) == {version}
+
+
+def test_policies_are_told_whether_to_explore() -> None:
+    told: list[bool] = []
+
+    class Asked(Policy):
+        def act(self, rows: Rows, *, explore: bool = True) -> Any:
+            told.append(explore)
+            return np.zeros(len(rows), int)
+
+    with sync("parallel", 1, 1) as envs:
+        collector = Collector(envs, Asked(), explore=False)
+        collector.collect(env_steps=2)
+        assert collector.explore is False
+        collector.explore = True
+        collector.collect(env_steps=1)
+        assert told == [False, False, True]
+
+
+# --- seeds and resets
+
+
+@pytest.mark.parametrize("kind", ["masked", "turns", "keyed"])
+def test_one_seed_fixes_everything_and_leaves_the_global_stream_alone(kind: str) -> None:
+    def run(seed: int | None, mode: str = "same_step") -> MultiAgentBatch:
+        with sync(kind, 3, 2, mode) as envs:
+            policies = {"left": RandomPolicy(), "right": RandomPolicy()}
+            mapping = lambda name, episode: ["left", "right"][int(episode.rng.integers(2))]  # noqa: E731  (short)
+            return Collector(envs, policies, mapping, seed=seed).collect(env_steps=70)
+
+    before = np.random.get_state()[1].copy()  # noqa: NPY002  (to see that nobody touches it)
+    first = run(5)
+    assert all(same(first, run(5, mode)) for mode in MODES)
+    assert not same(first, run(6))
+    assert not same(run(None), run(None))
+    np.testing.assert_array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_policies_have_streams_of_their_own() -> None:
+    with sync("parallel", 2, 2) as envs:
+        seeds: dict[str, int] = {}
+
+        class Seeded(RandomPolicy):
+            def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
+                seeds[repr(id(self))] = seed
+                super().setup(observation_space, action_space, seed=seed)
+
+        for _ in range(2):
+            Collector(envs, {"a": Seeded(), "b": Seeded()}, "a", seed=1)
+        assert len(set(seeds.values())) == 2 * 2 / 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reset_begins_anew_and_leaves_nothing_behind(mode: str) -> None:
+    with sync("keyed", 3, 2, mode) as envs:
+        collector = Collector(envs, RandomPolicy(), seed=1)
+        first = collector.collect(env_steps=50)
+        collector.collect(agent_steps=5)  # rows are left over
+        collector.reset()
+        other = collector.collect(env_steps=50)
+        assert (other["main"]["t"][:1] == 0).all()
+        assert other["main"]["eps_id"].min() > first["main"]["eps_id"].max()
+        assert other["main"]["unroll_id"].min() > first["main"]["unroll_id"].max()
+        collector.reset(seed=1)  # the same again, but for ids
+        again = collector.collect(env_steps=50)["main"]
+        for name, column in first["main"].items():
+            if name == "obs" or name == "next_obs":  # the env counts its resets
+                column, got = np.delete(column, 2, axis=1), np.delete(again[name], 2, axis=1)
+            elif name in ("eps_id", "unroll_id"):
+                column, got = column - column[0], again[name] - again[name][0]
+            elif name == "rewards":
+                column, got = column % 1e6, again[name] % 1e6
+            else:
+                got = again[name]
+            np.testing.assert_array_equal(got, column, err_msg=name)
+
+
+def test_a_new_seed_counts_each_envs_episodes_from_0_again() -> None:
+    numbers: list[tuple[int, int]] = []
+
+    def mapping(name: str, episode: Episode) -> str:
+        numbers.append((episode.env_id, episode.number))
+        return "main"
+
+    with SyncVectorEnv([lambda i=i: CounterEnv(3, agent_num=1, env_index=i) for i in range(2)]) as envs:
+        collector = Collector(envs, noop, mapping, seed=0)
+        collector.collect(env_steps=7)  # env 0 is in its second episode, one step from the end of it
+        assert numbers == [(0, 0), (1, 0), (0, 1), (1, 1)]
+        collector.reset()
+        assert numbers[4:] == [(0, 2), (1, 2)]  # the abandoned ones count
+        collector.reset(seed=0)
+        assert numbers[6:] == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(("seed", "reset_seed"), [(4, 9), (9, None)])
+def test_reset_before_the_first_collect_counts_as_the_first(seed: int, reset_seed: int | None) -> None:
+    with sync("parallel", 2, 2) as envs:
+        expected = Collector(envs, RandomPolicy(), seed=9).collect(env_steps=30)
+    with sync("parallel", 2, 2) as envs:
+        collector = Collector(envs, RandomPolicy(), seed=seed)
+        collector.reset(seed=reset_seed)
+        assert same(collector.collect(env_steps=30), expected)
+
+
+# --- failing envs, interruptions
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_an_env_that_raises_ends_the_call_and_reset_goes_on(backend: str) -> None:
+    from marlvec.vector.backends.process import AsyncVectorEnv
+
+    factories = [lambda i=i: RaisingEnv(3, where="step", at=4, only_env=1, env_index=i) for i in range(2)]
+    with (SyncVectorEnv if backend == "sync" else AsyncVectorEnv)(factories) as envs:
+        collector = Collector(envs, FunctionPolicy(noop.function), seed=0)
+        assert collector.collect(env_steps=6)["main"].truncated.sum() == 6
+        with pytest.raises(EnvRaised, match="env 1"):
+            collector.collect(env_steps=6)
+        with pytest.raises(StateError, match=r"reset\(\)"):
+            collector.collect(env_steps=6)
+        collector.reset()
+        rows = collector.collect(env_steps=6)["main"]
+        assert len(rows) == 18
+        assert (rows["t"].reshape(6, 3) == np.arange(3)).all()
+
+
+class Interrupted(SyncVectorEnv):
+    """Ctrl-C, while waiting for the third result and whenever else it is set to come."""
+
+    calls_left = 3
+
+    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise KeyboardInterrupt
+        return super().recv(min_envs, timeout)
+
+
+@pytest.mark.fault("E11")
+@pytest.mark.parametrize("mode", MODES)
+def test_wherever_a_wait_is_interrupted_collecting_can_go_on_or_begin_anew(mode: str) -> None:
+    factories = [lambda i=i: CounterEnv([1, 2], env_index=i) for i in range(3)]
+    resumed = 0
+    for calls in range(1, 12):
+        with Interrupted(factories, autoreset_mode=mode) as envs:
+            collector = Collector(envs, RandomPolicy(), seed=0)
+            envs.calls_left = calls
+            with pytest.raises(KeyboardInterrupt):
+                collector.collect(env_steps=60)
+            try:
+                resumed += collector.collect(env_steps=60).env_steps == 60
+            except StateError:
+                collector.reset()
+                assert collector.collect(env_steps=60).env_steps == 60
+    assert resumed == 10 if mode == "same_step" else resumed >= 4
+
+
+@pytest.mark.fault("E11")
+def test_an_interrupted_wait_loses_nothing() -> None:
+    factories = [lambda i=i: CounterEnv([2, 3], env_index=i) for i in range(3)]
+    with SyncVectorEnv(factories) as envs:
+        expected = Collector(envs, RandomPolicy(), seed=0).collect(env_steps=30)
+    with Interrupted(factories) as envs:
+        collector = Collector(envs, RandomPolicy(), seed=0)
+        for calls in (3, 4):
+            envs.calls_left = calls
+            with pytest.raises(KeyboardInterrupt):
+                collector.collect(env_steps=30)
+        assert same(collector.collect(env_steps=30), expected)
+        envs.calls_left = 3
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(env_steps=30)
+        collector.reset()
+        assert collector.collect(env_steps=30).env_steps == 30
+
+
+def test_closed_envs_are_an_error_and_the_collector_closes_none() -> None:
+    envs = sync("parallel", 1, 1)
+    collector = Collector(envs, EchoPolicy())
+    collector.collect(env_steps=3)
+    assert not envs.closed
+    envs.close()
+    with pytest.raises(ClosedError):
+        collector.collect(env_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("terminated", False, "neither terminated nor truncated"), ("acting", True, "has ended already")],
+)
+def test_envs_that_contradict_themselves_are_found_out(field: str, value: bool, message: str) -> None:
+    class Liar(SyncVectorEnv):
+        def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
+            step = super().recv(min_envs, timeout)
+            getattr(step, field)[:, 0] = value
+            return step
+
+    script = Script([0, 0], [2, 4], ["terminated", "terminated"])
+    with Liar([lambda: ScriptedParallelEnv(script, agent_num=2)]) as envs:
+        with pytest.raises(ContractError, match=message) as caught:
+            Collector(envs, noop).collect(env_steps=10)
+        assert "agent_0" in str(caught.value)
+
+
+# --- any spaces, real envs
+
+SPACES: list[tuple[Space[Any], Space[Any]]] = [
+    (Discrete(7, start=-3), MultiDiscrete([3, 4])),
+    (MultiBinary(3), MultiDiscrete([[3, 4], [2, 2]])),
+    (Box(0, 255, (4, 4, 3), np.uint8), MultiBinary(4)),
+    (Box(-1, 1, (), np.float16), Box(0, 9, (2, 2), np.int16)),
+    (Dict(a=Box(-1, 1, (0,)), b=Tuple((Discrete(3), Box(-1, 1, (2,))))), Tuple((Discrete(3), Dict(x=Discrete(2))))),
+    (Box(-1, 1, (3,)), Dict(move=Box(-2, 3, (2,)), say=Tuple((Discrete(4, start=1), MultiBinary(2))))),
+]
+
+
+@pytest.mark.parametrize(("observation_space", "action_space"), SPACES)
+def test_any_space_goes_through(observation_space: Space[Any], action_space: Space[Any]) -> None:
+    """`SampledEnv` refuses an action that its space does not contain, and pays a checksum of the right ones."""
+    factories = [lambda i=i: SampledEnv(observation_space, action_space, env_index=i) for i in range(3)]
+    for grouped in (False, True):
+        with SyncVectorEnv(factories, grouped=grouped, validate="strict") as envs:
+            rows = Collector(envs, RandomPolicy(), seed=0).collect(env_steps=31)["main"]
+            assert len(rows) == 62
+            for name, space in (
+                ("obs", observation_space),
+                ("next_obs", observation_space),
+                ("actions_for_env", action_space),
+            ):
+                for i in (0, 30, 61):
+                    assert space.contains(_row(space, rows[name], i)), name
+
+
+def _row(space: Space[Any], tree: Any, i: int) -> Any:
+    if isinstance(space, Dict):
+        return {key: _row(sub, tree[key], i) for key, sub in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_row(sub, part, i) for sub, part in zip(space.spaces, tree, strict=True))
+    return tree[i] if isinstance(space, Discrete) else np.asarray(tree[i])
+
+
+def test_a_tuple_of_actions_may_come_with_columns_or_without() -> None:
+    space = Tuple((Discrete(2), Dict(x=Discrete(2))))
+    with SyncVectorEnv([lambda: SampledEnv(Discrete(3), space)]) as envs:
+
+        def plain(rows: Rows) -> Any:
+            return np.ones(len(rows), int), {"x": np.zeros(len(rows), int)}
+
+        rows = Collector(envs, FunctionPolicy(plain)).collect(env_steps=4)["main"]
+        assert rows.actions[0].all()
+        policy = FunctionPolicy(lambda rows: (plain(rows), {"x": np.arange(len(rows))}))
+        rows = Collector(envs, policy).collect(env_steps=4)["main"]
+        assert rows["x"].tolist() == [0] * 4 + [1] * 4
+        assert not rows.actions[1]["x"].any()
+
+
+def test_simple_spread_and_simple_tag_and_tictactoe() -> None:
+    import pettingzoo
+    from mpe2 import simple_spread_v3, simple_tag_v3
+
+    with SyncVectorEnv([simple_spread_v3.parallel_env] * 3) as envs:
+        collector = Collector(envs, RandomPolicy(), agent_connectors=AgentPipeline(), seed=0)
+        rows = collector.collect(env_steps=3 * 60)["main"]
+        assert rows.obs.shape == (540, 18)
+        assert rows.truncated.sum() == 3 * 3 * 2
+        assert not rows.terminated.any()
+        assert collector.metrics.lengths.mean == 25
+        going = ~rows.truncated[:-1] & (np.diff(rows["unroll_id"]) == 0)
+        np.testing.assert_array_equal(rows.next_obs[:-1][going], rows.obs[1:][going])
+        assert not (rows.next_obs[:-1][rows.truncated[:-1]] == rows.obs[1:][rows.truncated[:-1]]).all()
+
+    with SyncVectorEnv([simple_tag_v3.parallel_env] * 2) as envs:
+        mapping = {name: name.split("_")[0] for name in envs.agents}
+        policies = {"adversary": RandomPolicy(), "agent": RandomPolicy()}
+        batch = Collector(envs, policies, mapping, seed=0).collect(env_steps=100)
+        assert (batch["adversary"].obs.shape, batch["agent"].obs.shape) == ((300, 16), (100, 14))
+
+    with SyncVectorEnv([lambda: pettingzoo.make("aec", "classic/tictactoe-v3")] * 4) as envs:
+        collector = Collector(envs, RandomPolicy(), batch_mode="complete", seed=0)
+        rows = collector.collect(episodes=30)["main"]
+        assert rows["action_mask"][np.arange(len(rows)), rows.actions].all()
+        for record in collector.metrics.episodes:
+            assert 5 <= record.length == record.lengths_A.sum() <= 9
+            own = rows.take(rows["eps_id"] == record.eps_id)
+            assert (own.terminated.sum(), own.rewards.sum()) == ((2, 0.0) if len(own) else (0, 0.0))
+
+
+def test_the_repr_says_what_it_is() -> None:
+    with sync("parallel", 2, 2) as envs:
+        collector = Collector(envs, EchoPolicy(), seed=0)
+        collector.collect(env_steps=20)
+        assert repr(collector).startswith("<Collector of ['main'] in <SyncVectorEnv of scripted_parallel")
+        assert "20 env steps" in repr(collector)
+        assert (collector.batch_mode, collector.count_by) == ("truncate", "env_steps")
+
+
+def test_policy_mapping_fn_is_policy_mapping() -> None:
+    """RLlib's word, with a function as RLlib calls it, and with all else that a mapping may be."""
+
+    def mapping(agent: str, episode: Any, **kwargs: Any) -> str:
+        return "b" if agent == "agent_1" or episode.number % 2 else "a"
+
+    for who in (mapping, {"agent_0": "a", "agent_1": "b", "agent_2": "a"}, "b"):
+        batches = []
+        for argument in ("policy_mapping", "policy_mapping_fn"):
+            with sync("parallel", 3, 3) as envs:
+                policies = {"a": RandomPolicy(), "b": RandomPolicy()}
+                collector = Collector(envs, policies, seed=4, **{argument: who})  # type: ignore[arg-type]
+                batches.append(collector.collect(env_steps=90))
+        assert same(*batches)
+    with sync("parallel", 3, 3) as envs:
+        for given in ("a", mapping):
+            with pytest.raises(
+                ArgumentError, match="^policy_mapping and policy_mapping_fn are two names of one argument"
+            ):
+                Collector(envs, {"a": noop}, "a", policy_mapping_fn=given)

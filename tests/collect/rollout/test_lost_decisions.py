@@ -1,0 +1,110 @@
+"""Every decision is in one batch or counts as lost: recounted from what policies were asked and what batches hold."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from marlvec.collect import Collector
+from marlvec.errors import EnvFault, StateError
+from marlvec.vector.backends.sync import SyncVectorEnv
+from tests.collect.helpers.mortal import DEATHS, Deaths, mortals
+from tests.collect.helpers.players import MODES, EchoPolicy
+
+Key = tuple[int, int, int]  # episode, agent, its turn
+
+TURNS = ("turns", "masked turns", "late turns", "keyed", "keyed, no last obs")
+
+
+class Recounting(EchoPolicy):
+    """Keeps what it was asked."""
+
+    def __init__(self, salt: int) -> None:
+        super().__init__(salt)
+        self.decided: Counter[Key] = Counter()
+
+    def act(self, rows: Any, *, explore: bool = True) -> Any:
+        self.decided.update(keys_of(rows))
+        return super().act(rows, explore=explore)
+
+
+def keys_of(rows: Any) -> list[Key]:
+    return list(zip(*(rows[name].tolist() for name in ("eps_id", "agent_index", "t")), strict=True))
+
+
+def by_number(name: str, episode: Any) -> str:
+    return "ab"[(episode.number + int(name[-1])) % 2]
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
+@pytest.mark.parametrize("on_fault", ["restart", "mask", "raise"])
+@settings(max_examples=30)
+@given(
+    kind=st.sampled_from(TURNS),
+    mode=st.sampled_from(MODES),
+    agent_num=st.integers(2, 4),
+    deaths=DEATHS,
+    overlap=st.booleans(),
+    calls=st.lists(
+        st.tuples(st.sampled_from(["env_steps", "agent_steps", "episodes", "reset"]), st.integers(1, 12)),
+        min_size=2,
+        max_size=7,
+    ),
+)
+@example(
+    kind="turns",
+    mode="same_step",
+    agent_num=3,
+    deaths={(0, 0): ("step", 4, False), (1, 0): ("step", 7, False)},
+    overlap=False,
+    calls=[("env_steps", 7), ("env_steps", 7), ("reset", 1), ("agent_steps", 5), ("reset", 1)],
+)
+def test_decisions_of_lost_episodes_are_all_counted(
+    tmp_path_factory: pytest.TempPathFactory,
+    batch_mode: Any,
+    on_fault: str,
+    kind: str,
+    mode: str,
+    agent_num: int,
+    deaths: Deaths,
+    overlap: bool,
+    calls: list[tuple[Any, int]],
+) -> None:
+    logging.getLogger("marlvec").setLevel(logging.CRITICAL)
+    marks: Path = tmp_path_factory.mktemp("marks")
+    policies = {"a": Recounting(0), "b": Recounting(1)}
+    held: Counter[Key] = Counter()
+    lost: set[int] = set()
+    hooks = {"on_episode_lost": lambda episode, why: lost.add(episode.eps_id)}
+    options = {"autoreset_mode": mode, "on_fault": on_fault}
+    with SyncVectorEnv(mortals(kind, 3, agent_num, deaths, marks), **options) as envs:
+        collector = Collector(
+            envs, policies, by_number, batch_mode=batch_mode, seed=0, overlap=overlap, callbacks=[hooks]
+        )
+        try:
+            for call, amount in calls:
+                try:
+                    if call == "reset":
+                        collector.reset()
+                    else:
+                        for rows in collector.collect(**{call: amount}).values():
+                            held.update(keys_of(rows))
+                except EnvFault:
+                    collector.reset()
+            collector.reset()
+        except (StateError, EnvFault):
+            return  # all envs are out, or one does not even begin: nothing more is collected here
+        decided = policies["a"].decided + policies["b"].decided
+        assert max(held.values(), default=1) == max(decided.values(), default=1) == 1
+        assert held <= decided
+        metrics = collector.metrics
+        assert metrics.agent_steps == decided.total()
+        assert metrics.agent_steps_lost == (decided - held).total()
+        if batch_mode == "truncate":
+            assert {eps_id for eps_id, _, _ in decided - held} <= lost | {r.eps_id for r in metrics.episodes}

@@ -1,0 +1,291 @@
+"""Action masks that come in infos: the same arrays as those that spaces declare."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from pettingzoo import ParallelEnv
+
+import marlvec
+from marlvec.errors import ContractError
+from marlvec.registry import resolve
+from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
+from tests.envs.support.play import play
+from tests.families.trace import difference
+
+
+def waits(t: int, a: int) -> bool:
+    return (t + a) % 3 == 0
+
+
+def split(found: dict[Any, Any], infos: dict[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Move the mask of everyone's observation into its info."""
+    infos = {who: dict(info) for who, info in infos.items()}
+    for who, obs in found.items():
+        infos.setdefault(who, {})["action_mask"] = obs["action_mask"]
+    return {who: obs["observation"] for who, obs in found.items()}, infos
+
+
+class TellingParallelEnv(ScriptedParallelEnv):
+    def observation_space(self, agent: str) -> Any:
+        return super().observation_space(agent)["observation"]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return split(*super().reset(seed, options))
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        obs, rewards, terminations, truncations, infos = super().step(actions)
+        obs, infos = split(obs, infos)
+        return obs, rewards, terminations, truncations, infos
+
+
+class TellingKeyedEnv(KeyedEnv):
+    def __init__(self, *, env_index: int = 0, **options: Any) -> None:
+        super().__init__(env_index=env_index, **options)
+        self.observation_spaces = {who: space["observation"] for who, space in self.observation_spaces.items()}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return split(*super().reset(seed=seed, options=options))
+
+    def step(self, actions: dict[Any, Any]) -> Any:
+        obs, rewards, terminateds, truncateds, infos = super().step(actions)
+        obs, infos = split(obs, infos)
+        return obs, rewards, terminateds, truncateds, infos
+
+
+class TellingTurnEnv(TurnEnv):
+    """As shimmy's OpenSpiel envs do it: the infos of all agents have a mask, whosever turn it is."""
+
+    def observation_space(self, agent: str) -> Any:
+        return super().observation_space(agent)["observation"]
+
+    def observe(self, agent: str) -> Any:
+        return super().observe(agent)["observation"]
+
+    def _tell(self) -> None:
+        super()._tell()
+        for agent, info in self.infos.items():
+            self.infos[agent] = {**info, "action_mask": self.world.mask(self._place(agent))}
+
+
+class TellingSingleEnv(SingleEnv):
+    def __init__(self, *, env_index: int = 0, **options: Any) -> None:
+        super().__init__(env_index=env_index, **options)
+        self.observation_space = self.observation_space["observation"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs["observation"], {**info, "action_mask": obs["action_mask"]}
+
+    def step(self, action: Any) -> Any:
+        obs, reward, ended, cut, info = super().step(action)
+        return obs["observation"], reward, ended, cut, {**info, "action_mask": obs["action_mask"]}
+
+
+KINDS = {
+    "parallel": (ScriptedParallelEnv, TellingParallelEnv, {}),
+    "turns": (TurnEnv, TellingTurnEnv, {"agent_num": 3, "dead_first": False}),
+    "keyed": (KeyedEnv, TellingKeyedEnv, {"waits": waits}),
+    "single": (SingleEnv, TellingSingleEnv, {"length": [3, 1, 5], "info_every": 2}),
+}
+
+
+def check_equal(kind: str, mode: str, backend: str) -> None:
+    declaring, telling, options = KINDS[kind]
+    settings: dict[str, Any] = {"num_envs": 2, "backend": backend, "autoreset_mode": mode, "masked": True, **options}
+    with marlvec.make(declaring, **settings) as envs:
+        assert all(group.mask_size == 5 for group in envs.spec.groups)
+        expected = play(envs, 40)
+    with marlvec.make(telling, **settings) as envs:
+        assert all(group.mask_size is None and group.choices == 5 for group in envs.spec.groups)
+        for t, (got, wanted) in enumerate(zip(play(envs, 40), expected, strict=True)):
+            assert not (differs := difference(got, wanted)), f"call {t}: {differs}"
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_in_infos_are_what_masks_in_observations_are(kind: str, mode: str) -> None:
+    """Arrays, other infos, everything: over whole episodes in which agents come, wait and end."""
+    check_equal(kind, mode, "sync")
+
+
+@pytest.mark.parametrize("kind", ["turns", "single"])
+def test_masks_in_infos_cross_processes(kind: str) -> None:
+    check_equal(kind, "same_step", "async")
+
+
+class Forgetful(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """Two agents; ``gives(t, a)`` says whether agent ``a`` has a mask, which allows action ``t % 3`` alone."""
+
+    metadata = {"name": "forgetful", "render_modes": []}
+
+    def __init__(self, gives: Any, length: int = 4, action_space: Any = None) -> None:
+        self.possible_agents = ["ann", "bob"]
+        self.gives, self.length = gives, length
+        self.space = Discrete(3) if action_space is None else action_space
+
+    def observation_space(self, agent: str) -> Any:
+        return Box(0, 9, (1,))
+
+    def action_space(self, agent: str) -> Any:
+        return self.space
+
+    def _told(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        obs = {agent: np.full(1, self.t, np.float32) for agent in self.possible_agents}
+        return obs, {
+            agent: {"action_mask": np.arange(3) == self.t % 3}
+            for a, agent in enumerate(self.possible_agents)
+            if self.gives(self.t, a)
+        }
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.t, self.agents = 0, self.possible_agents[:]
+        return self._told()
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.t += 1
+        over = dict.fromkeys(self.agents, self.t == self.length)
+        obs, infos = self._told()
+        rewards, never = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, False)
+        self.agents = [] if self.t == self.length else self.agents
+        return obs, rewards, never, over, infos
+
+
+@pytest.mark.checklist(63)
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_where_a_mask_is_missing_all_is_allowed_and_other_envs_have_theirs(backend: str) -> None:
+    """After a look at masks in observations and in infos, which are the same."""
+    check_equal("parallel", "same_step", backend)
+    givers = [lambda t, a: True, lambda t, a: False, lambda t, a: (t + a) % 2 == 0]
+    with marlvec.make([partial(Forgetful, gives) for gives in givers], backend=backend) as envs:
+        _, infos = envs.reset(seed=0)
+        for t in range(13):
+            only = np.arange(3) == t % 4 % 3
+            expected = [[only if gives(t % 4, a) else np.ones(3, np.bool_) for a in range(2)] for gives in givers]
+            assert infos["action_mask"].dtype == np.bool_
+            assert infos["action_mask"].tolist() == np.array(expected).tolist()
+            assert marlvec.infos_to_list(infos, envs.agents, 3) == [{}, {}, {}]
+            *_, infos = envs.step(np.zeros((3, 2), np.int64))
+            assert "final_info" not in infos
+
+
+@pytest.mark.parametrize("first", [3, 6])
+def test_there_is_no_mask_before_some_env_has_given_one(first: int) -> None:
+    """And from then on there is, whatever the rows that are asked for."""
+    steps = {"n": 0}
+
+    def gives(t: int, a: int) -> bool:
+        steps["n"] += a
+        return a == 1 and steps["n"] > first
+
+    with marlvec.make([partial(Forgetful, gives), partial(Forgetful, lambda t, a: False)], backend="sync") as envs:
+        envs.reset(seed=0)
+        for _ in range(12):
+            envs.send(np.zeros((2, 2), np.int64))
+            masks = envs.recv().action_masks
+            assert (masks[0] is not None) == (steps["n"] > first)
+        envs.send(np.zeros((1, 2), np.int64), [1])
+        (mask,) = envs.recv().action_masks
+        assert mask is not None
+        assert mask.tolist() == [[[True] * 3] * 2]
+
+
+def test_envs_that_never_give_one_have_none() -> None:
+    with marlvec.make("simple_spread", 2, backend="sync") as envs:
+        assert "action_mask" not in envs.reset(seed=0)[1]
+        envs.send(np.zeros((2, 3), np.int64))
+        assert envs.recv().action_masks == [None]
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_taxi_gives_its_mask_in_its_info(backend: str) -> None:
+    plain = gymnasium.make(resolve("Taxi").entry.id.removeprefix("gymnasium/"))
+    with marlvec.make("Taxi", 1, backend=backend) as envs:
+        obs, infos = envs.reset(seed=[3])
+        _, info = plain.reset(seed=3)
+        envs.random_action(seed=0)
+        for _ in range(450):
+            assert infos["action_mask"][0, 0].tolist() == info["action_mask"].astype(bool).tolist()
+            assert infos["prob"].tolist() == [info["prob"]]
+            assert set(marlvec.infos_to_list(infos, envs.agents, 1)[0]["__common__"]) == {"prob"}
+            chosen = envs.random_action()
+            assert info["action_mask"][chosen[0, 0]]
+            obs, *_, infos = envs.step(chosen)
+            found, _, ended, cut, info = plain.step(int(chosen[0, 0]))
+            if ended or cut:
+                assert infos["final_observation"].tolist() == [[found]]
+                found, info = plain.reset()
+            assert obs.tolist() == [[found]]
+    plain.close()
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "expected"),
+    [
+        (MultiDiscrete([2, 3]), (np.array([1, 0]), np.array([0, 1, 1])), [True, False, False, True, True]),
+        (MultiDiscrete([2, 3]), [[1, 0], [0, 1, 1]], [True, False, False, True, True]),
+        (MultiDiscrete([2, 3]), np.array([0, 1, 1, 0, 0], np.float32), [False, True, True, False, False]),
+        (Discrete(2, start=7), [True, False], [True, False]),
+        (Discrete(2), None, [True, True]),
+        (Discrete(2), 3, [True, True]),
+        (Discrete(2), np.zeros((2, 2)), [True, True]),
+        (Discrete(2), "none", [True, True]),
+    ],
+)
+def test_masks_come_in_many_forms(space: Any, mask: Any, expected: list[bool]) -> None:
+    class One(gymnasium.Env[Any, Any]):
+        observation_space, action_space = Box(0, 1, (1,)), space
+        first = {"action_mask": np.ones(len(expected))}
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return np.zeros(1, np.float32), self.first
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(1, np.float32), 0.0, False, False, {"action_mask": mask}
+
+    with marlvec.make(One, 1, backend="sync") as envs:
+        envs.reset(seed=0)
+        *_, infos = envs.step(envs.random_action(seed=0))
+        assert infos["action_mask"].tolist() == [[expected]]
+        (info,) = marlvec.infos_to_list(infos, envs.agents, 1)
+        is_mask = isinstance(mask, (tuple, list)) or np.ndim(mask) == 1
+        assert bool(info) is not is_mask  # else it is an info like others
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_mask_of_another_length_is_refused(backend: str) -> None:
+    class Wrong(SingleEnv):
+        def step(self, action: Any) -> Any:
+            return *super().step(action)[:4], {"action_mask": np.ones(4)}
+
+    with marlvec.make(Wrong, 2, backend=backend) as envs:
+        envs.reset(seed=0)
+        words = "env 0, step(): action mask of agent 'agent_0': expected shape (5,), got (4,)"
+        with pytest.raises(ContractError, match=re.escape(words)):
+            envs.step(np.zeros((2, 1), np.int64))
+
+
+def test_where_actions_are_no_choices_it_is_an_info_like_others() -> None:
+    build = partial(Forgetful, lambda t, a: True, action_space=Box(0, 1, (2,)))
+    with marlvec.make(build, 1, backend="sync") as envs:
+        _, infos = envs.reset(seed=0)
+        assert "action_mask" not in infos
+        (info,) = marlvec.infos_to_list(infos, envs.agents, 1)
+        assert info["ann"]["action_mask"].tolist() == [True, False, False]
+
+
+def test_a_mask_beside_a_declared_one_is_an_info_like_others() -> None:
+    class Both(SingleEnv):
+        def _info(self) -> dict[str, Any]:
+            return {"action_mask": "see the observation"}
+
+    with marlvec.make(Both, 1, backend="sync", masked=True) as envs:
+        _, infos = envs.reset(seed=0)
+        assert infos["action_mask"].shape == (1, 1, 5)
+        assert marlvec.infos_to_list(infos, envs.agents, 1) == [{"__common__": {"action_mask": "see the observation"}}]

@@ -1,0 +1,227 @@
+"""PettingZoo Parallel envs through their adapter, against loops written by hand over whole episodes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpe2 import simple_spread_v3, simple_tag_v3
+
+from marlvec.envs import COMMON, PettingZooParallelEnv, adapt
+from marlvec.testing.scripted import CounterEnv, NoOpEnv, Script, ScriptedParallelEnv, checksum, decode
+from tests.envs.support.rig import Rig
+
+EPISODES = 3
+
+
+def play(rig: Rig, plain: Any, rng: np.random.Generator, seed: int, *, four: bool = False) -> int:
+    """Play one episode on the adapter and on the same env by hand; everything must agree in every step.
+
+    Returns:
+        Steps of the episode.
+    """
+    names = list(plain.possible_agents)
+    result = plain.reset(seed=seed)
+    obs, infos = (result, {}) if four else result
+    rig_infos = rig.reset(seed=seed)
+    born, ended = set(obs), set[str]()
+    check(rig, names, obs, {}, {}, {}, live=set(obs))
+    assert_infos_equal(rig_infos, expected_infos(infos, names))
+    steps = 0
+    while plain.agents:
+        actions = {agent: int(rng.integers(plain.action_space(agent).n)) for agent in plain.agents}
+        result = plain.step(dict(actions))
+        if four:
+            obs, rewards, dones, infos = result
+            cut = {a for a in dones if infos.get(a, {}).get("TimeLimit.truncated")}
+            terminations = {a: done and a not in cut for a, done in dones.items()}
+            truncations = {a: done and a in cut for a, done in dones.items()}
+        else:
+            obs, rewards, terminations, truncations, infos = result
+        rig_infos = rig.step([actions.get(name, 4) for name in names])  # those that do not act get nonsense
+        born |= set(obs)
+        ended |= {agent for agent in obs if terminations[agent] or truncations[agent]}
+        check(rig, names, obs, rewards, terminations, truncations, live=born - ended)
+        assert_infos_equal(rig_infos, expected_infos(infos, names))
+        steps += 1
+        assert rig.done is not bool(plain.agents)
+    return steps
+
+
+def check(
+    rig: Rig, names: list[str], obs: Any, rewards: Any, terminations: Any, truncations: Any, live: set[str]
+) -> None:
+    for a, name in enumerate(names):
+        row = rig.row(a)
+        expected = obs.get(name)
+        if expected is None:
+            assert not np.any(row), f"{name} is not in the episode, but has an observation"
+        else:
+            assert row.dtype == expected.dtype
+            np.testing.assert_array_equal(row, expected)
+        assert rig.reward_A[a] == rewards.get(name, 0.0)
+    assert rig.flags() == {
+        "terminated": [bool(terminations.get(name, False)) for name in names],
+        "truncated": [bool(truncations.get(name, False)) for name in names],
+        "alive": [name in live for name in names],
+        "acting": [name in live for name in names],
+    }
+
+
+def expected_infos(infos: dict[str, Any], names: list[str]) -> dict[str, Any] | None:
+    out = {name: info for name, info in infos.items() if info and name in names}
+    rest = {name: info for name, info in infos.items() if info and name not in names}
+    return ({**out, COMMON: rest} if rest else out) or None
+
+
+def assert_infos_equal(got: Any, expected: Any) -> None:
+    np.testing.assert_equal(got, expected)
+
+
+@pytest.mark.fault("C13")
+@pytest.mark.fault("D3")
+@given(seed=st.integers(0, 10_000), agent_num=st.integers(1, 5), reuse=st.booleans(), old_api=st.booleans())
+@settings(max_examples=60)
+def test_agents_that_enter_and_leave(seed: int, agent_num: int, reuse: bool, old_api: bool) -> None:
+    """Drawn scripts: late births, early deaths, terminations, truncations and both at once, infos here and there."""
+    options: dict[str, Any] = {"agent_num": agent_num, "longest": 9, "old_api": old_api}
+    plain = ScriptedParallelEnv(**options)
+    rig = Rig(adapt(ScriptedParallelEnv(**options, reuse_buffer=reuse)))
+    rng = np.random.default_rng(seed)
+    for episode in range(EPISODES):
+        play(rig, plain, rng, seed + episode, four=old_api)
+
+
+@pytest.mark.fault("C13")
+def test_infos_are_snapshots_where_the_env_reuses_its_dicts() -> None:
+    infos = {(t, a): {"marks": np.array([t, a])} for t in range(5) for a in range(2)}
+    script = Script([0, 0], [4, 4], ["truncated", "truncated"], infos)
+    rig = Rig(adapt(ScriptedParallelEnv(script, agent_num=2, reuse_buffer=True)))
+    for _ in range(EPISODES):
+        kept = [rig.reset(seed=1), *(rig.step([0, 0]) for _ in range(4))]
+        assert rig.done
+        rig.reset()
+        for t, info in enumerate(kept):
+            assert info is not None
+            assert [info[f"agent_{a}"]["marks"].tolist() for a in range(2)] == [[t, 0], [t, 1]]
+
+
+@pytest.mark.parametrize("make", [simple_spread_v3.parallel_env, simple_tag_v3.parallel_env], ids=["spread", "tag"])
+def test_mpe_is_bit_identical_to_a_plain_loop(make: Any) -> None:
+    plain, rig = make(), Rig(adapt(make()))
+    rng = np.random.default_rng(3)
+    for episode in range(EPISODES):
+        assert play(rig, plain, rng, 40 + episode) == 25
+        rig.env.write_state(rig.slot)
+        np.testing.assert_array_equal(rig.state, plain.state())
+    rig.env.close()
+
+
+def test_an_agents_actions_are_its_own() -> None:
+    rig = Rig(adapt(CounterEnv(length=6, agent_num=3)))
+    rng = np.random.default_rng(0)
+    for episode in range(EPISODES):
+        rig.reset(seed=episode)
+        expected = [1, 1, 1]
+        while not rig.done:
+            actions = rng.integers(5, size=3).tolist()
+            rig.step(actions)
+            expected = [(before * 31 + action + 1) % 65_521 for before, action in zip(expected, actions, strict=True)]
+            assert [checksum(rig.row(a)) for a in range(3)] == expected
+            assert [decode(rig.row(a))[2:] for a in range(3)] == [(episode, int(rig.row(0)[3]), a) for a in range(3)]
+
+
+@pytest.mark.fault("D10")
+@given(seed=st.integers(0, 1_000))
+@settings(max_examples=25)
+def test_the_order_of_keys_means_nothing(seed: int) -> None:
+    shuffler = random.Random(seed)
+
+    def shuffle(table: dict[str, Any]) -> dict[str, Any]:
+        return dict(shuffler.sample(list(table.items()), len(table)))
+
+    class Shuffled(ScriptedParallelEnv):
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            result = tuple(shuffle(table) for table in super().reset(seed, options))
+            shuffler.shuffle(self.agents)
+            return result
+
+        def step(self, actions: dict[str, Any]) -> Any:
+            result = tuple(shuffle(table) for table in super().step(actions))
+            shuffler.shuffle(self.agents)
+            return result
+
+    plain, rig = ScriptedParallelEnv(agent_num=4), Rig(adapt(Shuffled(agent_num=4)))
+    rng = np.random.default_rng(seed)
+    for episode in range(EPISODES):
+        play(rig, plain, rng, seed + episode)
+
+
+def test_numpy_flags_and_rewards_are_as_good_as_plain_ones() -> None:
+    class Numpy(CounterEnv):
+        def step(self, actions: dict[str, Any]) -> Any:
+            obs, rewards, terminations, truncations, infos = super().step(actions)
+            return (
+                obs,
+                {agent: np.float32(t) for t, agent in enumerate(rewards)},
+                {agent: np.bool_(value) for agent, value in terminations.items()},
+                {agent: np.bool_(value) for agent, value in truncations.items()},
+                infos,
+            )
+
+    rig = Rig(PettingZooParallelEnv(Numpy(length=4)))
+    for _ in range(EPISODES):
+        rig.reset(seed=0)
+        for t in range(1, 5):
+            rig.step([0, 1, 2])
+            assert rig.reward_A.tolist() == [0.0, 1.0, 2.0]
+            assert rig.truncated_A.tolist() == [t == 4] * 3
+        assert rig.done
+
+
+def test_float64_observations_of_a_float32_space_are_cast() -> None:
+    class Wide(NoOpEnv):
+        def step(self, actions: dict[str, Any]) -> Any:
+            obs, *rest = super().step(actions)
+            return {agent: row.astype(np.float64) + 0.25 for agent, row in obs.items()}, *rest
+
+    rig = Rig(adapt(Wide(length=3)))
+    for _ in range(EPISODES):
+        rig.reset(seed=0)
+        while not rig.done:
+            rig.step([0, 0, 0])
+            assert [float(rig.row(a)[0]) for a in range(3)] == [float(np.float32(a / 3) + 0.25) for a in range(3)]
+            assert rig.row(0).dtype == np.float32
+
+
+def test_the_callers_options_stay_as_they_are() -> None:
+    class Greedy(CounterEnv):
+        seen: list[Any] = []
+
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            if options is not None:
+                self.seen.append(options["level"].pop("depth"))
+            return super().reset(seed, options)
+
+    rig, options = Rig(adapt(Greedy())), {"level": {"depth": 3}}
+    for _ in range(EPISODES):
+        rig.reset(seed=0, options=options)
+    assert Greedy.seen == [3] * EPISODES
+    assert options == {"level": {"depth": 3}}
+
+
+def test_an_episode_without_seed_goes_on_with_the_envs_own_stream() -> None:
+    plain, rig = CounterEnv(), Rig(adapt(CounterEnv()))
+    plain.reset(seed=5)
+    rig.reset(seed=5)
+    draws = []
+    for _ in range(EPISODES):
+        expected, _ = plain.reset()
+        rig.reset()
+        np.testing.assert_array_equal(rig.row(0), expected["agent_0"])
+        draws.append(rig.row(0)[6])
+    assert len(set(draws)) == EPISODES

@@ -1,0 +1,182 @@
+"""PettingZoo AEC envs through their adapter, against loops over ``agent_iter()`` and ``last()`` over whole games."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pettingzoo
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marlvec.envs import adapt
+from marlvec.testing.scripted import Script, TurnEnv, draw_script
+from tests.envs.support.rig import Rig
+
+EPISODES = 3
+
+
+def split(obs: Any) -> tuple[Any, Any]:
+    """An observation and its mask."""
+    return (obs["observation"], obs["action_mask"]) if isinstance(obs, dict) else (obs, None)
+
+
+def choose(env: Any, agent: str, mask: Any, rng: np.random.Generator) -> int:
+    allowed = np.arange(env.action_space(agent).n) if mask is None else np.flatnonzero(mask)
+    return int(rng.choice(allowed))
+
+
+def last_says(plain: Any, rng: np.random.Generator, seed: int | None) -> list[dict[str, Any]]:
+    """One game by hand: what ``last()`` told each agent, turn by turn, dead turns included."""
+    plain.reset(seed=seed)
+    turns = []
+    for agent in plain.agent_iter():
+        value, reward, terminated, truncated, info = plain.last()
+        obs, mask = split(value)
+        over = terminated or truncated
+        action = None if over else choose(plain, agent, mask, rng)
+        flags = bool(terminated), bool(truncated)
+        turns.append({"agent": agent, "obs": obs, "mask": mask, "reward": float(reward), "flags": flags})
+        turns[-1] |= {"info": dict(info), "action": action}
+        plain.step(action)
+    return turns
+
+
+def rig_says(rig: Rig, rng: np.random.Generator, seed: int | None) -> list[dict[str, Any]]:
+    """The same game through the adapter, put into the same words: rewards are summed up between an agent's turns."""
+    infos = rig.reset(seed=seed) or {}
+    names = rig.spec.agents
+    owed = np.zeros(len(names))
+    turns = []
+    while True:
+        (acting,) = np.flatnonzero(rig.acting_A)
+        agent, mask = names[acting], rig.mask(acting)
+        for a in range(len(names)):
+            if a != acting and rig.mask(a) is not None:
+                assert rig.mask(a).all(), "the mask of one that does not act allows everything"
+        assert rig.alive_A[acting]
+        action = int(rng.choice(np.arange(rig.spec.action_spaces[acting].n) if mask is None else np.flatnonzero(mask)))
+        turn = {"agent": agent, "obs": rig.row(acting), "mask": mask, "reward": owed[acting], "flags": (False, False)}
+        turns.append(turn | {"info": infos.get(agent, {}), "action": action})
+        owed[acting] = 0.0
+        before = {a: rig.row(a) for a in range(len(names))}
+        infos = rig.step([action if a == acting else 0 for a in range(len(names))]) or {}
+        owed += rig.reward_A
+        ended = rig.terminated_A | rig.truncated_A
+        assert not np.any(ended & rig.alive_A)
+        assert not np.any(rig.acting_A & ~rig.alive_A)
+        for a in np.flatnonzero(ended):
+            flags = bool(rig.terminated_A[a]), bool(rig.truncated_A[a])
+            turn = {"agent": names[a], "obs": rig.row(a), "reward": owed[a], "flags": flags}
+            turns.append(turn | {"info": infos.get(names[a], {}), "action": None})
+            owed[a] = 0.0
+        for a in np.flatnonzero(rig.alive_A & ~rig.acting_A):
+            if np.any(before[a]):  # it was in the game before
+                np.testing.assert_array_equal(rig.row(a), before[a], "one that waits keeps its observation")
+        if rig.done:
+            assert not rig.alive_A.any()
+            assert not owed.any()
+            return turns
+        assert rig.acting_A.sum() == 1
+
+
+def assert_same(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Live turns in the same order; dead turns by agent, for those of one vector step have no order among them."""
+    for live in (True, False):
+        mine, theirs = ([turn for turn in turns if (turn["action"] is not None) == live] for turns in (got, expected))
+        if not live:
+            mine, theirs = (sorted(turns, key=lambda turn: turn["agent"]) for turns in (mine, theirs))
+        assert [turn["agent"] for turn in mine] == [turn["agent"] for turn in theirs]
+        for a, b in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(a["obs"], b["obs"])
+            assert (a["reward"], a["flags"], a["action"]) == (b["reward"], b["flags"], b["action"])
+            np.testing.assert_equal(a["info"], b["info"])
+            if live and b["mask"] is not None:
+                np.testing.assert_array_equal(a["mask"], b["mask"] != 0)
+
+
+@pytest.mark.fault("D3")
+@given(
+    seed=st.integers(0, 10_000),
+    agent_num=st.integers(1, 4),
+    dead_first=st.booleans(),
+    masked=st.booleans(),
+    shuffled=st.booleans(),
+)
+@settings(max_examples=60)
+def test_scripted_games(seed: int, agent_num: int, dead_first: bool, masked: bool, shuffled: bool) -> None:
+    """Births and deaths in mid-game, everyone paid for every move, the dead stepping at once or in their turn."""
+    rng = np.random.default_rng(seed)
+    scripts = [draw_script(rng, agent_num, 12) for _ in range(EPISODES)]
+    order = [*range(agent_num), int(rng.integers(agent_num))] if shuffled else None
+    options: dict[str, Any] = {"agent_num": agent_num, "order": order, "dead_first": dead_first, "masked": masked}
+    plain, rig = TurnEnv(scripts, **options), Rig(adapt(TurnEnv(scripts, **options)))
+    for episode in range(EPISODES):
+        game = seed + episode
+        expected = last_says(plain, np.random.default_rng(game), game)
+        assert_same(rig_says(rig, np.random.default_rng(game), game), expected)
+
+
+@pytest.mark.parametrize("name", ["tictactoe", "connect_four", "leduc_holdem", "texas_holdem", "rps"])
+def test_classic_games(name: str) -> None:
+    version = {"tictactoe": 3, "connect_four": 3, "leduc_holdem": 4, "texas_holdem": 4, "rps": 2}[name]
+    plain, other = (pettingzoo.make("aec", f"classic/{name}_v{version}") for _ in range(2))
+    rig = Rig(adapt(other))
+    for game in range(EPISODES * 2):
+        expected = last_says(plain, np.random.default_rng(game), game)
+        assert_same(rig_says(rig, np.random.default_rng(game), game), expected)
+    rig.env.close()
+
+
+@pytest.mark.fault("D12")
+def test_an_illegal_move_ends_the_game_for_all() -> None:
+    rig = Rig(adapt(pettingzoo.make("aec", "classic/tictactoe_v3")))
+    for _ in range(EPISODES):
+        rig.reset(seed=0)
+        rig.step([4, 0])
+        assert rig.mask(1) is not None
+        assert rig.mask(1).tolist() == [k != 4 for k in range(9)]
+        rig.step([0, 4])
+        assert rig.done
+        assert rig.reward_A.tolist() == [0.0, -1.0]
+        assert rig.flags() == {
+            "terminated": [True, True],
+            "truncated": [True, True],
+            "alive": [False, False],
+            "acting": [False, False],
+        }
+
+
+@pytest.mark.fault("D7")
+def test_rewards_of_a_game_are_the_envs_own_sum() -> None:
+    script = Script([0, 0, 2], [3, 9, 9], ["terminated", "truncated", "both"])
+    rig = Rig(adapt(TurnEnv(script, agent_num=3)))
+    for episode in range(EPISODES):
+        rig.reset(seed=episode)
+        total = np.zeros(3)
+        while not rig.done:
+            rig.step([1, 1, 1])
+            total += rig.reward_A
+        for a, (born, ended) in enumerate([(0, 3), (0, 9), (1, 9)]):
+            first = 2 if a == 2 else born + 1
+            assert total[a] == sum(episode * 1e6 + t * 1e3 + a + 1 / 4096 for t in range(first, ended + 1))
+
+
+def test_an_env_that_empties_its_agents_at_once() -> None:
+    """Against PettingZoo's rules, but common: no dead steps, ``agents`` is simply empty at the end."""
+
+    class Abrupt(TurnEnv):
+        def step(self, action: Any) -> None:
+            super().step(action)
+            if all(self.terminations.values()):
+                self.agents = []
+
+    rig = Rig(adapt(Abrupt(Script.together(2, 4, "terminated"))))
+    for episode in range(EPISODES):
+        rig.reset(seed=0)
+        for t in range(1, 5):
+            rig.step([0, 0])
+            assert rig.done is (t == 4)
+        assert rig.terminated_A.all()
+        assert [rig.row(a)[2:5].tolist() for a in range(2)] == [[episode, 4, a] for a in range(2)]

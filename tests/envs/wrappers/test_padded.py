@@ -1,0 +1,421 @@
+"""`pad=True`: agents of different spaces as one group."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Text, Tuple
+from hypothesis import given
+from hypothesis import strategies as st
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils import AgentSelector
+
+import marlvec
+from marlvec.envs import Padded, PettingZooParallelEnv
+from marlvec.errors import ContractError
+from marlvec.spaces.padding import pad_actions, pad_observations
+from marlvec.testing.scripted import SampledEnv
+from tests.envs.support.play import play
+from tests.envs.support.rig import Rig
+from tests.families.trace import difference
+
+FLOATS = ("float16", "float32", "float64")
+INTS = ("uint8", "int16", "int32", "int64")
+
+
+def boxes(count: int, dtypes: tuple[str, ...]) -> Any:
+    shapes = st.integers(0, 3).flatmap(
+        lambda rank: st.lists(st.tuples(*[st.integers(0, 4)] * rank), min_size=count, max_size=count)
+    )
+    return st.tuples(shapes, st.lists(st.sampled_from(dtypes), min_size=count, max_size=count)).map(
+        lambda drawn: [
+            Box(np.full(shape, 3, dtype), np.full(shape, 90, dtype), shape, np.dtype(dtype).type)
+            for shape, dtype in zip(*drawn, strict=True)
+        ]
+    )
+
+
+def observations(count: int) -> Any:
+    return st.one_of(
+        boxes(count, FLOATS + INTS),
+        boxes(count, FLOATS + INTS).map(
+            lambda found: [Dict({"far": Tuple([box]), "flag": Discrete(2)}) for box in found]
+        ),
+        st.lists(st.builds(Discrete, st.integers(1, 6), start=st.integers(-3, 3)), min_size=count, max_size=count),
+        st.lists(st.integers(1, 4).map(MultiBinary), min_size=count, max_size=count),
+        st.lists(multidiscretes, min_size=count, max_size=count),
+    )
+
+
+multidiscretes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(MultiDiscrete)
+
+
+def actions(count: int) -> Any:
+    return st.one_of(
+        st.lists(st.integers(1, 6), min_size=count, max_size=count).map(
+            lambda sizes: [Discrete(n, start=-2) for n in sizes]
+        ),
+        st.lists(multidiscretes, min_size=count, max_size=count),
+        boxes(count, ("float32",)),
+        st.lists(st.integers(1, 4).map(MultiBinary), min_size=count, max_size=count),
+        boxes(count, ("int64",)).map(lambda found: [Tuple([box, Discrete(3)]) for box in found]),
+    )
+
+
+def plain_leaves(space: Space[Any], value: Any) -> list[Any]:
+    if isinstance(space, Dict):
+        return [leaf for key, sub in space.spaces.items() for leaf in plain_leaves(sub, value[key])]
+    if isinstance(space, Tuple):
+        return [leaf for sub, part in zip(space.spaces, value, strict=True) for leaf in plain_leaves(sub, part)]
+    return [np.asarray(value)]
+
+
+def padded_like(row: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """What the padded row must be: an agent's own observation in the first corner, zeros elsewhere."""
+    out = np.zeros_like(row)
+    out[tuple(map(slice, own.shape))] = own
+    return out
+
+
+@given(data=st.data(), agent_num=st.integers(1, 4), seed=st.integers(0, 1000))
+def test_whole_episodes_are_what_the_env_itself_says_padded(data: Any, agent_num: int, seed: int) -> None:
+    spaces = data.draw(observations(agent_num)), data.draw(actions(agent_num))
+    build = partial(SampledEnv, *spaces, agent_num=agent_num, length=3)
+    with marlvec.make(build, 1, backend="sync", pad=True, validate="strict", autoreset_mode="disabled") as envs:
+        assert list(envs.groups.values()) == [tuple(range(agent_num))]
+        assert not envs.grouped
+        padded = envs.single_observation_space
+        twin = build()
+        for episode in range(2):
+            obs, infos = envs.reset(seed=[seed if episode == 0 else None])
+            found, _ = twin.reset(seed=seed if episode == 0 else None)
+            envs.random_action(seed=seed)
+            for _ in range(3):
+                assert padded.contains(_first(padded, obs))
+                check_rows(padded, obs, spaces[0], found)
+                check_masks(spaces[1], infos.get("action_mask"))
+                chosen = envs.random_action()  # the env refuses any that is not in an agent's own space
+                obs, rewards, *_, infos = envs.step(chosen)
+                found, expected, *_ = twin.step(
+                    {agent: own_action(spaces[1][a], chosen, a) for a, agent in enumerate(twin.possible_agents)}
+                )
+                assert rewards[0].tolist() == list(expected.values())
+            check_rows(padded, infos["final_observation"], spaces[0], found)
+
+
+def _first(space: Space[Any], batch: Any) -> Any:
+    if isinstance(space, Dict):
+        return {key: _first(sub, batch[key]) for key, sub in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_first(sub, part) for sub, part in zip(space.spaces, batch, strict=True))
+    return batch[0]
+
+
+def check_rows(padded: Space[Any], obs: Any, own: list[Space[Any]], found: dict[str, Any]) -> None:
+    leaves = plain_leaves(padded, obs)
+    for a, (space, value) in enumerate(zip(own, found.values(), strict=True)):
+        for leaf, part in zip(leaves, plain_leaves(space, value), strict=True):
+            assert leaf[0, a].tobytes() == padded_like(leaf[0, a], part).tobytes()
+
+
+def own_action(space: Space[Any], batch: Any, a: int) -> Any:
+    if isinstance(space, Tuple):
+        return tuple(own_action(sub, part, a) for sub, part in zip(space.spaces, batch, strict=True))
+    row = batch[0, a]
+    return (
+        int(row) if isinstance(space, Discrete) else np.asarray(np.asarray(row)[tuple(map(slice, space.shape or ()))])
+    )
+
+
+def check_masks(spaces: list[Any], masks: Any) -> None:
+    if not isinstance(spaces[0], (Discrete, MultiDiscrete)) or all(space == spaces[0] for space in spaces):
+        assert masks is None
+        return
+    if isinstance(spaces[0], Discrete):
+        largest = max(int(space.n) for space in spaces)
+        assert masks[0].tolist() == [[c < int(space.n) for c in range(largest)] for space in spaces]
+        return
+    dims = max(len(space.nvec) for space in spaces)
+    sizes = [max(int(s.nvec[d]) if d < len(s.nvec) else 1 for s in spaces) for d in range(dims)]
+    for space, mask in zip(spaces, masks[0], strict=True):
+        own = [int(space.nvec[d]) if d < len(space.nvec) else 1 for d in range(dims)]
+        assert mask.tolist() == [c < n for n, size in zip(own, sizes, strict=True) for c in range(size)]
+
+
+class Roles(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """A scout with 3 actions, a worker with 5 and a chief with 5; the scout dies early, the chief comes late.
+
+    Own masks forbid action ``t % n``; they come in observations, in infos, or not at all.
+    """
+
+    metadata = {"name": "roles", "render_modes": []}
+    sizes = {"scout": 3, "worker": 5, "chief": 5}
+    widths = {"scout": 2, "worker": 3, "chief": 1}
+    born = {"scout": 0, "worker": 0, "chief": 2}
+    dies = {"scout": 3, "worker": 5, "chief": 5}
+
+    def __init__(self, masks: str = "none") -> None:
+        self.possible_agents = list(self.sizes)
+        self.masks = masks
+        self.t = 0
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        space = Box(0, 99, (self.widths[agent],), np.float32)
+        if self.masks != "obs":
+            return space
+        return Dict({"observation": space, "action_mask": MultiBinary(self.sizes[agent])})
+
+    def action_space(self, agent: str) -> Space[Any]:
+        return Discrete(self.sizes[agent])
+
+    def mask(self, agent: str, t: int | None = None) -> np.ndarray:
+        n = self.sizes[agent]
+        return np.array([self.masks == "none" or c != (self.t if t is None else t) % n for c in range(n)], np.int8)
+
+    def _told(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        obs: dict[str, Any] = {agent: np.full(self.widths[agent], self.t, np.float32) for agent in agents}
+        infos: dict[str, Any] = {agent: {"t": self.t} for agent in agents}
+        for agent in agents:
+            if self.masks == "obs":
+                obs[agent] = {"observation": obs[agent], "action_mask": self.mask(agent)}
+            elif self.masks == "infos":
+                infos[agent]["action_mask"] = self.mask(agent)
+        return obs, infos
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.t = 0
+        self.agents = [agent for agent in self.possible_agents if self.born[agent] == 0]
+        return self._told(self.agents)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        for agent, action in actions.items():
+            assert self.mask(agent)[action], f"{action} is forbidden to {agent} in step {self.t}"
+        self.t += 1
+        here = [agent for agent in self.possible_agents if agent in self.agents or self.born[agent] == self.t]
+        self.agents = [agent for agent in here if self.dies[agent] > self.t]
+        obs, infos = self._told(here)
+        ended = {agent: agent not in self.agents for agent in here}
+        return obs, dict.fromkeys(here, 1.0), ended, dict.fromkeys(here, False), infos
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("masks", ["none", "obs", "infos"])
+def test_an_agents_own_mask_and_what_it_lacks_are_both_forbidden(masks: str, backend: str) -> None:
+    twin = Roles(masks)
+    with marlvec.make(Roles, 2, backend=backend, pad=True, masks=masks) as envs:
+        assert envs.groups == {"agents": (0, 1, 2)}
+        _, infos = envs.reset(seed=0)
+        envs.random_action(seed=0)
+        for step in range(15):
+            t = step % 5
+            expected = np.zeros((3, 5), np.bool_)
+            for a, agent in enumerate(twin.possible_agents):
+                n = twin.sizes[agent]
+                acts = twin.born[agent] <= t < twin.dies[agent]
+                # One that does not act may say whatever it has.
+                expected[a, :n] = twin.mask(agent, t) if acts else True
+            assert infos["action_mask"].tolist() == [expected.tolist()] * 2
+            assert infos["action_mask"].shape == (2, 3, 5)
+            obs, *_, infos = envs.step(envs.random_action())
+            shown = np.zeros((3, 3), np.float32)
+            for a, agent in enumerate(twin.possible_agents):
+                last = twin.dies[agent] if (t + 1) % 5 else 0
+                if (twin.born[agent] <= (t + 1) % 5 <= last) or ((t + 1) % 5 == 0 and twin.born[agent] == 0):
+                    shown[a, : twin.widths[agent]] = (t + 1) % 5
+            assert obs.tolist() == [shown.tolist()] * 2
+
+
+def test_the_original_spaces_can_be_read() -> None:
+    with marlvec.make(Roles, 2, backend="sync", pad=True) as envs:
+        assert envs.spec.original_action_spaces == (Discrete(3), Discrete(5), Discrete(5))
+        assert [envs.agent_action_space(agent) for agent in envs.agents] == [Discrete(3), Discrete(5), Discrete(5)]
+        shapes = [envs.agent_observation_space(agent).shape for agent in envs.agents]
+        assert shapes == [(2,), (3,), (1,)]
+        assert envs.single_action_space == MultiDiscrete([5, 5, 5])
+        assert envs.single_observation_space.shape == (3, 3)
+    with marlvec.make(Roles, 2, backend="sync") as envs:
+        assert envs.spec.original_action_spaces is None
+        assert [envs.agent_action_space(agent) for agent in envs.agents] == [Discrete(3), Discrete(5), Discrete(5)]
+        assert len(envs.groups) == 3
+
+
+class Turns(AECEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """Two players with 2 and 4 moves, five moves a game."""
+
+    metadata = {"name": "turns", "render_modes": [], "is_parallelizable": False}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["small", "large"]
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        return Box(0, 9, (1 if agent == "small" else 2,), np.float64)
+
+    def action_space(self, agent: str) -> Space[Any]:
+        return Discrete(2 if agent == "small" else 4)
+
+    def observe(self, agent: str) -> Any:
+        return np.full(self.observation_space(agent).shape, float(self.t))
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self.t = 0
+        self.agents = self.possible_agents[:]
+        self.rewards, self._cumulative_rewards = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, 0.0)
+        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
+        self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
+        self._selector = AgentSelector(self.agents)
+        self.agent_selection = self._selector.next()
+
+    def step(self, action: Any) -> None:
+        if self.terminations[self.agent_selection]:
+            self._was_dead_step(action)
+            return
+        assert self.action_space(self.agent_selection).contains(action)
+        self.t += 1
+        self.agent_selection = self._selector.next()
+        if self.t == 5:
+            self.terminations = dict.fromkeys(self.agents, True)
+
+
+def test_turn_based_envs_can_be_padded_and_limited() -> None:
+    for limit in (5, 3):
+        with marlvec.make(
+            Turns, 1, backend="sync", pad=True, max_episode_steps=limit, autoreset_mode="disabled"
+        ) as envs:
+            _, infos = envs.reset(seed=0)
+            envs.random_action(seed=3)
+            small, large = [True, True, False, False], [True] * 4
+            for _ in range(limit):
+                assert infos["action_mask"].tolist() == [[small, large]]
+                obs, _, terminated, truncated, infos = envs.step(envs.random_action())
+            assert terminated.all() == (limit == 5)
+            assert truncated.all() == (limit == 3)
+            assert obs.tolist() == [[[limit, 0.0], [limit, limit]]]
+            assert infos["final_observation"].tolist() == obs.tolist()
+
+
+@pytest.mark.checklist(12)
+@pytest.mark.parametrize("env", ["simple_speaker_listener", "simple_adversary", "simple_world_comm", "simple_tag"])
+def test_mpe_padded_is_mpe(env: str) -> None:
+    """The same numbers as group by group, and the same in worker processes; masks tell who can do what."""
+    with (
+        marlvec.make(env, 2, backend="sync", pad=True, max_cycles=6) as envs,
+        marlvec.make(env, 2, backend="sync", grouped=True, max_cycles=6) as grouped,
+        marlvec.make(env, 2, pad=True, max_cycles=6, num_workers=2) as remote,
+    ):
+        spaces = [(envs.agent_observation_space(agent), envs.agent_action_space(agent)) for agent in envs.agents]
+        assert len(set(map(repr, spaces))) == len(grouped.groups)
+        for name, members in grouped.groups.items():
+            assert grouped.single_observation_space[name].shape == (len(members), *spaces[members[0]][0].shape)
+            assert all(spaces[a] == spaces[members[0]] for a in members)
+        sizes = [space.n for _, space in spaces]
+        forbidden = None if len(set(sizes)) == 1 else [[c < n for c in range(max(sizes))] for n in sizes]
+        obs, infos = envs.reset(seed=7)
+        apart, _ = grouped.reset(seed=7)
+        assert set(apart) == set(grouped.groups)
+        rest = remote.reset(seed=7)
+        envs.random_action(seed=1)
+        for _ in range(14):
+            assert not difference(rest, (obs, infos))
+            for name, members in grouped.groups.items():
+                width = apart[name].shape[2]
+                assert obs[:, members, :width].tobytes() == apart[name].tobytes()
+                assert not obs[:, members, width:].any()
+            assert (infos["action_mask"].tolist() if forbidden else infos.get("action_mask")) == (
+                forbidden and [forbidden] * 2
+            )
+            chosen = envs.random_action()
+            obs, rewards, *_, infos = envs.step(chosen)
+            apart, same, *_ = grouped.step({name: chosen[:, members] for name, members in grouped.groups.items()})
+            assert rewards.tobytes() == same.tobytes()
+            rest = remote.step(chosen)
+            rest = (rest[0], rest[-1])
+
+
+def test_what_the_env_writes_goes_straight_into_the_padded_row() -> None:
+    rig = Rig(Padded(PettingZooParallelEnv(Roles())))
+    (row,) = rig.obs[0]
+    inner = rig.env._enter(rig.slot)
+    assert [cell.shape for cell in inner.cells] == [(2,), (3,), (1,)]
+    assert all(np.shares_memory(np.asarray(cell), row) for cell in inner.cells)
+    assert all(np.shares_memory(mask, rig.masks[0]) for mask in inner.action_mask)
+    rig.reset(seed=0)
+    assert rig.env._enter(rig.slot) is inner
+
+
+def test_envs_of_one_kind_of_agent_are_left_alone() -> None:
+    with marlvec.make("simple_spread", 2, backend="sync", pad=True) as envs:
+        _, infos = envs.reset(seed=0)
+        assert "action_mask" not in infos
+        assert envs.spec.original_action_spaces is None
+        assert envs.get_attr("max_cycles") == (25, 25)
+
+
+def test_one_env_with_other_agents_of_its_own_is_named() -> None:
+    """Padded spaces may be equal where what was padded is not."""
+    builds = [partial(SampledEnv, [Box(0, 1, (n,)), Box(0, 1, (3 - n,))], Discrete(2)) for n in (1, 2)]
+    with pytest.raises(ContractError, match=r"own observation space of agent 'agent_0' .*\(1,\).*\(2,\).*env 1"):
+        marlvec.make(builds, backend="sync", pad=True)
+
+
+NAMES = ("ann", "bob")
+
+
+@pytest.mark.parametrize(
+    ("pad", "spaces", "words"),
+    [
+        (pad_observations, [Box(0, 1, (2,)), Box(0, 1, (2, 2))], "ranks differ: 'ann' has 1, 'bob' has 2"),
+        (
+            pad_observations,
+            [Box(0, 1, (2,)), Discrete(2)],
+            "'ann' has Box(0.0, 1.0, (2,), float32), 'bob' has Discrete(2)",
+        ),
+        (
+            pad_observations,
+            [Dict({"eye": Box(0, 1, (2,)), "ear": Box(0, 1)}), Dict({"eye": Discrete(2), "ear": Box(0, 1)})],
+            "cannot pad leaf 'eye' of the observation spaces",
+        ),
+        (
+            pad_observations,
+            [Dict({"eye": Discrete(2)}), Dict({"ear": Discrete(2)})],
+            "keys differ: 'ann' has ['eye'], 'bob' has ['ear']",
+        ),
+        (
+            pad_observations,
+            [Tuple([Discrete(2)]), Tuple([Discrete(2)] * 2)],
+            "lengths differ: 'ann' has 1, 'bob' has 2",
+        ),
+        (pad_observations, [Text(3), Text(4)], "cannot pad the observation spaces"),
+        (pad_actions, [Discrete(2), Discrete(3, start=1)], "starts differ"),
+        (pad_actions, [MultiDiscrete([2, 2], start=[1, 1]), MultiDiscrete([2])], "starts differ"),
+        (pad_actions, [Box(0, 1, (2,)), Box(0, 2, (3,))], "bounds differ"),
+        (pad_actions, [Box(0, 1, (2,)), Box(0, 1, (3,), np.float64)], "dtypes differ"),
+        (
+            pad_actions,
+            [Dict({"go": Discrete(2)}), Dict({"go": Discrete(3)})],
+            "leaf 'go' of the action spaces: choices",
+        ),
+        (pad_actions, [Discrete(2), Box(0, 1)], "leave pad out to have agents of different spaces in groups"),
+    ],
+)
+def test_what_cannot_be_padded_is_named(pad: Any, spaces: list[Space[Any]], words: str) -> None:
+    with pytest.raises(ContractError, match=re.escape(words)):
+        pad(spaces, NAMES)
+    with pytest.raises(ContractError, match="env 0.*cannot pad"):
+        one, other = (spaces, Discrete(2)) if pad is pad_observations else (Discrete(2), spaces)
+        marlvec.make(partial(SampledEnv, one, other), 2, backend="sync", pad=True)
+
+
+def test_dicts_are_one_whatever_the_order_of_their_keys() -> None:
+    eye, ear = Box(0, 1, (2,)), Box(5, 6, (1,))
+    spaces = [Dict([("eye", eye), ("ear", ear)]), Dict([("ear", ear), ("eye", Box(0, 1, (4,)))])]
+    build = partial(SampledEnv, spaces, Discrete(2))
+    with marlvec.make(build, 1, backend="sync", pad=True) as envs:
+        for obs, *_ in play(envs, 8):
+            assert (obs["ear"] >= 5).all()
+            assert (obs["eye"] <= 1).all()
+            assert not obs["eye"][:, 0, 2:].any()

@@ -1,0 +1,319 @@
+"""Whatever a client makes grow is counted: the server's memory stays bounded, and who goes beyond is told."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marlvec import external
+from marlvec.errors import BusyError, ConnectionLost, ProtocolError, RefusedError
+from marlvec.external.account import Account
+from marlvec.external.protocol.messages import Message, Type, read_message, write_message
+from marlvec.external.server import session, session_manager
+from tests.external.helpers.served import SPACES, Raw, Served, obs_of, served, until, wire_obs
+from tests.external.server.test_socket_faults import masked
+
+TOTAL = 4 * 2**20
+ACTIONS = {"a": 1, "b": 1}
+BLOB = {"a": {"x": ["uint8", [100_000], b"x" * 100_000]}}
+GREETING = {"proof": b"p" * 32, "session": b""}
+
+
+def new_keys(i: int) -> dict[str, Any]:
+    """Infos as large as one message may have them, whose keys no other message has."""
+    return {who: {f"{i} {k} {'k' * 60}": 1000 + k for k in range(64)} for who in ("a", "b", "__common__")}
+
+
+def begin(raw: Raw, episode: int = 1) -> Message:
+    return raw.ask(Type.BEGIN, episode=episode, training=True)
+
+
+# Each gives the fields of one message after the other; the numbers of the messages are the sender's affair.
+Sayings = Iterator[tuple[Type, dict[str, Any]]]
+
+
+def infos_of_returns() -> Sayings:
+    for i in range(2000):
+        yield Type.RETURNS, {"episode": 1, "rewards": {"a": 1.0}, "infos": new_keys(i)}
+
+
+def infos_of_leaves() -> Sayings:
+    yield Type.LOG, {"episode": 1, "obs": wire_obs(1), "actions": ACTIONS}
+    for i in range(2000):
+        yield Type.LEAVE, {"episode": 1, "obs": {}, "terminated": [], "truncated": [], "infos": new_keys(i)}
+
+
+def rows() -> Sayings:
+    for _ in range(800):
+        yield Type.LOG, {"episode": 1, "obs": wire_obs(1), "actions": ACTIONS, "infos": BLOB}
+
+
+def rows_of_many_small_infos() -> Sayings:
+    for i in range(2000):
+        yield Type.LOG, {"episode": 1, "obs": wire_obs(1), "actions": ACTIONS, "infos": new_keys(i)}
+
+
+def requests_that_wait() -> Sayings:
+    """What they say is nonsense, and nobody has looked: read, it is fifty times as large as it came."""
+    for _ in range(3):
+        yield Type.LOG, {"episode": 1, "obs": wire_obs(1), "actions": ACTIONS}
+    nonsense = {"a": [[{} for _ in range(1000)] for _ in range(10)]}
+    for _ in range(200):
+        yield Type.LOG, {"episode": 1, "obs": nonsense, "actions": ACTIONS}
+
+
+GROWS: dict[str, Callable[[], Sayings]] = {
+    grow.__name__: grow
+    for grow in (
+        infos_of_returns,
+        infos_of_leaves,
+        rows,
+        rows_of_many_small_infos,
+        requests_that_wait,
+    )
+}
+
+
+def say(there: Served, raw: Raw, sayings: Sayings) -> list[Message]:
+    """Say one thing after the other until the server has enough; returns the last that came from it."""
+    heard = there.server.tally.messages
+    with suppress(ConnectionError, ConnectionLost):
+        for kind, fields in sayings:
+            raw.send(kind, **fields)
+            heard += 1
+            until(lambda: there.server.tally.messages >= heard or not there.server.clients)  # noqa: B023
+            if not there.server.clients:
+                break
+            for data in raw.link.receive(0):
+                message = read_message(data, "server")
+                raw.received = max(raw.received, message.number)
+                if message.type is Type.ERROR:
+                    raw.inbox.append(message)
+    return [message for message in raw.wait_for_end() if message.type is Type.ERROR]
+
+
+@pytest.mark.fault("G10")
+@pytest.mark.parametrize("how", GROWS)
+def test_whatever_grows_is_counted_and_refused(how: str) -> None:
+    """Nobody collects: nothing of what is said is ever taken."""
+    options = {"max_backlog": 2 if how == "requests_that_wait" else 1000}
+    # An eighth of the whole is as much as one may have in wait, so that either limit may be the first.
+    limits = {"total_bytes": TOTAL, "held_bytes": TOTAL // 8}
+    with served(16, collect=False, envs_options=options, **limits) as there, Raw(there.url) as raw:
+        assert begin(raw).type is Type.OK
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            errors = say(there, raw, GROWS[how]())
+            _, peak = tracemalloc.get_traced_memory()
+            until(lambda: not there.server.clients)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert [error.fields["code"] for error in errors] == ["limit"]
+        assert peak - before < 3 * TOTAL, f"{(peak - before) / 2**20:.1f} MiB"
+        assert after - before < TOTAL // 2, f"{(after - before) / 2**20:.1f} MiB are kept of who is gone"
+        assert there.server._loop.house._whole.rows == 0
+        assert there.server._loop.house._whole.said == 0
+        with Raw(there.url) as other:  # and all others are as well off as before
+            assert begin(other).type is Type.OK
+            assert other.ask(Type.RETURNS, episode=1, rewards={"a": 1.0}).type is Type.OK
+
+
+@pytest.mark.fault("G10")
+def test_a_message_that_never_ends_is_counted() -> None:
+    with served(1, collect=False, total_bytes=TOTAL) as there, Raw(there.url) as raw:
+        raw.begin()
+        raw.sock.settimeout(60)
+        with suppress(OSError):
+            for i in range(100):
+                raw.sock.sendall(masked(b"x" * 100_000, 0 if i else 2, fin=False))
+        raw.wait_for_end()  # what it sent and nobody read may take along what it was told
+        until(lambda: not there.server.clients)  # for good: its session does not wait for it
+
+
+@pytest.mark.fault("G10")
+def test_rows_of_who_is_gone_count_and_go_before_those_who_are_there() -> None:
+    """It ends its episodes, says goodbye, and comes again, all within the rules; others have hardly anything."""
+    with served(8, collect=False, total_bytes=TOTAL) as there, Raw(there.url) as modest:
+        modest.begin()
+        for _ in range(12):
+            with Raw(there.url) as raw:
+                raw.begin()
+                blob = {"a": {"x": ["uint8", [2**20], b"x" * 2**20]}}
+                raw.send(Type.LOG, episode=1, obs=wire_obs(1), actions=ACTIONS, infos=blob)
+                raw.send(Type.END, episode=1, obs={}, truncated=True)
+                raw.send(Type.BYE)
+                raw.wait_for_end()
+        until(lambda: there.server.clients == 1)
+        there.server._loop.house._spare_memory()
+        assert there.server._loop.house._whole.rows <= TOTAL
+        assert modest.ask(Type.RETURNS, episode=1, rewards={"a": 1.0}).type is Type.OK
+
+
+@pytest.mark.fault("G10")
+def test_who_brings_rows_faster_than_they_are_taken_waits_and_loses_nothing() -> None:
+    """Bytes make wait as rows do; and nobody is cut off for being quick."""
+    with served(2, collect=False, held_bytes=600_000, total_bytes=TOTAL) as there, Raw(there.url) as raw:
+        raw.begin()
+        for _ in range(10):  # five have room, and five are held
+            raw.send(Type.LOG, episode=1, obs=wire_obs(1), actions=ACTIONS, infos=BLOB, rewards={"a": 1.0})
+        heard = there.server.tally.messages
+        until(lambda: there.server.tally.messages == heard)
+        for _ in range(6):
+            assert raw.get().type is Type.OK
+        (episode,) = there.envs.door.episodes
+        assert episode.backlog == 6
+        assert not episode.has_room
+        with pytest.raises(BusyError, match="6 rows wait"):
+            episode.log_action({"a": obs_of(1)}, {"a": 1})
+        thread = threading.Thread(target=there.collect)
+        thread.start()
+        try:
+            for _ in range(4):
+                assert raw.get().type is Type.OK
+            raw.step(2)
+            assert raw.ask(Type.END, episode=1, obs={}, truncated=True).type is Type.OK
+            until(lambda: there.server._loop.house._whole.rows == 0)
+        finally:
+            there.stop(thread)
+        assert not there.envs.faults
+
+
+def test_an_account_follows_what_is_said_and_taken() -> None:
+    with external.make(SPACES, 2, max_episode_steps=4) as envs:
+        account = Account(10**6)
+        episode = envs.door.begin(account=account)
+        episode.log_returns({"a": 1.0}, {"a": {"x": np.zeros(1000)}})
+        said = account.said
+        assert said > 8000
+        episode.log_returns({}, {"a": {"x": np.zeros(1000)}})
+        assert account.said == said  # in place of what was there
+        episode.log_returns({}, {"a": {"x": 1.0}})
+        assert account.said < 1000
+        episode.log_action({"a": obs_of(1), "b": obs_of(1)}, ACTIONS)
+        assert account.said == 0
+        assert account.rows > 1000
+        episode.end_agents({"a": obs_of(2)})
+        assert account.said > 0
+        episode.abandon(RuntimeError())
+        assert (account.said, account.rows) == (0, 0)
+        for _ in range(3):
+            episode = envs.door.begin(account=account)
+            episode.log_action({"a": obs_of(1), "b": obs_of(1)}, ACTIONS)
+            episode.end()
+        rows = account.rows
+        envs.door.begin(account=Account(1)).log_action({"a": obs_of(1)}, {"a": 1})
+        envs.door.drop(account, RuntimeError())
+        assert account.rows == 0 < rows
+
+
+def test_a_short_message_takes_as_long_as_it_is_however_much_was_said_before() -> None:
+    """Bytes, not seconds: whoever copies all that was said has to put it somewhere."""
+    with external.make(SPACES, 1) as envs:
+        episode = envs.door.begin(account=Account(10**9))
+        peaks = []
+        for i in range(600):
+            episode.log_returns({}, new_keys(i))
+            if i in (20, 599):
+                known = episode._infos["a"]
+                tracemalloc.start()
+                episode.log_returns({"a": 1.0}, {"a": {"x": 1}})
+                peaks.append(tracemalloc.get_traced_memory()[1])
+                tracemalloc.stop()
+                assert episode._infos["a"] is known
+        assert max(peaks) < 32 * 1024, peaks
+
+
+@pytest.mark.fault("G10")
+def test_what_is_held_is_not_read_again_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"max_backlog": 1}
+    with served(1, collect=False, envs_options=options) as there, Raw(there.url) as raw:
+        raw.begin()
+        for _ in range(20):
+            raw.send(Type.LOG, episode=1, obs=wire_obs(1), actions=ACTIONS)
+        loop = there.server._loop
+        until(lambda: there.server.tally.messages >= 23)
+        tried: list[int] = []
+        retry = loop.house.retry
+        monkeypatch.setattr(loop.house, "retry", lambda: (tried.append(1), retry()))
+        read: list[int] = []
+        monkeypatch.setattr(session, "read_message", lambda *a: (read.append(1), read_message(*a))[1])
+        until(lambda: len(tried) > 20)
+        assert read == []
+
+
+@pytest.mark.fault("G11")
+def test_replies_count_as_much_as_they_take() -> None:
+    """A reply of 30 bytes is kept in ten times as many."""
+    with served(1, collect=False, kept_bytes=200_000) as there, Raw(there.url) as raw:
+        raw.begin()
+        (one,) = there.server._loop.house.sessions.values()
+        kept = 0
+        with suppress(ConnectionError, ConnectionLost):
+            for _ in range(2000):
+                raw.received = 0
+                raw.ask(Type.RETURNS, episode=1, rewards={})
+                kept = max(kept, len(one._stream._kept))
+        assert kept < 1000
+        until(lambda: not there.server.clients or one.is_leaving)
+
+
+@pytest.mark.fault("G13")
+def test_addresses_of_wrong_tokens_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_manager, "_ADDRESSES", 8)
+    with served(1, collect=False, server_options={"token": external.make_token()}) as there:
+        for i in range(20):
+            with socket.create_connection((there.server.host, there.server.port), 60, (f"127.0.0.{i + 2}", 0)) as sock:
+                host = f"127.0.0.1:{there.server.port}"
+                sock.sendall(
+                    f"GET / HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+                    "Sec-WebSocket-Protocol: marlvec.v1\r\n\r\n".encode()
+                )
+                hello = {"versions": [1], "features": [], "name": "", "nonce": b"n" * 32}
+                for kind, fields in ((Type.HELLO, hello), (Type.AUTH, GREETING)):
+                    sock.sendall(masked(write_message(Message(kind, fields))))
+                while sock.recv(4096):
+                    pass
+        assert there.server.tally.wrong_tokens == 20
+        assert len(there.server._loop.house._failures) <= 8
+
+
+def test_what_is_wrong_with_a_long_text_is_said_in_a_short_one() -> None:
+    """A text that is shown is cut before, not after."""
+    text = "\0" * 2**20
+    for fields in ({"obs": text}, {"obs": {}, "infos": {"a": {"x": text}}}, {"obs": {}, "infos": {"a": {"x": [text]}}}):
+        data = write_message(Message(Type.STEP, {"episode": 1, **fields}, 1))
+        tracemalloc.start()
+        try:
+            with pytest.raises(ProtocolError) as caught:
+                read_message(data, "client")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(str(caught.value)) < 500
+        assert peak < 2.5 * 2**20
+
+
+@pytest.mark.fault("G9")
+def test_reasons_of_episodes_that_were_lost_are_few_and_counted() -> None:
+    with served(1, collect=False) as there, Raw(there.url) as raw:
+        (one,) = there.server._loop.house.sessions.values()
+        for episode in range(1, 201):
+            raw.begin(episode)
+            assert raw.ask(Type.ABANDON, episode=episode, reason="\u0001" * 4000).type is Type.OK
+        assert len(one._cut) <= 64
+        assert 64 * 100 < one.cost < 64 * 4096
+        with pytest.raises(RefusedError):
+            Raw(there.url, session=b"x" * 32)

@@ -1,0 +1,648 @@
+"""check_env: good envs of all forms pass it, and each kind of broken one is caught, and told exactly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
+from pettingzoo import ParallelEnv
+
+from marlvec.envs import TimeLimit, adapt
+from marlvec.errors import ArgumentError, ContractError, UnknownEnvError
+from marlvec.testing import (
+    CounterEnv,
+    KeyedEnv,
+    NoOpEnv,
+    SampledEnv,
+    Script,
+    ScriptedParallelEnv,
+    SingleEnv,
+    TurnEnv,
+    check_env,
+)
+from tests.envs.adapters.test_self_resetting import (
+    SelfResettingKeyedEnv,
+    SelfResettingParallelEnv,
+    SelfResettingSingleEnv,
+)
+
+OBSERVATION = Dict(camera=Dict(left=Box(0.0, 1.0, (2,), np.float32)), clock=Discrete(100))
+
+
+def waits(t: int, a: int) -> bool:
+    return (t + a) % 3 == 0
+
+
+def rewound(build: Callable[[], Any]) -> Callable[[], Any]:
+    """Scripted envs number their episodes for life; a seed makes these begin again at the first."""
+
+    def make() -> Any:
+        env = build()
+        reset = env.reset
+
+        def reset_and_rewind(seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            if seed is not None:
+                env.world.episode = -1
+            return reset(seed=seed, options=options)
+
+        env.reset = reset_and_rewind
+        return env
+
+    return make
+
+
+EVERY_SPACE = Dict(
+    a=Tuple((Box(-1, 1, (2, 1)), Discrete(3, start=-1), Box(0, 255, (), np.uint8))),
+    b=MultiBinary(2),
+    c=MultiDiscrete([2, 3]),
+    d=Text(4),
+    e=Sequence(Discrete(2)),
+)
+SCRIPTED: dict[str, Callable[[], Any]] = {
+    "parallel": partial(ScriptedParallelEnv, state=True),
+    "parallel, reused buffer": partial(ScriptedParallelEnv, reuse_buffer=True, masked=True),
+    "parallel, old": partial(ScriptedParallelEnv, old_api=True, dtype="float32"),
+    "counter": CounterEnv,
+    "turns": partial(TurnEnv, state=True),
+    "turns, masked": partial(TurnEnv, masked=True, dead_first=False, agent_num=3),
+    "keyed": partial(KeyedEnv, waits=waits),
+    "keyed, old": partial(KeyedEnv, waits=waits, last_obs=False, int_ids=True, old_api=True),
+    "single": partial(SingleEnv, [3, 1, 5], info_every=2),
+    "single, old": partial(SingleEnv, [2, 4], old_api=True, masked=True),
+}
+PLAIN: dict[str, Any] = {
+    "noop": partial(NoOpEnv, length=4),
+    "every space": partial(SampledEnv, EVERY_SPACE, EVERY_SPACE),
+    **{name: name for name in ("simple_spread", "simple_tag", "connect_four", "tictactoe", "CartPole-v1")},
+}
+
+
+@pytest.mark.parametrize("build", SCRIPTED.values(), ids=SCRIPTED)
+def test_scripted_envs_of_all_forms_pass(build: Callable[[], Any]) -> None:
+    for seed in range(5):
+        check_env(rewound(build), episodes=4, seed=seed)
+
+
+@pytest.mark.parametrize("build", SCRIPTED.values(), ids=SCRIPTED)
+def test_and_so_do_envs_that_write_into_slots(build: Callable[[], Any]) -> None:
+    check_env(lambda: TimeLimit(adapt(rewound(build)()), 3), episodes=4)
+
+
+@pytest.mark.parametrize("env", PLAIN.values(), ids=PLAIN)
+def test_envs_as_they_are_pass(env: Any) -> None:
+    check_env(env, episodes=2)
+
+
+@pytest.mark.parametrize("style", ["own", "common"])
+def test_envs_that_reset_themselves_pass(style: str) -> None:
+    own = "final_observation" if style == "common" else "final_obs"
+    check_env(rewound(partial(SelfResettingSingleEnv, [3, 1], style=own)), episodes=4)
+    check_env(rewound(partial(SelfResettingParallelEnv, style=style)), episodes=4)
+    check_env(rewound(partial(SelfResettingKeyedEnv, style=style, waits=waits)), episodes=4)
+    check_env(lambda: TimeLimit(adapt(rewound(partial(SelfResettingKeyedEnv, style=style))()), 30), episodes=4)
+
+
+class Forgetful(CounterEnv):
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.has_auto_reset = True
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        obs, rewards, ended, cut, infos = super().step(actions)
+        if not self.agents:
+            obs, infos = self.reset()
+        return obs, rewards, ended, cut, infos
+
+
+def test_and_must_hand_out_what_they_saw_last() -> None:
+    with pytest.raises(ContractError, match="final observation of agent 'agent_0': expected one in its info under"):
+        check_env(Forgetful)
+
+
+def test_an_env_that_numbers_its_episodes_does_not_begin_again() -> None:
+    with pytest.raises(ContractError, match="from the same instance, reset again"):
+        check_env(CounterEnv)
+
+
+class Good(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """Two agents with trees of observations; ``a_0`` ends in step 3, ``a_1`` in step 5."""
+
+    ends = (3, 5)
+    observation = OBSERVATION
+    action: Any = Discrete(3)
+
+    def __init__(self) -> None:
+        self.possible_agents = ["a_0", "a_1"]
+        self.agents: list[str] = []
+        self.episode, self.t = 0, 0
+        self.rng = np.random.default_rng()
+
+    def observation_space(self, agent: str) -> Any:
+        return self.observation
+
+    def action_space(self, agent: str) -> Any:
+        return self.action
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            self.rng, self.episode = np.random.default_rng(seed), 0
+        self.episode += 1
+        self.t = 0
+        self.agents = self.possible_agents[:]
+        return {agent: self.see(agent) for agent in self.agents}, self.infos()
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.t += 1
+        here = self.agents
+        obs = {agent: self.see(agent) for agent in here}
+        rewards: dict[str, Any] = {agent: float(actions[agent]) for agent in here}
+        over: dict[str, Any] = {agent: self.t >= self.ends[int(agent[-1])] for agent in here}
+        infos = self.infos()
+        self.agents = [agent for agent in here if not over[agent]]
+        return obs, rewards, over, dict.fromkeys(here, False), infos
+
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": self.rng.random(2, np.float32)}, "clock": self.t}
+
+    def infos(self) -> Any:
+        return {agent: {} for agent in self.agents}
+
+
+def test_the_env_they_are_made_of_is_good() -> None:
+    check_env(Good)
+
+
+# --- broken in one thing each; from episode 2 or step 2 on where that can be ---
+
+
+class WrongDtype(Good):
+    def see(self, agent: str) -> Any:
+        late = agent == "a_1" and self.t == 4
+        return {"camera": {"left": self.rng.random(2, np.float64 if late else np.float32)}, "clock": self.t}
+
+
+class WrongShape(Good):
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.zeros(3 if self.t == 2 else 2, np.float32)}, "clock": self.t}
+
+
+class OutOfBounds(Good):
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.array([0.0, 1.5 if self.t == 2 else 1.0], np.float32)}, "clock": self.t}
+
+
+class NotANumber(Good):
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.array([0.0, np.nan if self.t == 5 else 1.0], np.float32)}, "clock": self.t}
+
+
+class ListForArray(Good):
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": [0.0, 1.0]}, "clock": self.t}
+
+
+class FloatForChoice(Good):
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.zeros(2, np.float32)}, "clock": float(self.t)}
+
+
+class MissingLeaf(Good):
+    def see(self, agent: str) -> Any:
+        return {"camera": {}, "clock": self.t}
+
+
+class NewSpaces(Good):
+    def action_space(self, agent: str) -> Any:
+        return Discrete(3)
+
+
+class SpaceAfterReset(Good):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = super().reset(seed, options)
+        if self.episode == 2:
+            self.action = Discrete(4)
+        return result
+
+
+class SpaceThatGrows(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action = Discrete(3)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.action.n += 1
+        return super().reset(seed, options)
+
+
+class Step(Good):
+    """Broken in what a step returns, or in what is left behind."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        return self.spoil(*super().step(actions))
+
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        raise AssertionError("for subclasses")
+
+
+class ArrayReward(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return obs, {agent: np.array([value]) for agent, value in rewards.items()}, ended, cut, infos
+
+
+class InfiniteReward(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return obs, dict.fromkeys(rewards, np.inf if self.t == 4 else 0.0), ended, cut, infos
+
+
+class NoReward(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        del rewards["a_1"]
+        return obs, rewards, ended, cut, infos
+
+
+class IntFlag(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return obs, rewards, ended, dict.fromkeys(cut, 0), infos
+
+
+class UnknownAgent(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return obs, rewards | {"a_9": 0.0}, ended, cut, infos
+
+
+class DataAfterDeath(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return {**obs, "a_0": self.see("a_0")}, rewards, ended, cut, infos
+
+
+class Rebirth(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        if self.t == 4:
+            self.agents = ["a_0", "a_1"]
+        return obs, rewards, ended, cut, infos
+
+
+class Lingers(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        self.agents = list(obs)
+        return obs, rewards, ended, cut, infos
+
+
+class LeavesInSilence(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return obs, rewards, dict.fromkeys(ended, False), cut, infos
+
+
+class InfoIsNone(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return obs, rewards, ended, cut, dict.fromkeys(infos)
+
+
+class SixValues(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return obs, rewards, ended, cut, infos, {}
+
+
+class NeverEnds(Good):
+    ends = (9_000, 10_000)
+
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.zeros(2, np.float32)}, "clock": self.t % 100}
+
+
+class EatsActions(Good):
+    def step(self, actions: dict[str, Any]) -> Any:
+        result = super().step(actions)
+        if self.episode == 3:
+            actions.popitem()
+        return result
+
+
+class ScalesActions(Good):
+    action = Box(-1.0, 1.0, (1,))
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        for action in actions.values():
+            action *= 0.5
+        return super().step(dict.fromkeys(actions, 0))
+
+
+class FillsOptions(Good):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if options is not None:
+            options.setdefault("size", 3)
+        return super().reset(seed, options)
+
+
+class Raises(Good):
+    def step(self, actions: dict[str, Any]) -> Any:
+        if self.episode == 3:
+            actions = dict.fromkeys(actions, 1 // (4 - self.t))
+        return super().step(actions)
+
+
+class RandomFromStepTwo(Good):
+    """PettingZoo's own seed test took one step."""
+
+    def see(self, agent: str) -> Any:
+        left = self.rng.random(2, np.float32)
+        if self.t >= 2:
+            left = np.array([random.random(), 0.0], np.float32)
+        return {"camera": {"left": left}, "clock": self.t}
+
+
+class RandomInEpisodeThree(Good):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = super().reset(seed, options)
+        if self.episode == 3:
+            self.rng = np.random.default_rng()
+        return result
+
+
+class RemembersBeforeTheSeed(Good):
+    """Two fresh ones agree; one that has played does not begin again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.played = 0
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        obs, rewards, ended, cut, infos = super().step(actions)
+        self.played += 1
+        return obs, dict.fromkeys(rewards, float(self.played)), ended, cut, infos
+
+
+class NobodyMay(Good):
+    def infos(self) -> Any:
+        return {agent: {"action_mask": np.full(3, self.t != 2, np.int8)} for agent in self.agents}
+
+
+class ShortMask(Good):
+    def infos(self) -> Any:
+        return {agent: {"action_mask": np.ones(2, np.int8)} for agent in self.agents}
+
+
+class WrongState(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state_space = Box(0.0, 9.0, (1,), np.float64)
+
+    def state(self) -> Any:
+        return np.array([self.t], np.float64 if self.t < 3 else np.float32)
+
+
+class TurnBroken(TurnEnv):
+    """A game of eight moves; `spoil` breaks it after the third."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(Script.together(2, 8), **options)
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if self.world.t == 3:
+            self.spoil()
+
+    def spoil(self) -> None:
+        raise AssertionError("for subclasses")
+
+
+class SelectsAStranger(TurnBroken):
+    def spoil(self) -> None:
+        self.agent_selection = "player_9"
+
+
+class PaysInText(TurnBroken):
+    def spoil(self) -> None:
+        self.rewards["player_1"] = "3"  # type: ignore[assignment]  # that is the fault
+
+
+class DropsAPlayer(TurnBroken):
+    def spoil(self) -> None:
+        self.agents = [agent for agent in self.agents if agent == self.agent_selection]
+
+
+class DeadStay(TurnEnv):
+    def __init__(self) -> None:
+        super().__init__(Script.together(2, 4))
+
+    def _was_dead_step(self, action: Any) -> None:
+        assert action is None
+
+
+class PaysTwice(TurnEnv):
+    """Pays in its fourth move, which ends the game for all, and leaves that standing in the dead steps."""
+
+    def __init__(self) -> None:
+        super().__init__(Script.together(2, 4))
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self.world.episode = -1
+        super().reset(seed, options)
+
+    def _was_dead_step(self, action: Any) -> None:
+        paid = dict(self.rewards)
+        super()._was_dead_step(action)
+        self.rewards.update({agent: paid[agent] for agent in self.agents})
+
+
+class PaysTheLeaverTwice(PaysTwice):
+    def _was_dead_step(self, action: Any) -> None:
+        agent, paid = self.agent_selection, dict(self.rewards)
+        super(PaysTwice, self)._was_dead_step(action)
+        self.rewards[agent] = paid[agent]
+
+
+class Single(SingleEnv):
+    def __init__(self) -> None:
+        super().__init__(5)
+        self.world.episode = -1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.world.episode = -1
+        return super().reset(seed=seed, options=options)
+
+
+class SingleTextReward(Single):
+    def step(self, action: Any) -> Any:
+        obs, _, ended, cut, info = super().step(action)
+        return obs, "1.0", ended, cut, info
+
+
+class SingleNoInfo(Single):
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], None
+
+
+class SingleNoisy(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self) -> None:
+        super().__init__(Single())
+
+    def step(self, action: Any) -> Any:
+        obs, reward, ended, cut, info = super().step(action)
+        return obs, reward, ended, cut or random.random() < 0.3, info
+
+
+class NoAll(KeyedEnv):
+    def step(self, actions: Any) -> Any:
+        obs, rewards, ended, cut, infos = super().step(actions)
+        del ended["__all__"]
+        return obs, rewards, ended, cut, infos
+
+
+class KeyedAfterDeath(KeyedEnv):
+    def __init__(self) -> None:
+        super().__init__(Script([0, 0], [2, 6], ["terminated"] * 2), agent_num=2)
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, ended, cut, infos = super().step(actions)
+        return obs, rewards | {"agent_0": 1.0}, ended, cut, infos
+
+
+class Slotted(TimeLimit):
+    """Writes into slots: two agents, of whom ``agent_0`` ends in step 2 of 4."""
+
+    def __init__(self) -> None:
+        script = Script([0, 0], [2, 4], ["terminated"] * 2)
+        super().__init__(adapt(rewound(partial(ScriptedParallelEnv, script, agent_num=2))()), 100)
+
+    def step(self, slot: Any) -> Any:
+        told = super().step(slot)
+        self.spoil(slot)
+        return told
+
+    def spoil(self, slot: Any) -> None:
+        raise AssertionError("for subclasses")
+
+
+class ActsWhenDead(Slotted):
+    def spoil(self, slot: Any) -> None:
+        slot.acting[0] = True
+
+
+class DoneTooSoon(Slotted):
+    def spoil(self, slot: Any) -> None:
+        slot.done = True
+
+
+class PaysTheDead(Slotted):
+    def spoil(self, slot: Any) -> None:
+        slot.reward[0] = 1.0
+
+
+class VanishesFromSlot(Slotted):
+    def spoil(self, slot: Any) -> None:
+        slot.alive[1] = slot.acting[1] = False
+
+
+BROKEN: list[tuple[Any, str]] = [
+    (
+        WrongDtype,
+        "WrongDtype.step(), episode 1, step 4: observation of agent 'a_1', leaf 'camera/left': "
+        "expected dtype float32, got float64",
+    ),
+    (
+        WrongShape,
+        "WrongShape.step(), episode 1, step 2: observation of agent 'a_0', leaf 'camera/left': "
+        "expected shape (2,), got (3,)",
+    ),
+    (OutOfBounds, "step 2: observation of agent 'a_0', leaf 'camera/left': expected a number from 0.0 to 1.0 at index"),
+    (NotANumber, "step 5: observation of agent 'a_1', leaf 'camera/left': expected numbers, got NaN at index (1,)"),
+    (ListForArray, "leaf 'camera/left': expected a numpy array of dtype float32, got list [0.0, 1.0]"),
+    (FloatForChoice, "leaf 'clock': expected an int, got float 0.0"),
+    (MissingLeaf, "observation of agent 'a_0', leaf 'camera': expected keys ['left'], got []"),
+    (NewSpaces, "NewSpaces.action_space('a_0'): the space: expected the same object on each call, got another one"),
+    (SpaceAfterReset, "SpaceAfterReset.action_space('a_0'), episode 2: the space: expected the same object"),
+    (SpaceThatGrows, "action_space('a_0'), episode 1: the space: expected no change while the env lives, got a change"),
+    (ArrayReward, "step 1: reward of agent 'a_0': expected a real number, got ndarray of shape (1,)"),
+    (InfiniteReward, "episode 1, step 4: reward of agent 'a_1': expected a finite number, got inf"),
+    (NoReward, "step 1: rewards: expected keys ['a_0', 'a_1'], got ['a_0']"),
+    (IntFlag, "step 1: truncation of agent 'a_0': expected a bool, got int 0"),
+    (UnknownAgent, "step 1: rewards: expected agents of ['a_0', 'a_1'], got the unknown agent 'a_9'"),
+    (DataAfterDeath, "step 4: observations: expected nothing of agent 'a_0', which has ended, got data"),
+    (Rebirth, "step 4: env.agents: expected no agent 'a_0', which has ended, got it again"),
+    (Lingers, "step 3: env.agents: expected agent 'a_0', which has ended, to leave it, got it still there"),
+    (LeavesInSilence, "step 3: env.agents: expected agent 'a_0', whose flags are False, got it has left"),
+    (InfoIsNone, "step 1: info of agent 'a_0': expected a dict, got NoneType None"),
+    (SixValues, "step 1: the result: expected a tuple of 4 or 5, got a tuple of 6"),
+    (NeverEnds, "episode 1, step 201: the episode: expected its end within max_steps=200 steps, got none"),
+    (EatsActions, "EatsActions.step(), episode 3, step 1: actions: expected it to be left as it was given, keys"),
+    (ScalesActions, "step 1: actions, leaf 'a_0': expected it to be left as it was given, "),
+    (FillsOptions, "FillsOptions.reset(), episode 2: options: expected it to be left as it was given, keys []"),
+    (Raises, "Raises.step(), episode 3, step 5: the call: expected no exception, got ZeroDivisionError"),
+    (RandomFromStepTwo, "step 2: observation of agent 'a_0', leaf 'camera/left': expected the same for the same seed"),
+    (RandomInEpisodeThree, "episode 3, step 1: observation of agent 'a_0', leaf 'camera/left': expected the same"),
+    (
+        RemembersBeforeTheSeed,
+        "episode 1, step 1: reward of agent 'a_0': expected the same for the same seed, float 1.0",
+    ),
+    (NobodyMay, "step 3: action mask of agent 'a_0': expected at least one allowed action"),
+    (ShortMask, "action mask of agent 'a_0': expected shape (3,), one entry per choice of Discrete(3), got (2,)"),
+    (WrongState, "step 3: the global state: expected dtype float64, got float32"),
+    (SelectsAStranger, "turns.step(), episode 1, step 3: agent_selection: expected one of env.agents"),
+    (PaysInText, "step 3: reward of agent 'player_1': expected a real number, got str '3'"),
+    (DropsAPlayer, "step 3: env.agents: expected agent 'player_0', whose flags are False, got it has left"),
+    (DeadStay, "env.agents: expected the dead agent 'player_0' to leave it in step(None), got it still there"),
+    (PaysTwice, "turns.step(), episode 1, step 5: reward of agent 'player_1': expected 0 after step(None) of the dead"),
+    (PaysTwice, "again, which would be paid twice. Clear env.rewards in step(None), as AECEnv._was_dead_step() does"),
+    (PaysTheLeaverTwice, "reward of agent 'player_0': expected 0 after step(None) of the dead agent 'player_0', got"),
+    (SingleTextReward, "single.step(), episode 1, step 1: reward of agent 'agent_0': expected a real number, got str"),
+    (SingleNoInfo, "single.step(), episode 1, step 1: info: expected a dict, got NoneType None"),
+    (SingleNoisy, "flags of agent 'agent_0'"),
+    (NoAll, "NoAll.step(), episode 1, step 1: terminateds: expected a flag of '__all__'"),
+    (ActsWhenDead, "step 2: acting of agent 'agent_0': expected False, for it is not alive, got True"),
+    (DoneTooSoon, "step 1: slot.done: expected False, as alive says, got True"),
+    (PaysTheDead, "step 3: agent 'agent_0': expected nothing, for it has ended, got a flag or reward"),
+    (VanishesFromSlot, "step 1: alive of agent 'agent_1': expected True, for its flags are False, got False"),
+    (KeyedAfterDeath, "step 3: agent 'agent_0': expected no data, for it has ended, got an observation or a reward"),
+]
+
+
+LINES = {SpaceAfterReset: "B14", NewSpaces: "B14"} | dict.fromkeys(
+    (RandomFromStepTwo, RandomInEpisodeThree, RemembersBeforeTheSeed), "C18"
+)
+CASES = [
+    pytest.param(build, told, marks=[pytest.mark.fault(LINES[build])] if build in LINES else [])
+    for build, told in BROKEN
+]
+
+
+@pytest.mark.checklist(14)
+@pytest.mark.parametrize(("build", "told"), CASES, ids=[build.__name__ for build, _ in BROKEN])
+def test_what_is_broken_is_caught_and_told(build: Callable[[], Any], told: str) -> None:
+    with pytest.raises(ContractError) as caught:
+        check_env(build, max_steps=200)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("build", [Good, RandomFromStepTwo, Raises])
+def test_both_envs_are_closed(build: type[Good]) -> None:
+    closed: list[Good] = []
+
+    class Closing(build):  # type: ignore[misc, valid-type]  # a parameter as a base
+        def close(self) -> None:
+            closed.append(self)
+
+    try:
+        check_env(Closing)
+    except ContractError:
+        assert build is not Good
+    assert len(closed) == len(set(map(id, closed))) == (1 if build is Raises else 2)
+
+
+def test_arguments() -> None:
+    with pytest.raises(ArgumentError, match="episodes: expected at least 1, got 0"):
+        check_env(Good, episodes=0)
+    with pytest.raises(ArgumentError, match="max_steps: expected at least 1, got 0"):
+        check_env(Good, max_steps=0)
+    with pytest.raises(ArgumentError, match="expected something that builds envs"):
+        check_env(Good())
+    with pytest.raises(UnknownEnvError, match="simple_spread"):
+        check_env("simple_spraed")
+    with pytest.raises(ContractError, match="expected an env in one of four forms"):
+        check_env(lambda: object())

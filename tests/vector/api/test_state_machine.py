@@ -1,0 +1,291 @@
+"""Which call may follow which: what comes at a wrong time raises, names what is pending, and changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marlvec import AsyncVectorEnv, VectorEnv
+from marlvec.errors import (
+    BusyError,
+    ClosedError,
+    FetchTimeout,
+    NothingPendingError,
+    NotResetError,
+    StateError,
+)
+from marlvec.testing.scripted import CounterEnv, decode, decode_reward
+from tests.vector.support.kinds import BACKENDS, factories_of, recorded, vectorize
+from tests.vector.support.reference import MODES, replay
+from tests.waiting import Gate, GatedEnv, overdue
+
+N, A = 3, 3
+
+
+def counters(backend: str, **options: Any) -> VectorEnv:
+    return vectorize(backend, [partial(CounterEnv, [3, 5, 2], env_index=i, state=True) for i in range(N)], **options)
+
+
+def acts(k: int = 1) -> Any:
+    return np.full((N, A), k, np.int64)
+
+
+@pytest.mark.checklist(34)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["parallel", "turns", "simple_tag"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_send_and_fetch_are_the_call(backend: str, kind: str, mode: str) -> None:
+    """The whole run of the reference again, with every reset and step split in two."""
+
+    class Split:
+        """A vectorizer whose `reset` and `step` are made of their halves."""
+
+        def __init__(self, envs: VectorEnv) -> None:
+            self._envs = envs
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._envs, name)
+
+        def reset(self, **arguments: Any) -> Any:
+            assert self._envs.reset_send(**arguments) is None
+            return self._envs.reset_fetch(timeout=30)
+
+        def step(self, actions: Any) -> Any:
+            assert self._envs.step_send(actions) is None
+            return self._envs.step_fetch()
+
+    with vectorize(backend, factories_of(kind, N), autoreset_mode=mode) as envs:
+        replay(Split(envs), recorded(kind, N, mode))  # type: ignore[arg-type]  # stands in for one
+
+
+@pytest.mark.checklist(35)
+@pytest.mark.fault("B5")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_calls_at_the_wrong_time_are_three_distinct_errors_and_change_nothing(backend: str) -> None:
+    assert len({BusyError, NothingPendingError, ClosedError}) == 3
+    assert all(issubclass(kind, StateError) for kind in (BusyError, NothingPendingError, ClosedError))
+    assert not issubclass(BusyError, (NothingPendingError, ClosedError))
+    calls: dict[str, Callable[[VectorEnv], Any]] = {
+        "reset": lambda envs: envs.reset(),
+        "reset_send": lambda envs: envs.reset_send(),
+        "partial reset": lambda envs: envs.reset(env_ids=[1]),
+        "step": lambda envs: envs.step(acts()),
+        "step_send": lambda envs: envs.step_send(acts()),
+        "send": lambda envs: envs.send(acts()),
+        "send to one": lambda envs: envs.send(acts()[:1], [1]),
+        "state": lambda envs: envs.state(),
+    }
+    fetches: dict[str, Callable[[VectorEnv], Any]] = {
+        "reset": lambda envs: envs.reset_fetch(),
+        "step": lambda envs: envs.step_fetch(),
+        "recv": lambda envs: envs.recv(),
+    }
+    with counters(backend) as envs:
+        for fetch in fetches.values():
+            with pytest.raises(NothingPendingError, match=r"nothing is pending|nothing sent"):
+                fetch(envs)
+        # A pending reset refuses every call but its own fetch, and is still there.
+        envs.reset_send(seed=4)
+        for call in calls.values():
+            with pytest.raises((BusyError, NotResetError)):
+                call(envs)
+        for name in ("reset", "reset_send", "partial reset", "step_send"):
+            with pytest.raises(BusyError, match=r"reset\(\) is pending"):
+                calls[name](envs)
+        with pytest.raises(NothingPendingError, match=r"reset\(\) is pending"):
+            envs.step_fetch()
+        obs, _ = envs.reset_fetch()
+        assert all(decode(obs[i, a])[3] == 0 for i in range(N) for a in range(A))
+        # So does a pending step.
+        for t in (1, 2):
+            envs.step_send(acts(t))
+            for call in calls.values():
+                with pytest.raises(BusyError, match=r"step\(\) is pending"):
+                    call(envs)
+            with pytest.raises(NothingPendingError, match=r"step\(\) is pending"):
+                envs.reset_fetch()
+            obs, rewards, *_ = envs.step_fetch()
+            assert {decode_reward(r) for r in rewards[:, 0]} == {(0, t, 0, t)}, "the first of them, once"
+        # And envs that were sent to.
+        envs.send(acts()[:1], [1])
+        for name in ("reset", "step", "step_send", "state", "reset_send"):
+            with pytest.raises(BusyError, match=r"send\(\) is pending"):
+                calls[name](envs)
+        with pytest.raises(BusyError, match=r"envs \[1\]"):
+            calls["send to one"](envs)
+        with pytest.raises(NothingPendingError, match=r"send\(\) is pending"):
+            envs.step_fetch()
+        assert envs.recv().rewards[0, 0] == 1_000_000 * 0 + 3 * 1000 + 1 / 4096
+        with pytest.raises(NothingPendingError):
+            envs.recv()
+        envs.step(acts())
+
+
+@pytest.mark.checklist(35)
+@pytest.mark.fault("B2")
+@pytest.mark.parametrize("pending", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_works_after_close(backend: str, pending: bool) -> None:
+    envs = counters(backend)
+    envs.reset()
+    if pending:
+        envs.step_send(acts())
+    envs.close()
+    assert envs.closed
+    calls: list[Callable[[], Any]] = [
+        envs.reset,
+        envs.reset_send,
+        envs.reset_fetch,
+        lambda: envs.step(acts()),
+        lambda: envs.step_send(acts()),
+        envs.step_fetch,
+        lambda: envs.send(acts()),
+        envs.recv,
+        envs.state,
+        lambda: envs.reset(env_ids=[0]),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError, match="closed"):
+            call()
+    assert "closed" in repr(envs)
+    assert envs.num_envs == N
+    assert envs.observation_space.shape == (N, A, 7), "what does not need an env can still be read"
+
+
+@pytest.mark.fault("B4")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_before_the_first_reset(backend: str) -> None:
+    with counters(backend) as envs:
+        for call in (lambda: envs.step(acts()), lambda: envs.step_send(acts()), lambda: envs.send(acts()), envs.state):
+            with pytest.raises(NotResetError, match=r"envs \[0, 1, 2\]"):
+                call()
+        envs.reset(env_ids=[1])
+        with pytest.raises(NotResetError, match=r"envs \[0, 2\]"):
+            envs.step(acts())
+        envs.send(acts()[:1], [1])
+        assert decode_reward(envs.recv().rewards[0, 2])[1] == 1, "the one that was reset has made exactly one step"
+        envs.reset()
+        envs.step(acts())
+
+
+@pytest.mark.checklist(36)
+@pytest.mark.fault("A11")
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_fetch_that_times_out_loses_nothing_and_brings_nothing_stale(
+    context: str, shared_memory: bool, tmp_path: Path
+) -> None:
+    with (
+        Gate(tmp_path) as gate,
+        AsyncVectorEnv(
+            [partial(CounterEnv, 4, env_index=0), partial(GatedEnv, gate, 4, env_index=1)],
+            num_workers=2,
+            context=context,
+            shared_memory=shared_memory,
+        ) as envs,
+    ):
+        envs.reset(seed=0)
+        for t in range(1, 13):  # three episodes
+            envs.step_send(np.full((2, 3), t % 5))
+            for _ in range(2):
+                assert isinstance(overdue(envs.step_fetch, [1]), TimeoutError)
+                with pytest.raises(BusyError):
+                    envs.step_send(np.zeros((2, 3), np.int64))
+            gate.let_through()
+            obs, rewards, _, truncated, infos = envs.step_fetch()
+            k, episode = (t - 1) % 4 + 1, (t - 1) // 4
+            for i in range(2):
+                for a in range(3):
+                    assert decode_reward(rewards[i, a]) == (episode, k, a, t % 5), "the reply of this very request"
+                    final = infos["final_observation"][i, a] if k == 4 else obs[i, a]
+                    assert decode(final) == (i, 0, episode, k, a)
+            assert truncated.all() == (k == 4)
+
+
+@pytest.mark.checklist(36)
+def test_resets_time_out_too(tmp_path: Path) -> None:
+    with (
+        Gate(tmp_path) as gate,
+        AsyncVectorEnv(
+            [partial(GatedEnv, gate, 4, env_index=i, where="reset") for i in range(2)], num_workers=2
+        ) as envs,
+    ):
+        for episode in range(3):
+            envs.reset_send(seed=episode)
+            with pytest.raises(FetchTimeout, match=r"reset_fetch\(\): envs \[0, 1\]"):
+                envs.reset_fetch(timeout=0.01)
+            with pytest.raises(FetchTimeout):
+                envs.recv(1, timeout=0)
+            gate.let_through(2)
+            obs, _ = envs.reset_fetch(timeout=60)
+            assert {decode(row) for row in obs[:, 0]} == {(i, 0, episode, 0, 0) for i in range(2)}
+            envs.step(np.ones((2, 3), np.int64))
+
+
+@pytest.mark.fault("B6")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_threads_that_step_never_get_each_others_replies(backend: str) -> None:
+    """One wins and the other gets a `StateError`; what is won is always the answer to one's own actions."""
+    with counters(backend, num_workers=2) if backend != "sync" else counters(backend) as envs:
+        envs.reset(seed=0)
+        wrong: list[Any] = []
+        won = [0, 0]
+
+        def play(me: int) -> None:
+            for _ in range(1000):
+                try:
+                    rewards = envs.step(acts(me + 1))[1]
+                except StateError:
+                    continue
+                except BaseException as error:
+                    wrong.append(error)
+                    return
+                won[me] += 1
+                codes = {decode_reward(reward)[3] for reward in rewards.ravel()}
+                if codes != {me + 1}:
+                    wrong.append(codes)
+
+        threads = [threading.Thread(target=play, args=(me,)) for me in range(2)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)  # as often as can be, also in the middle of a call
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert wrong == []
+        assert sum(won) >= 20, won  # few where the machine has other things to do
+        with contextlib.suppress(StateError):
+            envs.step_fetch()
+        envs.step(acts())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_repr_says_what_it_is_doing(backend: str) -> None:
+    with counters(backend) as envs:
+        assert "num_envs=3" in repr(envs)
+        assert "idle" in repr(envs)
+        envs.reset_send()
+        assert "reset pending" in repr(envs)
+        envs.reset_fetch()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_min_envs_out_of_range(backend: str) -> None:
+    with counters(backend) as envs:
+        envs.reset()
+        envs.send(acts()[:2], [0, 2])
+        for wrong in (0, -1, 3):
+            with pytest.raises(ValueError, match="min_envs must be from 1 to 2"):
+                envs.recv(wrong)
+        assert sorted(envs.recv().env_ids.tolist()) == [0, 2]

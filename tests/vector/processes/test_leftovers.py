@@ -1,0 +1,402 @@
+"""After the end nothing is left: no process, no open file, no memory; and before it, nothing lies about.
+
+The fixture around every test looks for what is left behind, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marlvec import AsyncVectorEnv, VectorEnv
+from marlvec.errors import ClosedError, EnvRaised, MarlvecError, NothingPendingError, SerialisationError, WorkerDied
+from marlvec.making import make
+from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
+from marlvec.vector.processes import shared_memory as memory
+from marlvec.vector.processes import worker_process
+from tests.faults.harness.programs import alive, wait_gone
+from tests.leaks import Snapshot, leaks
+from tests.vector.support.kinds import vectorize
+from tests.waiting import LONG, Gate, until, within
+
+pytestmark = pytest.mark.many_processes
+
+CONTEXTS = ("forkserver", "spawn", "fork")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def acts(envs: VectorEnv, k: int = 1) -> Any:
+    return np.full((envs.num_envs, 3), k, np.int64)
+
+
+def pids_of(envs: VectorEnv) -> tuple[int, ...]:
+    return envs.worker_pids if isinstance(envs, AsyncVectorEnv) else ()
+
+
+def gone(pids: tuple[int, ...] | list[int]) -> bool:
+    """Whether these processes have ended, and have been waited for."""
+    return not any(Path("/proc", str(pid)).exists() for pid in pids)
+
+
+def end(envs: VectorEnv, how: str) -> None:
+    """Bring the vectorizer into a state from which it has to be closed."""
+    envs.reset(seed=0)
+    if how == "stepped":
+        for _ in range(7):
+            envs.step(acts(envs))
+    elif how == "env raised":
+        with pytest.raises(EnvRaised):
+            envs.step(acts(envs))
+    elif how == "worker died":
+        with pytest.raises(WorkerDied):
+            envs.step(acts(envs))
+    elif how == "step pending":
+        envs.step_send(acts(envs))
+    elif how == "reset pending":
+        envs.reset_send(seed=1)
+    elif how == "send pending":
+        envs.send(acts(envs)[1:], [1, 2])
+    elif how == "half received":
+        envs.send(acts(envs))
+        envs.recv(1)
+    else:
+        assert how == "reset"
+
+
+STRIKING: dict[str, Any] = {"env raised": RaisingEnv, "worker died": ExitingEnv}
+ENDS = ("reset", "stepped", "step pending", "reset pending", "send pending", "half received", *STRIKING)
+PLACES = [*(("async", context) for context in CONTEXTS), ("pipes", "forkserver"), ("sync", None)]
+
+
+@pytest.mark.checklist(30)
+@pytest.mark.fault("B1")
+@pytest.mark.parametrize(
+    ("backend", "context", "how"),
+    [
+        (*place, how)
+        for place in PLACES
+        for how in ENDS
+        if (how != "worker died" if place[0] == "sync" else place[1] != "spawn" or how in ("step pending", *STRIKING))
+    ],
+)
+def test_close_leaves_nothing_whatever_came_before(backend: str, context: str | None, how: str) -> None:
+    before = Snapshot.take()
+    striking = {"only_env": 1} if how in STRIKING else {}
+    factories = [partial(STRIKING.get(how, CounterEnv), env_index=i, **striking) for i in range(3)]
+    options = {} if context is None else {"context": context}
+    for closing in ("twice", "with", "with an error"):
+        envs = vectorize(backend, factories, **options)
+        pids = pids_of(envs)
+        end(envs, how)
+        with within(4, usual=0.1):  # less than the five seconds that it has, so nobody had to be killed
+            if closing == "with an error":
+                with pytest.raises(LookupError, match="mine"), envs:
+                    raise LookupError("mine")
+            elif closing == "with":
+                with envs as same:
+                    assert same is envs
+            else:
+                envs.close()
+            if closing == "twice":
+                envs.close()
+                with envs:
+                    assert envs.closed
+        assert envs.closed
+        assert gone(pids)
+        with pytest.raises(ClosedError):
+            envs.reset()
+        del envs
+    assert leaks(before) == []
+
+
+@pytest.mark.checklist(30)
+@pytest.mark.fault("B3")
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("where", ["step", "reset", "close"])
+def test_close_does_not_wait_for_an_env_that_hangs(context: str, where: str) -> None:
+    factories = [partial(HangingEnv, env_index=i, where=where, only_env=1) for i in range(3)]
+    envs = AsyncVectorEnv(factories, num_workers=3, context=context)
+    pids = envs.worker_pids
+    if where == "reset":
+        envs.reset_send()
+    else:
+        envs.reset()
+    if where == "step":
+        envs.step_send(acts(envs))
+    with within(4, usual=0.35):  # and not the five seconds of its default
+        envs.close(timeout=0.3)
+    assert gone(pids)
+
+
+@pytest.mark.checklist(30)
+@pytest.mark.fault("B3")
+def test_close_of_a_stopped_worker_and_of_one_that_ignores_sigterm() -> None:
+    class Deaf(HangingEnv):
+        def strike(self) -> None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            super().strike()
+
+    envs = AsyncVectorEnv([partial(CounterEnv, env_index=0), partial(Deaf, env_index=1)], num_workers=2)
+    pids = envs.worker_pids
+    envs.reset()
+    envs.step_send(acts(envs))
+    os.kill(pids[0], signal.SIGSTOP)
+    with within(4, usual=0.25):
+        envs.close(timeout=0.2)
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_twenty_lives_leave_no_trace(context: str) -> None:
+    factories = [partial(CounterEnv, 3, env_index=i) for i in range(3)]
+
+    def live() -> None:
+        with AsyncVectorEnv(factories, num_workers=1 if context == "spawn" else 2, context=context) as envs:
+            envs.reset(seed=0)
+            for _ in range(4):
+                envs.step(acts(envs))
+
+    live()
+    before = Snapshot.take()
+    for _ in range(5 if context == "spawn" else 20):
+        live()
+    assert leaks(before) == []
+    now = Snapshot.take()
+    assert len(now.fds) <= len(before.fds)
+    assert now.threads == before.threads
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_shared_memory_has_no_name_is_private_and_cannot_change_its_size(
+    context: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the workers'
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # and ours: others' tests use the common one meanwhile
+    seen: list[tuple[int, int, str, int]] = []
+    grow = memory.grow
+
+    def spy(fd: int, size: int) -> None:
+        grow(fd, size)
+        for change in (0, size // 2, size * 2):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, change)
+        status = os.fstat(fd)
+        seals, name = fcntl.fcntl(fd, fcntl.F_GET_SEALS), str(Path(f"/proc/self/fd/{fd}").readlink())
+        seen.append((stat.S_IMODE(status.st_mode), seals, name, status.st_size))
+        assert status.st_blocks * 512 >= size, "allocated for real"
+
+    monkeypatch.setattr(memory, "grow", spy)
+    folders = [Path("/dev/shm"), tmp_path]
+    before = [set(folder.iterdir()) for folder in folders]
+    maps = Path("/proc/self/maps")
+    mapped = maps.read_text().count("/memfd:marlvec")
+    with AsyncVectorEnv([partial(CounterEnv, env_index=i) for i in range(4)], num_workers=2, context=context) as envs:
+        envs.reset()
+        envs.step(acts(envs))
+        ((mode, seals, name, size),) = seen
+        assert mode == 0o600
+        assert seals == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        assert (name, size > 0) == ("/memfd:marlvec (deleted)", True)
+        for pid in envs.worker_pids:
+            lines = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/memfd:marlvec" in line]
+            assert lines, "it is this memory that they write to"
+            assert all(" rw-s " in line for line in lines), "shared"
+            fds = [fd for fd in Path(f"/proc/{pid}/fd").iterdir() if "/memfd:marlvec" in str(fd.readlink())]
+            assert [stat.S_IMODE(fd.stat().st_mode) for fd in fds] in ([], [0o600]), "at most Python's own, of the map"
+        assert maps.read_text().count("/memfd:marlvec") == mapped + 1
+        for folder, names in zip(folders, before, strict=True):
+            new = [path for path in set(folder.iterdir()) - names if "marlvec" in path.name]
+            assert new == []
+        others = {line.split()[-1] for line in Path(f"/proc/{envs.worker_pids[0]}/maps").read_text().splitlines()}
+        assert not [line for line in others if line.startswith(("/dev/shm", "/dev/zero"))]
+    assert gone(envs.worker_pids)
+    del envs
+    assert maps.read_text().count("/memfd:marlvec") == mapped, "unmapped with the last array over it"
+
+
+@pytest.mark.fault("C14")
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_views_outlive_the_vectorizer(shared_memory: bool) -> None:
+    program = f"""
+import gc
+import numpy as np
+from marlvec import make
+from marlvec.testing.scripted import CounterEnv, decode
+envs = make(CounterEnv, 4, num_workers=2, copy=False, shared_memory={shared_memory})
+obs, _ = envs.reset(seed=0)
+views = [obs, *envs.step(np.ones((4, 3), np.int64))]
+envs.send(np.ones((4, 3), np.int64))
+step = envs.recv()
+views[-1:] = [step.obs, step.rewards, step.alive, step.infos["acting"]]
+before = [view.copy() for view in views]
+envs.close()
+del envs, step
+gc.collect()
+others = make(CounterEnv, 4, num_workers=2, copy=False)  # may get the same addresses, must not get the same memory
+others.reset(seed=9)
+others.step(np.full((4, 3), 4))
+for view, old in zip(views, before, strict=True):
+    assert not view.flags.writeable
+    np.testing.assert_array_equal(view, old)
+assert [decode(row)[3] for row in views[0][:, 0]] == [2] * 4, "the one memory, as the last step left it"
+others.close()
+print("read")
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
+
+
+def sleep_long() -> None:
+    time.sleep(1000)
+
+
+class Parental(HangingEnv):
+    """Starts processes of all kinds, and tells their ids in its infos."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        obs, infos = super().reset(seed, options)
+        shell = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000"])
+        process = multiprocessing.get_context("fork").Process(target=sleep_long)
+        process.start()
+        return obs, {**infos, "children": np.array([shell.pid, process.pid or 0])}
+
+
+@pytest.mark.fault("A17")
+@pytest.mark.parametrize("ending", ["close", "close, hung", "killed", "killed in a step"])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_what_an_env_starts_goes_with_it(context: str, ending: str) -> None:
+    envs = AsyncVectorEnv([partial(Parental, env_index=i) for i in range(2)], num_workers=1, context=context)
+    children = envs.reset()[1]["children"].ravel().tolist()
+    try:
+        assert not any(gone([pid]) for pid in children), "it may have them"
+        if ending == "close, hung":
+            envs.step_send(acts(envs))
+        elif ending.startswith("killed"):
+            if ending == "killed in a step":
+                envs.step_send(acts(envs))
+            os.kill(envs.worker_pids[0], signal.SIGKILL)
+            with pytest.raises(WorkerDied, match="SIGKILL"):
+                envs.step_fetch() if ending == "killed in a step" else envs.step(acts(envs))
+    finally:
+        envs.close(timeout=0.1 if ending == "close, hung" else 2)
+    wait_gone(children, LONG)
+
+
+class Forking(CounterEnv):
+    """Forks in its steps, and lets the child go on as if it were the worker, when it may; the first one last."""
+
+    def __init__(self, first: Gate, others: Gate, **options: Any) -> None:
+        super().__init__(**options)
+        self.first, self.others = first, others
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        if os.fork() == 0:
+            (self.others if self.world.t else self.first).wait()
+        return super().step(actions)
+
+
+@pytest.mark.fault("A19")
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(
+    context: str, shared_memory: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        Gate(tmp_path) as first,
+        Gate(tmp_path) as others,
+        AsyncVectorEnv(
+            [partial(Forking, first, others, env_index=0)], context=context, shared_memory=shared_memory, copy=False
+        ) as envs,
+    ):
+        envs.reset()
+        for t in range(1, 5):
+            obs = envs.step(acts(envs, t))[0]
+            assert decode(obs[0, 1]) == (0, 0, 0, t, 1), "one reply to each request"
+            with pytest.raises(NothingPendingError):
+                envs.step_fetch(timeout=0.02)
+        (worker,) = envs.worker_pids
+        children = list(map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split()))
+        assert len(children) == 4
+        others.let_through(3)
+        until(lambda: len(alive(children)) == 1)
+        first.let_through()
+        wait_gone(children, LONG)
+        with pytest.raises(NothingPendingError):
+            envs.step_fetch(timeout=0.02)
+        assert decode(obs[0, 1]) == (0, 0, 0, 4, 1), "nothing of an earlier step is written over the rows"
+        assert decode(envs.step(acts(envs))[0][0, 1]) == (0, 0, 1, 0, 1), "the next ones are right, too"
+        (process,) = (process for process in worker_process._workers if process.pid == worker)
+        assert process.crash_report() == "", "what became of them is no crash of the worker"
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.fault("A14")
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_death_during_construction_takes_the_other_workers_along(context: str, tmp_path: Path) -> None:
+    """The fixture around every test sees to it that no process and no open file is left."""
+
+    class Fails(CounterEnv):
+        def __init__(self, how: str, **options: Any) -> None:
+            assert os.getpid() != here, "it must never be built in the parent"
+            super().__init__(**options)
+            (tmp_path / str(os.getpid())).touch()
+            if how == "exit":
+                os._exit(5)
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "sys.exit":
+                raise SystemExit(6)
+            if how == "raise":
+                raise OSError(28, "No space left on device")
+
+    here = os.getpid()
+    deaths = {"exit": 5, "kill": -9, "sys.exit": 6}
+    for how in ("exit", "kill", "sys.exit", "raise"):
+        factories = [partial(Fails, how if i == 3 else "", env_index=i) for i in range(4)]
+        with pytest.raises(MarlvecError) as caught:
+            AsyncVectorEnv(factories, num_workers=2, context=context)
+        if how == "raise":
+            assert isinstance(caught.value, EnvRaised)
+            assert caught.value.env_ids == (3,)
+            assert isinstance(caught.value.__cause__, OSError)
+            assert caught.value.__cause__.errno == 28
+        else:
+            assert isinstance(caught.value, WorkerDied)
+            assert caught.value.env_ids == (2, 3)
+            assert caught.value.exitcode == deaths[how]
+            assert "while it built its envs" in str(caught.value)
+        assert not [p for p in tmp_path.iterdir() if Path("/proc", p.name).exists()], "all of them are gone"
+
+
+@pytest.mark.fault("B12")
+def test_a_factory_that_cannot_be_pickled_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = threading.Lock()
+
+    def start(*_: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("marlvec.vector.processes.worker_pool.WorkerProcess", start)
+    with pytest.raises(SerialisationError, match=r"factory of envs 0 to 1 cannot be pickled.*backend='sync'"):
+        AsyncVectorEnv([lambda: CounterEnv(3 if lock else 4)] * 2, num_workers=1)
+    with pytest.raises(TypeError, match="lock"):
+        make(lambda: CounterEnv(3 if lock else 4), 3, num_workers=1)

@@ -1,0 +1,300 @@
+"""The three autoreset modes, read off the stamps in the data; final observations; masks; who is in the episode."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marlvec import AsyncVectorEnv, SyncVectorEnv, VectorEnv, infos_to_list
+from marlvec.errors import ArgumentError, ContractError, EnvRaised, NotResetError
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward
+from tests.vector.support.kinds import BACKENDS, together, vectorize
+from tests.vector.support.reference import MODES
+
+N, A = 3, 2
+LENGTHS = (2, 3, 5)  # of env 0, 1, 2
+
+
+def scripted(backend: str, mode: str, **options: Any) -> VectorEnv:
+    """Three envs whose episodes have different lengths, and which say in every info when it was."""
+    factories = []
+    for i, length in enumerate(LENGTHS):
+        infos = {(t, a): {"t": t} for t in range(length + 1) for a in range(A)}
+        script = Script([0] * A, [length] * A, ["terminated", "truncated"], infos)
+        factories.append(partial(ScriptedParallelEnv, script, agent_num=A, env_index=i, **options))
+    return vectorize(backend, factories, autoreset_mode=mode)
+
+
+def acts(envs: VectorEnv) -> Any:
+    return np.ones((envs.num_envs, envs.agent_num), np.int64)
+
+
+@pytest.mark.checklist(43)
+def test_the_mode_is_the_instances_and_nothing_else_is_one() -> None:
+    for backend in BACKENDS:
+        vectorizers = [vectorize(backend, [CounterEnv], autoreset_mode=mode) for mode in MODES]
+        for mode, envs in zip(MODES, vectorizers, strict=True):
+            with envs:
+                assert envs.metadata["autoreset_mode"] == envs.autoreset_mode == mode
+                assert envs.metadata["name"] == "scripted_parallel", "the envs' own stays"
+        for cls in (VectorEnv, SyncVectorEnv, AsyncVectorEnv):
+            assert "autoreset_mode" not in getattr(cls, "metadata", {})
+        with vectorize(backend, [CounterEnv]) as envs:
+            assert envs.autoreset_mode == "same_step"
+        with pytest.raises(ArgumentError, match="autoreset_mode must be one of"):
+            vectorize(backend, [CounterEnv], autoreset_mode="later")
+
+
+@pytest.mark.checklist(45)
+@pytest.mark.checklist(46)
+@pytest.mark.fault("C13")
+@pytest.mark.parametrize("reuse_buffer", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_same_step(backend: str, reuse_buffer: bool) -> None:
+    with scripted(backend, "same_step", reuse_buffer=reuse_buffer) as envs:
+        _, infos = envs.reset(seed=1)
+        assert "final_info" not in infos
+        assert "final_observation" not in infos
+        for step in range(1, 31):
+            obs, rewards, terminated, truncated, infos = envs.step(acts(envs))
+            over = [step % length == 0 for length in LENGTHS]
+            assert terminated.tolist() == [[end, False] for end in over]
+            assert truncated.tolist() == [[False, end] for end in over]
+            assert infos["alive"].all(), "the next episode runs already"
+            assert ("final_observation" in infos) == ("final_info" in infos) == any(over)
+            own = infos_to_list(infos, envs.agents, N)
+            if any(over):
+                assert infos["final_observation"].shape == (N, A, 7)
+                assert infos["_final_observation"].tolist() == infos["_final_info"].tolist() == over
+                final_own = infos_to_list(infos["final_info"], envs.agents, N)
+            for i, length in enumerate(LENGTHS):
+                episode, t = (step - 1) // length, (step - 1) % length + 1
+                for a in range(A):
+                    assert decode_reward(rewards[i, a]) == (episode, t, a, 1)
+                    if over[i]:
+                        assert decode(infos["final_observation"][i, a]) == (i, 0, episode, t, a)
+                        assert decode(obs[i, a]) == (i, 0, episode + 1, 0, a)
+                    else:
+                        assert decode(obs[i, a]) == (i, 0, episode, t, a)
+                told = {f"agent_{a}": {"t": 0 if over[i] else t} for a in range(A)}
+                assert own[i] == told, "of the reset, where there was one"
+                if any(over):
+                    assert final_own[i] == ({f"agent_{a}": {"t": length} for a in range(A)} if over[i] else {})
+
+
+@pytest.mark.checklist(46)
+@pytest.mark.checklist(49)
+@pytest.mark.parametrize("reuse_buffer", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_next_step(backend: str, reuse_buffer: bool) -> None:
+    """The vectorizer's half of line 49; that the collector drops the row is shown in tests/collect."""
+    with scripted(backend, "next_step", reuse_buffer=reuse_buffer) as envs:
+        envs.reset(seed=1)
+        for step in range(1, 37):
+            places = [(step % (length + 1), step // (length + 1)) for length in LENGTHS]  # 0: the autoreset
+            wild = acts(envs)
+            wild[[t == 0 for t, _ in places]] = 99  # is ignored, so may be anything
+            obs, rewards, terminated, truncated, infos = envs.step(wild)
+            assert infos["reset_mask"].tolist() == [t == 0 for t, _ in places]
+            for i, (t, episode) in enumerate(places):
+                over = t == LENGTHS[i]
+                assert terminated[i].tolist() == [over, False]
+                assert truncated[i].tolist() == [False, over]
+                assert infos["alive"][i].all() == infos["acting"][i].all() == (not over)
+                assert infos["alive"][i].any() == infos["acting"][i].any() == (not over)
+                for a in range(A):
+                    assert decode(obs[i, a]) == (i, 0, episode, t, a)
+                    if t == 0:
+                        assert rewards[i, a] == 0
+                    else:
+                        assert decode_reward(rewards[i, a]) == (episode, t, a, 1)
+                    if over:
+                        assert decode(infos["final_observation"][i, a]) == (i, 0, episode, t, a)
+
+
+@pytest.mark.checklist(46)
+@pytest.mark.checklist(50)
+@pytest.mark.fault("B9")
+@pytest.mark.parametrize("reuse_buffer", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_disabled(backend: str, reuse_buffer: bool) -> None:
+    with scripted(backend, "disabled", reuse_buffer=reuse_buffer) as envs:
+        envs.reset(seed=1)
+        t, episodes = [0] * N, [0] * N
+        ended: list[int] = []
+        while min(episodes) < 3:
+            if ended:
+                for call in (envs.step, envs.step_send, envs.send):
+                    with pytest.raises(NotResetError, match=rf"envs \[{', '.join(map(str, ended))}\]"):
+                        call(acts(envs))
+                with pytest.raises(NotResetError, match=rf"envs \[{ended[0]}\]"):
+                    envs.send(acts(envs)[:1], ended[:1])
+                obs, infos = envs.reset(env_ids=ended)
+                for i in ended:
+                    t[i], episodes[i] = 0, episodes[i] + 1
+                assert infos["alive"].all()
+                assert [decode(row[0])[2:4] for row in obs] == list(zip(episodes, t, strict=True))
+            obs, _, terminated, truncated, infos = envs.step(acts(envs))
+            t = [x + 1 for x in t]
+            ended = [i for i, length in enumerate(LENGTHS) if t[i] == length]
+            for i in range(N):
+                assert [decode(row) for row in obs[i]] == [(i, 0, episodes[i], t[i], a) for a in range(A)]
+                assert (terminated | truncated)[i].all() == (i in ended)
+                assert infos["alive"][i].any() == (i not in ended)
+            if ended:
+                assert infos["_final_observation"].tolist() == [i in ended for i in range(N)]
+                assert infos["final_observation"][ended].tobytes() == obs[ended].tobytes()
+
+
+@pytest.mark.checklist(51)
+@pytest.mark.fault("B8")
+@pytest.mark.parametrize("chosen", [None, [0], [0, 2], [True, False, False]])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_explicit_reset_cancels_an_autoreset_that_is_due(backend: str, mode: str, chosen: Any) -> None:
+    with vectorize(backend, [partial(CounterEnv, 3, env_index=i) for i in range(N)], autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        begun = 1
+        for _ in range(3):
+            for _ in range(3):
+                envs.step(acts(envs))
+            begun += mode == "same_step"
+            obs, _ = envs.reset(seed=None if chosen is not None else 3, env_ids=chosen)
+            assert decode(obs[0, 0])[2:4] == (begun, 0), "one reset, not two"
+            if mode == "disabled" and chosen is not None:
+                envs.reset(env_ids=[i for i in range(N) if i not in np.arange(N)[chosen]])
+            begun += 1
+            obs, rewards, _, _, infos = envs.step(acts(envs))
+            assert decode(obs[0, 0])[2:4] == (begun - 1, 1)
+            assert decode_reward(rewards[0, 0])[:2] == (begun - 1, 1), "the action counted"
+            assert not infos["reset_mask"][0]
+            envs.reset()  # all in step again
+            begun = int(decode(envs.reset()[0][0, 0]).episode) + 1
+
+
+@pytest.mark.checklist(47)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("reuse_buffer", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_agent_that_ends_before_its_env(backend: str, reuse_buffer: bool, mode: str) -> None:
+    """Its final observation is there in that very step; then zeros, and never again a flag."""
+    script = Script([0, 0, 1], [2, 6, 4], ["terminated", "both", "truncated"])
+    factories = [partial(ScriptedParallelEnv, script, env_index=i, reuse_buffer=reuse_buffer) for i in range(2)]
+    with vectorize(backend, factories, autoreset_mode=mode) as envs:
+        for episode in range(3):
+            obs, infos = envs.reset(seed=episode)
+            first = decode(obs[0, 0]).episode
+            assert infos["alive"].tolist() == [[True, True, False]] * 2
+            assert not obs[:, 2].any(), "unborn: zeros"
+            for t in range(1, 7):
+                obs, rewards, terminated, truncated, infos = envs.step(acts(envs))
+                ends = {2: 0, 4: 2, 6: 1}.get(t)
+                for i in range(2):
+                    for a, (birth, death) in enumerate(((0, 2), (0, 6), (1, 4))):
+                        if t == 6 and mode == "same_step":
+                            continue
+                        shown = birth <= t <= death
+                        assert obs[i, a].any() == shown
+                        if shown:
+                            assert decode(obs[i, a]) == (i, 0, first, t, a)
+                        assert infos["alive"][i, a] == infos["acting"][i, a] == (birth <= t < death)
+                        assert (rewards[i, a] != 0) == shown
+                    flags = [[], []] if ends is None else [[a == ends for a in range(3)]] * 2
+                    if ends is None:
+                        assert not terminated[i].any()
+                        assert not truncated[i].any()
+                    else:
+                        kind = script.ends[ends]
+                        assert terminated[i].tolist() == [f and kind != "truncated" for f in flags[0]]
+                        assert truncated[i].tolist() == [f and kind != "terminated" for f in flags[0]]
+                        assert decode(infos["final_observation"][i, ends]) == (i, 0, first, t, ends)
+                        assert infos["_final_observation"][i] == (t == 6)
+                assert ("final_observation" in infos) == (ends is not None)
+            # At the env's end everybody's last true observation is there.
+            assert [decode(row).t for row in infos["final_observation"][0]] == [2, 6, 4]
+
+
+@pytest.mark.checklist(10)
+@pytest.mark.checklist(19)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_alive_and_acting_of_every_kind_of_env(backend: str) -> None:
+    script = Script([0, 0, 2], [3, 7, 5], ["terminated", "truncated", "both"])
+    kinds: dict[str, Any] = {
+        "parallel": [partial(ScriptedParallelEnv, script, env_index=i) for i in range(2)],
+        "turns": [partial(TurnEnv, script, agent_num=3, env_index=i) for i in range(2)],
+        "keyed": [partial(KeyedEnv, script, env_index=i, waits=lambda t, a: (t + a) % 2 == 0) for i in range(2)],
+    }
+    for kind, factories in kinds.items():
+        with vectorize(backend, factories) as envs:
+            _, infos = envs.reset(seed=0)
+            born, ended = infos["alive"].copy(), np.zeros((2, 3), bool)
+            episodes = waited = 0
+            delivered = np.zeros((2, 3), int)
+            while episodes < 3:
+                before = infos["acting"]
+                waited += int((infos["alive"] & ~before).sum())
+                assert not (before & ~infos["alive"]).any(), "who acts is alive"
+                obs, rewards, terminated, truncated, infos = envs.step(acts(envs))
+                for array, dtype in ((rewards, "float64"), (terminated, "bool"), (truncated, "bool")):
+                    assert (array.shape, array.dtype) == ((2, 3), dtype)
+                for name in ("alive", "acting"):
+                    assert (infos[name].shape, infos[name].dtype) == ((2, 3), "bool")
+                delivered += terminated | truncated
+                assert not ((terminated | truncated) & ended).any(), "flags come once"
+                done = infos.get("_final_observation", np.zeros(2, bool))
+                assert (done.shape, done.dtype) == ((2,), "bool")
+                gone = ended.copy()
+                ended |= terminated | truncated
+                born |= infos["alive"] | terminated | truncated
+                for i in range(2):
+                    if done[i]:
+                        assert ended[i].all()
+                        assert delivered[i].tolist() == [1, 1, 1]
+                        ended[i], born[i], delivered[i] = False, infos["alive"][i], 0
+                        episodes += i == 0
+                        continue
+                    silent = gone[i] | ~born[i]
+                    assert not obs[i][silent].any(), f"{kind}: dead and unborn agents see zeros"
+                    assert not rewards[i][silent].any()
+                    assert (infos["alive"][i] == (born[i] & ~ended[i])).all()
+                    assert obs[i][~silent].any(axis=1).all()
+            assert (waited > 0) == (kind != "parallel")
+
+
+class Stillborn(CounterEnv):
+    """Has nobody in it after its second reset."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        obs, infos = super().reset(seed, options)
+        if self.world.episode == 1 and self.world.env_index == 1:
+            self.agents = []
+            return {}, {}
+        return obs, infos
+
+
+@pytest.mark.checklist(53)
+@pytest.mark.fault("D5")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_env_that_is_over_right_after_its_reset(backend: str, mode: str) -> None:
+    factories = [partial(Stillborn, 2, agent_num=A, env_index=i) for i in range(N)]
+    with vectorize(backend, factories, autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        envs.step(acts(envs))
+        with pytest.raises(ContractError, match="env 1.*at least one live agent") as caught:
+            envs.step(acts(envs))
+            envs.step(acts(envs)) if mode == "next_step" else envs.reset(env_ids=[0, 1, 2])
+        assert isinstance(caught.value, EnvRaised)
+        assert caught.value.env_ids == (1,)
+        with pytest.raises(NotResetError, match=r"envs \[1\]"):
+            envs.step(acts(envs))
+        envs.reset(env_ids=[1])
+        for _ in range(6 if mode != "disabled" else 1):
+            envs.step(acts(envs))
+
+
+def test_together_is_what_it_says() -> None:
+    assert [script.length for script in together(2, 3, 4)] == [3, 4]
