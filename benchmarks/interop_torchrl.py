@@ -4,7 +4,7 @@ Run ``python benchmarks/interop_torchrl.py``, or ``--quick`` for a short look. N
 actions, drawn beforehand, and step by ``step_and_maybe_reset``; they take turns, and ratios are taken within a turn.
 
 * envs: marlvec's vectorizer by itself, without TorchRL.
-* view: the same in a `MarlvecEnv`; sync, async and native.
+* view: the same in a `TorchRLEnv`; sync, async and native.
 * ParallelEnv, SerialEnv: TorchRL's own, over its PettingZooWrapper.
 """
 
@@ -68,9 +68,9 @@ def torchrl(make: Callable[[], Any]) -> tuple[Run, Callable[[], None]]:
 
 def view(backend: str) -> Any:
     """Ours."""
-    from marlvec.interop.torchrl import MarlvecEnv
+    from marlvec.interop.torchrl import TorchRLEnv
 
-    return MarlvecEnv.make("simple_spread", N, backend=backend)
+    return TorchRLEnv.make("simple_spread", N, backend=backend)
 
 
 def wrapped() -> Any:

@@ -160,9 +160,9 @@ def of_tianshou() -> Any:
 
 def for_tianshou(backend: str) -> Any:
     """Ours."""
-    from marlvec.interop.tianshou import TurnVectorEnv
+    from marlvec.interop.tianshou import TianshouTurnVectorEnv
 
-    return TurnVectorEnv.make("simple_spread", ENVS, backend=backend)
+    return TianshouTurnVectorEnv.make("simple_spread", ENVS, backend=backend)
 
 
 # What is measured, how it is stepped, and who takes part; the first is what the others are measured by.

@@ -41,9 +41,9 @@ def envs(num_envs: int) -> Step:
 
 def view(num_envs: int) -> Step:
     """Ours in the form that TorchRL takes."""
-    from marlvec.interop.torchrl import MarlvecEnv
+    from marlvec.interop.torchrl import TorchRLEnv
 
-    return _stepping(MarlvecEnv.make(f"envpool/{TASK}", num_envs, num_threads=1))
+    return _stepping(TorchRLEnv.make(f"envpool/{TASK}", num_envs, num_threads=1))
 
 
 def theirs(num_envs: int) -> Step:

@@ -12,7 +12,7 @@ from gymnasium.spaces import Space
 
 from marlvec.connectors.connector import State
 from marlvec.errors import CheckpointError, RegistryError
-from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.values import Config, decode, encode, outline
 from marlvec.spaces import describe_difference
 
@@ -64,7 +64,7 @@ class SavedPipeline:
             "agents": list(self.agents),
             "action_space": encode(self.action_space, "the action space"),
         }
-        write_file(path, {"config": self.config, **parts})
+        write_archive(path, {"config": self.config, **parts})
 
     @classmethod
     def read(cls, path: FilePath) -> Self:
@@ -74,7 +74,7 @@ class SavedPipeline:
             CheckpointError: The file is damaged, of another version, or of something else.
             RegistryError: Nothing is registered under a name in it.
         """
-        found = read_file(path)
+        found = read_archive(path)
         with explained(path):
             decoded = {key: decode(found[key]) for key in ("state", "space", "action_space")}
             return cls(config=found["config"], training=found["training"], agents=tuple(found["agents"]), **decoded)

@@ -22,7 +22,7 @@ from torch import nn
 import marlvec
 from marlvec.connectors import GeneralAdvantageEstimation, LearnerConnector, NormalizeObs, Rows, Standardize
 from marlvec.interop.torch import TorchPolicy
-from marlvec.serialization.archive import read_file, write_file
+from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.values import decode, encode
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -148,7 +148,7 @@ def save(collector: marlvec.Collector, done: int, curve: list[list[float]]) -> N
     for name in policies:
         learned = [part[name].state_dict() for part in (policies, collector.agent_connectors, optimizers)]
         state[name] = tree.map_structure(lambda x: x.numpy() if isinstance(x, torch.Tensor) else x, learned)
-    write_file(args.folder / "checkpoint.npz", {"state": encode(state, "the checkpoint")})
+    write_archive(args.folder / "checkpoint.npz", {"state": encode(state, "the checkpoint")})
 
 
 def load(collector: marlvec.Collector, state: dict) -> None:
@@ -213,7 +213,7 @@ with (
     marlvec.make("simple_tag", num_envs=args.num_envs, backend=args.backend) as envs,
     marlvec.make("simple_tag", num_envs=args.num_envs, backend=args.backend) as others,
 ):
-    state = decode(read_file(args.folder / "checkpoint.npz")["state"]) if args.resume else {"done": 0, "curve": []}
+    state = decode(read_archive(args.folder / "checkpoint.npz")["state"]) if args.resume else {"done": 0, "curve": []}
     table = marlvec.LiveTable(args.steps - state["done"], title="simple_tag", window=args.num_envs)
     logger = marlvec.TensorBoardLogger(args.folder / "logs", agents=False, first_step=state["done"])
     collector = marlvec.Collector(

@@ -20,7 +20,7 @@ from torch import nn
 import marlvec
 from marlvec.connectors import GeneralAdvantageEstimation, NormalizeObs, Rows, Standardize
 from marlvec.interop.torch import TorchPolicy
-from marlvec.serialization.archive import read_file, write_file
+from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.values import decode, encode
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -103,7 +103,7 @@ def save(collector: marlvec.Collector, done: int, curve: list[list[float]]) -> N
         "done": done,
         "curve": curve,
     }
-    write_file(args.folder / "checkpoint.npz", {"state": encode(state, "the checkpoint")})
+    write_archive(args.folder / "checkpoint.npz", {"state": encode(state, "the checkpoint")})
 
 
 def load(state: dict) -> None:
@@ -153,7 +153,7 @@ with (
     marlvec.make("simple_spread", num_envs=args.num_envs, backend=args.backend) as envs,
     marlvec.make("simple_spread", num_envs=args.num_envs, backend=args.backend) as others,
 ):
-    state = decode(read_file(args.folder / "checkpoint.npz")["state"]) if args.resume else {"done": 0, "curve": []}
+    state = decode(read_archive(args.folder / "checkpoint.npz")["state"]) if args.resume else {"done": 0, "curve": []}
     table = marlvec.LiveTable(args.steps - state["done"], title="simple_spread", window=args.num_envs)
     logger = marlvec.TensorBoardLogger(args.folder / "logs", agents=False, first_step=state["done"])
     gae = GeneralAdvantageEstimation(GAMMA, LAMBDA, value_function=policy.values)

@@ -32,7 +32,7 @@ from marlvec.selfplay import (
     OnWinRate,
     OpponentPool,
     Prioritised,
-    Scoreboard,
+    RatingTracker,
     SelfPlayMapping,
     evaluate_match,
     thinned,
@@ -198,7 +198,7 @@ def main() -> None:
         marlvec.LiveTable(max(args.steps - done, 1), title="connect four", policies=["main"]) as table,
         marlvec.TensorBoardLogger(args.folder / "logs", policies=["main"], first_step=done) as logs,
     ):
-        board = Scoreboard(envs.agents, table=MatchTable(decay=0.99), note=["main"])
+        board = RatingTracker(envs.agents, table=MatchTable(decay=0.99), note=["main"])
         rules = [Every(args.snapshot_every), OnWinRate(board.table, 0.85, games=500)]
         options = {"capacity": 8, "leaves": thinned, "when": rules, "board": board}
         if args.resume:

@@ -30,7 +30,7 @@ from marlvec.selfplay import (
     Mirror,
     Mixture,
     OpponentPool,
-    Scoreboard,
+    RatingTracker,
     SelfPlayMapping,
     Uniform,
     evaluate_match,
@@ -170,7 +170,7 @@ def main() -> None:
         marlvec.LiveTable(max(args.steps - done, 1), title="Kuhn poker", policies=["main"]) as table,
         marlvec.TensorBoardLogger(args.folder / "logs", policies=["main"], first_step=done) as logs,
     ):
-        board = Scoreboard(envs.agents, note=["main"])
+        board = RatingTracker(envs.agents, note=["main"])
         options = {"when": [Every(max(args.steps // args.snapshots, 1))], "board": board}
         if args.resume:
             board.load(args.folder / "board.npz")

@@ -1,6 +1,6 @@
 """Tianshou's PPO on marlvec's envs: three agents, one policy, spread over three landmarks.
 
-`RowVectorEnv` shows Tianshou one row per agent; all else here is Tianshou's. In the end the policy plays whole episodes
+`TianshouVectorEnv` shows Tianshou one row per agent; all else here is Tianshou's. In the end the policy plays whole episodes
 against random moves; with --plot the returns on the way are drawn.
 """
 
@@ -19,7 +19,7 @@ from tianshou.utils.net.common import Net
 from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
 from torch.distributions import Categorical
 
-from marlvec.interop.tianshou import RowVectorEnv
+from marlvec.interop.tianshou import TianshouVectorEnv
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=1_600, help="env steps; 200000 take some minutes")
@@ -34,7 +34,7 @@ torch.manual_seed(args.seed)
 torch.set_num_threads(1)
 np.random.seed(args.seed)  # noqa: NPY002 (Tianshou draws from it)
 
-envs = RowVectorEnv.make("simple_spread", args.num_envs, backend=args.backend)
+envs = TianshouVectorEnv.make("simple_spread", args.num_envs, backend=args.backend)
 rows_per_step = len(envs) // args.num_envs
 space, actions = envs.observation_space[0], envs.action_space[0]
 algorithm = PPO(
@@ -89,6 +89,6 @@ if args.plot:
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
     axes.plot(args.batch * np.arange(1, len(curve) + 1), curve, label="PPO")
     axes.axhline(random, color="grey", linestyle="--", label="random")
-    axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, Tianshou's PPO on RowVectorEnv")
+    axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, Tianshou's PPO on TianshouVectorEnv")
     axes.legend()
     figure.savefig(args.plot, dpi=80)

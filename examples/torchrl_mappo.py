@@ -1,6 +1,6 @@
 """TorchRL's MAPPO on marlvec's envs: three agents spread over three landmarks.
 
-`MarlvecEnv` is TorchRL's batched env; all else here is TorchRL's: networks, collector, advantages, loss. In the end the
+`TorchRLEnv` is TorchRL's batched env; all else here is TorchRL's: networks, collector, advantages, loss. In the end the
 policy plays whole episodes against random moves; with --plot the returns on the way are drawn.
 """
 
@@ -17,7 +17,7 @@ from torchrl.envs import RewardSum, TransformedEnv
 from torchrl.modules import MultiAgentMLP, ProbabilisticActor
 from torchrl.objectives.multiagent import MAPPOLoss
 
-from marlvec.interop.torchrl import MarlvecEnv
+from marlvec.interop.torchrl import TorchRLEnv
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=1_600, help="env steps; 400000 take some minutes")
@@ -34,7 +34,7 @@ torch.set_num_threads(1)
 
 def make_env() -> TransformedEnv:
     """N envs in which an episode's return is added up."""
-    env = MarlvecEnv.make("simple_spread", args.num_envs, backend=args.backend)
+    env = TorchRLEnv.make("simple_spread", args.num_envs, backend=args.backend)
     env.set_seed(args.seed)
     return TransformedEnv(env, RewardSum(in_keys=[("agent", "reward")], out_keys=[("agent", "episode_reward")]))
 
@@ -117,6 +117,6 @@ if args.plot:
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
     axes.plot(args.batch * np.arange(1, len(curve) + 1), curve, label="MAPPO")
     axes.axhline(random, color="grey", linestyle="--", label="random")
-    axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, TorchRL's MAPPO on MarlvecEnv")
+    axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, TorchRL's MAPPO on TorchRLEnv")
     axes.legend()
     figure.savefig(args.plot, dpi=80)

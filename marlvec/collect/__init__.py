@@ -2,12 +2,12 @@
 
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.collect.collector import Collector
-from marlvec.collect.episode import AgentTrack, MultiAgentEpisode
+from marlvec.collect.episode import MultiAgentEpisode, SingleAgentEpisode
 from marlvec.collect.episodes import Episode, PolicyMapping
 from marlvec.collect.metrics.metrics import EpisodeRecord, Metrics, Stats, Timer
 
 __all__ = [
-    "AgentTrack",
+    "SingleAgentEpisode",
     "Collector",
     "Episode",
     "EpisodeRecord",

@@ -10,15 +10,15 @@ from types import TracebackType
 from typing import Self
 
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.sample_target import Course, Goal
+from marlvec.collect.sample_target import BatchSchedule, SampleTarget
 from marlvec.errors import StateError
 
-__all__ = ["Turns", "Background"]
+__all__ = ["UpdateLock", "Background"]
 
 _LOOK_AGAIN = 1.0  # seconds; who ended by Ctrl-C may have told nobody
 
 
-class Turns:
+class UpdateLock:
     """Steps and updates never at a time; where both are wanted they take turns, and neither waits for more than one.
 
     Used as ``with turns:`` around each step, by the one thread that collects, and as ``with turns.updating():``. Ctrl-C
@@ -93,7 +93,7 @@ class Turns:
                 self._changed.notify_all()
 
 
-Fill = Callable[[Goal, Callable[[], bool]], MultiAgentBatch | None]
+Fill = Callable[[SampleTarget, Callable[[], bool]], MultiAgentBatch | None]
 """Collects a batch; None where it was told to stop before there was enough, and what there is stays."""
 
 
@@ -117,7 +117,7 @@ class Background:
     """
 
     def __init__(
-        self, fill: Fill, settle: Callable[[], None], leave: Callable[[], None], course: Course, ahead: int
+        self, fill: Fill, settle: Callable[[], None], leave: Callable[[], None], course: BatchSchedule, ahead: int
     ) -> None:
         self._fill, self._settle, self._leave, self._course, self._ahead = fill, settle, leave, course, ahead
         self._changed = threading.Condition()
@@ -215,7 +215,7 @@ class Background:
             self._error, self._collecting = error, False
             self._changed.notify_all()
 
-    def _wait_for_room(self) -> Goal | None:
+    def _wait_for_room(self) -> SampleTarget | None:
         """What to collect next, once there is room for it; None where there is nothing more to do."""
         with self._changed:
             while len(self._batches) >= self._ahead and not self._stopping:

@@ -8,17 +8,17 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from marlvec.collect.acting.policy_runner import Role
-from marlvec.collect.acting.policy_set import Company, Trained
+from marlvec.collect.acting.policy_runner import PolicyRunner
+from marlvec.collect.acting.policy_set import PolicySet, TrainedPolicies
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
-from marlvec.collect.episodes import Episodes
+from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import EpisodeRecord, Metrics
-from marlvec.collect.rollout import Loop
-from marlvec.collect.rollout_state import Gain
-from marlvec.collect.sample_target import MEASURES, Goal
+from marlvec.collect.rollout import RolloutLoop
+from marlvec.collect.rollout_state import Counters
+from marlvec.collect.sample_target import MEASURES, SampleTarget
 from marlvec.connectors import Rows
 
-__all__ = ["Delivery", "Harvest"]
+__all__ = ["Delivery", "BatchBuilder"]
 
 
 class Delivery:
@@ -36,10 +36,10 @@ class Delivery:
 
     def __init__(
         self,
-        loop: Loop,
-        harvest: Harvest,
-        company: Company,
-        episodes: Episodes,
+        loop: RolloutLoop,
+        harvest: BatchBuilder,
+        company: PolicySet,
+        episodes: EpisodeTracker,
         metrics: Metrics,
         *,
         agent_num: int,
@@ -49,7 +49,7 @@ class Delivery:
         self._episodes, self._metrics = episodes, metrics
         self._num_envs, self._agent_num, self._complete = len(episodes.eps_id_N), agent_num, complete
 
-    def envs_needed(self, goal: Goal, pending: int = 0) -> int:
+    def envs_needed(self, goal: SampleTarget, pending: int = 0) -> int:
         """Of how many envs one more step is needed; 0 when there is enough.
 
         Args:
@@ -73,11 +73,11 @@ class Delivery:
             lacking = everyone
         return max(0, min(everyone, lacking))
 
-    def _rows_a_step(self, goal: Goal) -> int:
+    def _rows_a_step(self, goal: SampleTarget) -> int:
         """What an env's step brings at most: it closes at most one transition an agent."""
         return self._agent_num if goal.unit == "agent_steps" else 1
 
-    def deliver(self, goal: Goal, trained: Trained) -> MultiAgentBatch:
+    def deliver(self, goal: SampleTarget, trained: TrainedPolicies) -> MultiAgentBatch:
         """Make the batch, and forget what is in it."""
         loop = self._loop
         taken: list[EpisodeRecord] = []
@@ -110,7 +110,7 @@ class Delivery:
         decisions = sum(map(len, slots))
         known = tuple(self._company.policies)
         batch = MultiAgentBatch(batches, env_steps=env_steps, known=known, agent_steps=decisions)
-        loop.gain = Gain(
+        loop.gain = Counters(
             env_steps=loop.gain.env_steps - env_steps,
             decisions=loop.gain.decisions - batch.agent_steps,
             agent_steps=loop.gain.agent_steps - batch.agent_steps,
@@ -122,7 +122,7 @@ class Delivery:
 IntArray = NDArray[np.int64]
 
 
-class Harvest:
+class BatchBuilder:
     """Turns trajectories into batches and numbers their fragments.
 
     Args:
@@ -130,7 +130,7 @@ class Harvest:
         reward_dtype: Dtype of the batches' rewards; None to leave it as it is.
     """
 
-    def __init__(self, roles: Sequence[Role], reward_dtype: DTypeLike | None) -> None:
+    def __init__(self, roles: Sequence[PolicyRunner], reward_dtype: DTypeLike | None) -> None:
         self._roles = roles
         self._reward_dtype = None if reward_dtype is None else np.dtype(reward_dtype)
         self._next_unroll = 0
@@ -203,7 +203,7 @@ class Harvest:
             if len(own):
                 role.forget(own, slot_L, policy_L)
 
-    def _connected(self, roles: Sequence[Role], found: Mapping[str, Rows]) -> dict[str, SampleBatch]:
+    def _connected(self, roles: Sequence[PolicyRunner], found: Mapping[str, Rows]) -> dict[str, SampleBatch]:
         """Send these roles' rows through their learner connectors, each piece of which may look at all rows first."""
         batches = {}
         for role in roles:

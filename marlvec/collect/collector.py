@@ -14,18 +14,26 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from marlvec.collect.acting.policy_set import Chain, Company, Connectors, NewPolicy, PoliciesToTrain, Trained, named
-from marlvec.collect.acting.random_steps import WarmUp
-from marlvec.collect.background import Background, Turns
+from marlvec.collect.acting.policy_set import (
+    Chain,
+    Connectors,
+    NewPolicy,
+    PoliciesToTrain,
+    PolicySet,
+    TrainedPolicies,
+    named,
+)
+from marlvec.collect.acting.random_steps import RandomSteps
+from marlvec.collect.background import Background, UpdateLock
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.batch_builder import Delivery, Harvest
-from marlvec.collect.callbacks.callback_list import CallbackLike, Hooks
-from marlvec.collect.episodes import Episodes, PolicyMapping
-from marlvec.collect.evaluation import Evaluation, Quotas
+from marlvec.collect.batch_builder import BatchBuilder, Delivery
+from marlvec.collect.callbacks.callback_list import CallbackLike, CallbackList
+from marlvec.collect.episodes import EpisodeTracker, PolicyMapping
+from marlvec.collect.evaluation import EpisodeQuotas, Evaluation
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.progress_bar import ProgressBar
-from marlvec.collect.rollout import Loop
-from marlvec.collect.sample_target import Course, Goal, Unit, amount_of, goal_of
+from marlvec.collect.rollout import RolloutLoop
+from marlvec.collect.sample_target import BatchSchedule, SampleTarget, Unit, count_from, sample_target
 from marlvec.errors import ArgumentError, BusyError, StateError
 from marlvec.policies import PolicyLike
 from marlvec.policies.policy_copy import copies_of, eval_copies
@@ -39,18 +47,18 @@ class Gathering:
     """What `Collector` does once it is made; it says what these attributes are."""
 
     metrics: Metrics
-    _loop: Loop
+    _loop: RolloutLoop
     _delivery: Delivery
-    _company: Company
-    _hooks: Hooks
-    _trained: Trained
+    _company: PolicySet
+    _hooks: CallbackList
+    _trained: TrainedPolicies
     _count_by: Unit
     _batch_size: int | None
     _seed: int | None
     _entropy: int
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = UpdateLock()
         self._collecting: int | None = None  # the thread that collects
         self._entering = threading.Lock()
         self._background: Background | None = None
@@ -110,7 +118,7 @@ class Gathering:
         assert batch is not None  # nobody has stopped it
         return batch
 
-    def _fill(self, goal: Goal, is_stopped: Callable[[], bool]) -> MultiAgentBatch | None:
+    def _fill(self, goal: SampleTarget, is_stopped: Callable[[], bool]) -> MultiAgentBatch | None:
         """Collect until there is enough, or until it is stopped between two steps: then what there is stays."""
         if self._loop.state == "lost":
             raise StateError("an earlier call failed half-way through a step; call reset() to begin new episodes")
@@ -147,9 +155,9 @@ class Gathering:
 
     def _goal(
         self, call: str, steps: int | None, env_steps: int | None, agent_steps: int | None, episodes: int | None
-    ) -> Goal:
+    ) -> SampleTarget:
         amounts: dict[Unit, int | None] = {"env_steps": env_steps, "agent_steps": agent_steps, "episodes": episodes}
-        return goal_of(amounts, steps, self._count_by, call)
+        return sample_target(amounts, steps, self._count_by, call)
 
     def _check_foreground(self, call: str) -> None:
         if self._background is not None:
@@ -201,10 +209,10 @@ class Gathering:
             ArgumentError: Not exactly one positive amount, or a total that is not positive.
         """
         goal = self._goal("batches", steps, env_steps, agent_steps, episodes)
-        course = Course(goal, None if total is None else amount_of(total, f"batches(total={total!r})"))
+        course = BatchSchedule(goal, None if total is None else count_from(total, f"batches(total={total!r})"))
         return self._run(course, ProgressBar(goal.unit, course, self.metrics) if progress else None)
 
-    def _run(self, course: Course, bar: ProgressBar | None) -> Iterator[MultiAgentBatch]:
+    def _run(self, course: BatchSchedule, bar: ProgressBar | None) -> Iterator[MultiAgentBatch]:
         shown: AbstractContextManager[object] = nullcontext() if bar is None else bar
         with shown:
             while (goal := course.next_goal) is not None:
@@ -259,8 +267,8 @@ class Gathering:
         if steps is env_steps is agent_steps is episodes is None:
             steps = self._batch_size
         goal = self._goal("background", steps, env_steps, agent_steps, episodes)
-        course = Course(goal, None if total is None else amount_of(total, f"background(total={total!r})"))
-        number = amount_of(ahead, f"background(ahead={ahead!r})")
+        course = BatchSchedule(goal, None if total is None else count_from(total, f"background(total={total!r})"))
+        number = count_from(ahead, f"background(ahead={ahead!r})")
         self._check_foreground("background")
         self._background = Background(self._fill, self._settle, self._leave_background, course, number)
         return self._background
@@ -412,7 +420,7 @@ class Collector(Gathering):
         self.policies = named(policies)
         self._batch_mode, self._count_by = batch_mode, count_by
         self._batch_size = (
-            None if batch_size is None else amount_of(batch_size, f"Collector(batch_size={batch_size!r})")
+            None if batch_size is None else count_from(batch_size, f"Collector(batch_size={batch_size!r})")
         )
         self._seed = None if seed is None else check_seed(seed)
         self._entropy = _entropy(self._seed)
@@ -425,19 +433,19 @@ class Collector(Gathering):
             if len(ids) > 1:
                 raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")
             policy_mapping = ids[0]
-        self._trained = Trained(policies_to_train, ids)
+        self._trained = TrainedPolicies(policies_to_train, ids)
         if evaluation_envs is not None:
             self._check_apart(evaluation_envs, "Collector(evaluation_envs=...)")
         self._evaluation_envs, self._evaluations = evaluation_envs, 0
-        self._episodes = Episodes(envs.num_envs, envs.agents, ids, policy_mapping)
+        self._episodes = EpisodeTracker(envs.num_envs, envs.agents, ids, policy_mapping)
         connectors = agent_connectors, action_connectors, learner_connectors
-        self._company = Company(envs, self.policies, connectors, self._episodes, self._policy_seed)
+        self._company = PolicySet(envs, self.policies, connectors, self._episodes, self._policy_seed)
         self.agent_connectors, self.action_connectors, self.learner_connectors = self._company.pipelines
         self._roles = self._company.roles
         self.metrics = Metrics(envs.agents, ids, window=window)
         complete = batch_mode == "complete"
-        self._hooks = Hooks(callbacks, envs, self.metrics)
-        self._loop = Loop(
+        self._hooks = CallbackList(callbacks, envs, self.metrics)
+        self._loop = RolloutLoop(
             envs,
             self._company.cast,
             self._episodes,
@@ -450,7 +458,7 @@ class Collector(Gathering):
         )
         self._delivery = Delivery(
             self._loop,
-            Harvest(self._roles, reward_dtype),
+            BatchBuilder(self._roles, reward_dtype),
             self._company,
             self._episodes,
             self.metrics,
@@ -561,7 +569,7 @@ class Collector(Gathering):
 
     @policies_to_train.setter
     def policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
-        self._trained = Trained(policies_to_train, tuple(self.policies))
+        self._trained = TrainedPolicies(policies_to_train, tuple(self.policies))
 
     def _count_policies(self) -> None:
         """Have metrics know all policies there are, and those of the episodes they are over."""
@@ -622,7 +630,7 @@ class Collector(Gathering):
             StateError: There are no envs for it.
             Exception: What policies, connectors and envs raise. The collector itself is not concerned.
         """
-        amount = amount_of(episodes, f"evaluate({episodes!r})")
+        amount = count_from(episodes, f"evaluate({episodes!r})")
         envs = self._evaluation_envs if envs is None else envs
         if envs is None:
             raise StateError(
@@ -648,7 +656,7 @@ class Collector(Gathering):
                 explore=explore,
                 seed=seed,
             )
-        quotas = Quotas(amount, envs.num_envs)
+        quotas = EpisodeQuotas(amount, envs.num_envs)
         while (wanted := quotas.wanted(inner._loop.living)).any():
             inner._loop.traffic.rest(~wanted)
             inner.collect(env_steps=_EVALUATION_ROUNDS * int(wanted.sum()))
@@ -662,11 +670,11 @@ class Collector(Gathering):
         if envs is self.envs or getattr(envs, "envs", None) is self.envs:
             raise ArgumentError(f"{who} cannot play in the envs that are collected from; make() others")
 
-    def _warm_up(self, steps: Any) -> WarmUp:
+    def _warm_up(self, steps: Any) -> RandomSteps:
         number = (
-            0 if isinstance(steps, (int, np.integer)) and not steps else amount_of(steps, f"random_steps={steps!r}")
+            0 if isinstance(steps, (int, np.integer)) and not steps else count_from(steps, f"random_steps={steps!r}")
         )
-        return WarmUp(number, self.envs.num_envs, self.envs.agents, self._seed_of(_WARM_UP_STREAM, 0))
+        return RandomSteps(number, self.envs.num_envs, self.envs.agents, self._seed_of(_WARM_UP_STREAM, 0))
 
     def _policy_seed(self, number: int) -> int:
         return self._seed_of(_POLICY_STREAM, number)

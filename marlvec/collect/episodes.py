@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.metrics.metrics import EpisodeRecord
-from marlvec.collect.scheduling.env_step import Arrival
+from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.errors import ArgumentError, ContractError
 
-__all__ = ["Episode", "Episodes", "PolicyMapping", "Departures"]
+__all__ = ["Episode", "EpisodeTracker", "PolicyMapping", "EndedAgents"]
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -67,7 +67,7 @@ PolicyMapping = str | Mapping[str, str] | Callable[[str, Episode], str]
 """One policy id for all agents, or agent name → id, or a function (agent name, episode) → id."""
 
 
-class Episodes:
+class EpisodeTracker:
     """Per-env and per-lane accounts of the running episodes.
 
     A lane is one (env, agent), number ``env * A + agent``; arrays named ``_L`` are over lanes.
@@ -312,7 +312,7 @@ def _check_arity(function: Callable[[str, Episode], str]) -> None:
         ) from None
 
 
-class Departures:
+class EndedAgents:
     """Notes which agents have ended in the running episodes, and which of them have come back.
 
     Args:
@@ -325,7 +325,7 @@ class Departures:
         self._gone_NA = np.zeros((num_envs, len(agents)), np.bool_)
         self._any = False
 
-    def note(self, arrival: Arrival) -> None:
+    def note(self, arrival: EnvStep) -> None:
         """Some agents have ended."""
         self._gone_NA[arrival.where] |= arrival.ended
         self._any = True
@@ -335,7 +335,7 @@ class Departures:
         self._gone_NA[env_ids] = False
         self._any = bool(self._gone_NA.any())
 
-    def check(self, arrival: Arrival, seen_NA: NDArray[np.bool_]) -> None:
+    def check(self, arrival: EnvStep, seen_NA: NDArray[np.bool_]) -> None:
         """Let those begin anew who are alive again, and make sure that nobody else is to act who has ended.
 
         Args:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from marlvec.collect.metrics.episode_record import EpisodeRecord
 from marlvec.collect.metrics.metrics import Stats, stats_of_agents, stats_of_policy
 
-__all__ = ["Evaluation", "Quotas"]
+__all__ = ["Evaluation", "EpisodeQuotas"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,7 +71,7 @@ def _line(stats: Stats) -> str:
     return f"{stats.mean:.4g} ± {stats.std:.4g} (min {stats.min:.4g}, max {stats.max:.4g})"
 
 
-class Quotas:
+class EpisodeQuotas:
     """How many episodes are still wanted of each env.
 
     It is settled before they begin which episodes count: every env's first ones, as many of each. To take the first to

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.sample_target import Course, Unit
+from marlvec.collect.sample_target import BatchSchedule, Unit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,7 @@ class ProgressBar:
         console: A rich console to draw on; None for one on stderr.
     """
 
-    def __init__(self, unit: Unit, course: Course, metrics: Metrics, console: Console | None = None) -> None:
+    def __init__(self, unit: Unit, course: BatchSchedule, metrics: Metrics, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

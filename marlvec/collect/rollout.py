@@ -12,35 +12,35 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.acting.noop_actions import Part
-from marlvec.collect.acting.policy_router import Cast
-from marlvec.collect.acting.policy_runner import Answer, Ready, Role
-from marlvec.collect.acting.random_steps import WarmUp
-from marlvec.collect.acting.row_builder import Intake
-from marlvec.collect.callbacks.callback_list import Hooks
-from marlvec.collect.episodes import Departures, Episodes
+from marlvec.collect.acting.noop_actions import GroupActions
+from marlvec.collect.acting.policy_router import PolicyRouter
+from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner, ReadyRows
+from marlvec.collect.acting.random_steps import RandomSteps
+from marlvec.collect.acting.row_builder import RowBuilder
+from marlvec.collect.callbacks.callback_list import CallbackList
+from marlvec.collect.episodes import EndedAgents, EpisodeTracker
 from marlvec.collect.metrics.metrics import EpisodeRecord, Metrics
-from marlvec.collect.rollout_state import Gain
-from marlvec.collect.scheduling.env_step import Arrival
+from marlvec.collect.rollout_state import Counters
+from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.scheduling.lockstep import EnvsNeeded
-from marlvec.collect.scheduling.on_demand import traffic_of
+from marlvec.collect.scheduling.on_demand import scheduler_for
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError, EnvFault, StateError
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["Loop"]
+__all__ = ["RolloutLoop"]
 
 IntArray = NDArray[np.int64]
 Missing = NDArray[np.bool_] | None  # see Trajectories.append
 
-_NONE = Ready.none()
+_NONE = ReadyRows.none()
 
 
 def _nobody(pending: int) -> int:
     return 0
 
 
-class Loop:
+class RolloutLoop:
     """Steps envs with policies and keeps the books.
 
     A row that came out of the agent connectors is stored at once and waits, *ready*, for its policy. Once answered it
@@ -62,7 +62,7 @@ class Loop:
         state: ``"new"``: nothing runs yet. ``"ready"``: between two steps; envs may be on the way. ``"lost"``: a call
             failed half-way through a step.
         gain: What has come in since someone last looked.
-        finished: Episodes that ended, likewise, as (round, env, record) and in this order; only while
+        finished: EpisodeTracker that ended, likewise, as (round, env, record) and in this order; only while
             ``keep_finished``.
         slot_L: (L,) each lane's stored row that is ready or open, or -1.
         explore: Whether policies explore.
@@ -72,32 +72,32 @@ class Loop:
     def __init__(
         self,
         envs: VectorEnv,
-        cast: Cast,
-        episodes: Episodes,
+        cast: PolicyRouter,
+        episodes: EpisodeTracker,
         metrics: Metrics,
         *,
         keep_finished: bool,
         explore: bool,
         overlap: bool,
-        hooks: Hooks,
-        warm_up: WarmUp,
+        hooks: CallbackList,
+        warm_up: RandomSteps,
     ) -> None:
         n, a = envs.num_envs, envs.agent_num
         self._envs, self._cast, self._episodes, self._metrics = envs, cast, episodes, metrics
         self._roles = cast.roles
-        self._intake = Intake(cast, episodes, metrics)
+        self._intake = RowBuilder(cast, episodes, metrics)
         self._keep_finished = keep_finished
-        self._departures = Departures(n, envs.agents)
-        self.traffic = traffic_of(envs, overlap=overlap)
+        self._departures = EndedAgents(n, envs.agents)
+        self.traffic = scheduler_for(envs, overlap=overlap)
         self._hooks, self._warm_up = hooks, warm_up
         self.explore = explore
         self.state: Literal["new", "ready", "lost"] = "new"
-        self.gain = Gain()
+        self.gain = Counters()
         self._handed_env_steps = self._handed_agent_steps = 0
         self.finished: list[tuple[int, int, EpisodeRecord]] = []
         self.slot_L = np.full(n * a, -1, np.int64)
         self._entropy = 0
-        self._transformed: list[Answer] = []  # what action connectors have seen in a call that failed there
+        self._transformed: list[PolicyAnswer] = []  # what action connectors have seen in a call that failed there
 
     @property
     def living(self) -> IntArray:
@@ -127,7 +127,7 @@ class Loop:
         # What is in no batch now never will be, also where Ctrl-C came between two counts.
         self._metrics.env_steps_lost = self._metrics.env_steps - self._handed_env_steps
         self._metrics.agent_steps_lost = self._metrics.agent_steps - self._handed_agent_steps
-        self.gain = Gain()
+        self.gain = Counters()
         self.finished.clear()
         self._episodes.restart(numbers=seed is not None)
         self._cast.playing = []  # so that it is looked at anew, whatever an interrupt may have left
@@ -200,9 +200,9 @@ class Loop:
         """
         began = perf_counter()
         chosen = self.traffic.among_those_back(env_ids)
-        answers: list[Answer] = []
-        waiting: list[Ready] = []
-        idle: list[tuple[Role, IntArray]] = []
+        answers: list[PolicyAnswer] = []
+        waiting: list[ReadyRows] = []
+        idle: list[tuple[PolicyRunner, IntArray]] = []
         for role in self._roles:
             ready, rest = role.ready, _NONE
             if role.group_index >= 0 and len(role.idlers.lanes):
@@ -225,7 +225,7 @@ class Loop:
             self._transformed = [answer for answer in answers if answer.parts]
         acting_envs = self.traffic.all_ids if env_ids is None else env_ids
         parts = [answer.part for answer in answers]
-        parts += [Part(role.group_index, lanes, role.idlers.actions(lanes)) for role, lanes in idle]
+        parts += [GroupActions(role.group_index, lanes, role.idlers.actions(lanes)) for role, lanes in idle]
         actions = self._cast.actions(parts, acting_envs, grouped=self._envs.grouped)
         sending = perf_counter()
         self._transformed = []
@@ -255,7 +255,7 @@ class Loop:
         self._metrics.timers["inference"].add(decided - began)
         self._metrics.timers["action_connectors"].add(sending - decided)
 
-    def _seen_before(self, role: Role, ready: Ready) -> Answer | None:
+    def _seen_before(self, role: PolicyRunner, ready: ReadyRows) -> PolicyAnswer | None:
         """The answer that a role's action connectors have seen in a call that failed at another's: they see it once."""
         for answer in self._transformed:
             if answer.role is role and np.array_equal(answer.ready.lanes, ready.lanes):
@@ -265,7 +265,7 @@ class Loop:
 
     # --- from the envs to ready rows
 
-    def _take_in(self, arrival: Arrival) -> None:
+    def _take_in(self, arrival: EnvStep) -> None:
         """Take in one step of some envs."""
         envs = arrival.where
         self._metrics.env_steps += len(arrival.env_ids)
@@ -281,7 +281,7 @@ class Loop:
                 self._turn_over(arrival)
         self._observe(arrival)
 
-    def _lose(self, arrival: Arrival) -> None:
+    def _lose(self, arrival: EnvStep) -> None:
         """Drop what is stored of the episodes that were lost."""
         env_ids = arrival.env_ids[arrival.fault]
         eps_ids = self._episodes.eps_id_N[env_ids]
@@ -304,7 +304,7 @@ class Loop:
         self._metrics.agent_steps_lost += decisions
         self._hooks.lose(env_ids, ["restart" if quiet else "fault" for quiet in arrival.quiet[arrival.fault]])
 
-    def _close(self, arrival: Arrival) -> None:
+    def _close(self, arrival: EnvStep) -> None:
         """Take in the final observations of agents that ended."""
         self._episodes.see(arrival.where, arrival.ended)
         self._episodes.truncate(arrival.where, arrival.ended & ~arrival.terminated)
@@ -324,7 +324,7 @@ class Loop:
             self._store(role, rows, lanes, before, missing)
             self.slot_L[lanes] = -1
 
-    def _turn_over(self, arrival: Arrival) -> None:
+    def _turn_over(self, arrival: EnvStep) -> None:
         """Finish the episodes that ended, and begin the next ones, also where one was lost."""
         env_ids = arrival.env_ids[arrival.done & ~arrival.fault]
         open_nA = self.slot_L.reshape(len(self.traffic.all_ids), -1)[env_ids] >= 0
@@ -351,7 +351,7 @@ class Loop:
     def _idle_actions(self, env_ids: IntArray) -> object:
         return self._cast.actions((), env_ids, grouped=self._envs.grouped)
 
-    def _welcome(self, arrival: Arrival) -> None:
+    def _welcome(self, arrival: EnvStep) -> None:
         """Take in rows that begin episodes."""
         self._begin(arrival.env_ids)
         self._observe(arrival)
@@ -366,7 +366,7 @@ class Loop:
             self._cast.update()
         self._hooks.create(env_ids, self._episodes, [role.policy_id for role in self._roles], self._entropy)
 
-    def _observe(self, arrival: Arrival) -> None:
+    def _observe(self, arrival: EnvStep) -> None:
         """Take in the observations of agents that must act now."""
         self._episodes.see(arrival.where, arrival.alive)
         self._departures.check(arrival, self._episodes.seen_NA)
@@ -393,10 +393,12 @@ class Loop:
                     continue
             slots = self._store(role, rows, lanes, before)
             self.slot_L[places] = slots
-            role.ready = role.ready.join(Ready.block(lanes, places, slots))
+            role.ready = role.ready.join(ReadyRows.block(lanes, places, slots))
         self._hooks.start()
 
-    def _store(self, role: Role, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None) -> IntArray:
+    def _store(
+        self, role: PolicyRunner, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None
+    ) -> IntArray:
         """Store rows and close the transitions that led to them; returns the rows' slots, which are consecutive."""
         env_id = rows["env_id"]
         env_t, rounds = self._episodes.length_N[env_id], self.traffic.round_N[env_id]
@@ -407,7 +409,7 @@ class Loop:
         self.gain.agent_steps += len(before)
         return slots
 
-    def _note_given(self, arrival: Arrival) -> None:
+    def _note_given(self, arrival: EnvStep) -> None:
         """Note what agents do without asking their policies."""
         for env_id, name, action, is_env in arrival.given:
             a = self._envs.agents.index(name)

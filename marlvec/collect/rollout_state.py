@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Gain"]
+__all__ = ["Counters"]
 
 
 @dataclass(slots=True)
-class Gain:
+class Counters:
     """What has come in and was not handed over yet; what is lost goes off again.
 
     Attributes:

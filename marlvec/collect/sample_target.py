@@ -11,7 +11,7 @@ from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.metrics.metrics import EpisodeRecord
 from marlvec.errors import ArgumentError
 
-__all__ = ["MEASURES", "Course", "Goal", "Unit", "amount_of", "goal_of"]
+__all__ = ["MEASURES", "BatchSchedule", "SampleTarget", "Unit", "count_from", "sample_target"]
 
 Unit: TypeAlias = Literal["env_steps", "agent_steps", "episodes"]
 
@@ -24,7 +24,7 @@ MEASURES: dict[Unit, Callable[[EpisodeRecord], int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class SampleTarget:
     """What one batch is to hold.
 
     Attributes:
@@ -36,7 +36,9 @@ class Goal:
     amount: int
 
 
-def goal_of(amounts: Mapping[Unit, int | None], steps: int | None, count_by: Unit, call: str = "collect") -> Goal:
+def sample_target(
+    amounts: Mapping[Unit, int | None], steps: int | None, count_by: Unit, call: str = "collect"
+) -> SampleTarget:
     """Which of the amounts was given, and how much.
 
     Args:
@@ -54,10 +56,10 @@ def goal_of(amounts: Mapping[Unit, int | None], steps: int | None, count_by: Uni
     if len(given) != 1:
         raise ArgumentError(f"{call}() wants exactly one of steps, env_steps, agent_steps, episodes")
     unit, amount = given[0]
-    return Goal(unit, amount_of(amount, f"{call}({unit}={amount!r})"))
+    return SampleTarget(unit, count_from(amount, f"{call}({unit}={amount!r})"))
 
 
-def amount_of(value: object, what: str) -> int:
+def count_from(value: object, what: str) -> int:
     """An integer of at least 1.
 
     Raises:
@@ -69,7 +71,7 @@ def amount_of(value: object, what: str) -> int:
     return number
 
 
-class Course:
+class BatchSchedule:
     """Batches one after the other, until there is enough of them.
 
     Args:
@@ -81,18 +83,18 @@ class Course:
         done: How much was delivered.
     """
 
-    def __init__(self, goal: Goal, total: int | None) -> None:
+    def __init__(self, goal: SampleTarget, total: int | None) -> None:
         self._goal, self.total, self.done = goal, total, 0
 
     @property
-    def next_goal(self) -> Goal | None:
+    def next_goal(self) -> SampleTarget | None:
         """What the next batch is to hold; None where there is enough."""
         if self.total is None:
             return self._goal
         left = min(self._goal.amount, self.total - self.done)
-        return Goal(self._goal.unit, left) if left > 0 else None
+        return SampleTarget(self._goal.unit, left) if left > 0 else None
 
-    def note(self, goal: Goal, batch: MultiAgentBatch) -> None:
+    def note(self, goal: SampleTarget, batch: MultiAgentBatch) -> None:
         """Count a batch that was collected for a goal."""
         self.done += {"env_steps": batch.env_steps, "agent_steps": batch.agent_steps, "episodes": goal.amount}[
             goal.unit

@@ -1,14 +1,14 @@
 """One env: the slot contract, and adapters that bring users' envs to it."""
 
-from marlvec.envs.adapters.aec import PettingZooAECEnv
+from marlvec.envs.adapters.aec import AECAdapter
 from marlvec.envs.adapters.detect import adapt
-from marlvec.envs.adapters.gymnasium import GymnasiumEnv
-from marlvec.envs.adapters.parallel import PettingZooParallelEnv
-from marlvec.envs.adapters.rllib import RLlibEnv
+from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
+from marlvec.envs.adapters.parallel import ParallelAdapter
+from marlvec.envs.adapters.rllib import RLlibAdapter
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, AgentGroup, EnvSpec, Info
-from marlvec.envs.wrappers.padding import Padded
+from marlvec.envs.wrappers.padding import PaddedEnv
 from marlvec.envs.wrappers.recording import RecordVideo
 from marlvec.envs.wrappers.time_limit import TimeLimit
 
@@ -16,13 +16,13 @@ __all__ = [
     "COMMON",
     "AgentGroup",
     "EnvSpec",
-    "GymnasiumEnv",
+    "GymnasiumAdapter",
     "Info",
     "MultiAgentEnv",
-    "Padded",
-    "PettingZooAECEnv",
-    "PettingZooParallelEnv",
-    "RLlibEnv",
+    "PaddedEnv",
+    "AECAdapter",
+    "ParallelAdapter",
+    "RLlibAdapter",
     "RecordVideo",
     "Slot",
     "TimeLimit",

@@ -12,13 +12,13 @@ from typing import Any
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.errors import ArgumentError
 
-__all__ = ["find_method", "get_attribute", "innermost", "is_wrapped", "layers", "set_attribute"]
+__all__ = ["find_method", "get_attribute", "innermost", "is_wrapped", "wrapper_chain", "set_attribute"]
 
 # Where a layer keeps the next one: wrappers of Gymnasium and PettingZoo, PettingZoo's conversions, vectorizers of one.
 _INNER = ("env", "aec_env", "par_env")
 
 
-def layers(env: Any) -> Iterator[Any]:
+def wrapper_chain(env: Any) -> Iterator[Any]:
     """Every layer of an env, outermost first."""
     seen: set[int] = set()
     while env is not None and id(env) not in seen:
@@ -43,7 +43,7 @@ def get_attribute(env: MultiAgentEnv, name: str) -> Any:
         ArgumentError: No layer has it.
     """
     user_env = env.unwrapped
-    for layer in layers(user_env):
+    for layer in wrapper_chain(user_env):
         if _owns(layer, name):
             return getattr(layer, name)
     try:
@@ -59,7 +59,7 @@ def set_attribute(env: MultiAgentEnv, name: str, value: Any) -> None:
         ArgumentError: That layer does not let it be set.
     """
     user_env = env.unwrapped
-    every = list(layers(user_env))
+    every = list(wrapper_chain(user_env))
     owner = next((layer for layer in every if _owns(layer, name)), every[-1])
     try:
         setattr(owner, name, value)
@@ -84,7 +84,7 @@ def find_method(env: MultiAgentEnv, name: str) -> Any:
 
 def is_wrapped(env: MultiAgentEnv, cls: type) -> bool:
     """Whether a layer above the innermost one is an instance of ``cls``."""
-    *wrappers, _ = layers(env)
+    *wrappers, _ = wrapper_chain(env)
     return any(isinstance(layer, cls) for layer in wrappers)
 
 
@@ -100,5 +100,5 @@ def _owns(layer: Any, name: str) -> bool:
 
 
 def _missing(user_env: Any, name: str) -> ArgumentError:
-    found = " → ".join(type(layer).__name__ for layer in layers(user_env))
+    found = " → ".join(type(layer).__name__ for layer in wrapper_chain(user_env))
     return ArgumentError(f"no layer of the env has an attribute {name!r}; its layers are {found}.")

@@ -1,14 +1,14 @@
 """Simulators that drive the loop themselves: game servers, robots, browsers, logs. They ask, and marlvec answers.
 
 `make` gives an `ExternalVectorEnv`: to a `Collector` one more `VectorEnv`, whose slots are filled from outside. Its
-`Door` is where episodes come in, each an `Episode`. `ExternalEnv` drives from a thread, `replay` from logs, and
+`EpisodeGateway` is where episodes come in, each an `ExternalEpisode`. `ExternalEnv` drives from a thread, `replay` from logs, and
 `Client`s of a `Server` from other processes, over a socket.
 """
 
 from marlvec.external.client.client import Client
-from marlvec.external.client.local_inference import Local
-from marlvec.external.exchange.external_episode import Episode
-from marlvec.external.exchange.gateway import Door
+from marlvec.external.client.local_inference import LocalInference
+from marlvec.external.exchange.external_episode import ExternalEpisode
+from marlvec.external.exchange.gateway import EpisodeGateway
 from marlvec.external.external_env import ExternalEnv
 from marlvec.external.limits import Limits
 from marlvec.external.make import make
@@ -20,14 +20,14 @@ from marlvec.external.vector_env import ExternalVectorEnv
 __all__ = [
     "make",
     "ExternalVectorEnv",
-    "Door",
-    "Episode",
+    "EpisodeGateway",
+    "ExternalEpisode",
     "ExternalEnv",
     "replay",
     "Replay",
     "Server",
     "Client",
-    "Local",
+    "LocalInference",
     "Limits",
     "make_token",
     "find_token",

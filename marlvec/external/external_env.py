@@ -22,7 +22,7 @@ from marlvec.errors import (
     EpisodesFull,
     StateError,
 )
-from marlvec.external.exchange.external_episode import Episode, Flags
+from marlvec.external.exchange.external_episode import ExternalEpisode, Flags
 
 if TYPE_CHECKING:
     from marlvec.external.vector_env import ExternalVectorEnv
@@ -43,7 +43,7 @@ class Running:
 
     __slots__ = ("asked", "box", "episode")
 
-    def __init__(self, episode: Episode, box: queue.SimpleQueue[Any]) -> None:
+    def __init__(self, episode: ExternalEpisode, box: queue.SimpleQueue[Any]) -> None:
         self.episode, self.box, self.asked = episode, box, False
 
     def check_idle(self, call: str) -> None:
@@ -279,7 +279,7 @@ class ExternalEnv:
             AnswerTimeout: None came in time. They may still come: `wait_for_action`, or end the episode.
             EpisodeOver: There is no such episode, or no more: `EpisodeCut` if time was up, and this was its end.
             ClosedError: `stop` was called, or the vectorizer was closed.
-            MarlvecError: As `Episode.ask`; nothing was asked then.
+            MarlvecError: As `ExternalEpisode.ask`; nothing was asked then.
         """
         run = self._running(episode_id)
         run.check_idle("get_action")
@@ -328,7 +328,7 @@ class ExternalEnv:
             obs: Observations of all who act now.
             actions: Their actions.
             masks: As `get_action`.
-            as_policy: As `Episode.log_action`.
+            as_policy: As `ExternalEpisode.log_action`.
             timeout: As `get_action`.
 
         Raises:
@@ -343,7 +343,7 @@ class ExternalEnv:
             run.episode.log_action(self._table(obs), self._table(actions), masks=allowed, as_policy=as_policy)
 
     def log_returns(self, episode_id: Hashable, rewards: Any, infos: Any = None) -> None:
-        """Note what was paid for what was done last; see `Episode.log_returns`."""
+        """Note what was paid for what was done last; see `ExternalEpisode.log_returns`."""
         self._running(episode_id).episode.log_returns(
             self._table(rewards), None if infos is None else self._table(infos)
         )
@@ -351,7 +351,7 @@ class ExternalEnv:
     def end_agents(
         self, episode_id: Hashable, final_obs: Any, *, terminated: Flags | None = None, truncated: Flags = False
     ) -> None:
-        """Some agents end, and the episode goes on; see `Episode.end_agents`."""
+        """Some agents end, and the episode goes on; see `ExternalEpisode.end_agents`."""
         self._running(episode_id).episode.end_agents(self._table(final_obs), terminated=terminated, truncated=truncated)
 
     def end_episode(
@@ -362,7 +362,7 @@ class ExternalEnv:
         terminated: Flags | None = None,
         truncated: Flags = False,
     ) -> None:
-        """The episode is over; see `Episode.end`. Its id is forgotten."""
+        """The episode is over; see `ExternalEpisode.end`. Its id is forgotten."""
         run = self._running(episode_id)
         run.episode.end(
             None if final_obs is None else self._table(final_obs), terminated=terminated, truncated=truncated

@@ -18,7 +18,7 @@ from marlvec.external.external_env import ExternalEnv
 from marlvec.external.vector_env import ExternalVectorEnv
 from marlvec.trees import map_tree
 
-__all__ = ["Dataset", "Log", "Moment", "read_logs", "Replay", "replay"]
+__all__ = ["Dataset", "EpisodeLog", "LoggedStep", "read_logs", "Replay", "replay"]
 
 Dataset = Any
 """A `MultiAgentBatch` or `SampleBatch`, the file of one, a list of these, or a Minari dataset."""
@@ -27,7 +27,7 @@ _IN_TIME = ("t", "env_t", "next_env_t", "eps_id", "agent_index")
 
 
 @dataclass(slots=True)
-class Moment:
+class LoggedStep:
     """What happened between two env steps; everything by agent name.
 
     Attributes:
@@ -46,7 +46,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class EpisodeLog:
     """One episode.
 
     Attributes:
@@ -54,11 +54,11 @@ class Log:
         as_policy: Whether its actions are what a policy said, and not what the env was given.
     """
 
-    moments: Sequence[Moment]
+    moments: Sequence[LoggedStep]
     as_policy: bool
 
 
-def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[Log]]:
+def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[EpisodeLog]]:
     """What goes through the episodes of a dataset, from the first one, each time it is called.
 
     An episode whose end is not there is truncated where the data ends. One of which rows in the middle are missing
@@ -116,14 +116,14 @@ def _check(batch: MultiAgentBatch, agents: Sequence[str]) -> None:
             raise ArgumentError(f"rows of policy {policy_id!r} are of agent number {most}; there are {list(agents)}")
 
 
-def _of_batch(batch: MultiAgentBatch, agents: Sequence[str]) -> Iterator[Log]:
+def _of_batch(batch: MultiAgentBatch, agents: Sequence[str]) -> Iterator[EpisodeLog]:
     ids = [rows["eps_id"] for rows in batch.values()]
     for eps_id in np.unique(np.concatenate(ids)).tolist() if ids else ():
-        yield Log(_moments(eps_id, batch, agents), as_policy=True)
+        yield EpisodeLog(_moments(eps_id, batch, agents), as_policy=True)
 
 
-def _moments(eps_id: int, batch: Mapping[str, SampleBatch], agents: Sequence[str]) -> list[Moment]:
-    moments: dict[int, Moment] = {}
+def _moments(eps_id: int, batch: Mapping[str, SampleBatch], agents: Sequence[str]) -> list[LoggedStep]:
+    moments: dict[int, LoggedStep] = {}
     cut: dict[str, Ending] = {}
     for rows in batch.values():
         mine = np.flatnonzero(rows["eps_id"] == eps_id)
@@ -146,12 +146,12 @@ def _check_whole(rows: SampleBatch, own: NDArray[np.int64], whose: str) -> None:
         raise ArgumentError(f"{whose}: rows are missing between its decision number {t} and the next that is there")
 
 
-def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, Moment]) -> None:
-    begins = moments.setdefault(int(rows["env_t"][i]), Moment())
+def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, LoggedStep]) -> None:
+    begins = moments.setdefault(int(rows["env_t"][i]), LoggedStep())
     begins.obs[agent], begins.actions[agent] = _at(rows["obs"], i), _at(rows["actions"], i)
     if "action_mask" in rows:
         begins.masks[agent] = rows["action_mask"][i]
-    ends = moments.setdefault(int(rows["next_env_t"][i]), Moment())
+    ends = moments.setdefault(int(rows["next_env_t"][i]), LoggedStep())
     ends.rewards[agent] = float(rows["rewards"][i])
     terminated, truncated = bool(rows["terminated"][i]), bool(rows["truncated"][i])
     if terminated or truncated:
@@ -159,11 +159,11 @@ def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, Moment]) -> 
         ends.ended[agent] = (None if is_missing else _at(rows["next_obs"], i), terminated, truncated)
 
 
-def _of_arrays(episode: Any, agent: str) -> Log:
+def _of_arrays(episode: Any, agent: str) -> EpisodeLog:
     """One of Minari's: arrays over time, of observations one more than of the rest."""
     length = len(episode.rewards)
     moments = [
-        Moment(
+        LoggedStep(
             rewards={agent: float(episode.rewards[t - 1])} if t else {},
             obs={agent: _at(episode.observations, t)},
             actions={agent: _at(episode.actions, t)},
@@ -172,7 +172,7 @@ def _of_arrays(episode: Any, agent: str) -> Log:
     ]
     terminated, truncated = bool(episode.terminations[-1]), bool(episode.truncations[-1])
     ending = (_at(episode.observations, length), terminated, truncated or not terminated)
-    return Log([*moments, Moment({agent: float(episode.rewards[-1])}, {agent: ending})], as_policy=False)
+    return EpisodeLog([*moments, LoggedStep({agent: float(episode.rewards[-1])}, {agent: ending})], as_policy=False)
 
 
 def _at(tree: Any, i: int) -> Any:
@@ -216,7 +216,7 @@ class Replay(ExternalEnv):
             # In turns, so that the collector finds rows of all of them.
             playing = [play for play in playing if next(play, self) is not self]
 
-    def _logs(self) -> Iterator[Log]:
+    def _logs(self) -> Iterator[EpisodeLog]:
         rounds = 0
         while self._repeat is None or rounds < self._repeat:
             before = rounds
@@ -226,7 +226,7 @@ class Replay(ExternalEnv):
             if rounds == before:
                 return  # there is none in it
 
-    def _play(self, log: Log, timeout: float | None) -> Iterator[None]:
+    def _play(self, log: EpisodeLog, timeout: float | None) -> Iterator[None]:
         """Begin an episode, and then say one row each time."""
         episode = self.start_episode(training_enabled=self._training_enabled, timeout=timeout)
         yield

@@ -13,11 +13,11 @@ from marlvec.env_ids import EnvIds, Options
 from marlvec.envs.spec import EnvSpec
 from marlvec.envs.wrappers.time_limit import check_limit
 from marlvec.errors import ArgumentError, BrokenError, ClosedError, EpisodeCut, Failure
-from marlvec.external.exchange.gateway import Door
-from marlvec.external.exchange.row import Row
-from marlvec.external.exchange.row_exchange import Desk
-from marlvec.external.exchange.slot_env import Seat
-from marlvec.external.exchange.value_checker import Inspection
+from marlvec.external.exchange.gateway import EpisodeGateway
+from marlvec.external.exchange.row import ExternalRow
+from marlvec.external.exchange.row_exchange import RowExchange
+from marlvec.external.exchange.slot_env import SlotEnv
+from marlvec.external.exchange.value_checker import ValueChecker
 from marlvec.vector.call_state import alone
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
@@ -100,16 +100,16 @@ class ExternalVectorEnv(VectorEnv):
             raise ArgumentError(f"idle_timeout must be seconds above 0, or None, got {idle_timeout}")
         self.lockstep = bool(lockstep)
         self._most, self._patience = batch_size or num_envs, batch_wait
-        self._seats = [Seat(spec) for _ in range(num_envs)]
+        self._seats = [SlotEnv(spec) for _ in range(num_envs)]
         self._shard = Shard([partial(_itself, seat) for seat in self._seats], 0, **chosen.of_shard())
         buffers = Buffers(self._shard.spec, num_envs)
         self._shard.attach(buffers)
         self._slots = [buffers.slot(i) for i in range(num_envs)]  # to read actions from
-        self._desk = Desk(num_envs, max_backlog, idle_timeout)
+        self._desk = RowExchange(num_envs, max_backlog, idle_timeout)
         self._others: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
         self._bind(self._shard.spec, buffers)
-        inspection = Inspection(self.spec, values=chosen.validate != "off")
-        self.door = Door(self._desk, inspection, max_episode_steps)
+        inspection = ValueChecker(self.spec, values=chosen.validate != "off")
+        self.door = EpisodeGateway(self._desk, inspection, max_episode_steps)
 
     @alone
     def drain(self, timeout: float | None = None) -> VectorStep:
@@ -139,7 +139,7 @@ class ExternalVectorEnv(VectorEnv):
         for row in due:
             self._answer(row)
 
-    def _answer(self, row: Row) -> None:
+    def _answer(self, row: ExternalRow) -> None:
         actions = self._slots[row.episode.env_id].read_actions()
         try:
             assert row.answer is not None
@@ -162,7 +162,7 @@ class ExternalVectorEnv(VectorEnv):
             raise
         return bool(taken)
 
-    def _write(self, taken: Sequence[tuple[int, Row | None]]) -> Report:
+    def _write(self, taken: Sequence[tuple[int, ExternalRow | None]]) -> Report:
         report = Report()
         first: list[int] = []
         steps: list[int] = []
@@ -201,5 +201,5 @@ class ExternalVectorEnv(VectorEnv):
         self._shard.close()
 
 
-def _itself(seat: Seat) -> Seat:
+def _itself(seat: SlotEnv) -> SlotEnv:
     return seat

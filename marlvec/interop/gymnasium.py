@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
 from marlvec.interop.rows.agent_rows import AgentRows, cleared
-from marlvec.interop.rows.infos import Entry, lay_out, pick_rows, read_entries
+from marlvec.interop.rows.infos import InfoEntry, lay_out, pick_rows, read_entries
 from marlvec.interop.rows.view_checks import render_mode_of, value_at
 from marlvec.spaces import batch_space
 from marlvec.vector.vector_env import VectorEnv
@@ -227,7 +227,9 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             "_final_info": present.copy(),
         }
 
-    def _last_entries(self, infos: dict[str, Any], rows: NDArray[np.int64], early: NDArray[np.bool_]) -> list[Entry]:
+    def _last_entries(
+        self, infos: dict[str, Any], rows: NDArray[np.int64], early: NDArray[np.bool_]
+    ) -> list[InfoEntry]:
         """What was said in these rows' last step: apart where a new episode has begun, else among the rest."""
         now = read_entries(infos, self.envs.agent_num)
         last = read_entries(infos.get("final_info", {}), self.envs.agent_num)

@@ -20,7 +20,7 @@ from marlvec.interop.rows.view_checks import value_at
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
-from marlvec.vector.seeding import spread
+from marlvec.vector.seeding import spread_seeds
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
@@ -31,7 +31,7 @@ except ImportError as error:
         f"the views for Tianshou need tianshou, which cannot be imported ({error}); pip install 'marlvec[tianshou]'"
     ) from error
 
-__all__ = ["RowVectorEnv", "TurnVectorEnv"]
+__all__ = ["TianshouVectorEnv", "TianshouTurnVectorEnv"]
 
 Ids = int | Sequence[int] | NDArray[np.int64] | None
 Step = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], NDArray[Any]]
@@ -112,7 +112,7 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
             One seed per env.
         """
         self._assert_is_not_closed()
-        self._seeds = spread(seed, range(self.envs.num_envs), self.envs.num_envs)
+        self._seeds = spread_seeds(seed, range(self.envs.num_envs), self.envs.num_envs)
         return list(self._seeds)
 
     def render(self, **kwargs: Any) -> list[Any]:
@@ -132,7 +132,7 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
 
     def _begin(self, env_ids: list[int], seed: Any, options: Any) -> VectorStep:
         """Reset envs; rows in their order."""
-        given = spread(seed, env_ids, self.envs.num_envs)
+        given = spread_seeds(seed, env_ids, self.envs.num_envs)
         seeds = [self._seeds[i] if own is None else own for i, own in zip(env_ids, given, strict=True)]
         self.envs.reset_send(seed=seeds, options=options, env_ids=env_ids)
         result = self.envs.recv()
@@ -160,7 +160,7 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
         return leaves
 
 
-class RowVectorEnv(_View):
+class TianshouVectorEnv(_View):
     """N envs as N × A rows that share a policy; the agents of env i are the rows i * A to i * A + A - 1.
 
     Tianshou's single-agent algorithms learn from all rows alike. Where the envs' spaces declare action masks,
@@ -168,7 +168,7 @@ class RowVectorEnv(_View):
 
     Every row is a decision: an agent that is dead, unborn or waiting for its turn would be one that nobody took.
     So envs with several agents must be made with ``done_on="any"``, and whoever does not act is an error;
-    `TurnVectorEnv` is for those. Envs are what is stepped: the rows of one must be stepped together, so that
+    `TianshouTurnVectorEnv` is for those. Envs are what is stepped: the rows of one must be stepped together, so that
     ``collect(n_episode=…)`` wants a multiple of A.
 
     Args:
@@ -188,8 +188,8 @@ class RowVectorEnv(_View):
     def __init__(self, envs: VectorEnv) -> None:
         if envs.agent_num > 1 and envs.done_on != "any":
             raise ArgumentError(
-                "RowVectorEnv: rows of one env must end together, as Tianshou resets each row that ended: expected "
-                f"done_on='any' for {envs.agent_num} agents, got {envs.done_on!r}; RowVectorEnv.make() does that"
+                "TianshouVectorEnv: rows of one env must end together, as Tianshou resets each row that ended: expected "
+                f"done_on='any' for {envs.agent_num} agents, got {envs.done_on!r}; TianshouVectorEnv.make() does that"
             )
         super().__init__(envs)
         self._masked = self._group.mask_size is not None
@@ -271,7 +271,7 @@ class RowVectorEnv(_View):
             i, a = idle[0].tolist()
             raise ContractError(
                 f"env {result.env_ids[i]}, agent {self.envs.agents[a]!r} does not act now, but Tianshou would record a "
-                f"decision of its; use TurnVectorEnv for envs in which agents wait, die or are born late"
+                f"decision of its; use TianshouTurnVectorEnv for envs in which agents wait, die or are born late"
             )
 
     def _obs(self, result: VectorStep) -> NDArray[Any]:
@@ -298,7 +298,7 @@ class RowVectorEnv(_View):
         )
 
 
-class TurnVectorEnv(_View):
+class TianshouTurnVectorEnv(_View):
     """N envs as N rows in which one agent acts at a time: Tianshou's own form of several agents.
 
     Observations are ``{"agent_id": …, "obs": …}``, and ``"mask"`` for Discrete actions, rewards are (n, A); so

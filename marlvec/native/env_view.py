@@ -8,10 +8,10 @@ import numpy as np
 
 from marlvec.native.native_env import NativeEnv
 
-__all__ = ["NativeWorld"]
+__all__ = ["NativeEnvView"]
 
 
-class NativeWorld:
+class NativeEnvView:
     """World ``i`` of a native env.
 
     An array that the env keeps for all its worlds shows as this world's row, which may be written to; what is the same

@@ -15,7 +15,7 @@ from marlvec.envs.wrappers.padding import padded_spec
 from marlvec.errors import ActionError
 from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
 
-__all__ = ["PaddedNative"]
+__all__ = ["PaddedNativeEnv"]
 
 AnyArray = NDArray[Any]
 
@@ -32,7 +32,7 @@ class _OwnRows:
         return getattr(self.outer, name)
 
 
-class PaddedNative(NativeEnv):
+class PaddedNativeEnv(NativeEnv):
     """A native env whose agents have one observation space and one action space, each large enough for all of them.
 
     Args:

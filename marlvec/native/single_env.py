@@ -9,16 +9,16 @@ import numpy as np
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
-from marlvec.native.env_view import NativeWorld
+from marlvec.native.env_view import NativeEnvView
 from marlvec.native.native_env import NativeEnv
 from marlvec.native.rng_kernels import seed_worlds
 
-__all__ = ["SingleWorld"]
+__all__ = ["NativeSingleEnv"]
 
 _ONLY = np.zeros(1, np.int64)
 
 
-class SingleWorld(MultiAgentEnv):
+class NativeSingleEnv(MultiAgentEnv):
     """The batch of one. It is for envs that have no form but the native one; it is no faster than others are.
 
     Args:
@@ -29,14 +29,14 @@ class SingleWorld(MultiAgentEnv):
         self._env = env
         self._spec = env.spec()
         self._rows = _OneRow(self._spec)
-        self._world = NativeWorld(env, 0, None)
+        self._world = NativeEnvView(env, 0, None)
         env.attach(self._rows)
         self.name, self.agents, self.metadata = env.name, env.agents, env.metadata
         self.observation_spaces, self.action_spaces = env.observation_spaces, env.action_spaces
         self.mask_sizes, self.state_space = env.mask_sizes, env.state_space
 
     @property
-    def unwrapped(self) -> NativeWorld:
+    def unwrapped(self) -> NativeEnvView:
         """The world, as `NativeVectorEnv` shows each of its own."""
         return self._world
 

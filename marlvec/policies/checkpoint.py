@@ -9,7 +9,7 @@ from typing import Any
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import CheckpointError, MarlvecError
 from marlvec.policies.policy import Policy, PolicyState
-from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.values import decode, encode
 
 __all__ = ["PolicyCheckpoint", "load_policy", "save_policy"]
@@ -51,7 +51,7 @@ def save_policy(
         OSError: The file cannot be written.
     """
     chains = {"agent_connectors": agent_connectors, "action_connectors": action_connectors}
-    write_file(
+    write_archive(
         path,
         {
             "version": encode(int(policy.version), "its version"),
@@ -67,7 +67,7 @@ def load_policy(path: FilePath) -> PolicyCheckpoint:
     Raises:
         CheckpointError: There is no such file, it is damaged, or holds something else.
     """
-    found = read_file(path)
+    found = read_archive(path)
     try:
         data = {name: decode(value) for name, value in found.items()}
         return PolicyCheckpoint(

@@ -23,7 +23,7 @@ from gymnasium.spaces import Space
 from marlvec.arguments import whole_number
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, ResourceError
 from marlvec.policies.policy import Policy, PolicyLike, as_policy
-from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.values import decode, encode
 
 __all__ = ["PolicyMap", "policy_or_make"]
@@ -189,7 +189,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         policy = self._in_memory[policy_id]
         try:
             state = encode(dict(policy.state_dict()), f"the state of policy {policy_id!r}")
-            write_file(file, {"version": encode(policy.version, "its version"), "state": state})
+            write_archive(file, {"version": encode(policy.version, "its version"), "state": state})
         except OSError as error:
             raise ResourceError(
                 f"policy {policy_id!r} cannot be swapped out to {file} ({error.strerror or error}); nothing is lost, "
@@ -211,7 +211,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     # --- in
 
     def _build(self, policy_id: str, entry: _Entry) -> Policy:
-        found = None if entry.file is None else read_file(entry.file)
+        found = None if entry.file is None else read_archive(entry.file)
         policy = as_policy(entry.make(), f"what the function of policy {policy_id!r} built")
         if found is None:
             return policy

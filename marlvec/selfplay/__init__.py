@@ -15,20 +15,20 @@ from marlvec.selfplay.matchmaking import (
     Prioritised,
     Uniform,
 )
-from marlvec.selfplay.opponents.eviction_rules import LeavingRule, oldest, thinned, weakest
+from marlvec.selfplay.opponents.eviction_rules import EvictionRule, oldest, thinned, weakest
 from marlvec.selfplay.opponents.opponent import Opponent
 from marlvec.selfplay.opponents.opponent_pool import OpponentPool, read_opponents
 from marlvec.selfplay.opponents.snapshot_rules import Every, OnWinRate, SnapshotRule
-from marlvec.selfplay.rating_tracker import Scoreboard
-from marlvec.selfplay.ratings import BradleyTerry, Elo, Ratings, Skill
+from marlvec.selfplay.rating_tracker import RatingTracker
+from marlvec.selfplay.ratings import BradleyTerry, Elo, OpenSkill, Ratings
 from marlvec.selfplay.results.match_result import MatchResult, WinRate
-from marlvec.selfplay.results.match_table import MatchTable, Tally
+from marlvec.selfplay.results.match_table import MatchTable, WinCount
 
 __all__ = [
     "OpponentPool",
     "Opponent",
     "read_opponents",
-    "LeavingRule",
+    "EvictionRule",
     "oldest",
     "thinned",
     "weakest",
@@ -44,14 +44,14 @@ __all__ = [
     "Prioritised",
     "MainExploiter",
     "Mixture",
-    "Scoreboard",
+    "RatingTracker",
     "Game",
     "MatchTable",
-    "Tally",
+    "WinCount",
     "Ratings",
     "BradleyTerry",
     "Elo",
-    "Skill",
+    "OpenSkill",
     "evaluate_match",
     "MatchResult",
     "WinRate",

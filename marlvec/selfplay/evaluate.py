@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from marlvec.arguments import whole_number
 from marlvec.collect import Collector, Episode
-from marlvec.collect.acting.policy_set import chains
+from marlvec.collect.acting.policy_set import pipelines_for
 from marlvec.collect.callbacks import Callback, RunningEpisode
 from marlvec.collect.metrics.metrics import EpisodeRecord
 from marlvec.connectors import ActionPipeline, AgentPipeline
@@ -30,7 +30,7 @@ from marlvec.selfplay.results.match_result import MatchResult
 from marlvec.vector.seeding import check_seed
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["Schedule", "line_ups", "evaluate_match"]
+__all__ = ["MatchSchedule", "line_ups", "evaluate_match"]
 
 _STREAM = 0x7363686564756C65  # "schedule"
 
@@ -71,7 +71,7 @@ def line_ups(
     return list(dict.fromkeys(rotated))
 
 
-class Schedule:
+class MatchSchedule:
     """Says who plays in the n-th game: all line-ups come once, in an order that is drawn, then all of them again.
 
     Args:
@@ -200,7 +200,7 @@ class _Match(Callback):
         seed: int,
     ) -> None:
         self.sides = sides
-        self._schedule = Schedule(line_ups(players, tuple(sides), plays), seed)
+        self._schedule = MatchSchedule(line_ups(players, tuple(sides), plays), seed)
         self._side_of = {agent: i for i, own in enumerate(sides.values()) for agent in own}
         self._envs, self._total, self._score = envs, total, score
         self._next_N: NDArray[np.int64] = np.arange(envs.num_envs)  # each env's present game
@@ -250,8 +250,8 @@ def _company(
         else:
             own[name] = SharedPolicy(name, as_policy(policy, f"policy {name!r}", also=", or an Opponent"))
     plain = [name for name, policy in policies.items() if not isinstance(policy, Opponent)]
-    before = chains(AgentPipeline, copy.deepcopy(agent_connectors), plain, AgentPipeline.default)
-    behind = chains(ActionPipeline, copy.deepcopy(action_connectors), plain, ActionPipeline.default)
+    before = pipelines_for(AgentPipeline, copy.deepcopy(agent_connectors), plain, AgentPipeline.default)
+    behind = pipelines_for(ActionPipeline, copy.deepcopy(action_connectors), plain, ActionPipeline.default)
     for name, policy in policies.items():
         if isinstance(policy, Opponent):
             before[name], behind[name] = policy.agent_connectors(), policy.action_connectors()

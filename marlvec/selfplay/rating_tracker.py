@@ -12,13 +12,13 @@ from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.selfplay.game import Game, ScoreFunction, Sides, game_of, sides_of
 from marlvec.selfplay.ratings import BradleyTerry, Ratings
 from marlvec.selfplay.results.match_table import MatchTable
-from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.values import decode, encode
 
-__all__ = ["Scoreboard"]
+__all__ = ["RatingTracker"]
 
 
-class Scoreboard(Callback):
+class RatingTracker(Callback):
     """Takes in each episode that ends as a game: into the table of match-ups, and into the ratings.
 
     Give it to a collector as a callback. All that took part in a game are told of it, those too who never came to
@@ -69,7 +69,7 @@ class Scoreboard(Callback):
 
     def __repr__(self) -> str:
         return (
-            f"Scoreboard({self.games_total} games, {self.draws} drawn, {self.truncations} truncated, "
+            f"RatingTracker({self.games_total} games, {self.draws} drawn, {self.truncations} truncated, "
             f"{self.unmoved.total()} over before a side's first move; {self.ratings!r})"
         )
 
@@ -108,7 +108,7 @@ class Scoreboard(Callback):
             ArgumentError: It is something else.
         """
         if state.keys() != {"table", "ratings", "counts", "unmoved"}:
-            raise ArgumentError(f"expected the state of a Scoreboard, got {list(state)}")
+            raise ArgumentError(f"expected the state of a RatingTracker, got {list(state)}")
         self.ratings.load_state_dict(state["ratings"])
         self.table.load_state_dict(state["table"])
         self.games_total, self.draws, self.truncations = state["counts"]
@@ -120,7 +120,7 @@ class Scoreboard(Callback):
         Raises:
             OSError: It cannot be written; an old one is as it was.
         """
-        write_file(path, {"scoreboard": encode(self.state_dict(), "the scoreboard")})
+        write_archive(path, {"scoreboard": encode(self.state_dict(), "the scoreboard")})
 
     def load(self, path: FilePath) -> None:
         """Take over what `save` wrote.
@@ -129,7 +129,7 @@ class Scoreboard(Callback):
             CheckpointError: The file is damaged, or of something else.
             ArgumentError: It is of another kind of ratings.
         """
-        found = read_file(path)
+        found = read_archive(path)
         if "scoreboard" not in found:
             raise CheckpointError(path, "holds no scoreboard")
         self.load_state_dict(decode(found["scoreboard"]))

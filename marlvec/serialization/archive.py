@@ -28,9 +28,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from marlvec.errors import CheckpointError
-from marlvec.serialization.atomic_file import FilePath, new_file
+from marlvec.serialization.atomic_file import FilePath, atomic_file
 
-__all__ = ["check_entries", "read_entry", "read_file", "write_file", "FilePath"]
+__all__ = ["check_entries", "read_entry", "read_archive", "write_archive", "FilePath"]
 
 _MAX_HEADER = 10_000  # bytes; numpy reads no longer ones either
 _SUFFIX = ".npy"
@@ -109,7 +109,7 @@ _END_SIZE = len(_END.format(0)) + _DIGEST
 _CHUNK = 1 << 20
 
 
-def write_file(path: FilePath, data: dict[str, Any]) -> None:
+def write_archive(path: FilePath, data: dict[str, Any]) -> None:
     """Write data to a file, so that whoever reads it, now or after a crash, finds the old file or the new one.
 
     Where several write at once, the last to finish wins. Killed in between, it may leave a hidden ``.tmp`` file.
@@ -121,12 +121,12 @@ def write_file(path: FilePath, data: dict[str, Any]) -> None:
     Raises:
         OSError: The file cannot be written; the old one is as it was.
     """
-    with new_file(path) as file:
+    with atomic_file(path) as file:
         _write(file, data)
 
 
-def read_file(path: FilePath) -> dict[str, Any]:
-    """Read the dict that `write_file` wrote.
+def read_archive(path: FilePath) -> dict[str, Any]:
+    """Read the dict that `write_archive` wrote.
 
     Raises:
         CheckpointError: There is no such file, or it is not to the bit what was written, or of a newer format.

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["FilePath", "new_file"]
+__all__ = ["FilePath", "atomic_file"]
 
 FilePath = str | os.PathLike[str]
 
 
 @contextmanager
-def new_file(path: FilePath) -> Iterator[BinaryIO]:
+def atomic_file(path: FilePath) -> Iterator[BinaryIO]:
     """A file to write, which takes its place, and that of an old one, when the block ends without an error.
 
     Whoever reads it, now or after a crash, finds the old file or the new one. Killed in between, it may leave a hidden

@@ -1,4 +1,4 @@
-"""Names that stand for classes and functions in a config: what may be written down, and what may be built again."""
+"""NameTable that stand for classes and functions in a config: what may be written down, and what may be built again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar
 
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError
 
-__all__ = ["CLASSES", "FUNCTIONS", "Names"]
+__all__ = ["CLASSES", "FUNCTIONS", "NameTable"]
 
 T = TypeVar("T", bound=Callable[..., Any])
 
 
-class Names(Generic[T]):
+class NameTable(Generic[T]):
     """A table from names to things, and back.
 
     Args:
@@ -69,10 +69,10 @@ class Names(Generic[T]):
         )
 
 
-CLASSES: Names[type[Any]] = Names("connector", "@register_connector")
+CLASSES: NameTable[type[Any]] = NameTable("connector", "@register_connector")
 """Connector classes: marlvec's own from the start, others by `register_connector`."""
 
-FUNCTIONS: Names[Callable[..., Any]] = Names("function", "@register_function")
+FUNCTIONS: NameTable[Callable[..., Any]] = NameTable("function", "@register_function")
 """Functions that connectors take as arguments, by `register_function`."""
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from marlvec import registry
-from marlvec.envs.adapters.aec import PettingZooAECEnv
+from marlvec.envs.adapters.aec import AECAdapter
 from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.detect import adapt
-from marlvec.envs.adapters.gymnasium import GymnasiumEnv
-from marlvec.envs.adapters.parallel import PettingZooParallelEnv
+from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
+from marlvec.envs.adapters.parallel import ParallelAdapter
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.errors import ArgumentError
 from marlvec.testing.env_checks.aec import TurnPlayer
@@ -69,10 +69,10 @@ def _player_of(env: Any, max_steps: int) -> Player:
     if not isinstance(adapter, Adapter):
         return SlotPlayer(adapter, max_steps)
     raw, name = adapter.env, adapter.name
-    if isinstance(adapter, PettingZooParallelEnv):
+    if isinstance(adapter, ParallelAdapter):
         return ParallelPlayer(raw, name, max_steps)
-    if isinstance(adapter, PettingZooAECEnv):
+    if isinstance(adapter, AECAdapter):
         return TurnPlayer(raw, name, max_steps)
-    if isinstance(adapter, GymnasiumEnv):
+    if isinstance(adapter, GymnasiumAdapter):
         return SinglePlayer(raw, name, max_steps)
     return KeyedPlayer(raw, name, list(adapter.ids), max_steps)

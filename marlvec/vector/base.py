@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
 from marlvec.spaces import batch_space
-from marlvec.vector.call_state import CONTROL_CALLS, STREAM, Calls
-from marlvec.vector.data.buffer_reuse import Copies
+from marlvec.vector.call_state import CONTROL_CALLS, STREAM, CallState
+from marlvec.vector.data.buffer_reuse import BufferReuse
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.report import Report
-from marlvec.vector.faults.failures import Loss, out_of_space, raise_failures
+from marlvec.vector.faults.failures import WorkerLost, out_of_space, raise_failures
 from marlvec.vector.faults.recovery import Recovery
-from marlvec.vector.faults.restarts import Budget
-from marlvec.vector.seeding import stream
+from marlvec.vector.faults.restarts import RestartBudget
+from marlvec.vector.seeding import random_stream
 from marlvec.vector.settings import Settings
 from marlvec.vector.validation.actions import ActionWriter
-from marlvec.vector.validation.observations import ObsValidator
+from marlvec.vector.validation.observations import ObservationValidator
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["Described", "Engine"]
+__all__ = ["Described", "VectorEnvBase"]
 
 
 class Described:
@@ -101,7 +101,7 @@ class Described:
         return range(self.agent_num)[agent]
 
 
-class Engine(Described, ABC):
+class VectorEnvBase(Described, ABC):
     """Sends requests to shards and hands out their replies; every reply belongs to one numbered request.
 
     Attributes:
@@ -131,12 +131,12 @@ class Engine(Described, ABC):
         self.on_fault = settings.on_fault
         self.brings_state = bool(settings.state)
         self._settings = settings
-        self._copier = Copies()  # of arrays of all envs' rows
-        self._calls = Calls(num_envs)
+        self._copier = BufferReuse()  # of arrays of all envs' rows
+        self._calls = CallState(num_envs)
         self._everyone = np.arange(num_envs)
         self._everyone.flags.writeable = False
-        self._budget = Budget(settings.limit)
-        self._rng = stream(None)  # for `random_action`
+        self._budget = RestartBudget(settings.limit)
+        self._rng = random_stream(None)  # for `random_action`
         self._report = Report()  # of replies that have arrived and were not handed out yet
         self._news: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that came in just now
         self.drive_count = 0
@@ -148,7 +148,7 @@ class Engine(Described, ABC):
         self._describe(spec, grouped=self._settings.grouped, autoreset_mode=self.autoreset_mode)
         self._buffers = buffers
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=self._settings.validate)
-        self._validator = ObsValidator(spec, self._settings.validate)
+        self._validator = ObservationValidator(spec, self._settings.validate)
         self._recovery = Recovery(
             self.num_envs,
             len(spec.agents),
@@ -171,7 +171,7 @@ class Engine(Described, ABC):
                 one entry per env.
 
         Raises:
-            Loss: A worker is gone, and its envs are not to be revived.
+            WorkerLost: A worker is gone, and its envs are not to be revived.
         """
 
     @abstractmethod
@@ -186,7 +186,7 @@ class Engine(Described, ABC):
             False if time ran out.
 
         Raises:
-            Loss: A worker is gone.
+            WorkerLost: A worker is gone.
         """
 
     def _start_worker(self, w: int) -> None:
@@ -228,7 +228,7 @@ class Engine(Described, ABC):
             for request in requests:
                 self._dispatch(*request)
             self._arrive(ready, None)
-        except Loss as loss:
+        except WorkerLost as loss:
             self._give_up(loss)
         except BaseException:  # something cannot be pickled, or Ctrl-C
             if self._sending:
@@ -264,7 +264,7 @@ class Engine(Described, ABC):
                     self._arrive(ids, report)
                 self._news.clear()
                 self._taking = False
-            except Loss as loss:
+            except WorkerLost as loss:
                 self._lose(loss)
                 continue
             except Exception:
@@ -299,10 +299,10 @@ class Engine(Described, ABC):
                     self._dispatch(*self._recovery.rebuild(index))
                 else:
                     self._start_worker(index)
-            except Loss as loss:
+            except WorkerLost as loss:
                 self._lose(loss)
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose(self, loss: WorkerLost) -> None:
         """A worker is gone: have its envs brought back or masked, or raise."""
         calls = self._calls
         control = calls.pending in CONTROL_CALLS
@@ -319,7 +319,7 @@ class Engine(Described, ABC):
             report = Report(failures=failures)
         self._arrive(ready, report)
 
-    def _give_up(self, loss: Loss) -> NoReturn:
+    def _give_up(self, loss: WorkerLost) -> NoReturn:
         """Raise what only close() can follow; what has arrived goes with it."""
         self._calls.broken = loss.error
         if self._calls.pending not in CONTROL_CALLS:

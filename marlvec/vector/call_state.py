@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from marlvec.errors import BrokenError, BusyError, ClosedError, MarlvecError, NothingPendingError, NotResetError
 
-__all__ = ["CONTROL_CALLS", "STREAM", "Calls", "alone", "whole"]
+__all__ = ["CONTROL_CALLS", "STREAM", "CallState", "alone", "whole"]
 
 STREAM = ("send", "async_reset")
-"""Calls that may be made while others of their kind are under way, of other envs; ``recv`` brings what they asked."""
+"""CallState that may be made while others of their kind are under way, of other envs; ``recv`` brings what they asked."""
 
 
 CONTROL_CALLS = ("call", "exec_func", "get_attr", "set_attr", "env_is_wrapped", "render", "state")
-"""Calls that bring answers, not rows."""
+"""CallState that bring answers, not rows."""
 
 
-class Calls:
+class CallState:
     """The calls of one vectorizer.
 
     An env goes from idle to in flight (`begin`), to arrived (`arrive`), and back to idle (`hand_out`). Nothing but
@@ -198,7 +198,7 @@ def _join(batches: list[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 class _HasCalls(Protocol):
-    _calls: Calls
+    _calls: CallState
 
     def _settle(self) -> None: ...
 

@@ -17,10 +17,10 @@ from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
 from marlvec.envs.wrapper_chain import find_method, get_attribute, is_wrapped, set_attribute
 from marlvec.errors import ArgumentError
-from marlvec.native.env_view import NativeWorld
+from marlvec.native.env_view import NativeEnvView
 
 __all__ = [
-    "Call",
+    "CallMethod",
     "Command",
     "Execute",
     "GetAttribute",
@@ -30,7 +30,7 @@ __all__ = [
     "SetAttribute",
     "describe",
     "spread_attribute",
-    "WorldHandle",
+    "CommandTarget",
 ]
 
 Command = Callable[[MultiAgentEnv], Any]
@@ -61,8 +61,8 @@ class PerEnv:
 
 
 @dataclass(frozen=True)
-class Call:
-    """Call a method of the env.
+class CallMethod:
+    """CallMethod a method of the env.
 
     Attributes:
         name: The method's.
@@ -79,7 +79,7 @@ class Call:
             raise ArgumentError(f"call({self.name!r}) would go behind the vectorizer's back; {_REFUSED[self.name]}")
 
     def __call__(self, env: MultiAgentEnv) -> Any:
-        return find_method(env, self.name)(*_private(self.args), **_private(dict(self.kwargs)))
+        return find_method(env, self.name)(*_copy_or_share(self.args), **_copy_or_share(dict(self.kwargs)))
 
 
 @dataclass(frozen=True)
@@ -100,19 +100,19 @@ class SetAttribute:
     value: Any
 
     def __call__(self, env: MultiAgentEnv) -> None:
-        set_attribute(env, self.name, _private(self.value))
+        set_attribute(env, self.name, _copy_or_share(self.value))
 
 
 @dataclass(frozen=True)
 class Execute:
-    """Call a function with the user's env, outermost wrapper and all."""
+    """CallMethod a function with the user's env, outermost wrapper and all."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, env: MultiAgentEnv) -> Any:
-        return self.function(env.unwrapped, *_private(self.args), **_private(dict(self.kwargs)))
+        return self.function(env.unwrapped, *_copy_or_share(self.args), **_copy_or_share(dict(self.kwargs)))
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def describe(command: Command) -> str:
         IsWrapped: "env_is_wrapped",
         Render: "render",
     }
-    return command.name if isinstance(command, Call) else names[type(command)]
+    return command.name if isinstance(command, CallMethod) else names[type(command)]
 
 
 def spread_attribute(name: str, value: Any, n: int) -> list[Command]:
@@ -164,17 +164,17 @@ def spread_attribute(name: str, value: Any, n: int) -> list[Command]:
     return [SetAttribute(name, one) for one in value.values]
 
 
-def _private(value: Any) -> Any:
+def _copy_or_share(value: Any) -> Any:
     try:
         return deepcopy(value)
     except Exception:
         return value  # a lock, a socket: there is only the one, and its owner meant that one
 
 
-class WorldHandle(MultiAgentEnv):
+class CommandTarget(MultiAgentEnv):
     """A world where control commands expect an env; it can be asked, not stepped."""
 
-    def __init__(self, world: NativeWorld, name: str) -> None:
+    def __init__(self, world: NativeEnvView, name: str) -> None:
         self.name = name
         self._world = world
 

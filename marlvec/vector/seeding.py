@@ -10,7 +10,7 @@ import numpy as np
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["check_seed", "env_seeds", "restart_seed", "spread", "stream"]
+__all__ = ["check_seed", "env_seeds", "restart_seed", "spread_seeds", "random_stream"]
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -62,7 +62,7 @@ def check_seed(seed: Any, where: str = "seed") -> int:
     raise ArgumentError(f"{where} must be an integer from 0 to 2**64 - 1, got {seed!r} ({type(seed).__name__})")
 
 
-def spread(seed: int | Sequence[int | None] | None, env_ids: Sequence[int], num_envs: int) -> list[int | None]:
+def spread_seeds(seed: int | Sequence[int | None] | None, env_ids: Sequence[int], num_envs: int) -> list[int | None]:
     """One seed per env in ``env_ids``; a sequence gives them one by one, as they are.
 
     Raises:
@@ -78,6 +78,6 @@ def spread(seed: int | Sequence[int | None] | None, env_ids: Sequence[int], num_
     return [seeds[i] for i in env_ids]
 
 
-def stream(seed: int | None) -> np.random.Generator:
+def random_stream(seed: int | None) -> np.random.Generator:
     """A random stream beside those of the envs, from the seed that is spread over them; None for fresh entropy."""
     return np.random.default_rng(None if seed is None else np.random.SeedSequence(check_seed(seed), spawn_key=(0, 1)))

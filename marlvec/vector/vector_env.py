@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.errors import ArgumentError, BusyError, NothingPendingError
-from marlvec.vector.base import Engine
+from marlvec.vector.base import VectorEnvBase
 from marlvec.vector.call_state import STREAM, alone, whole
-from marlvec.vector.commands import Call, Command, Execute, GetAttribute, IsWrapped, Render, spread_attribute
+from marlvec.vector.commands import CallMethod, Command, Execute, GetAttribute, IsWrapped, Render, spread_attribute
 from marlvec.vector.faults.failures import raise_failures
 from marlvec.vector.faults.recovery import Fault
 from marlvec.vector.random_action import random_actions
-from marlvec.vector.seeding import check_seed, spread, stream
+from marlvec.vector.seeding import check_seed, random_stream, spread_seeds
 from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["Controls", "VectorEnv"]
 
 
-class Controls(Engine):
+class Controls(VectorEnvBase):
     """Control calls: they run where the envs live, one after the other, and cost no episode.
 
     All of them take ``indices``, the envs to ask (None: all), and answer with one entry per chosen env, in their order.
@@ -37,7 +37,7 @@ class Controls(Engine):
 
     @whole
     def call(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of the envs, on the outermost wrapper that has it.
+        """CallMethod a method of the envs, on the outermost wrapper that has it.
 
         Args:
             name: The method's. ``reset``, ``step``, ``seed`` and ``close`` are refused.
@@ -51,7 +51,7 @@ class Controls(Engine):
     @alone
     def call_send(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> None:
         """Ask for what `call` does; `call_fetch` brings the answers."""
-        self._ask("call", Call(name, args, kwargs), indices)
+        self._ask("call", CallMethod(name, args, kwargs), indices)
 
     @alone
     def call_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -498,10 +498,10 @@ class VectorEnv(Controls):
     def _send_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
         self._calls.check_free(ids, call)
-        seeds = spread(seed, ids.tolist(), self.num_envs)
+        seeds = spread_seeds(seed, ids.tolist(), self.num_envs)
         spread_out = spread_options(options, len(ids))
         if ids is self._everyone and isinstance(seed, (int, np.integer)):
-            self._rng = stream(int(seed))
+            self._rng = random_stream(int(seed))
         self._begin(call, "reset", ids, (seeds, spread_out))
 
     def _send_actions(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:

@@ -12,7 +12,7 @@ from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import RestartQuietly
 from marlvec.spaces import own_objects
 from marlvec.vector.data.buffers import Buffers, Selection, split_flags
-from marlvec.vector.data.infos import Cut, fill_in, stack_infos
+from marlvec.vector.data.infos import ColumnRows, put_columns, stack_infos
 from marlvec.vector.data.report import Report
 
 __all__ = ["VectorStep"]
@@ -80,12 +80,12 @@ class VectorStep:
         copier: Callable[[AnyArray], AnyArray] = np.ndarray.copy,
     ) -> None:
         # The common case has a function in C of its own.
-        cut = copier if copy and rows.__class__ is slice and rows == slice(None) else _cutter(rows, copy=copy)
+        cut = copier if copy and rows.__class__ is slice and rows == slice(None) else _row_copier(rows, copy=copy)
         self._spec: EnvSpec = buffers.spec
         self._grouped = grouped
         self._infos, self._final_infos, self._faults = report.infos, report.final_infos, report.faults
-        self._columns: Cut = {} if report.columns is None else report.columns.cut(cut)
-        self._final_columns: Cut = {} if report.final_columns is None else report.final_columns.cut(cut)
+        self._columns: ColumnRows = {} if report.columns is None else report.columns.cut(cut)
+        self._final_columns: ColumnRows = {} if report.final_columns is None else report.final_columns.cut(cut)
         self.env_ids = env_ids
         cut_leaf = _with_own_objects(cut) if copy and buffers.has_objects else cut
         self.obs_leaves = [[cut_leaf(leaf) for leaf in leaves] for leaves in buffers.obs]
@@ -178,7 +178,7 @@ class VectorStep:
         """Gymnasium's dict of arrays, see `marlvec.vector.data.infos`; first axis is that of ``env_ids``."""
         out = self._stack(self._infos) if self._infos else {}
         if self._columns:
-            fill_in(out, self._columns, len(self._spec.agents))
+            put_columns(out, self._columns, len(self._spec.agents))
         out["alive"] = self.alive
         out["acting"] = self.acting
         mask = self.action_mask
@@ -203,7 +203,7 @@ class VectorStep:
             out["final_info"] = self._stack(self._final_infos)
             out["_final_info"] = np.isin(self.env_ids, list(self._final_infos))
         if self._final_columns:
-            fill_in(out.setdefault("final_info", {}), self._final_columns, len(self._spec.agents))
+            put_columns(out.setdefault("final_info", {}), self._final_columns, len(self._spec.agents))
             out["_final_info"] = whole
         return out
 
@@ -238,7 +238,7 @@ class VectorStep:
         return stack_infos(own, len(self.env_ids), self._spec.agents)
 
 
-def _cutter(rows: Selection, *, copy: bool) -> Callable[[AnyArray], AnyArray]:
+def _row_copier(rows: Selection, *, copy: bool) -> Callable[[AnyArray], AnyArray]:
     """What takes these rows of an array: as a copy, or as a view that cannot be written to."""
 
     def cut(array: AnyArray) -> AnyArray:

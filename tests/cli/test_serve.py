@@ -203,7 +203,7 @@ def test_what_a_command_line_may_have_wrong(tmp_path: Path) -> None:
         assert result.exit_code == code, result.output
         assert what in " ".join(result.output.split())
     with pytest.raises(CheckpointError, match="holds no policy"):
-        from marlvec.serialization.archive import write_file
+        from marlvec.serialization.archive import write_archive
 
-        write_file("empty.npz", {})
+        write_archive("empty.npz", {})
         load_policy("empty.npz")

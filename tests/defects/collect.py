@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from marlvec.collect import batch_builder
-from marlvec.collect.acting.policy_router import Cast
-from marlvec.collect.acting.policy_runner import Ready, Role, Selection
-from marlvec.collect.acting.row_builder import Intake
-from marlvec.collect.batch_builder import Delivery, Harvest
-from marlvec.collect.episodes import Episode, Episodes
-from marlvec.collect.rollout import Loop
-from marlvec.collect.scheduling.env_step import Arrival
-from marlvec.collect.storage.slot_buffer import Trajectories
+from marlvec.collect.acting.policy_router import PolicyRouter
+from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows, Selection
+from marlvec.collect.acting.row_builder import RowBuilder
+from marlvec.collect.batch_builder import BatchBuilder, Delivery
+from marlvec.collect.episodes import Episode, EpisodeTracker
+from marlvec.collect.rollout import RolloutLoop
+from marlvec.collect.scheduling.env_step import EnvStep
+from marlvec.collect.storage.slot_buffer import SlotBuffer
 from marlvec.connectors import Rows
 from tests.defects.registry import Patch, after, during, found_by
 
@@ -31,19 +31,19 @@ LOST = "tests/collect/rollout/test_lost_episodes.py"
 
 
 def give(
-    patch: Patch, column: str, values: Callable[[Intake, Role, Selection, Arrival], Any], *, of_last: bool
+    patch: Patch, column: str, values: Callable[[RowBuilder, PolicyRunner, Selection, EnvStep], Any], *, of_last: bool
 ) -> None:
     """Put other values into a column of rows before the agent connectors see them; of last rows, or of all."""
-    rows_of = Intake.rows
+    rows_of = RowBuilder.rows
 
-    def rows(intake: Intake, role: Role, chosen: Selection, arrival: Arrival, *, last: bool) -> Any:
+    def rows(intake: RowBuilder, role: PolicyRunner, chosen: Selection, arrival: EnvStep, *, last: bool) -> Any:
         if of_last and not last:
             return rows_of(intake, role, chosen, arrival, last=last)
         observe, wrong = role.observe, values(intake, role, chosen, arrival)
         with during(role, "observe", lambda found: observe(found.replace(**{column: wrong}))):
             return rows_of(intake, role, chosen, arrival, last=last)
 
-    patch.setattr(Intake, "rows", rows)
+    patch.setattr(RowBuilder, "rows", rows)
 
 
 @found_by(REFERENCE)
@@ -62,7 +62,7 @@ def collected_rows_are_views(patch: Patch) -> None:
 def collected_truncated_is_terminated(patch: Patch) -> None:
     """Whoever is truncated is said to be terminated."""
 
-    def ended(intake: Intake, role: Role, chosen: Selection, arrival: Arrival) -> Any:
+    def ended(intake: RowBuilder, role: PolicyRunner, chosen: Selection, arrival: EnvStep) -> Any:
         return intake._cast.pick(role, chosen, arrival.ended)
 
     give(patch, "terminated", ended, of_last=True)
@@ -72,61 +72,61 @@ def collected_truncated_is_terminated(patch: Patch) -> None:
 def collected_early_rewards_dropped(patch: Patch) -> None:
     """What an agent is paid before its first row is dropped."""
 
-    def drop(_: Any, intake: Intake, role: Role, chosen: Selection, *rest: Any) -> None:
+    def drop(_: Any, intake: RowBuilder, role: PolicyRunner, chosen: Selection, *rest: Any) -> None:
         intake._episodes.owed_L[chosen.lanes] = 0.0
 
-    after(patch, Intake, "rows", drop)
+    after(patch, RowBuilder, "rows", drop)
 
 
 @found_by(REFERENCE)
 def collected_idle_rewards_dropped(patch: Patch) -> None:
     """A row's reward is that of the last step alone: what an idle agent was paid before is dropped."""
-    rows_of = Intake.rows
+    rows_of = RowBuilder.rows
 
-    def rows(intake: Intake, role: Role, chosen: Selection, arrival: Arrival, *, last: bool) -> Any:
+    def rows(intake: RowBuilder, role: PolicyRunner, chosen: Selection, arrival: EnvStep, *, last: bool) -> Any:
         intake._episodes.owed_L[chosen.places] = intake._cast.pick(role, chosen, arrival.rewards)
         return rows_of(intake, role, chosen, arrival, last=last)
 
-    patch.setattr(Intake, "rows", rows)
+    patch.setattr(RowBuilder, "rows", rows)
 
 
 @found_by(REFERENCE)
 def collected_final_obs_of_the_next_episode(patch: Patch) -> None:
     """The final observation is the next episode's first."""
-    rows_of = Intake.rows
+    rows_of = RowBuilder.rows
 
-    def rows(intake: Intake, role: Role, chosen: Selection, arrival: Arrival, *, last: bool) -> Any:
+    def rows(intake: RowBuilder, role: PolicyRunner, chosen: Selection, arrival: EnvStep, *, last: bool) -> Any:
         arrival = copy.copy(arrival)
         arrival.final = arrival.obs
         return rows_of(intake, role, chosen, arrival, last=last)
 
-    patch.setattr(Intake, "rows", rows)
+    patch.setattr(RowBuilder, "rows", rows)
 
 
 @found_by(REFERENCE)
 def collected_first_obs_of_the_episode_before(patch: Patch) -> None:
     """Outside same-step mode, the first observation of an episode is the last of the one before."""
-    renew = Arrival.renew
+    renew = EnvStep.renew
 
-    def keep(arrival: Arrival, other: Arrival) -> None:
+    def keep(arrival: EnvStep, other: EnvStep) -> None:
         before = [[leaf.copy() for leaf in leaves] for leaves in arrival.obs]
         renew(arrival, other)
         for leaves, old_leaves in zip(arrival.obs, before, strict=True):
             for leaf, old in zip(leaves, old_leaves, strict=True):
                 leaf[...] = old
 
-    patch.setattr(Arrival, "renew", keep)
+    patch.setattr(EnvStep, "renew", keep)
 
 
 @found_by(f"{REFERENCE}::test_connectors_stand_between_envs_policies_and_batches")
 def collected_last_rows_pass_connectors_by(patch: Patch) -> None:
     """Final observations do not go through the agent connectors."""
-    observe = Role.observe
+    observe = PolicyRunner.observe
 
-    def pass_by(role: Role, rows: Rows) -> Any:
+    def pass_by(role: PolicyRunner, rows: Rows) -> Any:
         return (rows, None) if rows["last"][0] else observe(role, rows)
 
-    patch.setattr(Role, "observe", pass_by)
+    patch.setattr(PolicyRunner, "observe", pass_by)
 
 
 # --- who plays, and what goes to the envs
@@ -135,9 +135,9 @@ def collected_last_rows_pass_connectors_by(patch: Patch) -> None:
 @found_by(REFERENCE)
 def collected_actions_of_wrong_rows(patch: Patch) -> None:
     """Each agent's action goes to another."""
-    actions = Cast.actions
+    actions = PolicyRouter.actions
 
-    def confuse(cast: Cast, parts: Any, env_ids: Any, *, grouped: bool) -> Any:
+    def confuse(cast: PolicyRouter, parts: Any, env_ids: Any, *, grouped: bool) -> Any:
         def wrong(part: Any) -> Any:
             if len(part.lanes) == len(env_ids) * len(cast.groups[part.group_index].agents):
                 return part
@@ -145,57 +145,57 @@ def collected_actions_of_wrong_rows(patch: Patch) -> None:
 
         return actions(cast, list(map(wrong, parts)), env_ids, grouped=grouped)
 
-    patch.setattr(Cast, "actions", confuse)
+    patch.setattr(PolicyRouter, "actions", confuse)
 
 
 @found_by("tests/collect/acting/test_connectors.py")
 def collected_connectors_remember(patch: Patch) -> None:
     """Agent connectors are not told that episodes begin."""
-    begin = Role.begin
+    begin = PolicyRunner.begin
 
-    def keep(role: Role, env_ids: Any) -> None:
+    def keep(role: PolicyRunner, env_ids: Any) -> None:
         with during(role.agent_connectors, "reset", lambda env_ids: None):
             begin(role, env_ids)
 
-    patch.setattr(Role, "begin", keep)
+    patch.setattr(PolicyRunner, "begin", keep)
 
 
 @found_by("tests/collect/acting/test_mapping.py")
 def collected_mapping_asked_mid_episode(patch: Patch) -> None:
     """When an episode begins, who plays in the running ones is settled anew, too."""
 
-    def settle(_: Any, episodes: Episodes, env_ids: Any, entropy: int) -> None:
+    def settle(_: Any, episodes: EpisodeTracker, env_ids: Any, entropy: int) -> None:
         if (function := episodes._function) is None:
             return
         for i in set(range(len(episodes.policy_NA))) - set(env_ids.tolist()):
             episode = Episode(*episodes.identity(i), entropy)
             episodes.policy_NA[i] = [episodes._index[function(name, episode)] for name in episodes._agents]
 
-    after(patch, Episodes, "begin", settle)
+    after(patch, EpisodeTracker, "begin", settle)
 
 
 @found_by(REFERENCE)
 def collected_t_goes_on(patch: Patch) -> None:
     """Decisions are counted on from the episode before."""
-    begin = Episodes.begin
+    begin = EpisodeTracker.begin
 
-    def go_on(episodes: Episodes, *what: Any) -> bool:
+    def go_on(episodes: EpisodeTracker, *what: Any) -> bool:
         turns = episodes.turn_L.copy()
         changed = begin(episodes, *what)
         episodes.turn_L[:] = turns
         return changed
 
-    patch.setattr(Episodes, "begin", go_on)
+    patch.setattr(EpisodeTracker, "begin", go_on)
 
 
 @found_by(AT_FAULT)
 def collected_half_a_tick_kept(patch: Patch) -> None:
     """Where a policy raises, those before it forget that their rows wait."""
 
-    def forget(_: Any, role: Role, ready: Ready) -> None:
+    def forget(_: Any, role: PolicyRunner, ready: ReadyRows) -> None:
         role.ready = role.ready.take(~np.isin(role.ready.lanes, ready.lanes))
 
-    after(patch, Role, "act", forget)
+    after(patch, PolicyRunner, "act", forget)
 
 
 # --- what goes into a batch
@@ -204,8 +204,8 @@ def collected_half_a_tick_kept(patch: Patch) -> None:
 @found_by(REFERENCE)
 def collected_leftovers_doubled(patch: Patch) -> None:
     """Rows that were handed over come again in the next batch."""
-    forget = Trajectories.forget
-    patch.setattr(Trajectories, "forget", lambda kept, slots, current: forget(kept, slots[1:], current))
+    forget = SlotBuffer.forget
+    patch.setattr(SlotBuffer, "forget", lambda kept, slots, current: forget(kept, slots[1:], current))
 
 
 @found_by(REFERENCE)
@@ -222,14 +222,14 @@ def collected_more_than_asked(patch: Patch) -> None:
 @found_by(REFERENCE)
 def collected_newest_rows_first(patch: Patch) -> None:
     """Where rows are left over for the next batch, they are the oldest."""
-    order = Trajectories.closing_order
-    patch.setattr(Trajectories, "closing_order", lambda kept, slots: tuple(-numbers for numbers in order(kept, slots)))
+    order = SlotBuffer.closing_order
+    patch.setattr(SlotBuffer, "closing_order", lambda kept, slots: tuple(-numbers for numbers in order(kept, slots)))
 
 
 @found_by(REFERENCE)
 def collected_parts_of_episodes(patch: Patch) -> None:
     """Batches of whole episodes hold the beginnings of others."""
-    patch.setattr(Harvest, "of_episodes", lambda harvest, eps_ids: harvest.all_closed())
+    patch.setattr(BatchBuilder, "of_episodes", lambda harvest, eps_ids: harvest.all_closed())
 
 
 @found_by(REFERENCE)
@@ -246,15 +246,15 @@ def collected_untrained_not_counted(patch: Patch) -> None:
 @found_by(AT_FAULT)
 def collected_version_of_the_batch(patch: Patch) -> None:
     """A row carries the version that its policy has when the batch is made."""
-    reap = Harvest.reap
+    reap = BatchBuilder.reap
 
-    def stamp(harvest: Harvest, *what: Any) -> Any:
+    def stamp(harvest: BatchBuilder, *what: Any) -> Any:
         for role in harvest._roles:
             if "policy_version" in role.trajectories._answers:
                 role.trajectories._answers["policy_version"].leaves[0][...] = role.policy.version
         return reap(harvest, *what)
 
-    patch.setattr(Harvest, "reap", stamp)
+    patch.setattr(BatchBuilder, "reap", stamp)
 
 
 # --- episodes that are lost
@@ -263,24 +263,24 @@ def collected_version_of_the_batch(patch: Patch) -> None:
 @found_by(LOST)
 def collected_handed_steps_lost_too(patch: Patch) -> None:
     """Env steps that a batch has counted are counted as lost with their episode, too."""
-    lose = Episodes.lose
+    lose = EpisodeTracker.lose
 
-    def count(episodes: Episodes, env_ids: Any) -> int:
+    def count(episodes: EpisodeTracker, env_ids: Any) -> int:
         lose(episodes, env_ids)
         return int(episodes.length_N[env_ids].sum())
 
-    patch.setattr(Episodes, "lose", count)
+    patch.setattr(EpisodeTracker, "lose", count)
 
 
 @found_by(LOST)
 def collected_rows_of_lost_episodes(patch: Patch) -> None:
     """What is stored of a lost episode still comes into batches."""
-    lose = Loop._lose
+    lose = RolloutLoop._lose
 
-    def keep(loop: Loop, arrival: Arrival) -> None:
+    def keep(loop: RolloutLoop, arrival: EnvStep) -> None:
         with ExitStack() as stack:
             for role in loop._roles:
                 stack.enter_context(during(role.trajectories, "of_episodes", lambda eps_ids: np.zeros(0, np.int64)))
             lose(loop, arrival)
 
-    patch.setattr(Loop, "_lose", keep)
+    patch.setattr(RolloutLoop, "_lose", keep)

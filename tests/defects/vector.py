@@ -12,10 +12,10 @@ import numpy as np
 
 from marlvec.errors import FetchTimeout
 from marlvec.vector.backends.process import AsyncVectorEnv
-from marlvec.vector.base import Engine
+from marlvec.vector.base import VectorEnvBase
 from marlvec.vector.data import buffer_reuse
 from marlvec.vector.data.buffers import Buffers
-from marlvec.vector.faults.failures import Loss, Obituary
+from marlvec.vector.faults.failures import WorkerExit, WorkerLost
 from marlvec.vector.faults.recovery import FaultLog, Recovery
 from marlvec.vector.processes.channel import ChannelClosed
 from marlvec.vector.processes.watchdog import Watchdog
@@ -134,7 +134,7 @@ def in_flight_env_not_revived(patch: Patch) -> None:
     """Envs in flight when their worker died are handed out as they were."""
     worker_lost = Recovery.worker_lost
 
-    def hand_out(recovery: Recovery, loss: Loss, *rest: Any, control: bool) -> Any:
+    def hand_out(recovery: Recovery, loss: WorkerLost, *rest: Any, control: bool) -> Any:
         done = worker_lost(recovery, loss, *rest, control=control)
         return done if done is None else ([], loss.in_flight)
 
@@ -162,7 +162,7 @@ def only_the_culprit_is_lost(patch: Patch) -> None:
     """Of a dead worker's envs only the one at work is taken to be lost."""
     worker_lost = Recovery.worker_lost
 
-    def blame(recovery: Recovery, loss: Loss, *rest: Any, control: bool) -> Any:
+    def blame(recovery: Recovery, loss: WorkerLost, *rest: Any, control: bool) -> Any:
         before = set(recovery._lost)
         done = worker_lost(recovery, loss, *rest, control=control)
         if loss.culprits:
@@ -202,7 +202,7 @@ def wrong_env_blamed(patch: Patch) -> None:
     """A worker that died is said to have been at work on another env."""
     bury = Crew.bury
 
-    def blame(crew: Crew, *who: Any, **how: Any) -> Obituary:
+    def blame(crew: Crew, *who: Any, **how: Any) -> WorkerExit:
         obituary = bury(crew, *who, **how)
         at = obituary.at_work_on
         return obituary if at is None else replace(obituary, at_work_on=max(obituary.first, at - 1))
@@ -218,7 +218,7 @@ def incarnation_not_counted(patch: Patch) -> None:
     """Envs that were lost with their neighbour's worker are not counted as built anew."""
     worker_lost, anew = Recovery.worker_lost, Recovery._anew
 
-    def lose(recovery: Recovery, loss: Loss, *rest: Any, control: bool) -> Any:
+    def lose(recovery: Recovery, loss: WorkerLost, *rest: Any, control: bool) -> Any:
         asked = [] if control else loss.in_flight.tolist()
         with during(recovery, "_anew", lambda ids: anew(recovery, asked)):
             return worker_lost(recovery, loss, *rest, control=control)
@@ -303,7 +303,7 @@ def restarts_without_limit(patch: Patch) -> None:
     """Restarts are counted by process, not by worker."""
     worker_lost = Recovery.worker_lost
 
-    def count(recovery: Recovery, loss: Loss, *rest: Any, control: bool) -> Any:
+    def count(recovery: Recovery, loss: WorkerLost, *rest: Any, control: bool) -> Any:
         spend = recovery._budget.spend
         with during(recovery._budget, "spend", lambda _, why: spend(("worker", loss.error.pid), why)):
             return worker_lost(recovery, loss, *rest, control=control)
@@ -354,7 +354,7 @@ def outstanding_requests_not_cleared(patch: Patch) -> None:
     """A worker that was replaced still owes the answers of the one before it."""
     loss_of = AsyncVectorEnv._loss
 
-    def owe(envs: AsyncVectorEnv, w: int, *rest: Any) -> Loss:
+    def owe(envs: AsyncVectorEnv, w: int, *rest: Any) -> WorkerLost:
         owed = list(envs._crew.outstanding[w])
         loss = loss_of(envs, w, *rest)
         envs._crew.outstanding[w].extend(owed)
@@ -366,9 +366,9 @@ def outstanding_requests_not_cleared(patch: Patch) -> None:
 @found_by(MACHINE)
 def stale_reply_after_a_timeout(patch: Patch) -> None:
     """A fetch that runs out of time forgets its request; the late answer is taken for that to the next one."""
-    wait_for, take = Engine._wait_for, AsyncVectorEnv._take
+    wait_for, take = VectorEnvBase._wait_for, AsyncVectorEnv._take
 
-    def forget(engine: Engine, *what: Any) -> None:
+    def forget(engine: VectorEnvBase, *what: Any) -> None:
         try:
             wait_for(engine, *what)
         except FetchTimeout:
@@ -380,16 +380,16 @@ def stale_reply_after_a_timeout(patch: Patch) -> None:
         queue[0] = queue[0][0], queue[-1][1]  # the number of the first one, the envs of the last
         return take(envs, w)
 
-    patch.setattr(Engine, "_wait_for", forget)
+    patch.setattr(VectorEnvBase, "_wait_for", forget)
     patch.setattr(AsyncVectorEnv, "_take", mistake)
 
 
 @found_by(MACHINE)
 def ended_env_has_an_episode(patch: Patch) -> None:
     """With autoreset disabled, an env that was lost needs no reset."""
-    deliver = Engine._deliver
+    deliver = VectorEnvBase._deliver
 
-    def go_on(engine: Engine, **how: Any) -> VectorStep:
+    def go_on(engine: VectorEnvBase, **how: Any) -> VectorStep:
         lost = np.array(list(engine._report.faults), np.int64)
         try:
             return deliver(engine, **how)
@@ -397,7 +397,7 @@ def ended_env_has_an_episode(patch: Patch) -> None:
             if engine.autoreset_mode == "disabled":
                 engine._calls.have_episodes(lost)
 
-    patch.setattr(Engine, "_deliver", go_on)
+    patch.setattr(VectorEnvBase, "_deliver", go_on)
 
 
 @found_by(f"{RESTART}::test_slow_is_not_hung")

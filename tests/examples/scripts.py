@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.serialization.archive import read_file
+from marlvec.serialization.archive import read_archive
 from marlvec.serialization.values import decode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -25,7 +25,7 @@ def run(name: str, *arguments: object) -> None:
 
 def checkpoint(folder: Path) -> dict[str, Any]:
     """All that a script wrote down for --resume, arrays as their bytes, so that two can be compared."""
-    found: dict[str, Any] = _comparable(decode(read_file(folder / "checkpoint.npz")["state"]))
+    found: dict[str, Any] = _comparable(decode(read_archive(folder / "checkpoint.npz")["state"]))
     return found
 
 

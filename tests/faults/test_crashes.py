@@ -20,7 +20,7 @@ from marlvec import AsyncVectorEnv
 from marlvec.errors import EnvRaised, WorkerDied
 from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv
 from marlvec.vector.processes import worker_process
-from marlvec.vector.processes.stack_dump import StackFile
+from marlvec.vector.processes.stack_dump import StackDump
 from marlvec.vector.processes.worker_process import WorkerProcess
 from tests.waiting import LONG, until, within
 
@@ -175,7 +175,7 @@ def test_what_a_worker_says_is_bounded_and_plain() -> None:
         assert "… left out …" in stacks
         assert "in strike\n" in stacks, "what hangs is told, however many threads there are"
         envs.close(timeout=0)
-    file = StackFile()
+    file = StackDump()
     try:
         assert file.ask(lambda: None, 0.01) == ""
         wild = b"one\x1b[31m\x07\x00 \xff\r\ntwo\t\xe2\x80\xae!\xc2\x9b\n"

@@ -26,7 +26,7 @@ from marlvec import AsyncVectorEnv
 from marlvec.errors import EnvRaised, ResourceError, WorkerDied
 from marlvec.testing.scripted import CounterEnv, decode, decode_reward
 from marlvec.vector.processes import limits
-from marlvec.vector.processes.fork_server.client import Server, ensure_server
+from marlvec.vector.processes.fork_server.client import ForkServerClient, ensure_server
 from tests.faults.harness.programs import alive, run, wait_gone
 from tests.waiting import LONG, within
 
@@ -232,18 +232,18 @@ def test_forks_do_not_wait_for_each_other(tmp_path: Path) -> None:
 def test_an_interrupt_while_a_worker_is_being_started(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer that nobody waits for any more is not taken for that to the next request."""
     factories = [partial(CounterEnv, env_index=i) for i in range(3)]
-    answer = Server.answer
+    answer = ForkServerClient.answer
     for k in range(3):
         answers = iter(range(k))
 
-        def interrupted(self: Server, answers: Iterator[int] = answers) -> Any:
+        def interrupted(self: ForkServerClient, answers: Iterator[int] = answers) -> Any:
             if next(answers, None) is None:
                 monkeypatch.undo()
                 raise KeyboardInterrupt
             return answer(self)
 
         server = ensure_server()  # which asks nothing
-        monkeypatch.setattr(Server, "answer", interrupted)
+        monkeypatch.setattr(ForkServerClient, "answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
             AsyncVectorEnv(factories, num_workers=3, context=context)
         with AsyncVectorEnv(factories, num_workers=3, context=context) as envs:

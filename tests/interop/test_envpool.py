@@ -18,7 +18,7 @@ import marlvec
 from marlvec import VectorEnv, env_seeds
 from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.vector.backends.pool import PoolVectorEnv
-from marlvec.vector.pools.envpool import Wire
+from marlvec.vector.pools.envpool import EnvPoolFastPath
 from tests.test_docs import run
 from tests.vector.support.reference import MODES
 from tests.vector.support.trees import flatten
@@ -195,7 +195,7 @@ def test_who_has_a_recv_of_their_own_is_heard() -> None:
 )
 def test_the_short_way_is_for_single_players_whose_observations_are_one_array(task: str, fits: bool) -> None:
     pool = bare(task, num_envs=2, seed=1)
-    assert Wire.fits(pool) == fits
+    assert EnvPoolFastPath.fits(pool) == fits
     pool.close()
 
 

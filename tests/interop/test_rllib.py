@@ -29,7 +29,7 @@ import marlvec  # noqa: E402
 from marlvec import env_seeds  # noqa: E402
 from marlvec.errors import ActionError, ArgumentError, BusyError  # noqa: E402
 from marlvec.interop.rllib import (
-    RLlibEnv,
+    RLlibMultiAgentEnv,
     RLlibVectorEnv,
 )
 from marlvec.registry import resolve  # noqa: E402
@@ -161,7 +161,7 @@ def test_agents_that_come_and_go_are_those_of_the_plain_env(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["simple_tag", "connect_four", "parallel", "turns", "keyed"])
 def test_one_env_passes_rllibs_own_check_and_plays_as_the_plain_one(kind: str) -> None:
     factory = factories_of("pettingzoo/classic/connect_four" if kind == "connect_four" else kind, 1)[0]
-    checked, env = RLlibEnv.make(factory), RLlibEnv.make(factory)
+    checked, env = RLlibMultiAgentEnv.make(factory), RLlibMultiAgentEnv.make(factory)
     check_multiagent_environments(checked)
     checked.close()
     driver = driver_of(factory())
@@ -277,12 +277,12 @@ def test_envs_of_rllibs_own_kind_are_built_from_the_env_config(registered: bool)
 
 
 def test_masks_stand_in_the_infos_unless_observations_have_them() -> None:
-    env = RLlibEnv.make("pettingzoo/classic/connect_four")
+    env = RLlibMultiAgentEnv.make("pettingzoo/classic/connect_four")
     obs, infos = env.reset(seed=0)
     assert obs["player_0"].shape == (6, 7, 2)
     assert infos["player_0"]["action_mask"].tolist() == [1] * 7
     env.close()
-    env = RLlibEnv.make("pettingzoo/classic/connect_four", action_masks=True)
+    env = RLlibMultiAgentEnv.make("pettingzoo/classic/connect_four", action_masks=True)
     obs, infos = env.reset(seed=0)
     assert env.get_observation_space("player_0").contains(obs["player_0"])
     assert "action_mask" not in infos["player_0"]
@@ -293,7 +293,7 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ArgumentError, match="next_step.*got 'same_step'"):
         RLlibVectorEnv(marlvec.make("simple_spread", 1, backend="sync"))
     with pytest.raises(ArgumentError, match="num_envs=1"):
-        RLlibEnv(marlvec.make("simple_spread", 2, backend="sync"))
+        RLlibMultiAgentEnv(marlvec.make("simple_spread", 2, backend="sync"))
     with pytest.raises(ArgumentError, match=r"env_config\['marlvec'\].*num_envs"):
         runner_of("simple_spread", 2, marlvec={"num_envs": 3})
     envs = RLlibVectorEnv(marlvec.make("simple_spread", 2, backend="sync", autoreset_mode="next_step"))

@@ -32,7 +32,7 @@ from tianshou.data import Collector, VectorReplayBuffer  # noqa: E402
 from tianshou.utils.net.common import Net  # noqa: E402
 from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic  # noqa: E402
 
-from marlvec.interop.tianshou import RowVectorEnv, TurnVectorEnv  # noqa: E402
+from marlvec.interop.tianshou import TianshouTurnVectorEnv, TianshouVectorEnv  # noqa: E402
 
 N = 3
 
@@ -77,7 +77,7 @@ def dqn(observation_shape: tuple[int, ...], actions: Any) -> DQN:
 def test_rows_are_those_of_the_plain_envs(backend: str) -> None:
     """Whole episodes, stepped in parts and in any order of the rows."""
     plain = marlvec.make("simple_spread", N, backend="sync", autoreset_mode="disabled")
-    view = RowVectorEnv.make("simple_spread", N, backend=backend)
+    view = TianshouVectorEnv.make("simple_spread", N, backend=backend)
     assert len(view) == 9
     assert view.action_space == [plain.spec.groups[0].action_space] * 9
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def test_rows_are_those_of_the_plain_envs(backend: str) -> None:
 
 
 def test_rows_of_one_agent_have_masks_infos_and_attributes() -> None:
-    view = RowVectorEnv.make([partial(CountEnv, 2, talks=True), partial(CountEnv, 3, talks=True)], backend="sync")
+    view = TianshouVectorEnv.make([partial(CountEnv, 2, talks=True), partial(CountEnv, 3, talks=True)], backend="sync")
     view.seed([5, 6])
     obs, infos = view.reset()
     assert obs.tolist() == [0, 0]
@@ -118,7 +118,7 @@ def test_rows_of_one_agent_have_masks_infos_and_attributes() -> None:
     assert infos[0]["action"] == 4
     view.close()
     assert view.is_closed
-    masked = RowVectorEnv.make(partial(ScriptedParallelEnv, [Script.together(2, 3)], agent_num=2, masked=True), 1)
+    masked = TianshouVectorEnv.make(partial(ScriptedParallelEnv, [Script.together(2, 3)], agent_num=2, masked=True), 1)
     obs, _ = masked.reset(seed=0)
     assert set(obs[0]) == {"obs", "mask"}
     assert obs[0]["mask"].dtype == bool
@@ -126,7 +126,7 @@ def test_rows_of_one_agent_have_masks_infos_and_attributes() -> None:
 
 
 def test_rows_that_are_no_decisions_are_refused() -> None:
-    view = RowVectorEnv.make("simple_spread", 2, backend="sync")
+    view = TianshouVectorEnv.make("simple_spread", 2, backend="sync")
     view.reset()
     with pytest.raises(ArgumentError, match="env 1 has 3 rows.*multiple"):
         view.step(np.zeros(5, int), range(5))
@@ -138,13 +138,13 @@ def test_rows_that_are_no_decisions_are_refused() -> None:
         view.step(np.zeros(7, int))
     view.close()
     with pytest.raises(ArgumentError, match="done_on='any'"):
-        RowVectorEnv.make("simple_spread", 2, backend="sync", done_on="all")
+        TianshouVectorEnv.make("simple_spread", 2, backend="sync", done_on="all")
     with pytest.raises(ArgumentError, match="groups adversary, agent.*pad=True"):
-        RowVectorEnv.make("simple_tag", 2, backend="sync")
-    with pytest.raises(ArgumentError, match=r"autoreset_mode='disabled'.*RowVectorEnv.make\(\)"):
-        RowVectorEnv(marlvec.make("CartPole-v1", 1, backend="sync"))
-    turns = RowVectorEnv.make(factories_of("turns", 1), backend="sync")
-    with pytest.raises(ContractError, match="does not act now.*TurnVectorEnv"):
+        TianshouVectorEnv.make("simple_tag", 2, backend="sync")
+    with pytest.raises(ArgumentError, match=r"autoreset_mode='disabled'.*TianshouVectorEnv.make\(\)"):
+        TianshouVectorEnv(marlvec.make("CartPole-v1", 1, backend="sync"))
+    turns = TianshouVectorEnv.make(factories_of("turns", 1), backend="sync")
+    with pytest.raises(ContractError, match="does not act now.*TianshouTurnVectorEnv"):
         turns.reset(seed=0)
     turns.close()
 
@@ -203,7 +203,7 @@ def test_turns_carry_the_numbers_of_the_plain_envs(env: str, options: dict[str, 
     if env in ("knights_archers_zombies", "connect_four"):
         pytest.importorskip("pymunk" if env == "knights_archers_zombies" else "pygame")
     factories = [archers] * 2 if env == "knights_archers_zombies" else factories_of(env, 2)
-    view = TurnVectorEnv.make(factories, backend="sync", **options)
+    view = TianshouTurnVectorEnv.make(factories, backend="sync", **options)
     plains = [Plain(factory, seed, options) for factory, seed in zip(factories, (4, 5), strict=True)]
     rng = np.random.default_rng(1)
     obs, _ = view.reset(seed=[4, 5])
@@ -245,7 +245,7 @@ def test_turns_carry_the_numbers_of_the_plain_envs(env: str, options: dict[str, 
 
 def test_a_collector_takes_steps_and_episodes_of_rows_and_ppo_learns_from_them() -> None:
     torch.manual_seed(0)
-    view = RowVectorEnv.make("simple_spread", N, backend="sync", max_episode_steps=6)
+    view = TianshouVectorEnv.make("simple_spread", N, backend="sync", max_episode_steps=6)
     algorithm = ppo((18,), view.action_space[0])
     collector = Collector(algorithm, view, VectorReplayBuffer(2000, len(view)))
     collector.reset()
@@ -268,7 +268,7 @@ def test_a_collector_takes_steps_and_episodes_of_rows_and_ppo_learns_from_them()
 
 def test_tianshous_multi_agent_algorithms_learn_from_turns() -> None:
     torch.manual_seed(0)
-    view = TurnVectorEnv.make("simple_spread", N, backend="sync", max_episode_steps=6)
+    view = TianshouTurnVectorEnv.make("simple_spread", N, backend="sync", max_episode_steps=6)
     algorithms = [dqn((18,), view.action_space[0]) for _ in view.agents]
     together = MultiAgentOffPolicyAlgorithm(algorithms=algorithms, env=view)
     collector = Collector(together, view, VectorReplayBuffer(2000, len(view)))
@@ -297,7 +297,7 @@ def test_without_tianshou_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
     "wrong", [np.zeros(1, np.int64), np.zeros(N + 1, np.int64), np.int64(0), np.zeros(0, np.int64)]
 )
 def test_a_wrong_number_of_actions_moves_nobody(wrong: Any) -> None:
-    view = TurnVectorEnv.make("simple_spread", N, backend="sync")
+    view = TianshouTurnVectorEnv.make("simple_spread", N, backend="sync")
     view.reset(seed=0)
     with pytest.raises(ActionError, match=f"one action for each of {N} envs"):
         view.step(wrong)

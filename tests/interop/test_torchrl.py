@@ -28,7 +28,7 @@ pytest.importorskip("torchrl")
 from tensordict import TensorDict  # noqa: E402
 from torchrl.envs import EnvBase, MarlGroupMapType, check_env_specs, step_mdp  # noqa: E402
 
-from marlvec.interop.torchrl import MarlvecEnv  # noqa: E402
+from marlvec.interop.torchrl import TorchRLEnv  # noqa: E402
 
 N = 3
 MODES = ("same_step", "disabled")
@@ -51,7 +51,7 @@ class Replay:
     In "same_step" mode what was recorded holds the next episode already; TorchRL asks for it.
     """
 
-    def __init__(self, view: MarlvecEnv) -> None:
+    def __init__(self, view: TorchRLEnv) -> None:
         self.view = view
         self.names = view.envs.agents
         self.same_step = view.envs.autoreset_mode == "same_step"
@@ -146,7 +146,7 @@ def at_ends(frame: Frame, groups: Any) -> Frame:
     return replace(frame, obs=obs, masks=masks, flags={**frame.flags, "acting": frame.flags["acting"] & ~done[:, None]})
 
 
-def replay(view: MarlvecEnv, calls: list[Call]) -> None:
+def replay(view: TorchRLEnv, calls: list[Call]) -> None:
     Replay(view).run(calls)
     view.close()
 
@@ -159,19 +159,19 @@ def replay(view: MarlvecEnv, calls: list[Call]) -> None:
 def test_whole_episodes_of_scripts_are_the_same(kind: str, mode: str) -> None:
     """Births, deaths, turns, masks; some envs are reset in the middle of it."""
     calls = record(factories_of(kind, N), mode, interrupt=0.1)
-    replay(MarlvecEnv.make(factories_of(kind, N), backend="sync", autoreset_mode=mode), calls)
+    replay(TorchRLEnv.make(factories_of(kind, N), backend="sync", autoreset_mode=mode), calls)
 
 
 @pytest.mark.parametrize("group_map", ["each", "all", {"b": ["agent_2", "agent_0"], "a": ["agent_1"]}])
 def test_whole_episodes_are_the_same_in_other_groups(group_map: Any) -> None:
-    view = MarlvecEnv.make(factories_of("masked", N), backend="sync", group_map=group_map)
+    view = TorchRLEnv.make(factories_of("masked", N), backend="sync", group_map=group_map)
     assert len(view.group_map) in (1, 2, 3)
     replay(view, recorded("masked", N, "same_step"))
 
 
 @pytest.mark.parametrize("backend", ["async", "thread"])
 def test_whole_episodes_are_the_same_from_workers(backend: str) -> None:
-    view = MarlvecEnv.make(factories_of("masked", N), backend=backend, num_workers=2)
+    view = TorchRLEnv.make(factories_of("masked", N), backend=backend, num_workers=2)
     replay(view, recorded("masked", N, "same_step"))
 
 
@@ -184,7 +184,7 @@ def test_whole_episodes_of_real_envs_are_the_same(env: str) -> None:
     calls = record(factories, "same_step", episodes=1 if env == "knights_archers_zombies" else 3)
     deaths = sum(bool((call.expected.flags["terminated"].any(axis=1) & ~call.expected.done).any()) for call in calls)
     assert (deaths > 0) == (env == "knights_archers_zombies")
-    view = MarlvecEnv.make(factories, backend="sync")
+    view = TorchRLEnv.make(factories, backend="sync")
     assert list(view.group_map) == {
         "simple_tag": ["adversary", "agent"],
         "knights_archers_zombies": ["agents"],
@@ -197,7 +197,7 @@ def test_states_and_last_states_are_told() -> None:
     for mode in MODES:
         factories = factories_of("parallel", N)
         plain = marlvec.make(factories, backend="sync", state=True)
-        view = MarlvecEnv.make(factories, backend="sync", autoreset_mode=mode, state=True)
+        view = TorchRLEnv.make(factories, backend="sync", autoreset_mode=mode, state=True)
         view.set_seed(4)
         td = view.reset()
         _, infos = plain.reset(seed=4)
@@ -222,7 +222,7 @@ def test_a_seed_decides_whole_episodes(env: str) -> None:
     def played(seed: int, backend: str = "sync") -> TensorDict:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            view = MarlvecEnv.make(env, 3, backend=backend)
+            view = TorchRLEnv.make(env, 3, backend=backend)
             view.set_seed(seed)
             data = view.rollout(60, break_when_any_done=False)
             view.close()
@@ -237,7 +237,7 @@ def test_a_seed_decides_whole_episodes(env: str) -> None:
 
 def test_a_seed_is_spread_as_marlvecs_own_and_counts_once() -> None:
     plain = marlvec.make("simple_spread", 3, backend="sync")
-    view = MarlvecEnv.make("simple_spread", 3, backend="sync")
+    view = TorchRLEnv.make("simple_spread", 3, backend="sync")
     view.set_seed(7)
     for seed in (7, None):
         assert_same(view.reset()["agent", "observation"].numpy(), plain.reset(seed=seed)[0], str(seed))
@@ -263,7 +263,7 @@ def test_tensors_are_nested_by_groups_and_share_memory_and_wrong_groups_are_name
 ) -> None:
     everyone = ["adversary_0", "adversary_1", "adversary_2", "agent_0"]
     custom = {"hunters": ["adversary_2", "adversary_0"], "prey": ["agent_0"], "lone": ["adversary_1"]}
-    view = MarlvecEnv.make(
+    view = TorchRLEnv.make(
         "simple_tag",
         5,
         backend="sync",
@@ -309,7 +309,7 @@ def test_tensors_are_nested_by_groups_and_share_memory_and_wrong_groups_are_name
         wrong.append(("all", "'adversary_0' and 'agent_0' differ: observation space.*pad=True"))
     for bad, message in wrong:
         with pytest.raises(ArgumentError, match=message):
-            MarlvecEnv(view.envs, group_map=bad)
+            TorchRLEnv(view.envs, group_map=bad)
     view.close()
 
 
@@ -318,7 +318,7 @@ def test_tensors_are_nested_by_groups_and_share_memory_and_wrong_groups_are_name
 def test_every_space_has_specs_and_actions_arrive(space: str, categorical: bool) -> None:
     """The env checks that each action is in its space."""
     factories = [partial(SampleEnv, SPACES[space], SPACES[space], length) for length in (2, 3)]
-    view = MarlvecEnv.make(factories, backend="sync", categorical_actions=categorical, validate="strict")
+    view = TorchRLEnv.make(factories, backend="sync", categorical_actions=categorical, validate="strict")
     check_env_specs(view, seed=1, break_when_any_done="both")
     data = view.rollout(20, break_when_any_done=False)
     assert data["next", "done"].sum() == 10 + 6
@@ -329,14 +329,14 @@ def test_every_space_has_specs_and_actions_arrive(space: str, categorical: bool)
 @pytest.mark.parametrize("kind", SCRIPTED)
 def test_the_specs_of_scripts_hold(kind: str, mode: str) -> None:
     one_hot = mode == "disabled"
-    view = MarlvecEnv.make(factories_of(kind, N), backend="sync", autoreset_mode=mode, categorical_actions=not one_hot)
+    view = TorchRLEnv.make(factories_of(kind, N), backend="sync", autoreset_mode=mode, categorical_actions=not one_hot)
     check_env_specs(view, seed=2, break_when_any_done="both")
     view.close()
 
 
 def test_random_actions_keep_to_the_masks() -> None:
     for categorical in (True, False):
-        view = MarlvecEnv.make("connect_four", 4, backend="sync", categorical_actions=categorical, validate="strict")
+        view = TorchRLEnv.make("connect_four", 4, backend="sync", categorical_actions=categorical, validate="strict")
         data = view.rollout(80, break_when_any_done=False)
         own = data["player"]
         taken = own["action"] if not categorical else torch.nn.functional.one_hot(own["action"], 7).bool()
@@ -385,7 +385,7 @@ class Pairs(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type inform
 @pytest.mark.parametrize("categorical", [True, False])
 @pytest.mark.parametrize("nvec", [[2, 3], [[2, 3], [2, 2]]])
 def test_masks_of_several_choices_hold(nvec: list[Any], categorical: bool) -> None:
-    view = MarlvecEnv.make(partial(Pairs, nvec), N, backend="sync", categorical_actions=categorical)
+    view = TorchRLEnv.make(partial(Pairs, nvec), N, backend="sync", categorical_actions=categorical)
     check_env_specs(view, break_when_any_done="both")
     data = view.rollout(20, break_when_any_done=False)
     assert data["agents", "action_mask"].shape[-1] == np.sum(nvec)
@@ -394,7 +394,7 @@ def test_masks_of_several_choices_hold(nvec: list[Any], categorical: bool) -> No
 
 def test_only_some_envs_may_be_asked_to_step() -> None:
     """``break_when_all_done``: each env stops where its episode ends."""
-    view = MarlvecEnv.make(factories_of("parallel", 4), backend="sync")
+    view = TorchRLEnv.make(factories_of("parallel", 4), backend="sync")
     plain = marlvec.make(factories_of("parallel", 4), backend="sync", autoreset_mode="disabled")
     torch.manual_seed(0)
     view.set_seed(1)
@@ -420,7 +420,7 @@ def test_an_episode_that_was_lost_is_told(tmp_path: Path) -> None:
     for mode in MODES:
         (tmp_path / mode).mkdir()
         factory = partial(RaisingEnv, 6, at=2, only_env=1, only_incarnation=0, marks=str(tmp_path / mode))
-        view = MarlvecEnv.make(factory, 2, backend="sync", autoreset_mode=mode, on_fault="restart")
+        view = TorchRLEnv.make(factory, 2, backend="sync", autoreset_mode=mode, on_fault="restart")
         check = view.rollout(4, break_when_any_done=False)
         lost = check["next", "fault"][..., 0]
         assert lost[0].sum() == 0
@@ -443,12 +443,12 @@ def test_masks_that_come_with_infos_are_asked_for() -> None:
             mask = np.array([True] * 4 + [False])
             return *rest, {agent: {**info, "action_mask": mask} for agent, info in infos.items()}
 
-    view = MarlvecEnv.make(Shy, 2, backend="sync")
+    view = TorchRLEnv.make(Shy, 2, backend="sync")
     with pytest.raises(ContractError, match="action_masks=True"):
         view.rollout(3)
     view.close()
     for wanted in (True, False):
-        view = MarlvecEnv.make(Shy, 2, backend="sync", action_masks=wanted)
+        view = TorchRLEnv.make(Shy, 2, backend="sync", action_masks=wanted)
         data = view.rollout(3)
         assert (data.get(("agent", "action_mask"), None) is not None) == wanted
         if wanted:
@@ -461,13 +461,13 @@ def test_masks_that_come_with_infos_are_asked_for() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     for options in ({"autoreset_mode": "next_step"}, {"copy": False}):
         with pytest.raises(ArgumentError, match="expected copy=True"):
-            MarlvecEnv.make("simple_spread", 2, backend="sync", **options)
+            TorchRLEnv.make("simple_spread", 2, backend="sync", **options)
     with pytest.raises(UnsupportedSpaceError, match="observation: Text"):
-        MarlvecEnv.make(partial(SampleEnv, Text(5), SPACES["discrete"]), 1, backend="sync")
+        TorchRLEnv.make(partial(SampleEnv, Text(5), SPACES["discrete"]), 1, backend="sync")
     for mode in MODES:
-        view = MarlvecEnv.make("simple_spread", 2, backend="sync", autoreset_mode=mode, max_episode_steps=1)
+        view = TorchRLEnv.make("simple_spread", 2, backend="sync", autoreset_mode=mode, max_episode_steps=1)
         assert isinstance(view, EnvBase)
-        assert repr(view) == "MarlvecEnv(simple_spread_v3, num_envs=2, agent: 3, device=None)"
+        assert repr(view) == "TorchRLEnv(simple_spread_v3, num_envs=2, agent: 3, device=None)"
         first = TensorDict({"_reset": torch.tensor([[True], [False]])}, batch_size=[2])
         with pytest.raises(NotResetError, match="must be of all"):
             view.reset(first)
@@ -488,7 +488,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 def test_int_keys_and_numbers_of_agents_are_names() -> None:
-    view = MarlvecEnv.make(partial(KeyedEnv, agent_num=2, int_ids=True), 2, backend="sync", group_map="each")
+    view = TorchRLEnv.make(partial(KeyedEnv, agent_num=2, int_ids=True), 2, backend="sync", group_map="each")
     assert list(view.group_map) == list(view.envs.agents) == ["0", "1"]
     check_env_specs(view)
     view.close()

@@ -14,10 +14,10 @@ pytest.importorskip("torchrl")
 from tensordict import TensorDictBase  # noqa: E402
 from torchrl.envs import EnvBase  # noqa: E402
 
-from marlvec.interop.torchrl import MarlvecEnv  # noqa: E402
+from marlvec.interop.torchrl import TorchRLEnv  # noqa: E402
 
 
-class Counting(MarlvecEnv):
+class Counting(TorchRLEnv):
     """Counts how often TorchRL's own way was taken."""
 
     asked = 0
@@ -39,7 +39,7 @@ def archers() -> Any:
     return resolve("knights_archers_zombies")(spawn_delay=2, max_zombies=30, line_death=True, max_cycles=60)
 
 
-def played(view: MarlvecEnv, steps: int, seed_at: int = -1) -> list[TensorDictBase]:
+def played(view: TorchRLEnv, steps: int, seed_at: int = -1) -> list[TensorDictBase]:
     """All that a view says in so many steps at random, with a column of somebody else's."""
     view.set_seed(3)
     torch.manual_seed(0)

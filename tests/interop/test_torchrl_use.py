@@ -25,7 +25,7 @@ from torchrl.envs import Compose, InitTracker, RewardSum, StepCounter, Transform
 from torchrl.modules import MaskedCategorical, MultiAgentMLP, ProbabilisticActor  # noqa: E402
 from torchrl.objectives.multiagent import IPPOLoss, MAPPOLoss  # noqa: E402
 
-from marlvec.interop.torchrl import MarlvecEnv  # noqa: E402
+from marlvec.interop.torchrl import TorchRLEnv  # noqa: E402
 
 N = 4
 
@@ -66,7 +66,7 @@ class Cast(torch.nn.Module):
 def test_a_collectors_batches_are_whole_episodes_in_a_row() -> None:
     """What is next is where the following step begins, but for a new episode; sums and counts begin with it."""
     env = TransformedEnv(
-        MarlvecEnv.make("simple_spread", N, backend="sync", max_episode_steps=7),
+        TorchRLEnv.make("simple_spread", N, backend="sync", max_episode_steps=7),
         Compose(RewardSum(in_keys=[("agent", "reward")], out_keys=[("agent", "sum")]), StepCounter(), InitTracker()),
     )
     actor = actor_of(env, "agent", 18, 5, 3, masked=False)
@@ -92,7 +92,7 @@ def test_a_collectors_batches_are_whole_episodes_in_a_row() -> None:
 @pytest.mark.parametrize(("loss_class", "centralized"), [(MAPPOLoss, True), (IPPOLoss, False)])
 def test_the_losses_of_mappo_and_ippo_learn_from_each_group(loss_class: Any, centralized: bool) -> None:
     """Two groups of unequal agents; an update changes the actor and the critic of its own group."""
-    env = MarlvecEnv.make("simple_tag", N, backend="sync", max_episode_steps=5)
+    env = TorchRLEnv.make("simple_tag", N, backend="sync", max_episode_steps=5)
     sizes = {"adversary": (16, 3), "agent": (14, 1)}
     actors = {group: actor_of(env, group, inputs, 5, n, masked=False) for group, (inputs, n) in sizes.items()}
     policy = TensorDictSequential(*actors.values())
@@ -133,7 +133,7 @@ def test_the_losses_of_mappo_and_ippo_learn_from_each_group(loss_class: Any, cen
 def test_masks_go_into_distributions() -> None:
     """Whole games of connect four; nobody ever does what its mask forbids, or the env would raise."""
     pytest.importorskip("pygame")
-    env = MarlvecEnv.make("connect_four", N, backend="sync", validate="strict")
+    env = TorchRLEnv.make("connect_four", N, backend="sync", validate="strict")
     actor = actor_of(env, "player", 84, 7, 2, masked=True)
     with torch.no_grad():
         data = env.rollout(90, actor, break_when_any_done=False)
@@ -147,7 +147,7 @@ def test_masks_go_into_distributions() -> None:
 
 
 def test_what_a_device_is_told_goes_there() -> None:
-    env = MarlvecEnv.make("simple_spread", 2, backend="sync", device="cpu")
+    env = TorchRLEnv.make("simple_spread", 2, backend="sync", device="cpu")
     td = env.rand_step(env.reset())
     assert td.device == td["next"].device == td["agent"].device == torch.device("cpu")
     env.close()
@@ -156,5 +156,5 @@ def test_what_a_device_is_told_goes_there() -> None:
 def test_without_torchrl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "marlvec.interop.torchrl.env")
     monkeypatch.setitem(sys.modules, "torchrl.data", None)
-    with pytest.raises(MissingExtraError, match=r"MarlvecEnv needs torchrl.*pip install 'marlvec\[torchrl\]'"):
+    with pytest.raises(MissingExtraError, match=r"TorchRLEnv needs torchrl.*pip install 'marlvec\[torchrl\]'"):
         importlib.import_module("marlvec.interop.torchrl.env")

@@ -9,11 +9,11 @@ from functools import partial
 
 import pytest
 
-from marlvec.vector.shards.thread_team import Helpers
+from marlvec.vector.shards.thread_team import ThreadTeam
 
 
 def test_every_share_is_done_each_in_its_own_thread() -> None:
-    helpers, seen = Helpers(3), [""] * 4
+    helpers, seen = ThreadTeam(3), [""] * 4
 
     def work(k: int) -> None:
         seen[k] = threading.current_thread().name
@@ -28,7 +28,7 @@ def test_every_share_is_done_each_in_its_own_thread() -> None:
 
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_what_one_raises_is_raised_when_the_others_are_done(culprit: int) -> None:
-    helpers, done = Helpers(2), [False] * 3
+    helpers, done = ThreadTeam(2), [False] * 3
 
     def work(k: int) -> None:
         if k == culprit:
@@ -47,7 +47,7 @@ def test_what_one_raises_is_raised_when_the_others_are_done(culprit: int) -> Non
 
 def test_those_whom_nobody_closed_end_with_their_owner() -> None:
     before = set(threading.enumerate())
-    helpers = Helpers(2)
+    helpers = ThreadTeam(2)
     threads = set(threading.enumerate()) - before
     del helpers
     gc.collect()

@@ -18,7 +18,7 @@ import marlvec
 from marlvec import Collector, external
 from marlvec.connectors import Rows
 from marlvec.errors import ArgumentError
-from marlvec.external import Client, Local, Server
+from marlvec.external import Client, LocalInference, Server
 from marlvec.policies import FunctionPolicy, ObjectPolicy, Policy, PolicyMap, as_policy, load_policy, save_policy
 from marlvec.selfplay import OpponentPool, evaluate_match
 from tests.external.helpers.drivers import play_parallel
@@ -188,7 +188,7 @@ def test_it_decides_on_the_clients_side(form: Callable[[], Any]) -> None:
             env = marlvec.registry.resolve("simple_spread")(max_cycles=6)
 
             def play(url: str, env: Any = env, make: Any = make) -> None:
-                with Client(url, timeout=10, local=Local(policies=make())) as client:
+                with Client(url, timeout=10, local=LocalInference(policies=make())) as client:
                     play_parallel(client, env, 0, 1)
                     play_parallel(client, env, 0, 2)
                 env.close()

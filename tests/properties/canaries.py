@@ -13,8 +13,8 @@ from marlvec.envs.adapters import parallel
 from marlvec.envs.slot import Slot
 from marlvec.errors import FetchTimeout
 from marlvec.vector import vector_env
-from marlvec.vector.base import Engine
-from marlvec.vector.call_state import STREAM, Calls
+from marlvec.vector.base import VectorEnvBase
+from marlvec.vector.call_state import STREAM, CallState
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_env import Controls, VectorEnv
@@ -112,9 +112,9 @@ def rewards_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
 
 @canary
 def request_forgotten_at_a_timeout(patch: pytest.MonkeyPatch) -> None:
-    wait_for = Engine._wait_for
+    wait_for = VectorEnvBase._wait_for
 
-    def forget(engine: Engine, wanted: int, timeout: float | None, call: str) -> None:
+    def forget(engine: VectorEnvBase, wanted: int, timeout: float | None, call: str) -> None:
         try:
             wait_for(engine, wanted, timeout, call)
         except FetchTimeout:
@@ -124,21 +124,21 @@ def request_forgotten_at_a_timeout(patch: pytest.MonkeyPatch) -> None:
             calls._busy[:] = False
             raise
 
-    patch.setattr(Engine, "_wait_for", forget)
+    patch.setattr(VectorEnvBase, "_wait_for", forget)
 
 
 @canary
 def rows_delivered_twice(patch: pytest.MonkeyPatch) -> None:
-    hand_out, last = Calls.hand_out, {}
+    hand_out, last = CallState.hand_out, {}
 
-    def again(calls: Calls) -> Any:
+    def again(calls: CallState) -> Any:
         ids = hand_out(calls)
         if calls.pending in STREAM:
             ids = np.union1d(ids, last.get(id(calls), ids))
         last[id(calls)] = ids[:1]
         return ids
 
-    patch.setattr(Calls, "hand_out", again)
+    patch.setattr(CallState, "hand_out", again)
 
 
 @canary
@@ -149,13 +149,13 @@ def sent_rows_in_env_order(patch: pytest.MonkeyPatch) -> None:
 
 @canary
 def received_rows_in_env_order(patch: pytest.MonkeyPatch) -> None:
-    rows = Engine._rows
+    rows = VectorEnvBase._rows
 
-    def in_order(engine: Engine, ids: Any) -> Any:
+    def in_order(engine: VectorEnvBase, ids: Any) -> Any:
         found = rows(engine, ids)
         return found if isinstance(found, slice) else np.sort(found)
 
-    patch.setattr(Engine, "_rows", in_order)
+    patch.setattr(VectorEnvBase, "_rows", in_order)
 
 
 @canary
@@ -216,7 +216,7 @@ def nan_normalised(patch: pytest.MonkeyPatch) -> None:
 
 @canary
 def one_seed_for_all_envs(patch: pytest.MonkeyPatch) -> None:
-    spread = vector_env.spread
+    spread = vector_env.spread_seeds
 
     def share(seed: Any, ids: Any, n: int) -> Any:
         seeds = spread(seed, ids, n)

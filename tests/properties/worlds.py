@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from marlvec.envs.adapters.detect import adapt
 from marlvec.envs.wrappers.time_limit import TimeLimit
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
-from marlvec.testing.scripted.scripted_state import World
+from marlvec.testing.scripted.scripted_state import ScriptedState
 from tests.properties.matter import Matter
 from tests.vector.support.kinds import waits
 from tests.vector.support.trees import is_object
@@ -92,7 +92,7 @@ class Design:
     flag: bool = False
 
 
-class DrawnWorld(World):
+class DrawnWorld(ScriptedState):
     """A scripted world whose words are matter."""
 
     def __init__(self, design: Design, env_index: int) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.errors import ArgumentError
-from marlvec.selfplay import BradleyTerry, Elo, Scoreboard
+from marlvec.selfplay import BradleyTerry, Elo, RatingTracker
 from marlvec.serialization.values import decode, encode
 
 NAMES = "abcdef"
@@ -286,7 +286,7 @@ def test_others_begin_in_the_middle_of_what_is_fixed(kind: Any) -> None:
 
 
 def test_a_scoreboard_rates_by_it() -> None:
-    assert isinstance(Scoreboard(["a", "b"]).ratings, BradleyTerry)
+    assert isinstance(RatingTracker(["a", "b"]).ratings, BradleyTerry)
 
 
 @pytest.mark.parametrize(

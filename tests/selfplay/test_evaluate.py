@@ -18,7 +18,7 @@ from marlvec.connectors import AgentPipeline, FrameStack, NormalizeObs
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.selfplay import Elo, Game, OpponentPool, WinRate, evaluate_match
-from marlvec.selfplay.evaluate import Schedule, line_ups
+from marlvec.selfplay.evaluate import MatchSchedule, line_ups
 from tests.selfplay.nim import Net, Nim, play, player, players
 
 RUNS: list[dict[str, Any]] = [
@@ -60,7 +60,7 @@ def test_a_match_is_the_same_in_one_process_and_in_many() -> None:
 def test_each_policy_has_each_side_equally_often(names: int, sides: int, rounds: int, seed: int, cut: Any) -> None:
     who, seats = [f"p{i}" for i in range(names)], [f"s{i}" for i in range(sides)]
     ups = line_ups(who, seats)
-    schedule = Schedule(ups, seed)
+    schedule = MatchSchedule(ups, seed)
     total = rounds * len(ups)
     played = [schedule[game] for game in range(total)]
     counts = np.array([[sum(up[s] == name for up in played) for s in range(sides)] for name in who])
@@ -73,7 +73,7 @@ def test_each_policy_has_each_side_equally_often(names: int, sides: int, rounds:
     k = cut.draw(st.integers(0, total))
     parts = [played[i : i + len(ups)] for i in range(0, k, len(ups))]
     assert all(len(set(part)) == len(part) for part in parts)
-    assert [Schedule(ups, seed)[game] for game in range(total)] == played
+    assert [MatchSchedule(ups, seed)[game] for game in range(total)] == played
 
 
 def test_who_plays_certain_sides_only_plays_those() -> None:

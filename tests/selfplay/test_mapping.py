@@ -28,7 +28,7 @@ from marlvec.selfplay import (
     Mixture,
     OpponentPool,
     Prioritised,
-    Scoreboard,
+    RatingTracker,
     SelfPlayMapping,
     Uniform,
 )
@@ -87,7 +87,7 @@ def train(seed: int, *, rounds: int = 6, bound: int | None = None, **options: An
     """A whole run of self-play with all kinds of matchmakers; returns everything that came of it."""
     net = Net()
     with marlvec.make(Nim, 6, **({"backend": "sync"} | options)) as envs:
-        board = Scoreboard(envs.agents)
+        board = RatingTracker(envs.agents)
         pool = OpponentPool({"main": Net, "rule": _rule}, capacity=4, when=[Every(150)], board=board)
         pool.add("rule", _rule(), of="rule", anchor=True)
         makers = [(1.0, Mirror()), (1.0, Latest(2)), (2.0, Prioritised(board.table)), (1.0, ByRating(board.ratings))]
@@ -294,7 +294,7 @@ def test_two_kinds_of_learner_play_their_own_sides() -> None:
     """Hunters and prey: each learner meets old ones of the other kind, and learns of its own games alone."""
     sides = {"hunters": ["player_0", "player_2"], "prey": ["player_1"]}
     with marlvec.make(Nim, 4, backend="sync", env_kwargs={"agent_num": 3}) as envs:
-        board = Scoreboard(envs.agents, sides, note=["hunter", "runner"])
+        board = RatingTracker(envs.agents, sides, note=["hunter", "runner"])
         pool = OpponentPool({"hunter": Net, "runner": Net})
         mapping = SelfPlayMapping(
             pool,

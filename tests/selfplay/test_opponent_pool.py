@@ -24,7 +24,7 @@ from marlvec.selfplay import (
     OnWinRate,
     Opponent,
     OpponentPool,
-    Scoreboard,
+    RatingTracker,
     SelfPlayMapping,
     Uniform,
     evaluate_match,
@@ -35,7 +35,7 @@ from marlvec.selfplay import (
 )
 from marlvec.selfplay.opponents import opponent_pool
 from marlvec.selfplay.opponents import opponent_pool as pool_index
-from marlvec.serialization.archive import read_file, write_file
+from marlvec.serialization.archive import read_archive, write_archive
 from tests.selfplay.nim import Net, Nim, player
 
 
@@ -230,7 +230,7 @@ def test_what_connectors_remember_of_running_episodes_is_not_kept() -> None:
 
 def test_a_snapshot_begins_with_its_learners_rating_and_no_results() -> None:
     with marlvec.make(Nim, 4, backend="sync") as envs:
-        board = Scoreboard(envs.agents)
+        board = RatingTracker(envs.agents)
         pool = OpponentPool(Net, board=board)
         board.ratings.rate(["main", "other"], [1, 0])
         pool.snapshot(marlvec.Collector(envs, Net(), seed=0), "main")
@@ -308,9 +308,9 @@ def test_what_cannot_be_written_changes_nothing(left: int, tmp_path: Path, monke
         pool.add(name, Net())
     before = {name: opponent.digest for name, opponent in pool.items()}
     with monkeypatch.context() as patch:
-        full = Full(opponent_pool.write_file, left)
+        full = Full(opponent_pool.write_archive, left)
         for module in (opponent_pool, pool_index):
-            patch.setattr(module, "write_file", full)
+            patch.setattr(module, "write_archive", full)
         with pytest.raises(OSError, match="No space"):
             pool.add("c", Net())
         if not left:
@@ -436,9 +436,9 @@ def test_what_the_pool_cannot_build_is_refused_when_it_is_added(other: Any, tmp_
 
 def bent(folder: Path, name: Any, place: int = 0) -> None:
     """Have the index in a folder name another file of its first opponent."""
-    data = read_file(folder / pool_index.INDEX)
+    data = read_archive(folder / pool_index.INDEX)
     data["opponents"][0][4][place] = name
-    write_file(folder / pool_index.INDEX, data)
+    write_archive(folder / pool_index.INDEX, data)
 
 
 def other_names(folder: Path, outside: Path) -> list[Any]:

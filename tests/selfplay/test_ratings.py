@@ -21,10 +21,10 @@ from marlvec.selfplay import (
     Elo,
     Game,
     MatchTable,
+    OpenSkill,
     Ratings,
-    Scoreboard,
-    Skill,
-    Tally,
+    RatingTracker,
+    WinCount,
     alpha_rank,
     evaluate_match,
     exploitability,
@@ -32,13 +32,13 @@ from marlvec.selfplay import (
 from tests.selfplay.nim import Nim, players
 
 NAMES = "abcd"
-KINDS = ["Elo", "Skill", "BradleyTerry"]
+KINDS = ["Elo", "OpenSkill", "BradleyTerry"]
 
 
 def ratings(kind: str) -> Ratings:
-    if kind == "Skill":
+    if kind == "OpenSkill":
         pytest.importorskip("openskill")
-        return Skill()
+        return OpenSkill()
     return BradleyTerry() if kind == "BradleyTerry" else Elo()
 
 
@@ -164,22 +164,22 @@ def test_ratings_keep_their_books(kind: str) -> None:
 
 def test_skill_gets_surer_and_says_how_sure() -> None:
     pytest.importorskip("openskill")
-    skill = Skill()
+    skill = OpenSkill()
     widths = []
     for _ in range(5):
         skill.rate(["a", "b"], [1, 0])
         widths.append(skill.belief("a")[1])
     assert widths == sorted(widths, reverse=True)
     assert skill.lower_bound("a") < skill.rating("a")
-    assert Skill("BradleyTerryFull").rating("x") == pytest.approx(25)
+    assert OpenSkill("BradleyTerryFull").rating("x") == pytest.approx(25)
     with pytest.raises(ArgumentError, match="no model 'Elo'"):
-        Skill("Elo")
+        OpenSkill("Elo")
 
 
 @pytest.mark.parametrize(
     ("missing", "call", "extra"),
     [
-        ("openskill.models", Skill, "selfplay"),
+        ("openskill.models", OpenSkill, "selfplay"),
         ("pyspiel", lambda: exploitability(RandomPolicy()), "openspiel"),
         ("open_spiel.python.egt.alpharank", lambda: alpha_rank([[0.5]]), "openspiel"),
     ],
@@ -212,7 +212,7 @@ def test_the_table_counts_each_pair_both_ways(games: Any) -> None:
     for a in NAMES:
         for b in NAMES:
             wins, draws, losses = expected.get((a, b), [0, 0, 0])
-            assert table.tally(a, b) == Tally(wins, draws, losses)
+            assert table.tally(a, b) == WinCount(wins, draws, losses)
         assert table.total(a).games == sum(sum(r) for (x, _), r in expected.items() if x == a)
     rates = table.payoffs(NAMES, unknown=0.5)
     np.testing.assert_allclose(rates + rates.T, 1)
@@ -229,7 +229,7 @@ def test_a_table_that_decays_follows_a_learner() -> None:
     for won in [-1] * 50 + [1] * 50:
         table.add_result("a", "b", won)
     assert table.win_rate("a", "b") > 0.99
-    assert table.total("a") == Tally(50, 0, 50)
+    assert table.total("a") == WinCount(50, 0, 50)
     assert math.isnan(table.win_rate("a", "c"))
     with pytest.raises(ArgumentError, match="decay"):
         MatchTable(0)
@@ -250,7 +250,7 @@ def test_a_scoreboard_hears_of_every_game_of_a_collector(tmp_path: Path) -> None
     policies = players(0.0, 1.0)
     names = list(policies)
     with marlvec.make(Nim, 4, backend="sync", env_kwargs={"draws": True}, max_episode_steps=4) as envs:
-        board = Scoreboard(envs.agents, note=names, keep=10_000)
+        board = RatingTracker(envs.agents, note=names, keep=10_000)
         collector = marlvec.Collector(
             envs,
             policies,
@@ -282,13 +282,13 @@ def test_a_scoreboard_hears_of_every_game_of_a_collector(tmp_path: Path) -> None
     assert board.ratings.rating(names[1]) > board.ratings.rating(names[0])
     assert "truncated" in repr(board)
     board.save(tmp_path / "board.npz")
-    again = Scoreboard(envs.agents)
+    again = RatingTracker(envs.agents)
     again.load(tmp_path / "board.npz")
     assert again.state_dict() == board.state_dict()
-    with pytest.raises(ArgumentError, match="state of a Scoreboard"):
+    with pytest.raises(ArgumentError, match="state of a RatingTracker"):
         again.load_state_dict({})
     with pytest.raises(ArgumentError, match="note must be a list"):
-        Scoreboard(envs.agents, note="main")
+        RatingTracker(envs.agents, note="main")
     with pytest.raises(CheckpointError):
         again.load(tmp_path / "none.npz")
 

@@ -19,7 +19,7 @@ import pytest
 from numpy.lib import format as npy
 
 from marlvec.errors import CheckpointError, MarlvecError
-from marlvec.serialization.archive import read_file, write_file
+from marlvec.serialization.archive import read_archive, write_archive
 from tests.bombs import MB, deflated, peak_of
 from tests.connectors.helpers.samples import same_tree
 from tests.dying import DYING
@@ -36,19 +36,19 @@ END = len("marlvec connectors, format 0001, sha256 ")
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "chain.npz"
-    write_file(path, DATA)
+    write_archive(path, DATA)
     return path
 
 
 def test_data_comes_back_to_the_bit(file: Path) -> None:
-    same_tree(read_file(file), DATA)
-    assert read_file(str(file)).keys() == DATA.keys()
+    same_tree(read_archive(file), DATA)
+    assert read_archive(str(file)).keys() == DATA.keys()
     assert list(file.parent.iterdir()) == [file]
 
 
 def test_equal_data_gives_equal_files(file: Path) -> None:
     before = file.read_bytes()
-    write_file(file, copy.deepcopy(DATA))
+    write_archive(file, copy.deepcopy(DATA))
     assert file.read_bytes() == before
 
 
@@ -62,9 +62,9 @@ def test_numpy_opens_it_without_pickle(file: Path) -> None:
 def test_a_link_is_followed_and_stays_one(file: Path, tmp_path: Path) -> None:
     link = tmp_path / "latest.npz"
     link.symlink_to(file)
-    write_file(link, {"x": 1})
+    write_archive(link, {"x": 1})
     assert link.is_symlink()
-    assert read_file(file) == read_file(link) == {"x": 1}
+    assert read_archive(file) == read_archive(link) == {"x": 1}
 
 
 def test_a_file_is_as_readable_for_others_as_any_other_new_one(file: Path, tmp_path: Path) -> None:
@@ -126,15 +126,15 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(
     else:
         data = {"new": float("nan")}  # no JSON: `encode` would have turned it into some
     with pytest.raises(OSError if where != "data" else ValueError, match=r"No space left|not JSON compliant"):
-        write_file(file, data)
+        write_archive(file, data)
     monkeypatch.undo()
-    same_tree(read_file(file), DATA)
+    same_tree(read_archive(file), DATA)
     assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_folder_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        write_file(tmp_path / "nowhere" / "chain.npz", {})
+        write_archive(tmp_path / "nowhere" / "chain.npz", {})
 
 
 # --- damage
@@ -143,7 +143,7 @@ def test_a_folder_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) ->
 def refused(path: Path, content: bytes, text: str) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=text) as raised:
-        read_file(path)
+        read_archive(path)
     assert raised.value.file == str(path)
     assert str(raised.value) == f"{path} {raised.value.reason}"
 
@@ -229,7 +229,7 @@ def test_a_file_packed_anew_with_other_entries_is_refused(change: Any, text: str
     entries = entries_of(file)
     sound = tmp_path / "sound.npz"
     sound.write_bytes(packed(entries))
-    same_tree(read_file(sound), DATA)
+    same_tree(read_archive(sound), DATA)
     refused(tmp_path / "bad.npz", packed(entries, digest=False), "is damaged")
     refused(tmp_path / "bad.npz", packed(change(entries)), text)
 
@@ -245,11 +245,11 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.
         ("loop", "cannot be read: Too many levels of symbolic links"),
     ):
         with pytest.raises(CheckpointError, match=text):
-            read_file(tmp_path / name)
+            read_archive(tmp_path / name)
     (tmp_path / "closed.npz").touch()
     monkeypatch.setattr(Path, "open", lambda *a: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     with pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
-        read_file(tmp_path / "closed.npz")
+        read_archive(tmp_path / "closed.npz")
 
 
 @pytest.mark.fault("H10")
@@ -406,7 +406,7 @@ def test_a_small_file_never_takes_much_memory(file: Path, tmp_path: Path) -> Non
     bad = tmp_path / "bad.npz"
     for name, content in bombs(file).items():
         bad.write_bytes(content)
-        for read in (read_file, load_policy, AgentPipeline.load):
+        for read in (read_archive, load_policy, AgentPipeline.load):
             assert peak_of(lambda read=read: refuse(read, bad)) < 50 * MB, name  # type: ignore[misc]  # bound at once
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marlvec
-from marlvec.envs import EnvSpec, PettingZooParallelEnv
+from marlvec.envs import EnvSpec, ParallelAdapter
 from marlvec.errors import ContractError
 from marlvec.spaces.widening import describe_incompatibility, widen
 from marlvec.testing.scripted import SampledEnv
@@ -70,13 +70,13 @@ def test_equal_spaces_stay_as_they_are() -> None:
 )
 def test_what_differs_in_more_than_bounds_is_named(one: Space[Any], other: Space[Any], words: str) -> None:
     assert words in (describe_incompatibility(one, other) or "")
-    specs = [PettingZooParallelEnv(SampledEnv(space, Discrete(2))).spec() for space in (one, other)]
+    specs = [ParallelAdapter(SampledEnv(space, Discrete(2))).spec() for space in (one, other)]
     assert "observation space of agent 'agent_0'" in (specs[0].difference(specs[1], "compatible") or "")
 
 
 def spec_of(high: float, **fields: Any) -> EnvSpec:
     spaces = [Box(0, high, (2,)), Box(0, 1, (2,))]
-    return replace(PettingZooParallelEnv(SampledEnv(spaces, Box(-high, 0, (1,)))).spec(), **fields)
+    return replace(ParallelAdapter(SampledEnv(spaces, Box(-high, 0, (1,)))).spec(), **fields)
 
 
 def test_specs_are_widened_field_by_field() -> None:

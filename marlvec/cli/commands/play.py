@@ -12,7 +12,7 @@ from marlvec.cli.options import Connectors, Env, Seed, Settings, Traceback
 from marlvec.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from marlvec.cli.game.play_callback import Table
+    from marlvec.cli.game.play_callback import PlayCallback
     from marlvec.collect import Collector
 
 __all__ = ["play"]
@@ -51,8 +51,8 @@ def play(
     """
     from marlvec.cli import arguments
     from marlvec.cli.arguments import one_player
-    from marlvec.cli.game.human_policy import Announced, Person, Quit
-    from marlvec.cli.game.play_callback import Table
+    from marlvec.cli.game.human_policy import AnnouncingPolicy, HumanPolicy, Quit
+    from marlvec.cli.game.play_callback import PlayCallback
     from marlvec.collect import Collector
     from marlvec.making import make
     from marlvec.selfplay import Opponent
@@ -75,12 +75,12 @@ def play(
                 raise ArgumentError(f"--seat {seat}: there is no such agent; there are {', '.join(agents)}")
             if len(agents) < 2:
                 raise ArgumentError(f"{env} has one agent, {agents[0]}: there is nobody to play against")
-            you, other = Person(envs.spec.name, console), Announced(name, player)
+            you, other = HumanPolicy(envs.spec.name, console), AnnouncingPolicy(name, player)
 
             def seat_of(number: int) -> str:
                 return seat or agents[number % len(agents)]
 
-            table = Table(console, you, other, name, agents)
+            table = PlayCallback(console, you, other, name, agents)
             collector = Collector(
                 envs,
                 {_YOU: you, name: other},
@@ -104,7 +104,7 @@ def play(
         raise typer.Exit(130)
 
 
-def _sit_down(table: Table, collector: Collector, games: int | None) -> None:
+def _sit_down(table: PlayCallback, collector: Collector, games: int | None) -> None:
     """Play games to their end, one after the other."""
     from marlvec.trees import map_tree
 

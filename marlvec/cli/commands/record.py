@@ -18,13 +18,13 @@ from marlvec.envs.wrappers.video import FORMATS, VideoFile, check_fps, find_ffmp
 from marlvec.errors import ArgumentError
 from marlvec.vector import VectorEnv, VectorStep
 
-__all__ = ["Camera", "Episode", "Recording", "check_output", "print_recording", "roll_camera"]
+__all__ = ["Camera", "FilmedEpisode", "Recording", "check_output", "print_recording", "roll_camera"]
 
 _MOST_LISTED = 8  # episodes
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class FilmedEpisode:
     """One episode of the film.
 
     Attributes:
@@ -57,7 +57,7 @@ class Recording:
     shape: tuple[int, int]
     frames: int
     fps: float
-    episodes: tuple[Episode, ...]
+    episodes: tuple[FilmedEpisode, ...]
     interrupted: bool
 
 
@@ -101,7 +101,7 @@ class Camera:
         self._tiles: list[NDArray[np.uint8] | None] = [None] * envs.num_envs
         self._returns = np.zeros(envs.num_envs)
         self._lengths = np.full(envs.num_envs, -1)  # what comes first is a reset
-        self.episodes: list[Episode] = []
+        self.episodes: list[FilmedEpisode] = []
         self.shape = (0, 0)
 
     def __getattr__(self, name: str) -> Any:
@@ -135,7 +135,7 @@ class Camera:
             self._lengths[i] += 1
             self._returns[i] += step.rewards[k].sum()
             if step.done[k]:
-                self.episodes.append(Episode(i, int(self._lengths[i]), float(self._returns[i])))
+                self.episodes.append(FilmedEpisode(i, int(self._lengths[i]), float(self._returns[i])))
                 self._left[i] -= 1
                 self._returns[i], self._lengths[i] = 0.0, -1
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from marlvec.selfplay import BradleyTerry, Elo, MatchResult, Skill, WinRate, alpha_rank
+from marlvec.selfplay import BradleyTerry, Elo, MatchResult, OpenSkill, WinRate, alpha_rank
 
 __all__ = ["Rated", "print_standings", "rated"]
 
@@ -48,7 +48,7 @@ def rated(result: MatchResult, kind: str) -> dict[str, Rated]:
         result.rate(fitted)
         found = {name: _fitted(fitted, name, result.confidence) for name in result.players}
     else:
-        ratings = result.rate(Elo() if kind == "elo" else Skill())
+        ratings = result.rate(Elo() if kind == "elo" else OpenSkill())
         found = {name: Rated(ratings.rating(name)) for name in result.players}
     return dict(sorted(found.items(), key=lambda pair: -pair[1].rating))
 

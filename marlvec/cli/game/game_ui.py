@@ -13,14 +13,14 @@ from rich.text import Text
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["Face", "face_of"]
+__all__ = ["GameUI", "face_of"]
 
 _STONES = (("●", "bold yellow"), ("○", "bold red"))
 """Of who moves first, and of the other; told apart without colours, too."""
 
 
 @dataclass(frozen=True)
-class Face:
+class GameUI:
     """How one game is shown, and played.
 
     Attributes:
@@ -43,7 +43,7 @@ class Face:
         return found[0] if len(found) == 1 else None
 
 
-def face_of(name: str, action_space: Space[Any]) -> Face:
+def face_of(name: str, action_space: Space[Any]) -> GameUI:
     """The face of a game: its own, or a general one of texts and numbers.
 
     Args:
@@ -61,7 +61,7 @@ def face_of(name: str, action_space: Space[Any]) -> Face:
     if game in _FACES:
         return _FACES[game]
     numbers = [str(i) for i in range(int(action_space.n))]
-    return Face(numbers, f"move, 0 to {len(numbers) - 1}", _as_text, lambda move: f"{move} is not allowed now")
+    return GameUI(numbers, f"move, 0 to {len(numbers) - 1}", _as_text, lambda move: f"{move} is not allowed now")
 
 
 def _board(obs: NDArray[Any], agent: int, empty: Callable[[int, int], str]) -> list[Text]:
@@ -105,11 +105,11 @@ def _as_text(obs: Any, agent: int) -> Text:
 
 
 _FACES = {
-    "connect_four": Face(
+    "connect_four": GameUI(
         [str(i) for i in range(1, 8)], "column, 1 to 7", _connect_four, lambda move: f"column {move} is full"
     ),
-    "tictactoe": Face(
+    "tictactoe": GameUI(
         [str(i) for i in range(1, 10)], "field, 1 to 9", _tictactoe, lambda move: f"field {move} is taken"
     ),
-    "kuhn_poker": Face(["pass", "bet"], "pass or bet", _kuhn, lambda move: f"you cannot {move} now"),
+    "kuhn_poker": GameUI(["pass", "bet"], "pass or bet", _kuhn, lambda move: f"you cannot {move} now"),
 }

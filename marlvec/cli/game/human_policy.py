@@ -10,14 +10,14 @@ from gymnasium.spaces import Discrete, Space
 from rich.console import Console
 from rich.text import Text
 
-from marlvec.cli.game.game_ui import Face, face_of
+from marlvec.cli.game.game_ui import GameUI, face_of
 from marlvec.connectors import Rows
 from marlvec.policies import Policy
 from marlvec.policies.policy import PolicyOutput
 from marlvec.policies.policy_copy import SharedPolicy
 from marlvec.trees import map_tree
 
-__all__ = ["Announced", "Person", "Quit"]
+__all__ = ["AnnouncingPolicy", "HumanPolicy", "Quit"]
 
 _LEAVE = ("q", "quit", "exit")
 
@@ -26,7 +26,7 @@ class Quit(Exception):
     """The person has had enough."""
 
 
-class Person(Policy):
+class HumanPolicy(Policy):
     """Shows each observation, and asks for a move until one comes that is allowed.
 
     Args:
@@ -38,7 +38,7 @@ class Person(Policy):
         start: Number of the first action.
     """
 
-    face: Face
+    face: GameUI
 
     def __init__(self, game: str, console: Console) -> None:
         self._game, self._console = game, console
@@ -86,7 +86,7 @@ class Person(Policy):
             self._console.print(Text(f"{why}; allowed: {legal}", "yellow"))
 
 
-class Announced(SharedPolicy):
+class AnnouncingPolicy(SharedPolicy):
     """A policy whose moves are noted, to be told once all have moved.
 
     Args:

@@ -9,16 +9,16 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from marlvec.cli.game.human_policy import Announced, Person
+from marlvec.cli.game.human_policy import AnnouncingPolicy, HumanPolicy
 from marlvec.collect import EpisodeRecord
 from marlvec.collect.callbacks import Callback, EpisodeStep, RunningEpisode
 
-__all__ = ["Table"]
+__all__ = ["PlayCallback"]
 
 _RESULTS = (("you win", "bold green"), ("a draw", "bold yellow"), ("you lose", "bold red"))
 
 
-class Table(Callback):
+class PlayCallback(Callback):
     """Tells a person what happens; a callback of the collector they play in.
 
     Args:
@@ -29,7 +29,9 @@ class Table(Callback):
         agents: Agent names.
     """
 
-    def __init__(self, console: Console, you: Person, other: Announced, name: str, agents: Sequence[str]) -> None:
+    def __init__(
+        self, console: Console, you: HumanPolicy, other: AnnouncingPolicy, name: str, agents: Sequence[str]
+    ) -> None:
         self._console, self._you, self._other, self._name, self._agents = console, you, other, name, agents
         self._seat = 0
         self._ended: tuple[EpisodeRecord, int] | None = None  # the game whose end is to be shown, and the person's seat

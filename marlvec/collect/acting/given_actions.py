@@ -14,7 +14,7 @@ from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.trees import Tree, map_tree, to_array, zip_trees
 
-__all__ = ["OffPolicy"]
+__all__ = ["GivenActions"]
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -23,7 +23,7 @@ Ask = Callable[[Rows], tuple[Tree, Mapping[str, Tree]]]
 COLUMN = "off_policy"
 
 
-class OffPolicy:
+class GivenActions:
     """What the agents of one policy do without asking it.
 
     Args:

@@ -16,7 +16,7 @@ from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.trees import Tree, map_tree
 
-__all__ = ["Idlers", "Part", "declared_noop"]
+__all__ = ["NoopActions", "GroupActions", "declared_noop"]
 
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
@@ -25,7 +25,7 @@ REPEAT = "repeat"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GroupActions:
     """Actions of some agents of one group, for the envs.
 
     Attributes:
@@ -39,7 +39,7 @@ class Part:
     leaves: Sequence[AnyArray]
 
 
-class Idlers:
+class NoopActions:
     """The idle agents of one policy, and what is sent for them.
 
     Args:

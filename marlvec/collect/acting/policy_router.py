@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.acting.noop_actions import Part
-from marlvec.collect.acting.policy_runner import Role, Selection
-from marlvec.collect.scheduling.env_step import places_of
+from marlvec.collect.acting.noop_actions import GroupActions
+from marlvec.collect.acting.policy_runner import PolicyRunner, Selection
+from marlvec.collect.scheduling.env_step import index_of
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
 
-__all__ = ["Cast"]
+__all__ = ["PolicyRouter"]
 
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
@@ -22,7 +22,7 @@ BoolArray = NDArray[np.bool_]
 _REMEMBERED = 64  # sets of envs; those that come back together once mostly do so again
 
 
-class Cast:
+class PolicyRouter:
     """The roles, and who of them plays which agents.
 
     Args:
@@ -30,7 +30,7 @@ class Cast:
         groups: The envs' groups of agents.
         agents: Agent names.
         policy_NA: (N, A) index of each agent's role; read anew at every `update`.
-        seed: Role's number → its policy's seed.
+        seed: PolicyRunner's number → its policy's seed.
 
     Attributes:
         roles, groups: as given; roles come and go, in the same list.
@@ -39,7 +39,7 @@ class Cast:
 
     def __init__(
         self,
-        roles: list[Role],
+        roles: list[PolicyRunner],
         groups: Sequence[AgentGroup],
         agents: tuple[str, ...],
         policy_NA: IntArray,
@@ -52,13 +52,13 @@ class Cast:
         for columns in self._columns:
             place[columns] = np.arange(len(columns))
         self._place_A = place  # position of each agent within its group
-        self._players: list[list[Role]] = [[] for _ in groups]
-        self.playing: list[Role] = []
+        self._players: list[list[PolicyRunner]] = [[] for _ in groups]
+        self.playing: list[PolicyRunner] = []
         self._everyone: dict[tuple[int, bytes], Selection] = {}
         for role in self.roles:
             self.prepare(role)
 
-    def prepare(self, role: Role) -> None:
+    def prepare(self, role: PolicyRunner) -> None:
         """Give a role its group of agents where there is one only, with no need to wait and see whom it plays."""
         if len(self.groups) == 1:
             self.bind(role, 0)
@@ -75,7 +75,7 @@ class Cast:
             self._players[g] = [self.bind(self.roles[i], g) for i in found]
         self.playing = [role for players in self._players for role in players]
 
-    def bind(self, role: Role, g: int) -> Role:
+    def bind(self, role: PolicyRunner, g: int) -> PolicyRunner:
         """Make sure that a role may play agents of a group.
 
         Raises:
@@ -91,29 +91,29 @@ class Cast:
             )
         return role
 
-    def everyone(self, role: Role, env_ids: IntArray) -> Selection:
+    def everyone(self, role: PolicyRunner, env_ids: IntArray) -> Selection:
         """All rows a role plays in these envs: the same object where the same envs are asked for again."""
         key = role.index, env_ids.tobytes()
         if (found := self._everyone.get(key)) is None:
             mask = np.ones((len(env_ids), len(self._columns[role.group_index])), np.bool_)
             found = self._select(role, env_ids, mask)
             flat = None if len(found.lanes) == mask.size else found.flat
-            found = Selection(flat, found.env_id, found.agent_index, found.lanes, places_of(found.lanes))
+            found = Selection(flat, found.env_id, found.agent_index, found.lanes, index_of(found.lanes))
             if len(self._everyone) >= _REMEMBERED:
                 self._everyone.clear()
             self._everyone[key] = found
         return found
 
-    def pick(self, role: Role, chosen: Selection, array_nA: AnyArray) -> AnyArray:
+    def pick(self, role: PolicyRunner, chosen: Selection, array_nA: AnyArray) -> AnyArray:
         """A role's rows of an array over all agents."""
         return chosen.pick(array_nA[:, self._columns[role.group_index]])
 
-    def select(self, role: Role, env_ids: IntArray, mask_nA: BoolArray) -> Selection:
+    def select(self, role: PolicyRunner, env_ids: IntArray, mask_nA: BoolArray) -> Selection:
         """Rows a role plays, where a mask over these envs is True."""
         columns = self._columns[role.group_index]
         return self._select(role, env_ids, mask_nA if len(self.groups) == 1 else mask_nA[:, columns])
 
-    def _select(self, role: Role, env_ids: IntArray, mask: BoolArray) -> Selection:
+    def _select(self, role: PolicyRunner, env_ids: IntArray, mask: BoolArray) -> Selection:
         columns = self._columns[role.group_index]
         if len(self._players[role.group_index]) > 1:
             mask = mask & (self._policy_NA[env_ids[:, None], columns] == role.index)
@@ -123,7 +123,7 @@ class Cast:
         lanes = env_id * len(self._agents) + agent
         return Selection(flat, env_id, agent, lanes, lanes)
 
-    def actions(self, parts: Sequence[Part], env_ids: IntArray, *, grouped: bool) -> Any:
+    def actions(self, parts: Sequence[GroupActions], env_ids: IntArray, *, grouped: bool) -> Any:
         """Actions of these envs in the form the vectorizer takes; zeros for agents that do not act.
 
         Args:

@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import NDArray
 
-from marlvec.collect.acting.given_actions import OffPolicy
-from marlvec.collect.acting.noop_actions import Idlers, Part, declared_noop
+from marlvec.collect.acting.given_actions import GivenActions
+from marlvec.collect.acting.noop_actions import GroupActions, NoopActions, declared_noop
 from marlvec.collect.acting.raw_rows import RawRows
-from marlvec.collect.storage.slot_buffer import BATCH_COLUMNS, Trajectories
+from marlvec.collect.storage.slot_buffer import BATCH_COLUMNS, SlotBuffer
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.env_ids import Where
 from marlvec.envs.spec import AgentGroup
@@ -22,7 +22,7 @@ from marlvec.policies import Policy, PolicyOutput
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree, to_array, tree_leaves
 
-__all__ = ["Selection", "kinds_for", "Ready", "Answer", "Role", "split_output"]
+__all__ = ["Selection", "kinds_for", "ReadyRows", "PolicyAnswer", "PolicyRunner", "split_output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Ready:
+class ReadyRows:
     """Rows that wait for an action, in lane order.
 
     Attributes:
@@ -80,13 +80,13 @@ class Ready:
     where: Where
 
     @classmethod
-    def block(cls, lanes: IntArray, places: Where, slots: IntArray) -> Ready:
+    def block(cls, lanes: IntArray, places: Where, slots: IntArray) -> ReadyRows:
         """Rows in consecutive slots; at least one."""
         start = int(slots[0])
         return cls(lanes, places, slots, slice(start, start + len(slots)))
 
     @classmethod
-    def none(cls) -> Ready:
+    def none(cls) -> ReadyRows:
         """No rows."""
         nothing = np.zeros(0, np.int64)
         return cls(nothing, nothing, nothing, slice(0, 0))
@@ -97,12 +97,12 @@ class Ready:
         in_a_row = isinstance(self.where, slice) and len(slots)
         self.where = slice(int(slots[0]), int(slots[0]) + len(slots)) if in_a_row else slots
 
-    def take(self, mask: NDArray[np.bool_]) -> Ready:
+    def take(self, mask: NDArray[np.bool_]) -> ReadyRows:
         """Some of them."""
         lanes, slots = self.lanes[mask], self.slots[mask]
-        return Ready(lanes, lanes, slots, slots)
+        return ReadyRows(lanes, lanes, slots, slots)
 
-    def join(self, other: Ready) -> Ready:
+    def join(self, other: ReadyRows) -> ReadyRows:
         """These and others."""
         if not len(self.lanes):
             return other
@@ -110,7 +110,7 @@ class Ready:
         slots = np.concatenate([self.slots, other.slots])
         order = np.argsort(lanes, kind="stable")
         lanes, slots = lanes[order], slots[order]
-        return Ready(lanes, lanes, slots, slots)
+        return ReadyRows(lanes, lanes, slots, slots)
 
 
 AnyArray = NDArray[Any]
@@ -118,21 +118,21 @@ IDENTITY = ("env_id", "agent_index", "eps_id", "t")
 
 
 @dataclass(slots=True)
-class Answer:
+class PolicyAnswer:
     """What a policy decided for some ready rows; nothing of it is stored before the envs have taken it.
 
     Attributes:
         role: Whose answer it is.
         ready: For which rows.
         given: The rows the policy was given.
-        rows: Those with its answer; after `Role.transform`, as the action connectors left them.
+        rows: Those with its answer; after `PolicyRunner.transform`, as the action connectors left them.
         version: The policy's version.
-        for_env: Leaves of ``actions_for_env`` in the env's own dtypes, set by `Role.transform`.
+        for_env: Leaves of ``actions_for_env`` in the env's own dtypes, set by `PolicyRunner.transform`.
         parts: What to store, likewise.
     """
 
-    role: Role
-    ready: Ready
+    role: PolicyRunner
+    ready: ReadyRows
     given: Rows
     rows: Rows
     version: int
@@ -140,12 +140,12 @@ class Answer:
     parts: list[list[AnyArray]]
 
     @property
-    def part(self) -> Part:
+    def part(self) -> GroupActions:
         """What of it goes to the envs."""
-        return Part(self.role.group_index, self.ready.lanes, self.for_env)
+        return GroupActions(self.role.group_index, self.ready.lanes, self.for_env)
 
 
-class Role:
+class PolicyRunner:
     """A policy in its place.
 
     Args:
@@ -169,8 +169,8 @@ class Role:
         is_frozen: Whether it is never trained.
     """
 
-    idlers: Idlers
-    off_policy: OffPolicy
+    idlers: NoopActions
+    off_policy: GivenActions
 
     def __init__(
         self,
@@ -188,9 +188,9 @@ class Role:
         self.agent_connectors, self.action_connectors = agent_connectors, action_connectors
         self.learner_connectors = learner_connectors
         self.group_index = -1
-        self.ready = Ready.none()
+        self.ready = ReadyRows.none()
         self._who, self._num_agents, self._num_lanes = f"policy {policy_id!r}", num_agents, num_lanes
-        self.trajectories = Trajectories(self._who, num_lanes)
+        self.trajectories = SlotBuffer(self._who, num_lanes)
         self.raw = RawRows(num_agents, num_lanes)
         self.is_frozen = False
         self._declared = False
@@ -206,9 +206,9 @@ class Role:
         self.agent_connectors.bind(group.observation_space, agents, action_space)
         self.learner_connectors.bind(self.agent_connectors.output_space_, agents, action_space)
         noop = declared_noop(self.agent_connectors, self.action_connectors, group.action_tree, self._who)
-        self.idlers = Idlers(noop, group.action_tree, num_envs, len(agents))
+        self.idlers = NoopActions(noop, group.action_tree, num_envs, len(agents))
         self._declared = noop is not None
-        self.off_policy = OffPolicy(SpaceTree(action_space), group.action_space, self._who)
+        self.off_policy = GivenActions(SpaceTree(action_space), group.action_space, self._who)
         self._env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
         self.set_up(self.policy, seed)
         self.group_index = group_index
@@ -291,7 +291,7 @@ class Role:
     def clear(self) -> None:
         """Drop all rows."""
         self.trajectories.clear()
-        self.ready = Ready.none()
+        self.ready = ReadyRows.none()
         if self.group_index >= 0:
             self.idlers.clear()
             self.off_policy.clear()
@@ -300,7 +300,7 @@ class Role:
         """Drop stored rows; what stays moves together.
 
         Args:
-            slots: Which; see `Trajectories.forget`.
+            slots: Which; see `SlotBuffer.forget`.
             slot_L: (L,) each lane's slot that is ready or open, or -1; moved along in place.
             policy_L: (L,) index of the role that plays each lane.
         """
@@ -317,7 +317,7 @@ class Role:
         ready = self.ready
         if len(self.trajectories) > len(ready.lanes):
             return
-        trajectories = Trajectories(self._who, self._num_lanes)
+        trajectories = SlotBuffer(self._who, self._num_lanes)
         if len(ready.lanes):
             waiting = self.trajectories.rows(ready.where)
             ready.move(trajectories.append(waiting, ready.lanes, 0, self.trajectories.env_t(ready.where)))
@@ -326,7 +326,7 @@ class Role:
         if self.group_index >= 0:
             self.off_policy.knows_columns = False
 
-    def act(self, ready: Ready, *, explore: bool) -> Answer:
+    def act(self, ready: ReadyRows, *, explore: bool) -> PolicyAnswer:
         """Ask the policy about ready rows.
 
         Raises:
@@ -345,7 +345,7 @@ class Role:
             actions, extras = self.off_policy.answer(rows, ready.lanes, ask)
         else:
             actions, extras = ask(rows)
-        return Answer(self, ready, rows, rows.replace(actions=actions, **extras), version, [], [])
+        return PolicyAnswer(self, ready, rows, rows.replace(actions=actions, **extras), version, [], [])
 
     def _ask(self, policy: Policy, rows: Rows, *, explore: bool) -> tuple[Tree, Mapping[str, Tree]]:
         """The policy's actions and columns for some rows, of the right length."""
@@ -378,7 +378,7 @@ class Role:
         except ContractError as error:
             raise self._bad(str(error)) from None
 
-    def transform(self, answer: Answer) -> None:
+    def transform(self, answer: PolicyAnswer) -> None:
         """Send an answer through the action connectors and check what comes out.
 
         Raises:
@@ -419,7 +419,7 @@ class Role:
         except ContractError as error:
             raise self._bad(f"gave {name!r} of the wrong structure: {error}") from None
 
-    def _checked(self, value: Any, leaf: Leaf, answer: Answer, name: str) -> AnyArray:
+    def _checked(self, value: Any, leaf: Leaf, answer: PolicyAnswer, name: str) -> AnyArray:
         try:
             array = to_array(value)
         except ContractError as error:
@@ -436,7 +436,7 @@ class Role:
             self._refuse_nan(array, answer, name)
         return array.astype(leaf.dtype, copy=False) if leaf.is_object else array  # texts have a dtype of each length
 
-    def _refuse_nan(self, array: AnyArray, answer: Answer, name: str) -> None:
+    def _refuse_nan(self, array: AnyArray, answer: PolicyAnswer, name: str) -> None:
         if array.dtype.kind == "f" and np.isnan(array).any():
             i = int(np.argwhere(np.isnan(array))[0][0])
             env, agent = int(answer.given["env_id"][i]), int(answer.given["agent_index"][i])

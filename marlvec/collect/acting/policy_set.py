@@ -10,10 +10,10 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.acting.policy_router import Cast
-from marlvec.collect.acting.policy_runner import Ready, Role
-from marlvec.collect.episodes import Episodes
-from marlvec.collect.rollout import Loop
+from marlvec.collect.acting.policy_router import PolicyRouter
+from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
+from marlvec.collect.episodes import EpisodeTracker
+from marlvec.collect.rollout import RolloutLoop
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Pipeline
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy, PolicyLike, PolicyMap, as_policy
@@ -21,12 +21,12 @@ from marlvec.policies.policy_map import policy_or_make
 from marlvec.trees import map_tree
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["chains", "PoliciesToTrain", "Trained", "Chain", "Company", "Connectors", "NewPolicy"]
+__all__ = ["pipelines_for", "PoliciesToTrain", "TrainedPolicies", "Chain", "PolicySet", "Connectors", "NewPolicy"]
 
 P = TypeVar("P", bound=Pipeline[Any])
 
 
-def chains(
+def pipelines_for(
     kind: type[P],
     given: P | Iterable[Any] | Mapping[str, Any] | None,
     policy_ids: Sequence[str],
@@ -80,7 +80,7 @@ PoliciesToTrain: TypeAlias = Collection[str] | Callable[[str], bool] | None
 """Ids of the policies that get batches, or a function ``(policy id) -> bool``; None for all."""
 
 
-class Trained:
+class TrainedPolicies:
     """Says of each policy whether it gets batches.
 
     Args:
@@ -132,7 +132,7 @@ IntArray = NDArray[np.int64]
 _KINDS: tuple[type[Pipeline[Any]], ...] = (AgentPipeline, ActionPipeline, LearnerPipeline)
 
 
-class Company:
+class PolicySet:
     """The roles, who of them leaves, and all that changes when one comes or goes.
 
     A policy that is removed is asked no more. Its role stays, *leaving*, for as long as an agent waits for the outcome
@@ -149,7 +149,7 @@ class Company:
         policies: As given; without those that leave.
         pipelines: Policy id to pipeline, of agent, action and learner connectors.
         roles: All roles, leaving ones too.
-        leaving: Role that leaves to the one that takes its place.
+        leaving: PolicyRunner that leaves to the one that takes its place.
         cast: Who plays whom.
     """
 
@@ -158,33 +158,36 @@ class Company:
         envs: VectorEnv,
         policies: MutableMapping[str, Policy],
         connectors: Sequence[Connectors],
-        episodes: Episodes,
+        episodes: EpisodeTracker,
         seed: Callable[[int], int],
     ) -> None:
         self._envs, self._given, self._episodes, self._seed = envs, tuple(connectors), episodes, seed
         self.policies = policies
         self.pipelines: tuple[dict[str, Any], ...] = tuple(
-            chains(kind, given, tuple(policies), _default(kind)) for kind, given in zip(_KINDS, connectors, strict=True)
+            pipelines_for(kind, given, tuple(policies), _default(kind))
+            for kind, given in zip(_KINDS, connectors, strict=True)
         )
         self._count = 0
-        self.roles: list[Role] = []
+        self.roles: list[PolicyRunner] = []
         for name in policies:
             self.roles.append(self._role(name))
-        self.leaving: dict[Role, Role] = {}
-        self.cast = Cast(self.roles, envs.spec.groups, envs.agents, episodes.policy_NA, seed)
+        self.leaving: dict[PolicyRunner, PolicyRunner] = {}
+        self.cast = PolicyRouter(self.roles, envs.spec.groups, envs.agents, episodes.policy_NA, seed)
         if episodes.is_static:
             self.cast.update()
 
-    def _role(self, name: str) -> Role:
+    def _role(self, name: str) -> PolicyRunner:
         n, a = self._envs.num_envs, self._envs.agent_num
         before, behind, learner = (found[name] for found in self.pipelines)
-        return Role(len(self.roles), self._next_number(), name, self.policies, before, behind, learner, a, n * a)
+        return PolicyRunner(
+            len(self.roles), self._next_number(), name, self.policies, before, behind, learner, a, n * a
+        )
 
     def _next_number(self) -> int:
         self._count += 1
         return self._count - 1
 
-    def find(self, policy_id: str) -> Role:
+    def find(self, policy_id: str) -> PolicyRunner:
         """The role of a policy that does not leave.
 
         Raises:
@@ -248,11 +251,11 @@ class Company:
             raise ArgumentError(f"this policy object has the id {taken[0]!r} already; each id needs one of its own")
         return policy
 
-    def _chain(self, k: int, policy_id: str, own: Chain | None, model: Role | None) -> Any:
+    def _chain(self, k: int, policy_id: str, own: Chain | None, model: PolicyRunner | None) -> Any:
         """One pipeline for a new policy: its own, or a copy of its model's, or as the collector would have made it."""
         kind, given = _KINDS[k], self._given[k]
         if own is not None:
-            pipeline = chains(kind, own, (policy_id,), _default(kind))[policy_id]
+            pipeline = pipelines_for(kind, own, (policy_id,), _default(kind))[policy_id]
             if any(pipeline is known for known in self.pipelines[k].values()):
                 raise ArgumentError(f"the {kind.__name__} given for {policy_id!r} is another policy's; copy it")
             return pipeline
@@ -287,7 +290,7 @@ class Company:
 
     # --- going
 
-    def remove(self, policy_id: str, remap_to: str | None, loop: Loop) -> None:
+    def remove(self, policy_id: str, remap_to: str | None, loop: RolloutLoop) -> None:
         """See `Collector.remove_policy`."""
         role = self.find(policy_id)
         target = None if remap_to is None else self.find(remap_to)
@@ -316,7 +319,7 @@ class Company:
             self.hand_over(loop)
             self.drop_idle(loop)
 
-    def _check_idle(self, role: Role, plays_NA: NDArray[np.bool_], waited_for: Sequence[Role]) -> None:
+    def _check_idle(self, role: PolicyRunner, plays_NA: NDArray[np.bool_], waited_for: Sequence[PolicyRunner]) -> None:
         """Raise where somebody would have to take this role's place."""
         if seats := self._episodes.seats(role.index):
             why = f"by the policy_mapping it plays {seats}"
@@ -333,7 +336,7 @@ class Company:
             f"remove_policy({role.policy_id!r}, remap_to=...)"
         )
 
-    def hand_over(self, loop: Loop) -> None:
+    def hand_over(self, loop: RolloutLoop) -> None:
         """Give rows that wait for a policy that leaves to the one in its place, through that one's connectors.
 
         Raises:
@@ -345,7 +348,7 @@ class Company:
                 self._pass_on(old, new, loop.slot_L)
                 loop.state = state
 
-    def _pass_on(self, old: Role, new: Role, slot_L: IntArray) -> None:
+    def _pass_on(self, old: PolicyRunner, new: PolicyRunner, slot_L: IntArray) -> None:
         lanes, agents = old.ready.lanes, self._envs.agents
         raw = old.raw.of(lanes)
         # For its new policy it is the agent's first row, and what was paid before was for the old one's decision.
@@ -358,7 +361,7 @@ class Company:
                 new.off_policy.note(lane, map_tree(itemgetter(i), actions), where)
             old.off_policy.forget(lanes)
         rows, kept = new.observe(raw)
-        old.ready = Ready.none()
+        old.ready = ReadyRows.none()
         self._episodes.policy_NA.reshape(-1)[lanes] = new.index
         slot_L[lanes] = -1
         if kept is not None:
@@ -368,10 +371,10 @@ class Company:
             env_t = self._episodes.length_N[lanes // len(agents)]
             slots = new.trajectories.append(rows.columns, lanes, 0, env_t)  # it closes nothing, so nobody asks when
             slot_L[lanes] = slots
-            new.ready = new.ready.join(Ready.block(lanes, lanes, slots))
+            new.ready = new.ready.join(ReadyRows.block(lanes, lanes, slots))
         self.cast.update()
 
-    def drop_idle(self, loop: Loop) -> None:
+    def drop_idle(self, loop: RolloutLoop) -> None:
         """Let those go for good who leave, play nobody, and have no row that is still to come."""
         if not self.leaving:
             return
@@ -380,13 +383,13 @@ class Company:
             if not self._episodes.runs(role.index).any() and not len(role.trajectories.closed()):
                 self._drop(role)
 
-    def _settle_masked(self, loop: Loop) -> None:
+    def _settle_masked(self, loop: RolloutLoop) -> None:
         """Have masked envs, in which nobody plays any more, name no role that may go."""
         policy_NA, living = self._episodes.policy_NA, loop.living
         if len(living):
             policy_NA[np.setdiff1d(np.arange(len(policy_NA)), living)] = policy_NA[living[0]]
 
-    def _drop(self, role: Role) -> None:
+    def _drop(self, role: PolicyRunner) -> None:
         del self.leaving[role]
         self.roles.remove(role)
         for later in self.roles[role.index :]:

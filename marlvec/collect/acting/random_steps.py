@@ -8,19 +8,19 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.acting.policy_runner import Ready, Role
+from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
 from marlvec.connectors import Rows
 from marlvec.policies.row_draws import RowDraws
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree
 
-__all__ = ["WarmUp"]
+__all__ = ["RandomSteps"]
 
 IntArray = NDArray[np.int64]
 
 
-class WarmUp:
+class RandomSteps:
     """Gives agents random actions in place of their policies', in the first steps of every env.
 
     These are actions that no policy was asked for, like those that an env gives: see `OffPolicy`.
@@ -41,7 +41,7 @@ class WarmUp:
         self._agents, self._seed = agents, seed
         self.is_over = not steps
 
-    def note(self, role: Role, ready: Ready) -> None:
+    def note(self, role: PolicyRunner, ready: ReadyRows) -> None:
         """Draw for those of a role's ready rows that have such a step to make, and for which nothing is noted yet.
 
         Raises:

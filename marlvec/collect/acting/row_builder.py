@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.acting.policy_router import Cast
-from marlvec.collect.acting.policy_runner import Role, Selection
-from marlvec.collect.episodes import Episodes
+from marlvec.collect.acting.policy_router import PolicyRouter
+from marlvec.collect.acting.policy_runner import PolicyRunner, Selection
+from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.scheduling.env_step import Arrival
+from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.connectors import Rows
 from marlvec.trees import Tree
 
-__all__ = ["Intake"]
+__all__ = ["RowBuilder"]
 
 
-class Intake:
+class RowBuilder:
     """Makes a policy's rows, and sends them through its agent connectors.
 
     Args:
@@ -28,11 +28,11 @@ class Intake:
         metrics: Where the time goes.
     """
 
-    def __init__(self, cast: Cast, episodes: Episodes, metrics: Metrics) -> None:
+    def __init__(self, cast: PolicyRouter, episodes: EpisodeTracker, metrics: Metrics) -> None:
         self._cast, self._episodes, self._metrics = cast, episodes, metrics
 
     def rows(
-        self, role: Role, chosen: Selection, arrival: Arrival, *, last: bool
+        self, role: PolicyRunner, chosen: Selection, arrival: EnvStep, *, last: bool
     ) -> tuple[Rows, NDArray[np.bool_] | None]:
         """Rows behind the agent connectors, and which of those asked for they are: (n,) bool, or None for all.
 
@@ -76,7 +76,7 @@ class Intake:
         return rows, kept
 
 
-def _state(chosen: Selection, arrival: Arrival, *, last: bool) -> NDArray[Any]:
+def _state(chosen: Selection, arrival: EnvStep, *, last: bool) -> NDArray[Any]:
     """Each row's global state: with a last row that in which the episode ended, where all of it has ended."""
     assert arrival.state is not None
     at = np.searchsorted(arrival.env_ids, chosen.env_id)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from marlvec.collect.batch.batch_columns import named_leaves
 from marlvec.errors import CheckpointError, SerialisationError
 from marlvec.serialization.archive import check_entries, read_entry
-from marlvec.serialization.atomic_file import FilePath, new_file
+from marlvec.serialization.atomic_file import FilePath, atomic_file
 from marlvec.trees import Tree, to_array
 
 __all__ = ["ArrayNames", "outline_columns", "read_columns", "read_npz", "write_npz"]
@@ -121,7 +121,7 @@ def write_npz(path: FilePath, kind: str, batches: Batches, facts: Mapping[str, A
     outlines = [[p, outline_columns(columns, f"{p}/" if p else "", put)] for p, columns in batches.items()]
     about = {"format": FORMAT, "marlvec": sys.modules["marlvec"].__version__, "kind": kind, **facts}
     text = json.dumps({**about, "batches": outlines}).encode()
-    with new_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    with atomic_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in {"manifest": np.frombuffer(text, np.uint8), **arrays}.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
                 npy.write_array(entry, array, allow_pickle=False)

@@ -23,7 +23,7 @@ from marlvec.collect.batch.batch_columns import named_leaves
 from marlvec.collect.batch.npz import ArrayNames, outline_columns, read_columns
 from marlvec.errors import CheckpointError, SerialisationError
 from marlvec.extras import import_extra
-from marlvec.serialization.atomic_file import FilePath, new_file
+from marlvec.serialization.atomic_file import FilePath, atomic_file
 from marlvec.trees import Tree, to_array
 
 __all__ = ["read_parquet", "write_parquet"]
@@ -60,7 +60,7 @@ def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
     version = sys.modules["marlvec"].__version__
     about = {"format": FORMAT, "marlvec": version, "rows": n, "columns": outline, "forms": forms}
     table = arrow.table(tables).replace_schema_metadata({_KEY: json.dumps(about)})
-    with new_file(path) as file:
+    with atomic_file(path) as file:
         parquet.write_table(table, file, write_page_checksum=True)
 
 

@@ -1,6 +1,6 @@
 """Callbacks: who is told what happens while a collector collects, and some that are ready to use."""
 
-from marlvec.collect.callbacks.callback import HOOKS, Callback, Loss
+from marlvec.collect.callbacks.callback import HOOKS, Callback, LossReason
 from marlvec.collect.callbacks.callback_list import CallbackLike
 from marlvec.collect.callbacks.episode_step import EpisodeStep, RunningEpisode
 from marlvec.collect.callbacks.json_lines import JSONLinesLogger
@@ -14,7 +14,7 @@ __all__ = [
     "EpisodeStep",
     "JSONLinesLogger",
     "LiveTable",
-    "Loss",
+    "LossReason",
     "RunningEpisode",
     "TensorBoardLogger",
 ]

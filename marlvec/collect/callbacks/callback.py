@@ -9,9 +9,9 @@ from marlvec.collect.callbacks.episode_step import EpisodeStep, RunningEpisode
 from marlvec.collect.metrics.episode_record import EpisodeRecord
 from marlvec.collect.metrics.metrics import Metrics
 
-__all__ = ["HOOKS", "Callback", "Loss"]
+__all__ = ["HOOKS", "Callback", "LossReason"]
 
-Loss = Literal["fault", "restart", "reset"]
+LossReason = Literal["fault", "restart", "reset"]
 """Why an episode was lost."""
 
 HOOKS = (
@@ -54,7 +54,7 @@ class Callback:
         Numbers put into ``episode.custom`` here still count. `Metrics` has the record when this is through.
         """
 
-    def on_episode_lost(self, episode: RunningEpisode, why: Loss) -> None:
+    def on_episode_lost(self, episode: RunningEpisode, why: LossReason) -> None:
         """An episode was lost, there is no record of it, and it will have no end.
 
         Args:

@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.callbacks.callback import HOOKS, Callback, Loss
+from marlvec.collect.callbacks.callback import HOOKS, Callback, LossReason
 from marlvec.collect.callbacks.episode_step import EpisodeStep, RunningEpisode
-from marlvec.collect.episodes import Episodes
+from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.episode_record import EpisodeRecord
 from marlvec.collect.metrics.metrics import Metrics, as_number
-from marlvec.collect.scheduling.env_step import Arrival
+from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.errors import ArgumentError, StateError
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["CallbackLike", "Hooks"]
+__all__ = ["CallbackLike", "CallbackList"]
 
 CallbackLike = Callback | Mapping[str, Callable[..., object]] | Callable[..., object]
 """A `Callback`; or a dict of its methods' names to functions; or a function that has one of these names."""
@@ -28,7 +28,7 @@ CallbackLike = Callback | Mapping[str, Callable[..., object]] | Callable[..., ob
 Listener = tuple[str, Callable[..., object]]
 
 
-class Hooks:
+class CallbackList:
     """The callbacks of one collector, of which there may be none.
 
     A step is never left half-told: what a callback raises waits until all have heard of the step and the collector is
@@ -51,15 +51,15 @@ class Hooks:
         self._held: list[BaseException] = []
         self._telling = ""
 
-    def step(self, arrival: Arrival) -> None:
+    def step(self, arrival: EnvStep) -> None:
         """Some envs have made a step; what was lost in it is none."""
         if self._listeners["on_episode_step"] and not arrival.fault.all():
             rows = np.flatnonzero(~arrival.fault)
             step = EpisodeStep(arrival, rows, self._running_N, self._envs, self._metrics)
             self._tell("on_episode_step", step)
 
-    def lose(self, env_ids: NDArray[np.int64], reasons: Sequence[Loss]) -> None:
-        """Episodes were lost; envs in which none ran are passed over."""
+    def lose(self, env_ids: NDArray[np.int64], reasons: Sequence[LossReason]) -> None:
+        """EpisodeTracker were lost; envs in which none ran are passed over."""
         for i, why in zip(env_ids.tolist(), reasons, strict=True):
             if (episode := self._running_N[i]) is not None:
                 self._running_N[i] = None
@@ -80,7 +80,7 @@ class Hooks:
         self.lose(np.arange(len(self._running_N)), ["reset"] * len(self._running_N))
 
     def end(self, records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
-        """Episodes have ended. Returns their records with what callbacks have noted."""
+        """EpisodeTracker have ended. Returns their records with what callbacks have noted."""
         return [self._end(record) for record in records] if self._follows else list(records)
 
     def _end(self, record: EpisodeRecord) -> EpisodeRecord:
@@ -96,8 +96,10 @@ class Hooks:
                 self._held.append(error)
         return record
 
-    def create(self, env_ids: NDArray[np.int64], episodes: Episodes, policy_ids: Sequence[str], entropy: int) -> None:
-        """Episodes are about to begin."""
+    def create(
+        self, env_ids: NDArray[np.int64], episodes: EpisodeTracker, policy_ids: Sequence[str], entropy: int
+    ) -> None:
+        """EpisodeTracker are about to begin."""
         for i in env_ids.tolist() if self._follows else ():
             policies = tuple(policy_ids[k] for k in episodes.policy_NA[i].tolist())
             episode = RunningEpisode(*episodes.identity(i), entropy, policies)

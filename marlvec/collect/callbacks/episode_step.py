@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.episodes import Episode
 from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.scheduling.env_step import Arrival
+from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.envs.spec import Info
 from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
@@ -58,7 +58,7 @@ class EpisodeStep:
 
     def __init__(
         self,
-        arrival: Arrival,
+        arrival: EnvStep,
         rows: NDArray[np.int64],
         running_N: NDArray[np.object_],
         envs: VectorEnv,

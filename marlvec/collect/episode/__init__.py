@@ -1,6 +1,6 @@
 """Episodes as values: per-agent tracks on a map of env time, made of a batch's rows."""
 
 from marlvec.collect.episode.multi_agent_episode import MultiAgentEpisode
-from marlvec.collect.episode.single_agent_episode import AgentTrack
+from marlvec.collect.episode.single_agent_episode import SingleAgentEpisode
 
-__all__ = ["AgentTrack", "MultiAgentEpisode"]
+__all__ = ["SingleAgentEpisode", "MultiAgentEpisode"]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.episode.reading import check_order, read_tracks
-from marlvec.collect.episode.single_agent_episode import AgentTrack
+from marlvec.collect.episode.reading import check_order, read_agent_episodes
+from marlvec.collect.episode.single_agent_episode import SingleAgentEpisode
 from marlvec.collect.episode.windows import check_step
 from marlvec.connectors.rows import join_columns
 from marlvec.errors import ArgumentError
@@ -27,7 +27,7 @@ class MultiAgentEpisode:
 
     Agents act at different times, are born late and end early. Each has tracks of its own, in which its decisions are
     counted as the agent made them; what they have in common is the number of env steps since the reset (``env_t``). An
-    agent has more than one `AgentTrack` where its policy was changed in the middle, or where it ended and came back.
+    agent has more than one `SingleAgentEpisode` where its policy was changed in the middle, or where it ended and came back.
 
     It holds what batches hold: decisions whose outcome is known, behind the agent connectors. So `cut` divides it as
     two calls of ``collect`` would have. No method changes an episode; arrays are shared with what it was made of, and
@@ -51,7 +51,7 @@ class MultiAgentEpisode:
     __slots__ = ("agents", "env_id", "eps_id", "tracks")
 
     def __init__(
-        self, eps_id: int, env_id: int, tracks: Sequence[AgentTrack], agents: Sequence[str] | None = None
+        self, eps_id: int, env_id: int, tracks: Sequence[SingleAgentEpisode], agents: Sequence[str] | None = None
     ) -> None:
         self.eps_id, self.env_id, self.tracks = eps_id, env_id, tuple(tracks)
         self.agents = None if agents is None else tuple(agents)
@@ -79,7 +79,7 @@ class MultiAgentEpisode:
             ArgumentError: A column is missing; an ``eps_id`` stands for several episodes; or these are not one row a
                 decision any more, as after `NStep` or `PadSequences`.
         """
-        return [cls(eps, env, tracks, agents) for (eps, env), tracks in read_tracks(batches).items()]
+        return [cls(eps, env, tracks, agents) for (eps, env), tracks in read_agent_episodes(batches).items()]
 
     def __len__(self) -> int:
         return self.env_stop - self.env_start
@@ -108,7 +108,7 @@ class MultiAgentEpisode:
         """Env step of its last outcome."""
         return max(track.env_stop for track in self.tracks)
 
-    def tracks_of(self, agent: Agent) -> tuple[AgentTrack, ...]:
+    def tracks_of(self, agent: Agent) -> tuple[SingleAgentEpisode, ...]:
         """An agent's tracks, in order of time; none where it made no decision.
 
         Raises:
@@ -142,7 +142,7 @@ class MultiAgentEpisode:
     ) -> Tree:
         """Copy what a column has for env steps ``start`` to ``stop - 1``, of all agents side by side or of one.
 
-        See `AgentTrack.at` for what belongs to which step. Steps before the episode's first are those of the lookback.
+        See `SingleAgentEpisode.at` for what belongs to which step. Steps before the episode's first are those of the lookback.
 
         Args:
             name: The column.
@@ -287,10 +287,10 @@ class MultiAgentEpisode:
             ArgumentError: Its parts do not fit each other.
             KeyError: One is missing.
         """
-        tracks = [AgentTrack.from_state_dict(track) for track in state["tracks"]]
+        tracks = [SingleAgentEpisode.from_state_dict(track) for track in state["tracks"]]
         return cls(int(state["eps_id"]), int(state["env_id"]), tracks, state["agents"])
 
-    def _of(self, tracks: list[AgentTrack]) -> MultiAgentEpisode | None:
+    def _of(self, tracks: list[SingleAgentEpisode]) -> MultiAgentEpisode | None:
         return MultiAgentEpisode(self.eps_id, self.env_id, tracks, self.agents) if tracks else None
 
     def _index(self, agent: Agent) -> int:
@@ -311,6 +311,6 @@ class MultiAgentEpisode:
         return np.arange(first, max(first, last))
 
 
-def _blank(like: AgentTrack, name: str, n: int, fill: Any) -> Tree:
+def _blank(like: SingleAgentEpisode, name: str, n: int, fill: Any) -> Tree:
     """A column of an agent that has no rows, in the form of another's."""
     return like.gather(map_tree(lambda leaf: leaf[:0], like.whole(name)), name, np.full(n, -1, np.int64), fill)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from marlvec.collect.batch.batch_columns import ids
 from marlvec.collect.episode.cuts import episodes
-from marlvec.collect.episode.single_agent_episode import AgentTrack
+from marlvec.collect.episode.single_agent_episode import SingleAgentEpisode
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree, map_tree
 
-__all__ = ["check_order", "read_tracks"]
+__all__ = ["check_order", "read_agent_episodes"]
 
 IntArray = NDArray[np.int64]
 Columns = Mapping[str, Tree]
@@ -23,7 +23,7 @@ _NEEDED = ("eps_id", "env_id", "agent_index", "t", "env_t", "next_env_t", "termi
 _IDENTITY = ("eps_id", "env_id", "agent_index")
 
 
-def read_tracks(batches: Mapping[str, Columns]) -> dict[tuple[int, int], list[AgentTrack]]:
+def read_agent_episodes(batches: Mapping[str, Columns]) -> dict[tuple[int, int], list[SingleAgentEpisode]]:
     """Tracks of every episode in some policies' rows, ordered by agent and time.
 
     A track ends where the agent ends, where another policy takes over, and where decisions are missing. Phantom rows
@@ -39,7 +39,7 @@ def read_tracks(batches: Mapping[str, Columns]) -> dict[tuple[int, int], list[Ag
         ArgumentError: A column is missing; an ``eps_id`` is of several episodes; or rows of one agent do not follow on
             one another as a collector's do.
     """
-    found: dict[tuple[int, int], list[AgentTrack]] = {}
+    found: dict[tuple[int, int], list[SingleAgentEpisode]] = {}
     for policy_id, columns in batches.items():
         for eps_id, env_id, track in _tracks(policy_id, columns):
             found.setdefault((eps_id, env_id), []).append(track)
@@ -51,7 +51,7 @@ def read_tracks(batches: Mapping[str, Columns]) -> dict[tuple[int, int], list[Ag
     return dict(sorted(found.items()))
 
 
-def check_order(tracks: Sequence[AgentTrack], where: str) -> None:
+def check_order(tracks: Sequence[SingleAgentEpisode], where: str) -> None:
     """Make sure that an agent decides one thing at a time.
 
     Raises:
@@ -67,7 +67,7 @@ def check_order(tracks: Sequence[AgentTrack], where: str) -> None:
             )
 
 
-def _tracks(policy_id: str, columns: Columns) -> Iterator[tuple[int, int, AgentTrack]]:
+def _tracks(policy_id: str, columns: Columns) -> Iterator[tuple[int, int, SingleAgentEpisode]]:
     why = f"an episode of policy {policy_id!r}"
     named = {name: ids(columns, name, why) for name in _NEEDED}
     if "obs" not in columns or "next_obs" not in columns:
@@ -90,7 +90,7 @@ def _tracks(policy_id: str, columns: Columns) -> Iterator[tuple[int, int, AgentT
     for start, stop in pairwise([*np.flatnonzero(begins).tolist(), len(order)]):
         rows = {name: _part(column, start, stop) for name, column in rest.items()}
         eps_id, env_id, agent_index = (int(named[name][start]) for name in _IDENTITY)
-        yield eps_id, env_id, AgentTrack.of_rows(agent_index, policy_id, rows)
+        yield eps_id, env_id, SingleAgentEpisode.of_rows(agent_index, policy_id, rows)
 
 
 def _part(column: Tree, start: int, stop: int) -> Tree:

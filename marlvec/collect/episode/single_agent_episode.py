@@ -13,7 +13,7 @@ from marlvec.connectors.rows import join_columns
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree, map_tree, tree_leaves, zip_trees
 
-__all__ = ["AgentTrack"]
+__all__ = ["SingleAgentEpisode"]
 
 IntArray = NDArray[np.int64]
 Columns = Mapping[str, Tree]
@@ -22,7 +22,7 @@ MOMENTS = ("obs", "env_t", "state")
 """Columns that are there once more than there are decisions: rows have the next one beside each, as ``next_…``."""
 
 
-class AgentTrack:
+class SingleAgentEpisode:
     """One agent's consecutive decisions in one episode, under one policy: T of them, and T + 1 moments around them.
 
     An observation is stored once, though two rows of a batch have it. Of a column that belongs to a moment (``obs``,
@@ -62,7 +62,7 @@ class AgentTrack:
         self._moments, self._decisions, self._order = dict(moments), dict(decisions), order
 
     @classmethod
-    def of_rows(cls, agent_index: int, policy_id: str, rows: Columns) -> AgentTrack:
+    def of_rows(cls, agent_index: int, policy_id: str, rows: Columns) -> SingleAgentEpisode:
         """Make a track of an agent's rows, one decision after the other.
 
         Raises:
@@ -92,7 +92,7 @@ class AgentTrack:
         end = " and ".join(flags) or "open"
         carried = f", lookback {self.lookback}" if self.lookback else ""
         return (
-            f"AgentTrack(agent {self.agent_index} by {self.policy_id!r}: {len(self)} decisions from t={self.first_t} "
+            f"SingleAgentEpisode(agent {self.agent_index} by {self.policy_id!r}: {len(self)} decisions from t={self.first_t} "
             f"in env steps {self.env_start} to {self.env_stop}, {end}{carried})"
         )
 
@@ -227,7 +227,7 @@ class AgentTrack:
 
     # --- cutting and joining
 
-    def cut(self, env_step: int, lookback: int) -> tuple[AgentTrack | None, AgentTrack | None]:
+    def cut(self, env_step: int, lookback: int) -> tuple[SingleAgentEpisode | None, SingleAgentEpisode | None]:
         """The decisions whose outcome had come by this env step, and the others; None for none.
 
         The first part keeps the lookback, also where there is nothing else in it.
@@ -236,12 +236,12 @@ class AgentTrack:
         head = self._part(0, p, self.lookback) if p else None
         return head, None if p == self._total else self._part(max(0, p - lookback), self._total, min(lookback, p))
 
-    def goes_on_in(self, other: AgentTrack) -> bool:
+    def goes_on_in(self, other: SingleAgentEpisode) -> bool:
         """Whether another track's first decision is the one after the last of this."""
         follows = (other.agent_index, other.policy_id) == (self.agent_index, self.policy_id)
         return follows and not self.is_done and other.first_t == self.first_t + len(self)
 
-    def joined(self, other: AgentTrack) -> AgentTrack:
+    def joined(self, other: SingleAgentEpisode) -> SingleAgentEpisode:
         """This track and the one it goes on in, whose lookback falls away.
 
         Raises:
@@ -254,7 +254,7 @@ class AgentTrack:
         decisions = join_columns([self._decisions, {name: other[name] for name in other._decisions}])
         rest = {name: map_tree(lambda leaf: leaf[1:], other[name]) for name in other._moments}
         moments = join_columns([self._moments, rest])
-        return AgentTrack(self.agent_index, self.policy_id, moments, decisions, self._order, self.lookback)
+        return SingleAgentEpisode(self.agent_index, self.policy_id, moments, decisions, self._order, self.lookback)
 
     def rows(self) -> dict[str, Tree]:
         """Columns of (T, …) as a batch has them: what `of_rows` was given, without the lookback."""
@@ -282,7 +282,7 @@ class AgentTrack:
         }
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> AgentTrack:
+    def from_state_dict(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
         """The track of which `state_dict` gave this.
 
         Raises:
@@ -317,10 +317,10 @@ class AgentTrack:
             return self._decisions[name], self._total
         raise KeyError(f"no column {name!r}; the columns are {self.keys()}")
 
-    def _part(self, start: int, stop: int, lookback: int) -> AgentTrack:
+    def _part(self, start: int, stop: int, lookback: int) -> SingleAgentEpisode:
         moments = {name: map_tree(lambda leaf: leaf[start : stop + 1], c) for name, c in self._moments.items()}
         decisions = {name: map_tree(lambda leaf: leaf[start:stop], c) for name, c in self._decisions.items()}
-        return AgentTrack(self.agent_index, self.policy_id, moments, decisions, self._order, lookback)
+        return SingleAgentEpisode(self.agent_index, self.policy_id, moments, decisions, self._order, lookback)
 
 
 def _pairs(one: Tree, other: Tree) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:

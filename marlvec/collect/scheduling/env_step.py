@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from marlvec.env_ids import Where, rows_of
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["places_of", "Arrival"]
+__all__ = ["index_of", "EnvStep"]
 
 
-def places_of(ids: NDArray[np.int64]) -> Where:
+def index_of(ids: NDArray[np.int64]) -> Where:
     """These rows as an index: a slice where they are evenly spaced, which costs a quarter of an array of numbers.
 
     Args:
@@ -36,7 +36,7 @@ AnyArray = NDArray[Any]
 _FLAGS = ("terminated", "truncated", "missing", "alive", "acting", "done", "fault", "quiet")
 
 
-class Arrival:
+class EnvStep:
     """Rows of some envs in env order, with an ended episode's end and the next one's beginning side by side.
 
     In same-step mode they come so. In the other modes `renew` puts the new episodes' rows in once they have begun, and
@@ -109,7 +109,7 @@ class Arrival:
         self._writable = writable
         if not self.everything and np.count_nonzero(step.env_ids[1:] < step.env_ids[:-1]):
             self._choose(np.argsort(step.env_ids))  # first come, first in row: no order to build on
-        self.where: Where = slice(None) if self.everything else places_of(self.env_ids)
+        self.where: Where = slice(None) if self.everything else index_of(self.env_ids)
         self.ended = self.terminated | self.truncated if self.eventful else self.terminated
         if self.eventful and np.count_nonzero(self.fault):
             self.ended[self.fault] = False  # there are no final observations of what was lost
@@ -136,18 +136,18 @@ class Arrival:
         with_row: NDArray[np.bool_] = self.ended & (seen_NA[self.where] | ~self.missing)
         return with_row
 
-    def part(self, chosen: NDArray[np.bool_]) -> Arrival:
+    def part(self, chosen: NDArray[np.bool_]) -> EnvStep:
         """Those rows alone for which (n,) says so."""
         part = copy.copy(self)
         part._choose(np.flatnonzero(chosen))
-        part.everything, part.where, part.ended = False, places_of(part.env_ids), self.ended[chosen]
+        part.everything, part.where, part.ended = False, index_of(part.env_ids), self.ended[chosen]
         mine = set(part.env_ids.tolist())
         part.given = [given for given in self.given if given[0] in mine]
         part.untrained = [i for i in self.untrained if i in mine]
         return part
 
     @classmethod
-    def join(cls, parts: Sequence[Arrival]) -> Arrival:
+    def join(cls, parts: Sequence[EnvStep]) -> EnvStep:
         """Rows that came one after the other, of different envs, as if they had come at once."""
         if len(parts) == 1:
             return parts[0]
@@ -166,7 +166,7 @@ class Arrival:
         whole.results = [step for part in parts for step in part.results]
         order = np.argsort(whole.env_ids)
         whole._choose(order)
-        whole.ended, whole.where = whole.ended[order], places_of(whole.env_ids)
+        whole.ended, whole.where = whole.ended[order], index_of(whole.env_ids)
         whole.given = sorted((given for part in parts for given in part.given), key=itemgetter(0))
         whole.untrained = sorted(i for part in parts for i in part.untrained)
         return whole
@@ -180,7 +180,7 @@ class Arrival:
             self.state = None if self.state is None else self.state.copy()
             self._writable = True
 
-    def renew(self, other: Arrival) -> None:
+    def renew(self, other: EnvStep) -> None:
         """Put the first rows of new episodes in the place of the old ones' last; call `own` before the envs do."""
         at = np.searchsorted(self.env_ids, other.env_ids)
         for leaves, new_leaves in zip(self.obs, other.obs, strict=True):

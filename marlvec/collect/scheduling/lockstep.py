@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.scheduling.env_step import Arrival
+from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.errors import EnvFault, EnvsDriven
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["EnvsNeeded", "Traffic"]
+__all__ = ["EnvsNeeded", "LockstepScheduler"]
 
 IntArray = NDArray[np.int64]
 
@@ -27,7 +27,7 @@ EnvsNeeded = Callable[[int], int]
 _NOBODY: IntArray = np.zeros(0, np.int64)
 
 
-class Traffic:
+class LockstepScheduler:
     """Sends to the envs and receives from them.
 
     Envs go in *rounds*: in each, all that live make a step, or as many as are still needed. Without overlap a round
@@ -64,7 +64,7 @@ class Traffic:
         self._away_N = np.zeros(envs.num_envs, np.bool_)
         self._num_away = 0
         self._sent: deque[IntArray] = deque()  # envs that were sent to together, and were not received
-        self._inbox: list[Arrival] = []  # came while others were waited for
+        self._inbox: list[EnvStep] = []  # came while others were waited for
         self.is_waiting = False
 
     def check_alone(self) -> None:
@@ -194,7 +194,7 @@ class Traffic:
 
     # --- back
 
-    def receive(self) -> Arrival:
+    def receive(self) -> EnvStep:
         """What has come back of those that were sent to first, all of it.
 
         Raises:
@@ -211,12 +211,12 @@ class Traffic:
             while missing := len(sent) - sum(int(mine_N[some.env_ids].sum()) for some in self._inbox):
                 self._inbox.append(self._take(missing))
             chosen = [(some, mine_N[some.env_ids]) for some in self._inbox]
-            arrival = Arrival.join([some.part(mine) for some, mine in chosen if mine.any()])
+            arrival = EnvStep.join([some.part(mine) for some, mine in chosen if mine.any()])
             self._inbox = [some if not mine.any() else some.part(~mine) for some, mine in chosen if not mine.all()]
         self._sent.popleft()
         return self._hand_out(arrival)
 
-    def begin_next(self, arrival: Arrival, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
+    def begin_next(self, arrival: EnvStep, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
         """Have these envs begin the next episode, again where that fails, and put its first rows into the arrival.
 
         Args:
@@ -246,7 +246,7 @@ class Traffic:
             waiting = np.sort(np.concatenate(again))
         return env_ids
 
-    def receive_all(self, env_ids: IntArray) -> Iterator[Arrival]:
+    def receive_all(self, env_ids: IntArray) -> Iterator[EnvStep]:
         """What comes of these envs, until it has come of all; what else comes is received later.
 
         Raises:
@@ -263,15 +263,15 @@ class Traffic:
             if len(arrival.env_ids):
                 yield self._hand_out(arrival)
 
-    def _take(self, at_least: int | None) -> Arrival:
+    def _take(self, at_least: int | None) -> EnvStep:
         self.check_alone()
         self.is_waiting = True
         step = self._envs.recv(at_least)
         self.is_waiting = False
         self._drive_count = self._envs.drive_count
-        return Arrival(step, len(self.all_ids), writable=self._envs.copy)
+        return EnvStep(step, len(self.all_ids), writable=self._envs.copy)
 
-    def _hand_out(self, arrival: Arrival) -> Arrival:
+    def _hand_out(self, arrival: EnvStep) -> EnvStep:
         self._away_N[arrival.where] = False
         self._num_away -= len(arrival.env_ids)
         return arrival
@@ -289,7 +289,7 @@ class Traffic:
 
     # --- who is out for good
 
-    def leave_out_masked(self, arrival: Arrival) -> None:
+    def leave_out_masked(self, arrival: EnvStep) -> None:
         """Have nothing to do any more with envs that are out for good, from when their own rows say so."""
         if masked := self._envs.masked_env_ids:
             silent = arrival.env_ids[~arrival.alive.any(axis=1)]

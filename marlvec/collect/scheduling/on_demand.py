@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.scheduling.env_step import Arrival
-from marlvec.collect.scheduling.lockstep import EnvsNeeded, Traffic
+from marlvec.collect.scheduling.env_step import EnvStep
+from marlvec.collect.scheduling.lockstep import EnvsNeeded, LockstepScheduler
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["FreeTraffic", "traffic_of"]
+__all__ = ["OnDemandScheduler", "scheduler_for"]
 
 IntArray = NDArray[np.int64]
 
 _NOBODY: IntArray = np.zeros(0, np.int64)
 
 
-class FreeTraffic(Traffic):
+class OnDemandScheduler(LockstepScheduler):
     """Sends to envs that do not come back by themselves, and receives from them.
 
     Each env goes on as soon as it is answered, and begins its next episode when somebody outside does; until then there
@@ -73,16 +73,16 @@ class FreeTraffic(Traffic):
         self._beginning_N[slice(None) if env_ids is None else env_ids] = True
         self._note_sent(env_ids)
 
-    def begin_next(self, arrival: Arrival, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
+    def begin_next(self, arrival: EnvStep, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
         """Have these envs begin the next episode some time; none has now."""
         self.reset(env_ids=env_ids)
         return _NOBODY
 
-    def receive_all(self, env_ids: IntArray) -> Iterator[Arrival]:
+    def receive_all(self, env_ids: IntArray) -> Iterator[EnvStep]:
         """Nothing: they come as they come."""
         return iter(())
 
-    def receive(self) -> Arrival:
+    def receive(self) -> EnvStep:
         """Rows that have come, of one kind: they begin episodes, or they follow on what was sent.
 
         Raises:
@@ -102,7 +102,7 @@ class FreeTraffic(Traffic):
         self._beginning_N[arrival.env_ids] = False
         return self._hand_out(arrival)
 
-    def _sort_in(self, arrival: Arrival) -> None:
+    def _sort_in(self, arrival: EnvStep) -> None:
         first = self._beginning_N[arrival.env_ids]
         for chosen, is_first in ((first, True), (~first, False)):
             if chosen.any():
@@ -111,11 +111,11 @@ class FreeTraffic(Traffic):
                 self._inbox.append(part)
 
 
-def traffic_of(envs: VectorEnv, *, overlap: bool) -> Traffic:
+def scheduler_for(envs: VectorEnv, *, overlap: bool) -> LockstepScheduler:
     """What goes to some envs and comes back, as they are.
 
     Args:
         envs: The envs.
-        overlap: As `Traffic`; where nobody goes in rounds there is nothing to overlap.
+        overlap: As `LockstepScheduler`; where nobody goes in rounds there is nothing to overlap.
     """
-    return Traffic(envs, overlap=overlap) if envs.lockstep else FreeTraffic(envs)
+    return LockstepScheduler(envs, overlap=overlap) if envs.lockstep else OnDemandScheduler(envs)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
-__all__ = ["Column"]
+__all__ = ["ColumnForm"]
 
 Where = slice | NDArray[np.int64]
 
 AnyArray = NDArray[Any]
 
 
-class Column:
+class ColumnForm:
     """A column that learns its structure, shapes and dtypes from the first value, and holds every other one to them.
 
     Args:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.storage.columns import Column
+from marlvec.collect.storage.columns import ColumnForm
 from marlvec.env_ids import Where
 from marlvec.errors import ContractError
 from marlvec.trees import Tree
 
-__all__ = ["BATCH_COLUMNS", "ROW_COLUMNS", "Trajectories"]
+__all__ = ["BATCH_COLUMNS", "ROW_COLUMNS", "SlotBuffer"]
 
 IntArray = NDArray[np.int64]
 
@@ -44,7 +44,7 @@ _LATER = {"off_policy"}  # may come at any time, and was False until then
 _START = 256
 
 
-class Trajectories:
+class SlotBuffer:
     """Growing table of slots, and the links between them.
 
     Args:
@@ -54,8 +54,8 @@ class Trajectories:
 
     def __init__(self, owner: str, num_lanes: int) -> None:
         self._owner = owner
-        self._rows: dict[str, Column] = {}  # written when a row came
-        self._answers: dict[str, Column] = {}  # written when the policy had answered
+        self._rows: dict[str, ColumnForm] = {}  # written when a row came
+        self._answers: dict[str, ColumnForm] = {}  # written when the policy had answered
         self._asked = False
         self._size, self._capacity = 0, _START
         self._lane = np.zeros(_START, np.int64)
@@ -119,7 +119,7 @@ class Trajectories:
     def _learn(self, columns: Mapping[str, Tree]) -> None:
         if self._rows and columns.keys() - self._rows.keys() == {"action_mask"} and self._rows.keys() < columns.keys():
             # An env has given its first mask, in its infos; until now everything was allowed.
-            masks = Column(self._owner, "action_mask", columns["action_mask"], self._capacity)
+            masks = ColumnForm(self._owner, "action_mask", columns["action_mask"], self._capacity)
             for leaf in masks.leaves:
                 leaf[...] = True
             self._rows["action_mask"] = masks
@@ -132,7 +132,7 @@ class Trajectories:
         for name in columns:
             if name in BATCH_COLUMNS:
                 raise ContractError(f"{self._owner}: its agent connectors may not add a column named {name!r}")
-        self._rows = {name: Column(self._owner, name, value, self._capacity) for name, value in columns.items()}
+        self._rows = {name: ColumnForm(self._owner, name, value, self._capacity) for name, value in columns.items()}
 
     def rows(self, where: Where) -> dict[str, Tree]:
         """Copies of the columns of some slots, as they came out of the connectors."""
@@ -165,7 +165,7 @@ class Trajectories:
                     f"{self._owner}: it or its action connectors add columns named {taken}; such there are already"
                 )
             for name, value in new.items():
-                self._answers[name] = Column(self._owner, name, value, self._capacity)
+                self._answers[name] = ColumnForm(self._owner, name, value, self._capacity)
                 if self._size and name not in _LATER:  # until now only actions that were not the policy's
                     for leaf in self._answers[name].leaves:
                         leaf[...] = np.nan if leaf.dtype.kind in "fc" else 0

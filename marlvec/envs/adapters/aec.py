@@ -8,17 +8,25 @@ from typing import Any
 from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.parallel import agents_and_spaces, space_of
-from marlvec.envs.adapters.return_values import AgentId, broken, flag, mapping, names_of, real, refuse_unknown
+from marlvec.envs.adapters.return_values import (
+    AgentId,
+    as_flag,
+    as_reward,
+    contract_error,
+    mapping,
+    names_of,
+    refuse_unknown,
+)
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
 from marlvec.errors import ContractError
 
-__all__ = ["PettingZooAECEnv", "teller"]
+__all__ = ["AECAdapter", "state_owner"]
 
 _UNBORN, _LIVE, _ENDED = range(3)
 
 
-class PettingZooAECEnv(Adapter):
+class AECAdapter(Adapter):
     """A PettingZoo AEC env: one step is one agent's move.
 
     The steps of dead agents (``step(None)``) are taken in the same step as the move before them, so that the selected
@@ -59,16 +67,18 @@ class PettingZooAECEnv(Adapter):
         self._seen = [False] * len(self.ids)
         self._acting = None
         self._call_reset(seed, options)
-        self._teller = teller(self.env)
+        self._teller = state_owner(self.env)
         agents = self._listed("reset()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
                 if any(self._flags_of(agent, "reset()")):
-                    broken(self.name, "reset()", f"agent {agent!r} is terminated or truncated before the first move")
+                    contract_error(
+                        self.name, "reset()", f"agent {agent!r} is terminated or truncated before the first move"
+                    )
                 self._status[a] = _LIVE
                 slot.alive[a] = True
         if not agents:
-            broken(self.name, "reset()", "env.agents is empty after a reset: expected at least one live agent")
+            contract_error(self.name, "reset()", "env.agents is empty after a reset: expected at least one live agent")
         self._select(slot, "reset()")
         return self._infos(slot, {})
 
@@ -76,7 +86,7 @@ class PettingZooAECEnv(Adapter):
         """Let the selected agent move."""
         env, told, mover = self.env, self._teller, self._acting
         if mover is None:
-            broken(self.name, "step()", "no agent has a turn: the game is over, or it was never reset")
+            contract_error(self.name, "step()", "no agent has a turn: the game is over, or it was never reset")
         self._acting = None
         env.step(slot.read_actions()[mover])
         slot.acting[mover] = False
@@ -95,7 +105,7 @@ class PettingZooAECEnv(Adapter):
             self._end(slot, a, flags, last_infos)
             env.step(None)
             if agent in told.agents:
-                broken(self.name, "step()", f"step(None) of the dead agent {agent!r} left it in env.agents")
+                contract_error(self.name, "step()", f"step(None) of the dead agent {agent!r} left it in env.agents")
             self._account(slot, last_infos)
         slot.done = _LIVE not in self._status
         return self._infos(slot, last_infos)
@@ -120,24 +130,24 @@ class PettingZooAECEnv(Adapter):
         """Write what the env's last own step paid, and find out who came and who went."""
         status, reward = self._status, slot.reward
         for agent, value in mapping(self._teller.rewards, self.name, "step()", "rewards").items():
-            paid = real(value, self.name, agent)
+            paid = as_reward(value, self.name, agent)
             if paid != 0.0:
                 a = self._place(agent, "step()")
                 if status[a] == _ENDED and agent not in last_infos:
-                    broken(self.name, "step()", f"agent {agent!r} has ended and is paid {paid!r}")
+                    contract_error(self.name, "step()", f"agent {agent!r} has ended and is paid {paid!r}")
                 reward[a] += paid
         agents = self._listed("step()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
                 if status[a] == _ENDED:
-                    broken(self.name, "step()", f"agent {agent!r} has ended and cannot come back")
+                    contract_error(self.name, "step()", f"agent {agent!r} has ended and cannot come back")
                 if status[a] == _UNBORN:
                     status[a] = _LIVE
                     slot.alive[a] = True
             elif status[a] == _LIVE:
                 flags = self._flags_of(agent, "step()")
                 if not any(flags):
-                    broken(self.name, "step()", f"agent {agent!r} left env.agents without a flag")
+                    contract_error(self.name, "step()", f"agent {agent!r} left env.agents without a flag")
                 self._end(slot, a, flags, last_infos)
 
     def _end(self, slot: Slot, a: int, flags: tuple[bool, bool], last_infos: dict[AgentId, Any]) -> None:
@@ -163,7 +173,9 @@ class PettingZooAECEnv(Adapter):
         a = self._place(agent, call)
         if self._status[a] != _LIVE or agent not in self._teller.agents:
             live = [name for name, status in zip(self.ids, self._status, strict=True) if status == _LIVE]
-            broken(self.name, call, f"agent_selection is {agent!r}, which is not live; live are {names_of(live)}")
+            contract_error(
+                self.name, call, f"agent_selection is {agent!r}, which is not live; live are {names_of(live)}"
+            )
         self._acting = a
         slot.acting[a] = self._seen[a] = True
         self._observe(slot, a, self.env.observe(agent), True)
@@ -175,7 +187,7 @@ class PettingZooAECEnv(Adapter):
         except TypeError:  # a list, which is the key of nothing
             a = None
         if a is None:
-            broken(self.name, call, f"unknown agent {agent!r}; possible agents are {names_of(self.ids)}")
+            contract_error(self.name, call, f"unknown agent {agent!r}; possible agents are {names_of(self.ids)}")
         return a
 
     def _listed(self, call: str) -> frozenset[AgentId]:
@@ -189,8 +201,8 @@ class PettingZooAECEnv(Adapter):
         terminations = mapping(self._teller.terminations, self.name, call, "terminations")
         truncations = mapping(self._teller.truncations, self.name, call, "truncations")
         return (
-            flag(terminations.get(agent, False), self.name, agent, "termination"),
-            flag(truncations.get(agent, False), self.name, agent, "truncation"),
+            as_flag(terminations.get(agent, False), self.name, agent, "termination"),
+            as_flag(truncations.get(agent, False), self.name, agent, "truncation"),
         )
 
     def _infos(self, slot: Slot, last_infos: dict[AgentId, Any]) -> Info | None:
@@ -206,7 +218,7 @@ _SAID = ("agents", "agent_selection", "rewards", "terminations", "truncations", 
 _HAND_ON = ("BaseWrapper.__getattr__", "OrderEnforcingWrapper.__getattr__")
 
 
-def teller(env: Any) -> Any:
+def state_owner(env: Any) -> Any:
     """The env in whose own attributes all that stands that ``env`` says of its agents, once it was reset.
 
     PettingZoo's wrappers hand a question on to one another, which takes 1 µs each, and a move asks ten. Only its own

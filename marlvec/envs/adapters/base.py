@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from marlvec.envs.adapters.return_values import AgentId, broken
+from marlvec.envs.adapters.return_values import AgentId, contract_error
 from marlvec.envs.adapters.self_reset import resets_itself, take_finals
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
@@ -107,13 +107,15 @@ class Adapter(MultiAgentEnv):
         elif seed is not None:
             reseed = getattr(self.env, "seed", None)
             if not callable(reseed):
-                broken(self.name, "reset()", "it takes no seed and has no seed() method; expected reset(seed=...)")
+                contract_error(
+                    self.name, "reset()", "it takes no seed and has no seed() method; expected reset(seed=...)"
+                )
             reseed(seed)
         if takes is None or "options" in takes:
             # A copy each: an env that writes into its options must not change another env's, or the caller's.
             kwargs["options"] = deepcopy(options)
         elif options is not None:
-            broken(self.name, "reset()", f"it takes no options, and {options!r} were given")
+            contract_error(self.name, "reset()", f"it takes no options, and {options!r} were given")
         result = self.env.reset(**kwargs)
         self._check_spaces()
         return result
@@ -134,7 +136,7 @@ class Adapter(MultiAgentEnv):
             except Exception:  # it tells only of those who are here; that is no contradiction
                 continue
             if now is not space and isinstance(now, Space) and (differs := describe_difference(space, now)):
-                broken(
+                contract_error(
                     self.name,
                     "reset()",
                     f"{kind} space of agent {agent!r}: expected the one that the env was built with, got another "
@@ -158,13 +160,13 @@ class Adapter(MultiAgentEnv):
             return value
         if not isinstance(value, Mapping) or "action_mask" not in value:
             got = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
-            broken(
+            contract_error(
                 self.name, "observation", f"of agent {self.ids[a]!r}: expected a dict with an 'action_mask', got {got}"
             )
         if self._bare[a]:
             if len(value) != 2 or "observation" not in value:
                 got = f"{sorted(map(str, value))}"
-                broken(
+                contract_error(
                     self.name,
                     "observation",
                     f"of agent {self.ids[a]!r}: expected keys ['action_mask', 'observation'], got {got}",

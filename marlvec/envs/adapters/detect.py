@@ -8,16 +8,16 @@ from typing import Any, NoReturn
 import gymnasium
 from gymnasium.spaces import Space
 
-from marlvec.envs.adapters.aec import PettingZooAECEnv
-from marlvec.envs.adapters.gymnasium import GymnasiumEnv
-from marlvec.envs.adapters.parallel import PettingZooParallelEnv
-from marlvec.envs.adapters.rllib import RLlibEnv
+from marlvec.envs.adapters.aec import AECAdapter
+from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
+from marlvec.envs.adapters.parallel import ParallelAdapter
+from marlvec.envs.adapters.rllib import RLlibAdapter
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.errors import ContractError
 
 __all__ = ["adapt"]
 
-_Kind = PettingZooParallelEnv | PettingZooAECEnv | GymnasiumEnv | RLlibEnv
+_Kind = ParallelAdapter | AECAdapter | GymnasiumAdapter | RLlibAdapter
 
 
 def adapt(env: Any) -> MultiAgentEnv:
@@ -48,29 +48,29 @@ def _by_class(env: Any) -> type[_Kind] | None:
     pettingzoo = sys.modules.get("pettingzoo.utils.env")
     if pettingzoo is not None:
         if isinstance(env, pettingzoo.ParallelEnv):
-            return PettingZooParallelEnv
+            return ParallelAdapter
         if isinstance(env, pettingzoo.AECEnv):
-            return PettingZooAECEnv
+            return AECAdapter
     # RLlib's base class derives from gymnasium.Env, so it comes first.
     inner = env.unwrapped if isinstance(env, gymnasium.Env) else env
     if any(base.__name__ == "MultiAgentEnv" for base in type(inner).__mro__):
-        return RLlibEnv
-    return GymnasiumEnv if isinstance(env, gymnasium.Env) else None
+        return RLlibAdapter
+    return GymnasiumAdapter if isinstance(env, gymnasium.Env) else None
 
 
 def _by_look(env: Any) -> type[_Kind] | None:
     if not (callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))):
         return None
     if all(callable(getattr(env, name, None)) for name in ("last", "observe", "agent_iter")):
-        return PettingZooAECEnv
+        return AECAdapter
     space = getattr(env, "observation_space", None)
     if callable(space) and not isinstance(space, Space) and hasattr(env, "possible_agents"):
-        return PettingZooParallelEnv
+        return ParallelAdapter
     keyed = ("possible_agents", "_agent_ids", "get_agent_ids", "get_observation_space", "observation_spaces")
     if any(hasattr(env, name) for name in keyed):
-        return RLlibEnv
+        return RLlibAdapter
     if isinstance(space, Space) and isinstance(getattr(env, "action_space", None), Space):
-        return GymnasiumEnv
+        return GymnasiumAdapter
     return None
 
 

@@ -9,19 +9,19 @@ from gymnasium.spaces import Dict, Tuple
 
 from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
-from marlvec.envs.adapters.return_values import AgentId, broken, flag, real, step_length
+from marlvec.envs.adapters.return_values import AgentId, as_flag, as_reward, contract_error, step_length
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
 
-__all__ = ["AGENT", "GymnasiumEnv"]
+__all__ = ["AGENT", "GymnasiumAdapter"]
 
 AGENT = "agent_0"
 """Name of the one agent of a Gymnasium env."""
 
 
-class GymnasiumEnv(Adapter):
+class GymnasiumAdapter(Adapter):
     """A Gymnasium env as a multi-agent env with the one agent ``"agent_0"``.
 
     Its infos are the env's own, so they are found under `COMMON`. Old envs fit too: ``step`` may return 4 values (done
@@ -73,14 +73,14 @@ class GymnasiumEnv(Adapter):
             if isinstance(info, Mapping) and info.get("TimeLimit.truncated", False) is True:
                 terminated, truncated = False, terminated
         name = self.name
-        ended = flag(terminated, name, AGENT, "terminated")
-        cut = flag(truncated, name, AGENT, "truncated")
-        slot.reward[0] = real(reward, name, AGENT)
+        ended = as_flag(terminated, name, AGENT, "terminated")
+        cut = as_flag(truncated, name, AGENT, "truncated")
+        slot.reward[0] = as_reward(reward, name, AGENT)
         over = ended or cut
         told = None
         if info.__class__ is not dict or info:
             if not isinstance(info, Mapping):
-                broken(name, "step()", f"info: expected a dict, got {type(info).__name__}")
+                contract_error(name, "step()", f"info: expected a dict, got {type(info).__name__}")
             told = info_dicts.common(info, name)
         if over:
             slot.terminated[0] = ended

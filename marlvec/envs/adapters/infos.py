@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.envs.adapters.return_values import broken
+from marlvec.envs.adapters.return_values import contract_error
 from marlvec.envs.spec import COMMON, Info
 
 __all__ = ["MAX_DEPTH", "by_agent", "common", "snapshot"]
@@ -31,9 +31,9 @@ def snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
     for key, value in info.items():
         name = key if key.__class__ is str else str(key)
         if name in out:
-            broken(env, "info", f"expected keys that differ as text, got {name!r} twice (as {key!r}, too)")
+            contract_error(env, "info", f"expected keys that differ as text, got {name!r} twice (as {key!r}, too)")
         if isinstance(value, dict) and _has_no_end(value):
-            broken(
+            contract_error(
                 env, "info", f"the value of {key!r} is a dict that contains itself, or more than {MAX_DEPTH} in a row"
             )
         if isinstance(value, np.ndarray) and value.dtype != object:
@@ -42,7 +42,7 @@ def snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
             try:
                 value = deepcopy(value)
             except Exception as error:
-                broken(env, "info", f"the value of {key!r} cannot be copied ({type(error).__name__}: {error})")
+                contract_error(env, "info", f"the value of {key!r} cannot be copied ({type(error).__name__}: {error})")
         out[name] = value
     return out
 
@@ -63,7 +63,7 @@ def common(info: Any, env: str) -> Info | None:
         return {COMMON: snapshot(info, env)} if info else None
     if info is None:
         return None
-    broken(env, "info", f"expected a dict, got {type(info).__name__}")
+    contract_error(env, "info", f"expected a dict, got {type(info).__name__}")
 
 
 def by_agent(infos: Mapping[Any, Any], index: Mapping[Any, int], names: Sequence[str], env: str) -> Info | None:
@@ -88,7 +88,7 @@ def by_agent(infos: Mapping[Any, Any], index: Mapping[Any, int], names: Sequence
             if info is None or (isinstance(info, Mapping) and not info):
                 continue
             if not isinstance(info, Mapping):
-                broken(env, "info", f"info of agent {key!r}: expected a dict, got {type(info).__name__}")
+                contract_error(env, "info", f"info of agent {key!r}: expected a dict, got {type(info).__name__}")
             out[names[a]] = snapshot(info, env)
         elif key == COMMON and isinstance(info, Mapping):
             if info:

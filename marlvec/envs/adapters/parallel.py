@@ -12,11 +12,11 @@ from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.return_values import (
     AgentId,
     agent_ids,
-    broken,
-    flag,
+    as_flag,
+    as_reward,
+    contract_error,
     mapping,
     names_of,
-    real,
     refuse_unknown,
     step_length,
 )
@@ -24,14 +24,14 @@ from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
 from marlvec.errors import ContractError
 
-__all__ = ["PettingZooParallelEnv", "agents_and_spaces", "space_of", "split_dones"]
+__all__ = ["ParallelAdapter", "agents_and_spaces", "space_of", "split_dones"]
 
 _UNBORN, _LIVE, _ENDED = range(3)
 _FLOATS = frozenset({"e", "f", "d", "g"})  # formats of numpy's floats in a memoryview
 _SCALARS = frozenset({float, int, np.float64, np.float32})  # a reward of any other class is looked at more closely
 
 
-class PettingZooParallelEnv(Adapter):
+class ParallelAdapter(Adapter):
     """A PettingZoo Parallel env: all live agents act in every step.
 
     Agents may end at different times, be absent at reset and enter later. An agent is live while it is in
@@ -82,13 +82,13 @@ class PettingZooParallelEnv(Adapter):
             if here is not (agent in obs):
                 problem = "but got no observation" if here else "yet got an observation"
                 where = "in env.agents" if here else "not in env.agents"
-                broken(self.name, call, f"agent {agent!r} is {where} {problem}")
+                contract_error(self.name, call, f"agent {agent!r} is {where} {problem}")
             if here:
                 self._observe(slot, a, obs[agent], acting=True)
             self._status[a] = _LIVE if here else _UNBORN
             slot.alive[a] = slot.acting[a] = here
         if not listed:
-            broken(self.name, call, "env.agents is empty after a reset: expected at least one live agent")
+            contract_error(self.name, call, "env.agents is empty after a reset: expected at least one live agent")
         self._settle(slot)
 
     def step(self, slot: Slot) -> Info | None:
@@ -159,20 +159,22 @@ class PettingZooParallelEnv(Adapter):
             if status[a] == _ENDED:
                 if given:
                     where = [what for what, table in tables.items() if agent in table]
-                    broken(name, "step()", f"agent {agent!r} has ended and cannot come back, yet is in {where}")
+                    contract_error(name, "step()", f"agent {agent!r} has ended and cannot come back, yet is in {where}")
                 continue
             if status[a] == _UNBORN and not given and agent not in listed:
                 continue
             if agent not in obs or (status[a] == _LIVE and given < len(tables)):
                 where = [what for what, table in tables.items() if agent not in table]
-                broken(name, "step()", f"live agent {agent!r} is missing from {where}")
+                contract_error(name, "step()", f"live agent {agent!r} is missing from {where}")
             ended, cut = self._flags_of(agent, terminations, truncations)
             here = not (ended or cut)
             if here and agent not in listed:
                 what = "left env.agents" if status[a] == _LIVE else "got data"
-                broken(name, "step()", f"agent {agent!r} {what} without being in env.agents, terminated or truncated")
+                contract_error(
+                    name, "step()", f"agent {agent!r} {what} without being in env.agents, terminated or truncated"
+                )
             self._observe(slot, a, obs[agent], here)
-            slot.reward[a] = real(rewards[agent], name, agent) if agent in rewards else 0.0
+            slot.reward[a] = as_reward(rewards[agent], name, agent) if agent in rewards else 0.0
             slot.terminated[a] = ended
             slot.truncated[a] = cut
             slot.alive[a] = slot.acting[a] = here
@@ -192,8 +194,8 @@ class PettingZooParallelEnv(Adapter):
         """Write the step in which an env that resets itself went from one episode to the next."""
         for (a, agent), flags in zip(self._live, ends, strict=True):
             if agent not in rewards:
-                broken(self.name, "step()", f"live agent {agent!r} is missing from rewards")
-            slot.reward[a] = real(rewards[agent], self.name, agent)
+                contract_error(self.name, "step()", f"live agent {agent!r} is missing from rewards")
+            slot.reward[a] = as_reward(rewards[agent], self.name, agent)
             slot.terminated[a], slot.truncated[a] = flags
         told = self._hand_over(slot, told)
         self._begin(slot, obs, "step()")
@@ -203,8 +205,8 @@ class PettingZooParallelEnv(Adapter):
         self, agent: AgentId, terminations: Mapping[Any, Any], truncations: Mapping[Any, Any]
     ) -> tuple[bool, bool]:
         return (
-            agent in terminations and flag(terminations[agent], self.name, agent, "termination"),
-            agent in truncations and flag(truncations[agent], self.name, agent, "truncation"),
+            agent in terminations and as_flag(terminations[agent], self.name, agent, "termination"),
+            agent in truncations and as_flag(truncations[agent], self.name, agent, "truncation"),
         )
 
     def _tables(self, result: Any) -> tuple[Mapping[Any, Any], ...]:
@@ -218,7 +220,7 @@ class PettingZooParallelEnv(Adapter):
         """Return ``env.agents``, checked."""
         agents = getattr(self.env, "agents", None)
         if agents is None:
-            broken(self.name, call, "it has no `agents`: expected the list of live agents")
+            contract_error(self.name, call, "it has no `agents`: expected the list of live agents")
         refuse_unknown(agents, self._index, self.name, call, "env.agents")
         return frozenset(agents)
 
@@ -269,10 +271,10 @@ def agents_and_spaces(env: Any) -> tuple[list[AgentId], list[Any], list[Any]]:
     label = type(env).__name__
     agents = getattr(env, "possible_agents", None)
     if agents is None:
-        broken(label, "possible_agents", "missing: expected the names of all agents that may ever appear")
+        contract_error(label, "possible_agents", "missing: expected the names of all agents that may ever appear")
     agents = agent_ids(agents, label, "possible_agents")
     if not agents:
-        broken(label, "possible_agents", "empty: expected at least one agent")
+        contract_error(label, "possible_agents", "empty: expected at least one agent")
     observation_spaces, action_spaces = (
         [space_of(env, kind, agent, agents) for agent in agents] for kind in ("observation", "action")
     )

@@ -10,7 +10,17 @@ import numpy as np
 
 from marlvec.errors import ContractError
 
-__all__ = ["AgentId", "agent_ids", "broken", "flag", "mapping", "names_of", "real", "refuse_unknown", "step_length"]
+__all__ = [
+    "AgentId",
+    "agent_ids",
+    "contract_error",
+    "as_flag",
+    "mapping",
+    "names_of",
+    "as_reward",
+    "refuse_unknown",
+    "step_length",
+]
 
 AgentId = Hashable
 """An agent as the user's env names it; usually a string, in RLlib style often an int."""
@@ -19,12 +29,12 @@ _REAL = (bool, int, float, np.bool_, np.integer, np.floating)
 _FLAG = (bool, np.bool_)
 
 
-def broken(env: str, call: str, problem: str) -> NoReturn:
+def contract_error(env: str, call: str, problem: str) -> NoReturn:
     """Raise the `ContractError` that says which env broke its contract, and in which call."""
     raise ContractError(f"{env}.{call}: {problem}")
 
 
-def real(value: Any, env: str, agent: AgentId) -> float:
+def as_reward(value: Any, env: str, agent: AgentId) -> float:
     """Take one agent's reward as a float.
 
     NaN and infinities pass: they are the env's own, and whoever minds can see them.
@@ -41,16 +51,16 @@ def real(value: Any, env: str, agent: AgentId) -> float:
         try:
             return float(plain)
         except OverflowError:
-            broken(env, "step()", f"reward of agent {agent!r}: expected a real number, got an int too large")
+            contract_error(env, "step()", f"reward of agent {agent!r}: expected a real number, got an int too large")
     shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
-    broken(
+    contract_error(
         env,
         "step()",
         f"reward of agent {agent!r}: expected a real number, got {type(value).__name__}{shape}: {short_repr(value)}",
     )
 
 
-def flag(value: Any, env: str, agent: AgentId, what: str) -> bool:
+def as_flag(value: Any, env: str, agent: AgentId, what: str) -> bool:
     """Take one agent's termination or truncation flag.
 
     Raises:
@@ -60,7 +70,7 @@ def flag(value: Any, env: str, agent: AgentId, what: str) -> bool:
         return bool(value)
     if isinstance(value, _FLAG):
         return bool(value)
-    broken(
+    contract_error(
         env,
         "step()",
         f"{what} flag of agent {agent!r}: expected a bool, got {type(value).__name__}: {short_repr(value)}",
@@ -71,7 +81,9 @@ def mapping(value: Any, env: str, call: str, what: str) -> Mapping[Any, Any]:
     """Make sure that one of the things an env returned is a dict keyed by agent."""
     if isinstance(value, Mapping):
         return value
-    broken(env, call, f"{what}: expected a dict keyed by agent, got {type(value).__name__}: {short_repr(value)}")
+    contract_error(
+        env, call, f"{what}: expected a dict keyed by agent, got {type(value).__name__}: {short_repr(value)}"
+    )
 
 
 def agent_ids(found: Any, env: str, where: str) -> list[AgentId]:
@@ -81,11 +93,13 @@ def agent_ids(found: Any, env: str, where: str) -> list[AgentId]:
         ContractError: It is no list of anything, or what it lists is no key.
     """
     if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
-        broken(env, where, f"expected a list of agents, got {type(found).__name__}: {short_repr(found)}")
+        contract_error(env, where, f"expected a list of agents, got {type(found).__name__}: {short_repr(found)}")
     ids = list(found)
     for agent in ids:
         if not _is_key(agent):
-            broken(env, where, f"expected strings or other keys of dicts, got {type(agent).__name__}: {agent!r}")
+            contract_error(
+                env, where, f"expected strings or other keys of dicts, got {type(agent).__name__}: {agent!r}"
+            )
     return ids
 
 
@@ -110,7 +124,7 @@ def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], env: str, cal
         except TypeError:  # a list, which is the key of nothing
             is_known = False
         if not is_known:
-            broken(env, call, f"{what} name the unknown agent {agent!r}; possible agents are {names_of(known)}")
+            contract_error(env, call, f"{what} name the unknown agent {agent!r}; possible agents are {names_of(known)}")
 
 
 def names_of(agents: Iterable[Any], limit: int = 12) -> str:
@@ -134,7 +148,7 @@ def step_length(result: Any, env: str, kinds: str) -> int:
     if size in (4, 5):
         return size
     got = f"a tuple of {size}" if size >= 0 else type(result).__name__
-    broken(
+    contract_error(
         env,
         "step()",
         f"expected 5 {kinds} (observations, rewards, terminations, truncations, infos) "

@@ -13,17 +13,17 @@ from marlvec.envs.adapters.parallel import split_dones
 from marlvec.envs.adapters.return_values import (
     AgentId,
     agent_ids,
-    broken,
-    flag,
+    as_flag,
+    as_reward,
+    contract_error,
     mapping,
-    real,
     refuse_unknown,
     step_length,
 )
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
 
-__all__ = ["ALL", "RLlibEnv"]
+__all__ = ["ALL", "RLlibAdapter"]
 
 ALL = "__all__"
 """Key under which an RLlib-style env says that the whole episode is over."""
@@ -31,7 +31,7 @@ ALL = "__all__"
 _UNBORN, _LIVE, _ENDED = range(3)
 
 
-class RLlibEnv(Adapter):
+class RLlibAdapter(Adapter):
     """An RLlib-style env: whoever is in the observations acts next.
 
     An agent is born with its first observation and ends with its own flag or with ``"__all__"``. Live agents that are
@@ -78,7 +78,7 @@ class RLlibEnv(Adapter):
         """Write the first observations of an episode."""
         refuse_unknown(obs, self._index, self.name, call, "observations")
         if not obs:
-            broken(self.name, call, "no observations: expected at least one agent in an episode")
+            contract_error(self.name, call, "no observations: expected at least one agent in an episode")
         self._status = [_UNBORN] * len(self.ids)
         for a, agent in enumerate(self.ids):
             if agent in obs:
@@ -102,8 +102,8 @@ class RLlibEnv(Adapter):
         if ALL not in terminateds:
             _no_all(name, "terminateds")
         over = (
-            flag(terminateds[ALL], name, ALL, "terminateds"),
-            flag(truncateds.get(ALL, False), name, ALL, "truncateds"),
+            as_flag(terminateds[ALL], name, ALL, "terminateds"),
+            as_flag(truncateds.get(ALL, False), name, ALL, "truncateds"),
         )
         known = {**self._index, ALL: -1}
         for w, table, allowed in (
@@ -144,8 +144,8 @@ class RLlibEnv(Adapter):
         name = self.name
         return all(
             status == _ENDED
-            or (agent in terminateds and flag(terminateds[agent], name, agent, "terminateds"))
-            or (agent in truncateds and flag(truncateds[agent], name, agent, "truncateds"))
+            or (agent in terminateds and as_flag(terminateds[agent], name, agent, "terminateds"))
+            or (agent in truncateds and as_flag(truncateds[agent], name, agent, "truncateds"))
             for agent, status in zip(self.ids, self._status, strict=True)
         )
 
@@ -161,19 +161,19 @@ class RLlibEnv(Adapter):
     ) -> bool:
         """Write what a step says of one agent; return whether it acts next."""
         agent, name = self.ids[a], self.name
-        ended = agent in terminateds and flag(terminateds[agent], name, agent, "terminateds")
-        cut = agent in truncateds and flag(truncateds[agent], name, agent, "truncateds")
+        ended = agent in terminateds and as_flag(terminateds[agent], name, agent, "terminateds")
+        cut = agent in truncateds and as_flag(truncateds[agent], name, agent, "truncateds")
         if self._status[a] == _ENDED:
             # Flags that stay up are a habit of such envs and say nothing new; data would.
-            if agent in obs or (agent in rewards and real(rewards[agent], name, agent) != 0.0):
-                broken(name, "step()", f"agent {agent!r} has ended and cannot come back, yet it got data")
+            if agent in obs or (agent in rewards and as_reward(rewards[agent], name, agent) != 0.0):
+                contract_error(name, "step()", f"agent {agent!r} has ended and cannot come back, yet it got data")
             return False
         if self._status[a] == _UNBORN and agent not in obs:
-            if ended or cut or (agent in rewards and real(rewards[agent], name, agent) != 0.0):
-                broken(name, "step()", f"agent {agent!r} got a reward or flag before its first observation")
+            if ended or cut or (agent in rewards and as_reward(rewards[agent], name, agent) != 0.0):
+                contract_error(name, "step()", f"agent {agent!r} got a reward or flag before its first observation")
             return False
         if agent in rewards:
-            slot.reward[a] = real(rewards[agent], name, agent)
+            slot.reward[a] = as_reward(rewards[agent], name, agent)
         if not (ended or cut):
             # "__all__" ends whoever has not been ended by a flag of its own.
             ended, cut = over
@@ -193,7 +193,7 @@ class RLlibEnv(Adapter):
 
 
 def _no_all(env: str, what: str) -> None:
-    broken(
+    contract_error(
         env,
         "step()",
         f"{what} have no {ALL!r}: RLlib-style envs say there whether the episode is over. "
@@ -220,7 +220,7 @@ def _agents(env: Any) -> list[AgentId]:
             agents = agent_ids(listed, label, attribute)
             # A set has no order of its own, and every worker must come to the same one.
             return sorted(agents, key=str) if isinstance(found, (set, frozenset)) else agents
-    broken(label, "possible_agents", "missing: expected all agents there, or as the keys of observation_spaces")
+    contract_error(label, "possible_agents", "missing: expected all agents there, or as the keys of observation_spaces")
 
 
 def _space(env: Any, kind: str, agent: AgentId) -> Any:

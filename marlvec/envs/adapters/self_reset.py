@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marlvec.envs.adapters.return_values import AgentId, broken, mapping
+from marlvec.envs.adapters.return_values import AgentId, contract_error, mapping
 from marlvec.envs.spec import COMMON, Info
-from marlvec.envs.wrapper_chain import layers
+from marlvec.envs.wrapper_chain import wrapper_chain
 
-__all__ = ["Handover", "resets_itself", "take_finals"]
+__all__ = ["EndAndBegin", "resets_itself", "take_finals"]
 
 _OBSERVATION = ("final_observation", "final_obs", "terminal_observation")
 _INFO = "final_info"
 _NOTHING: Any = object()
 
 
-class Handover(NamedTuple):
+class EndAndBegin(NamedTuple):
     """The infos of a step in which an env reset itself, taken apart.
 
     Attributes:
@@ -46,7 +46,7 @@ def resets_itself(env: Any, name: str) -> bool:
         ContractError: It declares another moment at which it resets itself.
     """
     # The outermost layer that has an opinion decides.
-    says = (getattr(layer, "has_auto_reset", None) for layer in layers(env))
+    says = (getattr(layer, "has_auto_reset", None) for layer in wrapper_chain(env))
     declared = next((bool(word) for word in says if isinstance(word, (bool, np.bool_))), None)
     if declared is not None:
         return declared
@@ -61,7 +61,7 @@ def resets_itself(env: Any, name: str) -> bool:
     if plain == "disabled":
         return False
     if plain != "samestep":
-        broken(
+        contract_error(
             name,
             "metadata",
             f"autoreset_mode is {mode!r}: expected an env that leaves resets to marlvec "
@@ -70,7 +70,7 @@ def resets_itself(env: Any, name: str) -> bool:
     return True
 
 
-def take_finals(told: Info | None, ended: Mapping[str, AgentId], env: str) -> Handover:
+def take_finals(told: Info | None, ended: Mapping[str, AgentId], env: str) -> EndAndBegin:
     """Find the last observations, and which infos belong to which episode.
 
     Each agent's last observation is in its own info, or by agent in the common one, under ``"final_observation"``,
@@ -95,7 +95,7 @@ def take_finals(told: Info | None, ended: Mapping[str, AgentId], env: str) -> Ha
         found = shared if name == COMMON else _pop(own, _OBSERVATION)
         found = by_id.get(agent, _NOTHING) if found is _NOTHING else found
         if found is _NOTHING:
-            broken(
+            contract_error(
                 env,
                 "step()",
                 f"it resets itself, so the last observation of agent {agent!r} must be in its info under one of "
@@ -105,7 +105,7 @@ def take_finals(told: Info | None, ended: Mapping[str, AgentId], env: str) -> Ha
     parts = [(who, info.pop(_INFO)) for who, info in told.items() if _INFO in info]
     rest = {who: info for who, info in told.items() if info} or None
     if not parts:
-        return Handover(observations, rest, None)
+        return EndAndBegin(observations, rest, None)
     names = {agent: name for name, agent in ended.items()}
     last: Info = {}
     for who, part in parts:
@@ -114,7 +114,7 @@ def take_finals(told: Info | None, ended: Mapping[str, AgentId], env: str) -> Ha
                 last.setdefault(names[key], {}).update(mapping(value, env, "step()", _INFO))
             else:
                 last.setdefault(who, {})[key] = value
-    return Handover(observations, {who: info for who, info in last.items() if info} or None, rest)
+    return EndAndBegin(observations, {who: info for who, info in last.items() if info} or None, rest)
 
 
 def _pop(info: dict[str, Any], keys: tuple[str, ...]) -> Any:

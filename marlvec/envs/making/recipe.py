@@ -9,11 +9,11 @@ from typing import Any
 
 from marlvec.envs.adapters.detect import adapt
 from marlvec.envs.making.factory import EnvFactory, offer
-from marlvec.envs.wrappers.padding import Padded
+from marlvec.envs.wrappers.padding import PaddedEnv
 from marlvec.envs.wrappers.time_limit import TimeLimit, check_limit
 from marlvec.errors import ArgumentError
 
-__all__ = ["EnvKwargs", "Recipe", "RenderModes", "Wrapper", "write_recipes"]
+__all__ = ["EnvKwargs", "EnvRecipe", "RenderModes", "Wrapper", "write_recipes"]
 
 Wrapper = Callable[..., Any]
 """From an env to an env."""
@@ -28,7 +28,7 @@ _SINGLE = "single_"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EnvRecipe:
     """All it takes to build env number ``env_index``.
 
     Attributes:
@@ -105,7 +105,7 @@ class Recipe:
         if self.pad or self.max_episode_steps is not None:
             env = adapt(env)
         if self.pad and len(env.spec().groups) > 1:
-            env = Padded(env)
+            env = PaddedEnv(env)
         if self.max_episode_steps is not None:
             env = TimeLimit(env, self.max_episode_steps)
         return env
@@ -120,7 +120,7 @@ def write_recipes(
     render_mode: RenderModes = None,
     max_episode_steps: int | None = None,
     pad: bool = False,
-) -> list[Recipe]:
+) -> list[EnvRecipe]:
     """Write one recipe per env; arguments as in `marlvec.make`.
 
     Raises:
@@ -141,7 +141,7 @@ def write_recipes(
         limited = max_episode_steps is not None and factory.entry.family == "gymnasium"
         limit = {"max_episode_steps": -1} if limited else {}
         built = factory.with_kwargs(**{**limit, **kwargs, **own})
-        recipes.append(Recipe(built, i, n, layers, mode, max_episode_steps, bool(pad)))
+        recipes.append(EnvRecipe(built, i, n, layers, mode, max_episode_steps, bool(pad)))
     return recipes
 
 

@@ -16,12 +16,12 @@ from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import count_choices, own_choices
 from marlvec.spaces.padding import crops_of, pad_actions, pad_observations
 
-__all__ = ["Padded", "padded_spec"]
+__all__ = ["PaddedEnv", "padded_spec"]
 
 BoolArray = NDArray[np.bool_]
 
 
-class Padded(EnvWrapper):
+class PaddedEnv(EnvWrapper):
     """An env whose agents have one observation space and one action space, each large enough for all of them.
 
     Observations have zeros where an agent has less than others. Actions of a Discrete or MultiDiscrete of different

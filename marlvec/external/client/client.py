@@ -14,7 +14,7 @@ from marlvec.external.exchange.external_episode import Flags
 from marlvec.external.protocol.tokens import check_token
 
 if TYPE_CHECKING:
-    from marlvec.external.client.local_inference import Local
+    from marlvec.external.client.local_inference import LocalInference
 
 __all__ = ["Client"]
 
@@ -49,7 +49,7 @@ class Client:
         patience: Seconds to go on trying to reach a server that is gone.
         name: What to be called in the server's log.
         dicts: Whether everything goes by agent name also where there is one agent.
-        local: Decides here, with weights from the server; see `Local`. None: the server's collector decides.
+        local: Decides here, with weights from the server; see `LocalInference`. None: the server's collector decides.
 
     Raises:
         ArgumentError: The url or the token is none.
@@ -72,23 +72,23 @@ class Client:
         patience: float = 60.0,
         name: str = "",
         dicts: bool = False,
-        local: Local | None = None,
+        local: LocalInference | None = None,
     ) -> None:
         if token is not None:
             check_token(token)
         if not patience > 0:
             raise ArgumentError(f"patience must be seconds above 0, got {patience!r}")
         # Here, and not above: all of them need libraries that are extras.
-        from marlvec.external.client.client_episodes import Runs
-        from marlvec.external.client.env_form import Form
-        from marlvec.external.client.request_channel import Caller
+        from marlvec.external.client.client_episodes import ClientEpisodes
+        from marlvec.external.client.env_form import EnvForm
+        from marlvec.external.client.request_channel import RequestChannel
 
         self.timeout = timeout
         self._url = url
-        caller = Caller(url, token, name, patience)
+        caller = RequestChannel(url, token, name, patience)
         self._finalizer = weakref.finalize(self, caller.close)
         try:
-            self._runs = Runs(caller, Form(caller.welcome), local)
+            self._runs = ClientEpisodes(caller, EnvForm(caller.welcome), local)
         except BaseException:
             self._finalizer()
             raise

@@ -19,13 +19,13 @@ from marlvec.errors import (
     RefusedError,
     StateError,
 )
-from marlvec.external.client.env_form import Form
-from marlvec.external.client.local_inference import Brains, Local
-from marlvec.external.client.request_channel import Caller, Ticket
+from marlvec.external.client.env_form import EnvForm
+from marlvec.external.client.local_inference import LocalActor, LocalInference
+from marlvec.external.client.request_channel import PendingRequest, RequestChannel
 from marlvec.external.exchange.external_episode import Flags
 from marlvec.external.protocol.messages import Type
 
-__all__ = ["Runs"]
+__all__ = ["ClientEpisodes"]
 
 _KINDS = {"value": ContractError, "order": StateError, "episode": EpisodeOver, "full": EpisodesFull}
 
@@ -47,11 +47,11 @@ class _Run:
         self.number, self.era = number, era
         self.rewards: dict[str, float] = {}
         self.infos: dict[str, dict[str, Any]] = {}
-        self.asked: Ticket | None = None
-        self.said: list[Ticket] = []
+        self.asked: PendingRequest | None = None
+        self.said: list[PendingRequest] = []
 
 
-class Runs:
+class ClientEpisodes:
     """All episodes of one client.
 
     Args:
@@ -60,13 +60,13 @@ class Runs:
         local: Decides here, or None.
     """
 
-    def __init__(self, caller: Caller, form: Form, local: Local | None) -> None:
+    def __init__(self, caller: RequestChannel, form: EnvForm, local: LocalInference | None) -> None:
         self.form = form
         self._caller = caller
         self._runs: dict[Hashable, _Run] = {}
         self._lock = threading.Lock()
         self._numbers = 0
-        self._brains = None if local is None else Brains(local, form, caller)
+        self._brains = None if local is None else LocalActor(local, form, caller)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -232,7 +232,9 @@ class Runs:
     def _masks(self, masks: Mapping[str, Any]) -> dict[str, Any]:
         return {"masks": self.form.write_masks(masks)} if masks else {}
 
-    def _say(self, key: Hashable, run: _Run, kind: Type, fields: Mapping[str, Any], timeout: float | None) -> Ticket:
+    def _say(
+        self, key: Hashable, run: _Run, kind: Type, fields: Mapping[str, Any], timeout: float | None
+    ) -> PendingRequest:
         """Send something about an episode, and all that was said since the last time."""
         try:
             self._check(run)

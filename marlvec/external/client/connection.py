@@ -25,7 +25,7 @@ except ImportError as error:
         f"install it with: pip install 'marlvec[external]'"
     ) from error
 
-__all__ = ["Link"]
+__all__ = ["ClientConnection"]
 
 _CHUNK = 65_536
 _SLICE = 0.1  # seconds between two looks at whether somebody else has something to send
@@ -33,7 +33,7 @@ _QUIET = logging.getLogger("marlvec.external.websockets")
 _QUIET.setLevel(logging.CRITICAL)
 
 
-class Link:
+class ClientConnection:
     """One connection.
 
     Args:

@@ -13,12 +13,12 @@ from marlvec.external.protocol.handshake import Welcome
 from marlvec.external.protocol.spaces import read_space
 from marlvec.external.protocol.values import DTYPES, ValueReader, write_array, write_mask
 
-__all__ = ["Form"]
+__all__ = ["EnvForm"]
 
 _COMMON = ("common", "__common__")  # what belongs to no agent alone
 
 
-class Form:
+class EnvForm:
     """Agents, spaces and their values.
 
     Args:

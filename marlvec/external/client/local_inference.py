@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 
 from marlvec.collect.acting.policy_runner import split_output
-from marlvec.collect.acting.policy_set import Connectors, chains, named
+from marlvec.collect.acting.policy_set import Connectors, named, pipelines_for
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
 from marlvec.errors import ArgumentError, ContractError, ProtocolError, RefusedError, StateError
-from marlvec.external.client.env_form import Form
-from marlvec.external.client.request_channel import Caller
+from marlvec.external.client.env_form import EnvForm
+from marlvec.external.client.request_channel import RequestChannel
 from marlvec.external.protocol.messages import Type
 from marlvec.external.protocol.weights import unpack_plain
 from marlvec.policies import PolicyLike
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree, to_array
 
-__all__ = ["Local", "Brains"]
+__all__ = ["LocalInference", "LocalActor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class LocalInference:
     """Policies in the client's own process: no answer is waited for, and the server is told what was done.
 
     Weights come from `Server.publish`, in numbered versions: the policies here must be built as those there are, and
@@ -79,7 +79,7 @@ class _Episode:
         self.owed: dict[str, float] = {}
 
 
-class Brains:
+class LocalActor:
     """Policies and connectors of a client. Threads may decide at the same time; policies are asked one by one.
 
     Args:
@@ -94,14 +94,14 @@ class Brains:
         version: Number of the weights in use; 0: those that the policies were built with.
     """
 
-    def __init__(self, local: Local, form: Form, caller: Caller) -> None:
+    def __init__(self, local: LocalInference, form: EnvForm, caller: RequestChannel) -> None:
         policies = dict(named(local.policies))
         ids = tuple(policies)
         self._policies, self._caller, self._explore = policies, caller, local.explore
         self._agents, self._index = form.agents, {name: a for a, name in enumerate(form.agents)}
         self._played_by = _mapping(local.policy_mapping, ids, form.agents)
-        self._before = chains(AgentPipeline, local.agent_connectors, ids, AgentPipeline.default)
-        self._behind = chains(ActionPipeline, local.action_connectors, ids, ActionPipeline.default)
+        self._before = pipelines_for(AgentPipeline, local.agent_connectors, ids, AgentPipeline.default)
+        self._behind = pipelines_for(ActionPipeline, local.action_connectors, ids, ActionPipeline.default)
         self._trees: dict[str, SpaceTree] = {}  # of the spaces that policies act in
         seed = secrets.randbits(63) if local.seed is None else local.seed
         for number, name in enumerate(ids):
@@ -224,7 +224,7 @@ class Brains:
         Raises:
             ProtocolError: What came is not what was offered.
             ArgumentError: It does not fit the policies here.
-            MarlvecError: As `Caller.wait`.
+            MarlvecError: As `RequestChannel.wait`.
         """
         for _ in range(5):
             try:

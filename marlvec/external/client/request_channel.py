@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from marlvec.errors import AnswerTimeout, ClosedError, ConnectionLost, ProtocolError, RefusedError
-from marlvec.external.client.connection import Link
+from marlvec.external.client.connection import ClientConnection
 from marlvec.external.protocol.handshake import ClientHandshake, Welcome
 from marlvec.external.protocol.messages import Message, Type, read_message, write_message
-from marlvec.external.protocol.stream import Stream
+from marlvec.external.protocol.stream import MessageStream
 
-__all__ = ["Caller", "Ticket"]
+__all__ = ["RequestChannel", "PendingRequest"]
 
 _HANDSHAKE_SECONDS = 5.0
 _KEPT = 64 * 2**20
@@ -29,12 +29,12 @@ _FINAL = frozenset({"version", "token", "protocol", "request"})  # of no use to 
 _HIGH = 2**20
 
 
-class Ticket:
+class PendingRequest:
     """A request and, once it is there, its reply.
 
     Attributes:
         number: The request's.
-        era: The session's; see `Caller.era`.
+        era: The session's; see `RequestChannel.era`.
         reply: The reply, or why there will be none; None as long as it is open.
     """
 
@@ -45,7 +45,7 @@ class Ticket:
         self.reply: Message | Exception | None = None
 
 
-class Caller:
+class RequestChannel:
     """A session with a server.
 
     Args:
@@ -67,9 +67,9 @@ class Caller:
     def __init__(self, url: str, token: str | None, name: str, patience: float) -> None:
         self._url, self._token, self._name, self._patience = url, token, name, patience
         self._lock = threading.Condition()
-        self._stream = Stream(_KEPT)
-        self._tickets: dict[int, Ticket] = {}
-        self._link: Link | None = None
+        self._stream = MessageStream(_KEPT)
+        self._tickets: dict[int, PendingRequest] = {}
+        self._link: ClientConnection | None = None
         self._reading = self._closed = False
         self._dismissed = False  # whether the server has said goodbye, and nobody was told yet
         self._lost: Exception | None = None
@@ -83,7 +83,7 @@ class Caller:
 
     # --- requests
 
-    def request(self, kind: Type, fields: dict[str, Any], timeout: float | None = None) -> Ticket:
+    def request(self, kind: Type, fields: dict[str, Any], timeout: float | None = None) -> PendingRequest:
         """Send a request, and do not wait for its reply; only for room, where the server is slow.
 
         Args:
@@ -104,7 +104,7 @@ class Caller:
             if self._closed:
                 raise ClosedError("the client was closed")
             data = self._stream.make(kind, fields, int(self.welcome.limits["max_message"]))
-            ticket = self._tickets[self._stream.sent] = Ticket(self._stream.sent, self.era)
+            ticket = self._tickets[self._stream.sent] = PendingRequest(self._stream.sent, self.era)
             if (link := self._link) is not None:
                 try:
                     link.send(data)
@@ -112,7 +112,7 @@ class Caller:
                     self._hang_up(link, error)  # it is kept, and sent again
             return ticket
 
-    def wait(self, ticket: Ticket, timeout: float | None) -> Message:
+    def wait(self, ticket: PendingRequest, timeout: float | None) -> Message:
         """Wait for a reply.
 
         Args:
@@ -198,7 +198,7 @@ class Caller:
                 if ticket is not None:
                     ticket.reply = message
 
-    def _hang_up(self, link: Link, error: Exception) -> None:
+    def _hang_up(self, link: ClientConnection, error: Exception) -> None:
         with self._lock:
             if self._link is link:
                 self._link = None
@@ -251,13 +251,13 @@ class Caller:
             for ticket in self._tickets.values():
                 ticket.reply = lost
             self._tickets.clear()
-            self._stream = Stream(_KEPT)
+            self._stream = MessageStream(_KEPT)
             self.welcome = self.welcome._replace(session=b"")
 
     def _dial(self, deadline: float) -> Welcome:
         """Connect, and go through the handshake; sends again what the server has not got."""
         session = getattr(self, "welcome", None)
-        link = Link(self._url, deadline)
+        link = ClientConnection(self._url, deadline)
         try:
             shake = ClientHandshake(self._token, link.host, self._name, session.session if session else b"")
             link.send(write_message(shake.hello()))

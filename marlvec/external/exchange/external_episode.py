@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import AnswerTimeout, ArgumentError, BusyError, EpisodeCut, EpisodeOver, MarlvecError, StateError
 from marlvec.external.account import Account, growth
-from marlvec.external.exchange.row import Answer, Ending, Row
-from marlvec.external.exchange.row_exchange import Desk
-from marlvec.external.exchange.value_checker import Inspection
+from marlvec.external.exchange.row import Answer, Ending, ExternalRow
+from marlvec.external.exchange.row_exchange import RowExchange
+from marlvec.external.exchange.value_checker import ValueChecker
 
-__all__ = ["Episode"]
+__all__ = ["ExternalEpisode"]
 
 _ROW = 1024  # bytes of a row in which there is nothing
 
@@ -22,7 +22,7 @@ Flags = bool | Mapping[str, bool]
 OnLost = Callable[[Exception], None]
 
 
-class Episode:
+class ExternalEpisode:
     """An episode outside. Made by `Door.begin`; never waits, and may be used from any thread, one call at a time.
 
     What is said goes to the collector in rows, one per env step: `ask` and `log_action` are the observation at which
@@ -48,8 +48,8 @@ class Episode:
 
     def __init__(
         self,
-        desk: Desk,
-        inspection: Inspection,
+        desk: RowExchange,
+        inspection: ValueChecker,
         env_id: int,
         *,
         training_enabled: bool,
@@ -72,7 +72,7 @@ class Episode:
 
     def __repr__(self) -> str:
         state = "over" if self.over is not None else "waits for an answer" if self._waiting else "runs"
-        return f"<Episode {self.id} in slot {self.env_id}: {state}>"
+        return f"<ExternalEpisode {self.id} in slot {self.env_id}: {state}>"
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -411,12 +411,12 @@ class Episode:
         masks: Mapping[int, Any] | None = None,
         obs_of_ended: int = 0,
         done: bool = False,
-    ) -> Row:
+    ) -> ExternalRow:
         """Make a row of all there is to say, which is said then."""
         first, paid = self._first, self._rewards
         if not first and self._steps_left is not None:
             self._steps_left -= 1
-        row = Row(self, first, obs or {}, masks or {}, {} if first else paid, self._ended, self._infos, done)
+        row = ExternalRow(self, first, obs or {}, masks or {}, {} if first else paid, self._ended, self._infos, done)
         self._first, self._ended, self._infos = False, {}, {}
         self._rewards = paid if first else {}
         if self.account is not None:

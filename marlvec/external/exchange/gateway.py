@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from marlvec.errors import ArgumentError, ClosedError, EpisodesFull
 from marlvec.external.account import Account
-from marlvec.external.exchange.external_episode import Episode, OnLost
-from marlvec.external.exchange.row_exchange import Desk
-from marlvec.external.exchange.value_checker import Inspection
+from marlvec.external.exchange.external_episode import ExternalEpisode, OnLost
+from marlvec.external.exchange.row_exchange import RowExchange
+from marlvec.external.exchange.value_checker import ValueChecker
 
-__all__ = ["Door"]
+__all__ = ["EpisodeGateway"]
 
 
-class Door:
+class EpisodeGateway:
     """Begins episodes; what simulators outside see of an `ExternalVectorEnv`. May be used from any thread.
 
     Args:
@@ -27,16 +27,16 @@ class Door:
         num_envs: N: as many episodes can run at a time.
     """
 
-    def __init__(self, desk: Desk, inspection: Inspection, max_episode_steps: int | None = None) -> None:
+    def __init__(self, desk: RowExchange, inspection: ValueChecker, max_episode_steps: int | None = None) -> None:
         self._desk, self._inspection, self._max_steps = desk, inspection, max_episode_steps
         self.agents = inspection.agents
         self.num_envs = len(desk.places)
 
     def __repr__(self) -> str:
-        return f"<Door: {len(self.episodes)} of {self.num_envs} episodes run>"
+        return f"<EpisodeGateway: {len(self.episodes)} of {self.num_envs} episodes run>"
 
     @property
-    def episodes(self) -> tuple[Episode, ...]:
+    def episodes(self) -> tuple[ExternalEpisode, ...]:
         """Those that run, by slot. One that has ended is not remembered here."""
         with self._desk.lock:
             return tuple(place.episode for place in self._desk.places if place.episode is not None)
@@ -55,7 +55,7 @@ class Door:
         on_lost: OnLost | None = None,
         on_free: Callable[[], None] | None = None,
         account: Account | None = None,
-    ) -> Episode:
+    ) -> ExternalEpisode:
         """Begin an episode.
 
         Args:
@@ -96,7 +96,7 @@ class Door:
                     raise EpisodesFull(
                         f"begin(): {what}; end() one first, wait with timeout=…, or make() more num_envs"
                     )
-            episode = Episode(
+            episode = ExternalEpisode(
                 desk,
                 self._inspection,
                 free[0],
@@ -128,7 +128,7 @@ class Door:
 
         Args:
             account: As given to `begin`.
-            reason: Why, as with `Episode.abandon`.
+            reason: Why, as with `ExternalEpisode.abandon`.
         """
         desk = self._desk
         with desk.lock:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import Info
 
 if TYPE_CHECKING:
-    from marlvec.external.exchange.external_episode import Episode
+    from marlvec.external.exchange.external_episode import ExternalEpisode
 
-__all__ = ["Answer", "Ending", "Row"]
+__all__ = ["Answer", "Ending", "ExternalRow"]
 
 Answer = Callable[[dict[str, Any]], None]
 """Is told the actions: agent name → action for the env."""
@@ -23,7 +23,7 @@ Ending = tuple[Any, bool, bool]
 
 
 @dataclass(slots=True)
-class Row:
+class ExternalRow:
     """One row on its way to the collector. Everything in it was checked, and belongs to nobody else.
 
     Attributes:
@@ -40,7 +40,7 @@ class Row:
         cost: Its bytes on the account of its episode.
     """
 
-    episode: Episode
+    episode: ExternalEpisode
     first: bool = False
     obs: Mapping[int, Any] = field(default_factory=dict)
     masks: Mapping[int, NDArray[Any]] = field(default_factory=dict)

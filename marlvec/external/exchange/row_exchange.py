@@ -14,20 +14,20 @@ from itertools import count
 from typing import TYPE_CHECKING, Literal
 
 from marlvec.errors import ClosedError, DriverGone, EpisodeCut
-from marlvec.external.exchange.row import Row
+from marlvec.external.exchange.row import ExternalRow
 
 if TYPE_CHECKING:
-    from marlvec.external.exchange.external_episode import Episode
+    from marlvec.external.exchange.external_episode import ExternalEpisode
 
-__all__ = ["Desk", "Taken"]
+__all__ = ["RowExchange", "Taken"]
 
 _LOG = logging.getLogger("marlvec")
 
-Taken = tuple[int, Row | None]
+Taken = tuple[int, ExternalRow | None]
 """A slot and its next row; None where it was recalled, and there is none."""
 
 
-class _Place:
+class ExchangeSlot:
     """One slot's place on the desk.
 
     Attributes:
@@ -43,11 +43,11 @@ class _Place:
     __slots__ = ("asked", "episode", "recalled", "rows", "running", "since", "wants")
 
     def __init__(self) -> None:
-        self.episode: Episode | None = None
-        self.rows: deque[Row] = deque()
+        self.episode: ExternalEpisode | None = None
+        self.rows: deque[ExternalRow] = deque()
         self.wants: Literal["reset", "step"] | None = None
-        self.running: Episode | None = None
-        self.asked: Row | None = None
+        self.running: ExternalEpisode | None = None
+        self.asked: ExternalRow | None = None
         self.recalled = False
         self.since = 0.0
 
@@ -66,7 +66,7 @@ class _Place:
         return self.episode is not None and not self.rows and not self.episode.is_waiting
 
 
-class Desk:
+class RowExchange:
     """The places of all slots, and one lock.
 
     Nothing that belongs to somebody else is called while the lock is held: what is to be told is returned, or put into
@@ -93,7 +93,7 @@ class Desk:
         # The collector's thread waits for its bell, rung without the lock: it would wake up only to wait for that.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ring_at: int | None = None  # with how many rows it is to be rung; None: nobody listens
-        self.places = [_Place() for _ in range(num_envs)]
+        self.places = [ExchangeSlot() for _ in range(num_envs)]
         self.max_backlog = max_backlog
         self.numbers = count()
         self.closed = False
@@ -112,12 +112,12 @@ class Desk:
         found = [i for i, place in enumerate(self.places) if place.episode is None]
         return sorted(found, key=lambda i: len(self.places[i].rows))
 
-    def sit(self, i: int, episode: Episode) -> None:
+    def sit(self, i: int, episode: ExternalEpisode) -> None:
         """An episode takes a place that is free."""
         self.places[i].episode = episode
         self.places[i].since = time.monotonic()
 
-    def put(self, i: int, row: Row) -> None:
+    def put(self, i: int, row: ExternalRow) -> None:
         """Put a row down."""
         self.places[i].rows.append(row)
         self._look(i)
@@ -138,13 +138,13 @@ class Desk:
         left = None if deadline is None else deadline - time.monotonic()
         return (left is None or left > 0) and self._changed.wait(left)
 
-    def lose(self, episode: Episode, reason: BaseException) -> None:
+    def lose(self, episode: ExternalEpisode, reason: BaseException) -> None:
         """An episode is lost: its rows that were not taken are nobody's, and the collector is told if it knows it."""
         i = episode.env_id
         place = self.places[i]
         self._drop_rows(place, episode)
         if place.running is episode:
-            place.rows.appendleft(Row(episode, done=True, lost=reason))
+            place.rows.appendleft(ExternalRow(episode, done=True, lost=reason))
         if place.episode is episode:
             self.leave(i)
         self._look(i)
@@ -184,13 +184,13 @@ class Desk:
 
     # --- the collector's thread
 
-    def want(self, ids: Sequence[int], what: Literal["reset", "step"]) -> list[Row]:
+    def want(self, ids: Sequence[int], what: Literal["reset", "step"]) -> list[ExternalRow]:
         """The next rows of these places are wanted: first ones, or those that follow.
 
         Returns:
             Rows whose answers are due.
         """
-        due: list[Row] = []
+        due: list[ExternalRow] = []
         now = time.monotonic()
         with self.lock:
             for i in ids:
@@ -275,7 +275,7 @@ class Desk:
             self._later.append(partial(episode.lost, episode.over))
             self.lose(episode, TimeoutError(what))
 
-    def _take(self, i: int) -> Row | None:
+    def _take(self, i: int) -> ExternalRow | None:
         place = self.places[i]
         del self._ready[i]
         place.wants = None
@@ -319,7 +319,7 @@ class Desk:
             self._ring()
         self.tell()
 
-    def _let_go(self, episode: Episode, reason: Exception) -> None:
+    def _let_go(self, episode: ExternalEpisode, reason: Exception) -> None:
         """This side loses an episode, and the other one is to hear of it, if it has not ended it already."""
         place = self.places[episode.env_id]
         self._drop_rows(place, episode)
@@ -328,7 +328,7 @@ class Desk:
             self._later.append(partial(episode.lost, reason))
             episode.over = reason
 
-    def _drop_rows(self, place: _Place, episode: Episode) -> None:
+    def _drop_rows(self, place: ExchangeSlot, episode: ExternalEpisode) -> None:
         """Nobody takes what an episode has said."""
         episode.forget()
         if episode.account is not None:

@@ -7,12 +7,12 @@ from typing import Any
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
-from marlvec.external.exchange.row import Row
+from marlvec.external.exchange.row import ExternalRow
 
-__all__ = ["Seat"]
+__all__ = ["SlotEnv"]
 
 
-class Seat(MultiAgentEnv):
+class SlotEnv(MultiAgentEnv):
     """Writes rows that came from outside into its slot. Its shard does all that is done for every other env.
 
     Args:
@@ -22,7 +22,7 @@ class Seat(MultiAgentEnv):
         row: What the next `reset` or `step` writes.
     """
 
-    row: Row
+    row: ExternalRow
 
     def __init__(self, spec: EnvSpec) -> None:
         self.name, self.agents, self.metadata = spec.name, spec.agents, spec.metadata

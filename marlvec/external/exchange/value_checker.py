@@ -19,14 +19,14 @@ from marlvec.spaces import Leaf, SpaceTree, check_member, snapshot
 from marlvec.spaces.action_masks import as_mask
 from marlvec.vector.validation.value_bounds import Membership, membership
 
-__all__ = ["Inspection"]
+__all__ = ["ValueChecker"]
 
 _COMMON = (COMMON, "common")  # the latter is PettingZoo's word for it
 _ARRAY = 256  # bytes of an array in which there is nothing, and of where it lies
 _OURS = ("off_policy_action", "logged_action", "training_enabled")  # infos that tell the collector something
 
 
-class Inspection:
+class ValueChecker:
     """Checks and copies what comes from outside.
 
     Args:

@@ -145,7 +145,7 @@ _infos = _dict(_dict(_scalar, most=64))
 _outcome: dict[str, Kind] = {"rewards": _numbers, "infos": _infos}
 
 
-class Form(NamedTuple):
+class MessageForm(NamedTuple):
     """What a message of one type looks like.
 
     Attributes:
@@ -163,13 +163,13 @@ class Form(NamedTuple):
     is_large: bool = False
 
 
-FORMS: dict[Type, Form] = {
-    Type.HELLO: Form(
+FORMS: dict[Type, MessageForm] = {
+    Type.HELLO: MessageForm(
         "client",
         False,
         {"versions": _list(_count, 16), "features": _list(_name, 16), "name": _text, "nonce": _bytes(32)},
     ),
-    Type.CHALLENGE: Form(
+    Type.CHALLENGE: MessageForm(
         "server",
         False,
         {
@@ -180,8 +180,8 @@ FORMS: dict[Type, Form] = {
             "wants_token": _flag,
         },
     ),
-    Type.AUTH: Form("client", False, {"proof": _bytes(0, 32), "session": _bytes(0, 32)}),
-    Type.WELCOME: Form(
+    Type.AUTH: MessageForm("client", False, {"proof": _bytes(0, 32), "session": _bytes(0, 32)}),
+    Type.WELCOME: MessageForm(
         "server",
         False,
         {
@@ -195,38 +195,44 @@ FORMS: dict[Type, Form] = {
         },
         is_large=True,
     ),
-    Type.ERROR: Form("server", False, {"code": _name, "text": _text}),
-    Type.PING: Form(None, False, {}),
-    Type.PONG: Form(None, False, {}),
-    Type.BEGIN: Form("client", True, {"episode": _count, "training": _flag}, {"slot": _count}),
-    Type.STEP: Form("client", True, {"episode": _count, "obs": _values}, {**_outcome, "masks": _values}, is_large=True),
-    Type.LOG: Form(
+    Type.ERROR: MessageForm("server", False, {"code": _name, "text": _text}),
+    Type.PING: MessageForm(None, False, {}),
+    Type.PONG: MessageForm(None, False, {}),
+    Type.BEGIN: MessageForm("client", True, {"episode": _count, "training": _flag}, {"slot": _count}),
+    Type.STEP: MessageForm(
+        "client", True, {"episode": _count, "obs": _values}, {**_outcome, "masks": _values}, is_large=True
+    ),
+    Type.LOG: MessageForm(
         "client",
         True,
         {"episode": _count, "obs": _values, "actions": _values},
         {**_outcome, "masks": _values, "version": _count},
         is_large=True,
     ),
-    Type.RETURNS: Form("client", True, {"episode": _count, "rewards": _numbers}, {"infos": _infos}, is_large=True),
-    Type.LEAVE: Form(
+    Type.RETURNS: MessageForm(
+        "client", True, {"episode": _count, "rewards": _numbers}, {"infos": _infos}, is_large=True
+    ),
+    Type.LEAVE: MessageForm(
         "client",
         True,
         {"episode": _count, "obs": _values, "terminated": _names, "truncated": _names},
         _outcome,
         is_large=True,
     ),
-    Type.END: Form("client", True, {"episode": _count, "obs": _values, "truncated": _flag}, _outcome, is_large=True),
-    Type.ABANDON: Form("client", True, {"episode": _count, "reason": _text}),
-    Type.WEIGHTS: Form("client", True, {"have": _count}),
-    Type.PART: Form("client", True, {"version": _count, "part": _count}),
-    Type.BYE: Form("client", True, {}),
-    Type.OK: Form("server", True, {"re": _count}),
-    Type.ACTIONS: Form("server", True, {"re": _count, "actions": _values}, is_large=True),
-    Type.OFFER: Form(
+    Type.END: MessageForm(
+        "client", True, {"episode": _count, "obs": _values, "truncated": _flag}, _outcome, is_large=True
+    ),
+    Type.ABANDON: MessageForm("client", True, {"episode": _count, "reason": _text}),
+    Type.WEIGHTS: MessageForm("client", True, {"have": _count}),
+    Type.PART: MessageForm("client", True, {"version": _count, "part": _count}),
+    Type.BYE: MessageForm("client", True, {}),
+    Type.OK: MessageForm("server", True, {"re": _count}),
+    Type.ACTIONS: MessageForm("server", True, {"re": _count, "actions": _values}, is_large=True),
+    Type.OFFER: MessageForm(
         "server", True, {"re": _count, "version": _count, "size": _count, "parts": _count, "sha256": _bytes(0, 32)}
     ),
-    Type.CHUNK: Form("server", True, {"re": _count, "data": _data}, is_large=True),
-    Type.REFUSED: Form("server", True, {"re": _count, "code": _name, "text": _text}, is_large=True),
+    Type.CHUNK: MessageForm("server", True, {"re": _count, "data": _data}, is_large=True),
+    Type.REFUSED: MessageForm("server", True, {"re": _count, "code": _name, "text": _text}, is_large=True),
 }
 """All there are."""
 

@@ -16,10 +16,10 @@ from typing import Any
 from marlvec.errors import ProtocolError, RefusedError
 from marlvec.external.protocol.messages import FORMS, Message, Type, write_message
 
-__all__ = ["EpisodeState", "Episodes", "Stream"]
+__all__ = ["EpisodeState", "EpisodeStates", "MessageStream"]
 
 
-class Stream:
+class MessageStream:
     """Numbers of one session on one side, and what may have to be sent again. Outlives connections.
 
     Args:
@@ -130,7 +130,7 @@ _ALLOWED = {
 }
 
 
-class Episodes:
+class EpisodeStates:
     """The episodes of one session, and which messages may come to them now.
 
     Their numbers are the client's choice, each larger than all before, so that none has to be remembered for ever.

@@ -16,7 +16,7 @@ from enum import Enum
 from marlvec.errors import MissingExtraError
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.messages import MAX_HANDSHAKE
-from marlvec.external.server.request_filter import SUBPROTOCOL, Gate
+from marlvec.external.server.request_filter import SUBPROTOCOL, RequestFilter
 
 try:
     from websockets.frames import Frame, Opcode
@@ -79,7 +79,7 @@ class Connection:
         self,
         sock: socket.socket,
         address: str,
-        gate: Gate,
+        gate: RequestFilter,
         limits: Limits,
         now: float,
         want_write: Callable[[Connection], None],

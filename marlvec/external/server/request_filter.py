@@ -10,13 +10,13 @@ import ipaddress
 from collections.abc import Collection, Mapping
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["SUBPROTOCOL", "Gate"]
+__all__ = ["SUBPROTOCOL", "RequestFilter"]
 
 SUBPROTOCOL = "marlvec.v1"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-class Gate:
+class RequestFilter:
     """Looks at requests.
 
     Args:

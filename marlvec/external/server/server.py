@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 from marlvec.collect import Collector
 from marlvec.collect.acting.policy_set import named
 from marlvec.errors import ArgumentError
-from marlvec.external.exchange.gateway import Door
+from marlvec.external.exchange.gateway import EpisodeGateway
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.tokens import check_token
 from marlvec.external.vector_env import ExternalVectorEnv
 from marlvec.policies import Policy, PolicyLike
 
 if TYPE_CHECKING:
-    from marlvec.external.server.session_manager import Tally
+    from marlvec.external.server.session_manager import ServerCounters
 
 __all__ = ["Server"]
 
@@ -80,19 +80,19 @@ class Server:
         if token is not None:
             check_token(token)
         # Here, and not above: all of them need libraries that are extras.
-        from marlvec.external.server.socket_loop import Loop, bind  # noqa: I001  # it says first what is missing
-        from marlvec.external.server.request_filter import Gate
-        from marlvec.external.server.session_manager import House
-        from marlvec.external.server.value_readers import Readers
-        from marlvec.external.server.weight_store import Weights
+        from marlvec.external.server.socket_loop import SocketLoop, bind  # noqa: I001  # it says first what is missing
+        from marlvec.external.server.request_filter import RequestFilter
+        from marlvec.external.server.session_manager import SessionManager
+        from marlvec.external.server.value_readers import ValueReaders
+        from marlvec.external.server.weight_store import WeightStore
 
         self.limits = Limits() if limits is None else limits
-        readers = Readers(envs.spec, logs=logs)
+        readers = ValueReaders(envs.spec, logs=logs)
         listener = bind(host, port, allow_remote=allow_remote, is_guarded=allow_no_token or token is not None)
         self.host, self.port = listener.getsockname()[:2]
-        self._weights = Weights()
-        loop = Loop(listener, Gate(host, hosts, origins), self.limits)
-        loop.house = House(
+        self._weights = WeightStore()
+        loop = SocketLoop(listener, RequestFilter(host, hosts, origins), self.limits)
+        loop.house = SessionManager(
             envs.door, readers, self._weights, self.limits, token, loop.clock, loop.slot_is_free, loop.release
         )
         self._loop = loop
@@ -106,9 +106,9 @@ class Server:
         return f"ws://[{self.host}]:{self.port}/" if ":" in self.host else f"ws://{self.host}:{self.port}/"
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> ServerCounters:
         """A copy of the counts of what has happened."""
-        tally: Tally = copy.copy(self._loop.house.tally)
+        tally: ServerCounters = copy.copy(self._loop.house.tally)
         return tally
 
     @property
@@ -166,7 +166,7 @@ class Server:
         return f"<Server at {self.url}: {state}>"
 
 
-def _stop(loop: Any, door: Door) -> None:
+def _stop(loop: Any, door: EpisodeGateway) -> None:
     loop.stop()
     door.depart()
 

@@ -27,21 +27,21 @@ from marlvec.errors import (
     StateError,
 )
 from marlvec.external.account import Account
-from marlvec.external.exchange.external_episode import Episode
-from marlvec.external.exchange.gateway import Door
+from marlvec.external.exchange.external_episode import ExternalEpisode
+from marlvec.external.exchange.gateway import EpisodeGateway
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.messages import FORMS, Message, Type, read_message
-from marlvec.external.protocol.stream import Episodes, EpisodeState, Stream
+from marlvec.external.protocol.stream import EpisodeState, EpisodeStates, MessageStream
 from marlvec.external.server.connection import Connection
 from marlvec.external.server.slot_queue import SlotQueue
-from marlvec.external.server.value_readers import Readers
-from marlvec.external.server.weight_store import Weights
+from marlvec.external.server.value_readers import ValueReaders
+from marlvec.external.server.weight_store import WeightStore
 
-__all__ = ["Running", "TOLD", "tell", "CLOSE_CODES", "Session"]
+__all__ = ["SessionEpisode", "TOLD", "tell", "CLOSE_CODES", "Session"]
 
 
 @dataclass(slots=True)
-class Running:
+class SessionEpisode:
     """One episode, seen from its client.
 
     Attributes:
@@ -58,7 +58,7 @@ class Running:
     training: bool
     slot: int | None
     re: int
-    episode: Episode | None = None
+    episode: ExternalEpisode | None = None
     held: deque[tuple[int, bytes]] = field(default_factory=deque)
 
 
@@ -66,7 +66,9 @@ TOLD = frozenset({Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END})
 """Messages that say something to an episode."""
 
 
-def tell(episode: Episode, message: Message, readers: Readers, answer: Callable[[dict[str, Any]], None]) -> None:
+def tell(
+    episode: ExternalEpisode, message: Message, readers: ValueReaders, answer: Callable[[dict[str, Any]], None]
+) -> None:
     """Say it.
 
     Args:
@@ -142,9 +144,9 @@ class Session:
         self,
         key: bytes,
         name: str,
-        door: Door,
-        readers: Readers,
-        weights: Weights,
+        door: EpisodeGateway,
+        readers: ValueReaders,
+        weights: WeightStore,
         limits: Limits,
         clock: Callable[[], float],
         queue: SlotQueue,
@@ -154,9 +156,9 @@ class Session:
         self._door, self._readers, self._weights, self._limits = door, readers, weights, limits
         self._clock, self._queue, self.account = clock, queue, account
         self._lock = threading.RLock()
-        self._stream = Stream(limits.kept_bytes, _EACH)
-        self._episodes = Episodes(limits.episodes)
-        self._running: dict[int, Running] = {}
+        self._stream = MessageStream(limits.kept_bytes, _EACH)
+        self._episodes = EpisodeStates(limits.episodes)
+        self._running: dict[int, SessionEpisode] = {}
         self._cut: OrderedDict[int, str] = OrderedDict()
         self._held_bytes = self._cut_bytes = 0
         self.unanswered = self.weights_used = self.counted = 0
@@ -264,7 +266,7 @@ class Session:
             else:
                 self._try(message, data)
 
-    def _hold(self, running: Running, message: Message, data: bytes | bytearray) -> None:
+    def _hold(self, running: SessionEpisode, message: Message, data: bytes | bytearray) -> None:
         self._held_bytes += len(data) + _EACH
         running.held.append((message.number, bytes(data)))
         self._check_waiting()
@@ -319,7 +321,7 @@ class Session:
         if slot is not None and slot >= self._door.num_envs:
             raise ArgumentError(f"there is no slot {slot}; slots are 0 to {self._door.num_envs - 1}")
         self._episodes.begin(number)
-        self._running[number] = Running(now, now, fields["training"], slot, message.number)
+        self._running[number] = SessionEpisode(now, now, fields["training"], slot, message.number)
         self._queue.add(self, number, slot)
 
     def begin(self, number: int) -> bool:
@@ -350,7 +352,7 @@ class Session:
     def _tell(self, message: Message) -> None:
         number = message.fields["episode"]
         running = self._running[number]
-        assert running.episode is not None  # `Episodes.check` lets nothing come before that
+        assert running.episode is not None  # `EpisodeStates.check` lets nothing come before that
         tell(running.episode, message, self._readers, lambda actions: self._answer(number, actions))
         self._check_waiting()
         if message.type is Type.STEP:

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 
 from marlvec.errors import ConnectionLost, ProtocolError, RefusedError
 from marlvec.external.account import Account
-from marlvec.external.exchange.gateway import Door
+from marlvec.external.exchange.gateway import EpisodeGateway
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.handshake import ServerHandshake, Welcome
 from marlvec.external.protocol.messages import Message, Type, read_message, write_message
 from marlvec.external.server.connection import Connection, Stage
 from marlvec.external.server.session import CLOSE_CODES, Session
 from marlvec.external.server.slot_queue import SlotQueue
-from marlvec.external.server.value_readers import Readers
-from marlvec.external.server.weight_store import Weights
+from marlvec.external.server.value_readers import ValueReaders
+from marlvec.external.server.weight_store import WeightStore
 
-__all__ = ["Tally", "House"]
+__all__ = ["ServerCounters", "SessionManager"]
 
 
 @dataclass(slots=True)
-class Tally:
+class ServerCounters:
     """Counts since the server began.
 
     Attributes:
@@ -59,7 +59,7 @@ _LINGER = 1.0  # seconds for a client to read why, and to hang up
 _SPARE = 64  # connections beyond the limit, to be told that there is no room
 
 
-class House:
+class SessionManager:
     """Everybody who is there.
 
     Args:
@@ -80,9 +80,9 @@ class House:
 
     def __init__(
         self,
-        door: Door,
-        readers: Readers,
-        weights: Weights,
+        door: EpisodeGateway,
+        readers: ValueReaders,
+        weights: WeightStore,
         limits: Limits,
         token: str | None,
         clock: Callable[[], float],
@@ -94,7 +94,7 @@ class House:
         self._id = secrets.token_bytes(16)
         self.connections: dict[Connection, ServerHandshake | Session | None] = {}
         self.sessions: dict[bytes, Session] = {}
-        self.tally = Tally()
+        self.tally = ServerCounters()
         self._queue = SlotQueue()
         self._failures: dict[str, list[float]] = {}
         self._penalties: dict[Connection, tuple[float, RefusedError]] = {}

@@ -15,10 +15,10 @@ from collections import deque
 from marlvec.errors import ArgumentError, ResourceError
 from marlvec.external.limits import Limits
 from marlvec.external.server.connection import Connection, Stage
-from marlvec.external.server.request_filter import Gate
-from marlvec.external.server.session_manager import House
+from marlvec.external.server.request_filter import RequestFilter
+from marlvec.external.server.session_manager import SessionManager
 
-__all__ = ["bind", "Loop"]
+__all__ = ["bind", "SocketLoop"]
 
 BACKLOG = 1024
 
@@ -83,7 +83,7 @@ _ACCEPTS = 64  # new connections at a time, before others have their turn
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
-class Loop:
+class SocketLoop:
     """Runs a house.
 
     Args:
@@ -95,9 +95,9 @@ class Loop:
         house: Set before `start`.
     """
 
-    house: House
+    house: SessionManager
 
-    def __init__(self, listener: socket.socket, gate: Gate, limits: Limits) -> None:
+    def __init__(self, listener: socket.socket, gate: RequestFilter, limits: Limits) -> None:
         self._listener, self._gate, self._limits = listener, gate, limits
         self._selector = selectors.DefaultSelector()
         self._ear, self._bell = socket.socketpair()

@@ -10,10 +10,10 @@ from marlvec.errors import RefusedError
 from marlvec.external.protocol.spaces import write_space
 from marlvec.external.protocol.values import ValueReader, read_array, read_mask
 
-__all__ = ["Readers"]
+__all__ = ["ValueReaders"]
 
 
-class Readers:
+class ValueReaders:
     """Values of all agents, by their declared spaces. Holds nothing that changes.
 
     Args:

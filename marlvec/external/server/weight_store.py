@@ -11,7 +11,7 @@ from marlvec.errors import ArgumentError, RefusedError
 from marlvec.external.protocol.messages import Message, Type
 from marlvec.external.protocol.weights import pack_plain
 
-__all__ = ["PART_BYTES", "Package", "Weights"]
+__all__ = ["PART_BYTES", "Package", "WeightStore"]
 
 PART_BYTES = 2**20
 _KEPT = 2  # versions: who is in the middle of fetching one may finish
@@ -40,7 +40,7 @@ class Package(NamedTuple):
         return self.data[number * PART_BYTES : (number + 1) * PART_BYTES]
 
 
-class Weights:
+class WeightStore:
     """The last versions. May be used from any thread."""
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """RLlib over marlvec's envs: an env runner, a vector env, an env, and its connectors in marlvec's chains."""
 
 from marlvec.interop.rllib.connector import RLlibConnector
-from marlvec.interop.rllib.env import RLlibEnv
+from marlvec.interop.rllib.env import RLlibMultiAgentEnv
 from marlvec.interop.rllib.env_runner import RLlibEnvRunner
 from marlvec.interop.rllib.vector_env import RLlibVectorEnv
 
-__all__ = ["RLlibEnvRunner", "RLlibVectorEnv", "RLlibEnv", "RLlibConnector"]
+__all__ = ["RLlibEnvRunner", "RLlibVectorEnv", "RLlibMultiAgentEnv", "RLlibConnector"]

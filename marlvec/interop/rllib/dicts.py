@@ -23,13 +23,13 @@ from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["ALL", "MASK", "OBSERVATIONS", "AgentDicts", "Told"]
+__all__ = ["ALL", "MASK", "OBSERVATIONS", "AgentDicts", "EnvDicts"]
 
 ALL = "__all__"
 OBSERVATIONS, MASK = "observations", "action_mask"  # as RLlib's own modules with masks call them
 
 
-class Told(NamedTuple):
+class EnvDicts(NamedTuple):
     """What RLlib is told of some envs: one dict per env in each list."""
 
     obs: list[dict[str, Any]]
@@ -98,7 +98,7 @@ class AgentDicts:
         if envs.on_fault != "raise":
             self._last = [{} for _ in range(envs.num_envs)]
 
-    def read(self, result: VectorStep, *, begins: bool = False) -> Told:
+    def read(self, result: VectorStep, *, begins: bool = False) -> EnvDicts:
         """Translate a step of all envs, or a reset where ``begins``."""
         self._acting = result.acting.copy()
         said = infos_to_list(result.infos, self._names, len(result))
@@ -108,11 +108,11 @@ class AgentDicts:
             ended.tolist(), (result.acting | ended).tolist(), (result.alive | ended).tolist(), result.rewards.tolist(),
             *flags, result.done.tolist(), result.fault.tolist(), result.reset_mask.tolist(),
         )  # fmt: skip
-        columns: list[list[dict[str, Any]]] = [[] for _ in Told._fields]
+        columns: list[list[dict[str, Any]]] = [[] for _ in EnvDicts._fields]
         for i in range(len(result)):
             for column, entries in zip(columns, self._env(result, rows, i, said[i], begins=begins), strict=True):
                 column.append(entries)
-        return Told(*columns)
+        return EnvDicts(*columns)
 
     def _env(
         self, result: VectorStep, rows: _Rows, i: int, said: Mapping[str, Any], *, begins: bool

@@ -20,13 +20,13 @@ try:
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
 except ImportError as error:
     raise MissingExtraError(
-        f"RLlibEnv needs ray, which cannot be imported ({error}); install it with: pip install 'marlvec[rllib]'"
+        f"RLlibMultiAgentEnv needs ray, which cannot be imported ({error}); install it with: pip install 'marlvec[rllib]'"
     ) from error
 
-__all__ = ["RLlibEnv"]
+__all__ = ["RLlibMultiAgentEnv"]
 
 
-class RLlibEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
+class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
     """A view of the one env of a `VectorEnv`, for code that is written for RLlib's envs.
 
     For training, `marlvec.interop.rllib.env_runner.RLlibEnvRunner` steps many at once. What is told to whom, and how time limits
@@ -52,9 +52,9 @@ class RLlibEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not ins
     def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
         if envs.num_envs != 1 or envs.autoreset_mode != "disabled" or not envs.copy:
             raise ArgumentError(
-                "RLlibEnv drives one env by itself: expected num_envs=1, autoreset_mode='disabled' and copy=True, got "
+                "RLlibMultiAgentEnv drives one env by itself: expected num_envs=1, autoreset_mode='disabled' and copy=True, got "
                 f"num_envs={envs.num_envs}, autoreset_mode={envs.autoreset_mode!r} and copy={envs.copy}; "
-                "RLlibEnv.make() does that"
+                "RLlibMultiAgentEnv.make() does that"
             )
         self.envs = envs
         self.possible_agents = list(envs.agents)

@@ -10,7 +10,7 @@ from gymnasium.spaces import Dict
 from gymnasium.vector.utils import batch_space
 
 from marlvec.errors import ArgumentError, BusyError, MissingExtraError
-from marlvec.interop.rllib.dicts import AgentDicts, Told
+from marlvec.interop.rllib.dicts import AgentDicts, EnvDicts
 from marlvec.interop.rows.view_checks import render_mode_of
 from marlvec.vector.vector_env import VectorEnv
 
@@ -89,7 +89,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
         told = self._dicts.read(self.vectorizer.recv(), begins=True)
         return told.obs, told.infos
 
-    def step(self, actions: Sequence[Mapping[str, Any]]) -> Told:
+    def step(self, actions: Sequence[Mapping[str, Any]]) -> EnvDicts:
         """Step all envs.
 
         Args:

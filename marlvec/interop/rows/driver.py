@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ArgumentError
 from marlvec.interop.rows.agent_rows import AgentRows, cleared
-from marlvec.interop.rows.infos import merged, said
+from marlvec.interop.rows.infos import merged, split_infos
 from marlvec.interop.rows.view_checks import value_at
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
@@ -126,7 +126,7 @@ class RowDriver:
         self._note(result)
         self.acted, self.lost = np.zeros((2, self.rows.row_num), np.bool_)
         self._returns[:], self._lengths[:] = 0, 0
-        now, _ = said(result.infos, self.envs.agents, self.envs.num_envs)
+        now, _ = split_infos(result.infos, self.envs.agents, self.envs.num_envs)
         self._leaves = self._own(result.obs_leaves[0])
         return self._tree(), self._with_words(now, self._ours())
 
@@ -148,7 +148,7 @@ class RowDriver:
         self.lost = ended & self.rows.spread(result.fault)
         self._returns += rewards
         self._lengths += was_alive
-        now, first = said(result.infos, self.envs.agents, self.envs.num_envs)
+        now, first = split_infos(result.infos, self.envs.agents, self.envs.num_envs)
         ours, cut = self._ours(), truncated & ~terminated
         for row in np.flatnonzero(cut).tolist():
             ours[row]["TimeLimit.truncated"] = True

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import COMMON, Info
 from marlvec.vector.data.infos import AGENTS, RESERVED, infos_from_list, infos_to_list
 
-__all__ = ["Entry", "lay_out", "pick_rows", "read_entries", "merged", "said"]
+__all__ = ["InfoEntry", "lay_out", "pick_rows", "read_entries", "merged", "split_infos"]
 
 _ROW = "row"  # stands for the one agent of a row
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class InfoEntry:
     """One key of the infos.
 
     Attributes:
@@ -41,7 +41,7 @@ class Entry:
         return _at(self.values, row)
 
 
-def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[Entry]:
+def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[InfoEntry]:
     """What the envs themselves said, without what marlvec adds.
 
     Args:
@@ -54,7 +54,7 @@ def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[Entry]:
     return [_entry(key, values, mask, agent_num) for key, values, mask in found]
 
 
-def lay_out(entries: Iterable[Entry], taken: Collection[str]) -> dict[str, Any]:
+def lay_out(entries: Iterable[InfoEntry], taken: Collection[str]) -> dict[str, Any]:
     """Gymnasium's dict of arrays: each key with its mask ``_key``.
 
     Args:
@@ -76,7 +76,7 @@ def lay_out(entries: Iterable[Entry], taken: Collection[str]) -> dict[str, Any]:
     return out | aside
 
 
-def pick_rows(sources: Mapping[int, Sequence[Entry]], row_num: int) -> list[Entry]:
+def pick_rows(sources: Mapping[int, Sequence[InfoEntry]], row_num: int) -> list[InfoEntry]:
     """Entries of these rows only.
 
     Args:
@@ -92,7 +92,7 @@ def pick_rows(sources: Mapping[int, Sequence[Entry]], row_num: int) -> list[Entr
     return read_entries(infos_from_list(picked, (_ROW,)), 1)
 
 
-def _entry(key: str, values: Any, mask: NDArray[np.bool_], agent_num: int) -> Entry:
+def _entry(key: str, values: Any, mask: NDArray[np.bool_], agent_num: int) -> InfoEntry:
     def repeat(array: NDArray[Any]) -> NDArray[Any]:
         return array.repeat(agent_num, axis=0)
 
@@ -100,7 +100,7 @@ def _entry(key: str, values: Any, mask: NDArray[np.bool_], agent_num: int) -> En
         return array.reshape(len(array) * agent_num, *array.shape[2:])
 
     level, spread = (COMMON, repeat) if mask.ndim == 1 else (AGENTS, join)
-    return Entry(level, key, _map(values, spread), spread(mask))
+    return InfoEntry(level, key, _map(values, spread), spread(mask))
 
 
 def _map(values: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
@@ -135,7 +135,7 @@ def merged(own: Mapping[str, Any], common: Mapping[str, Any], ours: Mapping[str,
     return out
 
 
-def said(infos: Mapping[str, Any], agents: Sequence[str], env_num: int) -> tuple[list[Info], list[Info]]:
+def split_infos(infos: Mapping[str, Any], agents: Sequence[str], env_num: int) -> tuple[list[Info], list[Info]]:
     """What envs said, taken apart at the ends of same-step episodes.
 
     Args:

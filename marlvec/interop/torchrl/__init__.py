@@ -1,5 +1,5 @@
 """TorchRL over marlvec's envs."""
 
-from marlvec.interop.torchrl.env import MarlvecEnv
+from marlvec.interop.torchrl.env import TorchRLEnv
 
-__all__ = ["MarlvecEnv"]
+__all__ = ["TorchRLEnv"]

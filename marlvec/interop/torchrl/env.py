@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import Options, spread_options
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
-from marlvec.interop.torchrl.grouping import GroupMap, Seats, group_agents, seat
-from marlvec.interop.torchrl.snapshot import Sight, scatter
+from marlvec.interop.torchrl.grouping import GroupMap, GroupPlaces, group_agents, seat
+from marlvec.interop.torchrl.snapshot import EnvSnapshot, scatter
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree
-from marlvec.vector.seeding import env_seeds, spread
+from marlvec.vector.seeding import env_seeds, spread_seeds
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
@@ -34,17 +34,17 @@ try:
     from marlvec.interop.torchrl.specs import ActionReader, action_spec, flags_spec, nested, observation_spec
 except ImportError as error:
     raise MissingExtraError(
-        f"MarlvecEnv needs torchrl, which cannot be imported ({error}); pip install 'marlvec[torchrl]'"
+        f"TorchRLEnv needs torchrl, which cannot be imported ({error}); pip install 'marlvec[torchrl]'"
     ) from error
 
-__all__ = ["MarlvecEnv"]
+__all__ = ["TorchRLEnv"]
 
 _FLAGS = ("done", "terminated", "truncated")
 _ROOT = {*_FLAGS, "state", "fault", "next", "reward", "action", "observation", "_reset", "_step"}
 _TORCHRL_NAMES = {MarlGroupMapType.ALL_IN_ONE_GROUP: "all", MarlGroupMapType.ONE_GROUP_PER_AGENT: "each"}
 
 
-class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is not installed
+class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is not installed
     """A view of a `VectorEnv` as TorchRL's batched, multi-agent env: ``batch_size`` is ``(N,)``.
 
     ===================================  ==========  ==================================================================
@@ -103,7 +103,7 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
     ) -> None:
         if envs.autoreset_mode == "next_step" or not envs.copy:
             raise ArgumentError(
-                "MarlvecEnv: TorchRL resets envs itself and keeps what it is given: expected copy=True and "
+                "TorchRLEnv: TorchRL resets envs itself and keeps what it is given: expected copy=True and "
                 f"autoreset_mode='same_step' or 'disabled', got copy={envs.copy} and {envs.autoreset_mode!r}"
             )
         super().__init__(device=device, batch_size=(envs.num_envs,), allow_done_after_reset=True)
@@ -122,7 +122,7 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         self._tells_faults = envs.on_fault != "raise"
         self._wants_masks = action_masks is not False
         self.result: VectorStep | None = None
-        self._rows: Sight | None = None
+        self._rows: EnvSnapshot | None = None
         shape = envs.num_envs, envs.agent_num
         self._terminated, self._truncated = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)  # so far
         self._over = np.zeros(envs.num_envs, np.bool_)  # the episode has ended and TorchRL did not ask for the next
@@ -174,7 +174,7 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
 
     def __repr__(self) -> str:
         groups = ", ".join(f"{name}: {len(members)}" for name, members in self.group_map.items())
-        return f"MarlvecEnv({self.envs.spec.name}, num_envs={self.envs.num_envs}, {groups}, device={self.device})"
+        return f"TorchRLEnv({self.envs.spec.name}, num_envs={self.envs.num_envs}, {groups}, device={self.device})"
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the vectorizer, and with it all envs."""
@@ -227,7 +227,7 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             raise NotResetError(
                 f"reset() of envs {ids.tolist()}: the first one must be of all {n_envs}, without '_reset'"
             )
-        for i, given in zip(ids.tolist(), spread(seed, ids.tolist(), n_envs), strict=True):
+        for i, given in zip(ids.tolist(), spread_seeds(seed, ids.tolist(), n_envs), strict=True):
             self._seeds[i] = self._seeds[i] if given is None else given
         # Envs that ended have begun their next episode by themselves, and it was not handed out yet.
         chosen = {
@@ -239,7 +239,7 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             seeds = [self._seeds[i] for i in asked]
             self.envs.reset_send(seed=seeds, options=list(chosen.values()), env_ids=asked)
             self.result = self.envs.recv()
-            fresh = Sight.of(self.result)
+            fresh = EnvSnapshot.of(self.result)
             self._rows = fresh if self._rows is None else self._rows.updated(self.result.env_ids, fresh)
         assert self._rows is not None
         for i in asked:
@@ -297,7 +297,7 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         ids = None if ids is None else result.env_ids  # in the order in which they came
         before = self._rows
         assert before is not None
-        after = Sight.of(result)
+        after = EnvSnapshot.of(result)
         seen = before if ids is None else before.picked(ids)
         last = after.at_ends(result, seen, self.envs.spec.groups, same_step=self._same_step)
         flags = self._flags(result, ids)
@@ -332,7 +332,7 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             "root": np.stack([done & ~cut, cut, done]),
         }
 
-    def _tensors(self, rows: Sight, fault: NDArray[np.bool_], step: dict[str, NDArray[Any]]) -> TensorDictBase:
+    def _tensors(self, rows: EnvSnapshot, fault: NDArray[np.bool_], step: dict[str, NDArray[Any]]) -> TensorDictBase:
         """All that TorchRL is told: of a reset, or with rewards and flags of a step."""
         n_envs = self.envs.num_envs
         source: dict[str, Any] = {}
@@ -360,13 +360,13 @@ class MarlvecEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             source["fault"] = torch.from_numpy(fault).unsqueeze(-1)
         return TensorDict(source, batch_size=(n_envs,), device=self.device)
 
-    def _mask(self, rows: Sight, seats: Seats) -> torch.Tensor | None:
+    def _mask(self, rows: EnvSnapshot, seats: GroupPlaces) -> torch.Tensor | None:
         mask = rows.masks[seats.group]
         size = self._mask_sizes[seats.group]
         if size is None:
             if mask is not None and self._wants_masks:
                 raise ContractError(
-                    f"{self.envs.spec.name} gives action masks with its infos, which the specs of this MarlvecEnv do "
+                    f"{self.envs.spec.name} gives action masks with its infos, which the specs of this TorchRLEnv do "
                     f"not know of: give it action_masks=True to have them, or False to do without"
                 )
             return None

@@ -11,7 +11,7 @@ from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ArgumentError
 from marlvec.spaces import describe_difference
 
-__all__ = ["GroupMap", "Seats", "group_agents", "seat"]
+__all__ = ["GroupMap", "GroupPlaces", "group_agents", "seat"]
 
 GroupMap = str | Mapping[str, Sequence[str]] | None
 """``"spaces"`` or None, ``"all"``, ``"each"``, ``"prefix"``; or group name → names of its agents, in order."""
@@ -54,7 +54,7 @@ def group_agents(spec: EnvSpec, group_map: GroupMap = None) -> dict[str, list[st
 
 
 @dataclass(frozen=True)
-class Seats:
+class GroupPlaces:
     """Where the agents of one group sit. Places are a slice where that will do, which copies nothing.
 
     Attributes:
@@ -74,7 +74,7 @@ class Seats:
     whole: bool
 
 
-def seat(spec: EnvSpec, name: str, members: Sequence[str]) -> Seats:
+def seat(spec: EnvSpec, name: str, members: Sequence[str]) -> GroupPlaces:
     """Find the seats of the agents that form a group.
 
     Args:
@@ -96,7 +96,7 @@ def seat(spec: EnvSpec, name: str, members: Sequence[str]) -> Seats:
         )
     own = [seats[agent][1] for agent in members]
     everyone = [home.agents[j] for j in own]
-    return Seats(name, g, _cut(own), _cut(everyone), len(own), own == list(range(len(home.agents))))
+    return GroupPlaces(name, g, _cut(own), _cut(everyone), len(own), own == list(range(len(home.agents))))
 
 
 def _cut(places: list[int]) -> slice | list[int]:

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import AgentGroup
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["Sight", "scatter"]
+__all__ = ["EnvSnapshot", "scatter"]
 
 
 @dataclass(frozen=True)
-class Sight:
+class EnvSnapshot:
     """Arrays with one row per env; none is ever written to, so that they may be handed out.
 
     Attributes:
@@ -32,20 +32,20 @@ class Sight:
     state: NDArray[Any] | None
 
     @classmethod
-    def of(cls, result: VectorStep) -> Sight:
+    def of(cls, result: VectorStep) -> EnvSnapshot:
         """What a step or reset shows."""
         return cls(result.obs_leaves, result.acting, result.action_masks, result.state)
 
-    def picked(self, ids: NDArray[np.int64]) -> Sight:
+    def picked(self, ids: NDArray[np.int64]) -> EnvSnapshot:
         """These rows."""
-        return Sight(
+        return EnvSnapshot(
             [[leaf[ids] for leaf in leaves] for leaves in self.obs],
             self.acting[ids],
             [None if mask is None else mask[ids] for mask in self.masks],
             None if self.state is None else self.state[ids],
         )
 
-    def updated(self, ids: NDArray[np.int64], other: Sight) -> Sight:
+    def updated(self, ids: NDArray[np.int64], other: EnvSnapshot) -> EnvSnapshot:
         """The same with ``other`` in the place of these rows; a mask that one of them lacks is all True there."""
         if len(ids) == len(self.acting) and np.array_equal(ids, np.arange(len(ids))):
             return other
@@ -60,14 +60,16 @@ class Sight:
                 return put(whole, np.ones((len(ids), *whole.shape[1:]), np.bool_) if part is None else part)
             return None if part is None else put(np.ones((len(self.acting), *part.shape[1:]), np.bool_), part)
 
-        return Sight(
+        return EnvSnapshot(
             _paired(put, self.obs, other.obs),
             put(self.acting, other.acting),
             [put_mask(*pair) for pair in zip(self.masks, other.masks, strict=True)],
             None if self.state is None or other.state is None else put(self.state, other.state),
         )
 
-    def at_ends(self, result: VectorStep, before: Sight, groups: Sequence[AgentGroup], *, same_step: bool) -> Sight:
+    def at_ends(
+        self, result: VectorStep, before: EnvSnapshot, groups: Sequence[AgentGroup], *, same_step: bool
+    ) -> EnvSnapshot:
         """The same where no episode ended; where one did, the last that was seen of it, with nobody to act.
 
         Args:

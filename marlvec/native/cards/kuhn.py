@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from marlvec.native.cards.deck import deal
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids
-from marlvec.native.single_env import SingleWorld
+from marlvec.native.single_env import NativeSingleEnv
 from marlvec.native.turn_game import TurnGame, finish, pass_turn, start
 
 __all__ = ["KuhnPoker", "single"]
@@ -62,9 +62,9 @@ class KuhnPoker(TurnGame):
         _observe_all(ids, self.turn_rows.obs, self.hands, self.moves)
 
 
-def single() -> SingleWorld:
+def single() -> NativeSingleEnv:
     """Build one world as an env."""
-    return SingleWorld(KuhnPoker(1))
+    return NativeSingleEnv(KuhnPoker(1))
 
 
 @kernel

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from marlvec.native.cards.deck import deal
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids
-from marlvec.native.single_env import SingleWorld
+from marlvec.native.single_env import NativeSingleEnv
 from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, LOST, WON, TurnGame, finish, pass_turn, start
 
 __all__ = ["LeducPoker", "single"]
@@ -91,9 +91,9 @@ class LeducPoker(TurnGame):
         _observe_all(ids, self.turn_rows, self.game)
 
 
-def single() -> SingleWorld:
+def single() -> NativeSingleEnv:
     """Build one world as an env."""
-    return SingleWorld(LeducPoker(1))
+    return NativeSingleEnv(LeducPoker(1))
 
 
 @kernel

@@ -16,12 +16,12 @@ from marlvec.native.mpe.physics import put_offset, put_own
 from marlvec.native.mpe.scenario import Body, Options, Scenario
 from marlvec.native.native_env import Ids
 
-__all__ = ["Places"]
+__all__ = ["AssignmentScenario"]
 
 _NEAR = 0.05
 
 
-class Places(Scenario):
+class AssignmentScenario(Scenario):
     """Agents that are paid for how near they are to the places that suit them best.
 
     Args:

@@ -8,9 +8,9 @@ from itertools import pairwise
 from marlvec.selfplay.opponents.opponent import Opponent
 from marlvec.selfplay.ratings import Ratings
 
-__all__ = ["LeavingRule", "oldest", "thinned", "weakest"]
+__all__ = ["EvictionRule", "oldest", "thinned", "weakest"]
 
-LeavingRule = Callable[[Sequence[Opponent]], Opponent]
+EvictionRule = Callable[[Sequence[Opponent]], Opponent]
 """From the opponents that may leave, oldest first, to the one that does. The newest is among them."""
 
 
@@ -29,7 +29,7 @@ def thinned(opponents: Sequence[Opponent]) -> Opponent:
     return opponents[1 + around.index(min(around))]
 
 
-def weakest(ratings: Ratings) -> LeavingRule:
+def weakest(ratings: Ratings) -> EvictionRule:
     """Who has the lowest rating, but the newest, which has hardly played; of equals who came first.
 
     Args:

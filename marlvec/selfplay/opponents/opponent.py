@@ -14,7 +14,7 @@ from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
 from marlvec.errors import ArgumentError, CheckpointError, StateError
 from marlvec.policies import Policy, PolicyLike, as_policy
 from marlvec.policies.policy import PolicyOutput, PolicyState
-from marlvec.serialization.archive import read_file
+from marlvec.serialization.archive import read_archive
 from marlvec.serialization.values import decode
 
 __all__ = ["FrozenPolicy", "MakePolicy", "Opponent"]
@@ -61,7 +61,7 @@ class Opponent:
 
     def read(self) -> tuple[PolicyState, int]:
         """That, and the policy's version."""
-        found = read_file(self.files[0])
+        found = read_archive(self.files[0])
         try:
             return decode(found["state"]), decode(found["version"])
         except KeyError as error:

@@ -21,14 +21,14 @@ from marlvec.collect import Collector
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.policies import ObjectPolicy, Policy, PolicyLike, RandomPolicy, as_policy
-from marlvec.selfplay.opponents.eviction_rules import LeavingRule, oldest
+from marlvec.selfplay.opponents.eviction_rules import EvictionRule, oldest
 from marlvec.selfplay.opponents.opponent import MakePolicy, Opponent
 from marlvec.selfplay.opponents.snapshot_rules import SnapshotRule
-from marlvec.serialization.archive import FilePath, read_file, write_file
+from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.values import decode, encode
 
 if TYPE_CHECKING:
-    from marlvec.selfplay.rating_tracker import Scoreboard
+    from marlvec.selfplay.rating_tracker import RatingTracker
 
 __all__ = ["INDEX", "KINDS", "MakeOf", "PoolIndex", "inside", "make_of", "read_opponents", "OpponentPool"]
 
@@ -95,7 +95,7 @@ class PoolIndex:
         counts = encode(dict(self.counts), "counts")
         at_random = [name for name, opponent in self.opponents.items() if opponent.make is RandomPolicy]
         data = {"opponents": rows, "counts": counts, "rules": rules, "random": at_random}
-        write_file(inside(folder, INDEX), data)
+        write_archive(inside(folder, INDEX), data)
 
     @classmethod
     def read(cls, folder: Path, make: MakeOf) -> PoolIndex:
@@ -106,7 +106,7 @@ class PoolIndex:
             ArgumentError: Nothing says how to build some of its policies.
         """
         path = inside(folder, INDEX)
-        found = read_file(path)
+        found = read_archive(path)
         opponents: dict[str, Opponent] = {}
         known: set[str] = set()
         try:
@@ -131,7 +131,7 @@ class PoolIndex:
         for opponent in opponents.values():
             for file in opponent.files:
                 if file is not None:
-                    read_file(file)  # to see that it is there, and sound
+                    read_archive(file)  # to see that it is there, and sound
         return cls(opponents, counts, rules)
 
 
@@ -219,9 +219,9 @@ class OpponentPool(Mapping[str, Opponent]):
         *,
         folder: FilePath | None = None,
         capacity: int | None = None,
-        leaves: LeavingRule = oldest,
+        leaves: EvictionRule = oldest,
         when: Iterable[SnapshotRule] = (),
-        board: Scoreboard | None = None,
+        board: RatingTracker | None = None,
     ) -> None:
         self._make = make_of(make)
         self._fitting: list[tuple[MakePolicy, type]] = []  # what was seen to build which kind of policy
@@ -301,7 +301,7 @@ class OpponentPool(Mapping[str, Opponent]):
         self._check_make(make, opponent_id, of, policy)
         version = encode(policy.version, "its version")
         files = (
-            self._keep(opponent_id, "policy", lambda path: write_file(path, {"version": version, "state": state})),
+            self._keep(opponent_id, "policy", lambda path: write_archive(path, {"version": version, "state": state})),
             self._keep_pipeline(opponent_id, "agent", agent_connectors),
             self._keep_pipeline(opponent_id, "action", action_connectors),
         )
@@ -471,7 +471,7 @@ class OpponentPool(Mapping[str, Opponent]):
                     draft.unlink(missing_ok=True)  # a link there would be followed
                     shutil.copyfile(file, draft)
                     draft.replace(target / file.name)
-        write_file(inside(target, INDEX), read_file(self.folder / INDEX))
+        write_archive(inside(target, INDEX), read_archive(self.folder / INDEX))
         _sweep(target)
 
     @classmethod
@@ -481,9 +481,9 @@ class OpponentPool(Mapping[str, Opponent]):
         make: MakePolicy | Mapping[str, MakePolicy],
         *,
         capacity: int | None = None,
-        leaves: LeavingRule = oldest,
+        leaves: EvictionRule = oldest,
         when: Iterable[SnapshotRule] = (),
-        board: Scoreboard | None = None,
+        board: RatingTracker | None = None,
     ) -> Self:
         """Go on with the pool that is in a folder; new opponents come there, too. Nothing in the files is executed.
 
@@ -526,7 +526,7 @@ def _positive(number: int) -> int:
 
 def _sweep(folder: Path) -> None:
     """Remove what a pool left behind that was killed; other files are none of its business."""
-    rows = read_file(folder / INDEX)["opponents"]
+    rows = read_archive(folder / INDEX)["opponents"]
     known = {name for row in rows for name in row[4]} | {INDEX}
     for what in KINDS:
         for file in (*folder.glob(f"*.{what}-*.npz"), *folder.glob(f".*.{what}*.tmp")):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marlvec.errors import ArgumentError
-from marlvec.selfplay.results.match_table import MatchTable, Tally
+from marlvec.selfplay.results.match_table import MatchTable, WinCount
 
 __all__ = ["Every", "OnWinRate", "SnapshotRule"]
 
@@ -82,10 +82,10 @@ class OnWinRate(SnapshotRule):
         if not 0 < win_rate <= 1 or games < 1:
             raise ArgumentError(f"expected a win_rate within (0, 1] and games of at least 1, got {win_rate}, {games}")
         self.table, self.win_rate, self.games = table, win_rate, games
-        self._before: dict[str, Tally] = {}
+        self._before: dict[str, WinCount] = {}
 
     def is_due(self, learner: str, step: int) -> bool:
-        since = self.table.total(learner) - self._before.get(learner, Tally())
+        since = self.table.total(learner) - self._before.get(learner, WinCount())
         return since.games >= self.games and since.win_rate >= self.win_rate
 
     def taken(self, learner: str, step: int) -> None:
@@ -95,4 +95,4 @@ class OnWinRate(SnapshotRule):
         return {"before": {name: [t.wins, t.draws, t.losses] for name, t in self._before.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._before = {name: Tally(*numbers) for name, numbers in state["before"].items()}
+        self._before = {name: WinCount(*numbers) for name, numbers in state["before"].items()}

@@ -9,10 +9,10 @@ from marlvec.errors import ArgumentError
 from marlvec.extras import import_extra
 from marlvec.selfplay.ratings.ratings import Ratings
 
-__all__ = ["Skill"]
+__all__ = ["OpenSkill"]
 
 
-class Skill(Ratings):
+class OpenSkill(Ratings):
     """A belief about each policy, a mean and a standard deviation, as in TrueSkill; of openskill's models.
 
     Where Elo needs many games to find a new policy's place, this one moves fast while it is unsure and slowly when it
@@ -29,7 +29,7 @@ class Skill(Ratings):
     """
 
     def __init__(self, model: str = "PlackettLuce", **options: Any) -> None:
-        models = import_extra("openskill.models", "Skill", "pip install 'marlvec[selfplay]'")
+        models = import_extra("openskill.models", "OpenSkill", "pip install 'marlvec[selfplay]'")
         known = {kind.__name__: kind for kind in models.MODELS}
         if model not in known:
             raise ArgumentError(f"openskill has no model {model!r}; it has {sorted(known)}")
@@ -89,5 +89,5 @@ class Skill(Ratings):
         try:
             beliefs = {str(name): (float(mu), float(sigma)) for name, (mu, sigma) in state["beliefs"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArgumentError(f"expected the state of a Skill: {error!r}") from error
+            raise ArgumentError(f"expected the state of a OpenSkill: {error!r}") from error
         self._beliefs = beliefs

@@ -17,11 +17,11 @@ from marlvec.selfplay.game import Game
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["MatchTable", "Tally"]
+__all__ = ["MatchTable", "WinCount"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class WinCount:
     """Wins, draws and losses; whole numbers where nothing decays.
 
     Attributes:
@@ -42,8 +42,8 @@ class Tally:
         """Wins and half the draws, as a share of the games; NaN where there were none."""
         return (self.wins + self.draws / 2) / self.games if self.games else math.nan
 
-    def __sub__(self, other: Tally) -> Tally:
-        return Tally(self.wins - other.wins, self.draws - other.draws, self.losses - other.losses)
+    def __sub__(self, other: WinCount) -> WinCount:
+        return WinCount(self.wins - other.wins, self.draws - other.draws, self.losses - other.losses)
 
 
 class MatchTable:
@@ -66,8 +66,8 @@ class MatchTable:
         if not 0 < decay <= 1:
             raise ArgumentError(f"decay must be above 0 and at most 1, got {decay!r}")
         self.decay = decay
-        self._pairs: dict[tuple[str, str], Tally] = {}  # both ways round
-        self._totals: dict[str, Tally] = {}  # never decay
+        self._pairs: dict[tuple[str, str], WinCount] = {}  # both ways round
+        self._totals: dict[str, WinCount] = {}  # never decay
 
     def __repr__(self) -> str:
         return f"MatchTable({len(self._totals)} players, {len(self._pairs) // 2} pairings)"
@@ -96,17 +96,17 @@ class MatchTable:
             return
         sign = (margin > 0) - (margin < 0)
         for a, b, won in ((one, other, sign), (other, one, -sign)):
-            new = Tally(float(won > 0), float(won == 0), float(won < 0))
-            self._pairs[a, b] = _plus(self._pairs.get((a, b), Tally()), new, self.decay)
-            self._totals[a] = _plus(self._totals.get(a, Tally()), new, 1.0)
+            new = WinCount(float(won > 0), float(won == 0), float(won < 0))
+            self._pairs[a, b] = _plus(self._pairs.get((a, b), WinCount()), new, self.decay)
+            self._totals[a] = _plus(self._totals.get(a, WinCount()), new, 1.0)
 
-    def tally(self, one: str, other: str) -> Tally:
+    def tally(self, one: str, other: str) -> WinCount:
         """Results of one policy against another, less what has decayed; of no games where they never met."""
-        return self._pairs.get((one, other), Tally())
+        return self._pairs.get((one, other), WinCount())
 
-    def total(self, player: str) -> Tally:
+    def total(self, player: str) -> WinCount:
         """All results of a policy since it came, nothing decayed."""
-        return self._totals.get(player, Tally())
+        return self._totals.get(player, WinCount())
 
     def win_rate(self, one: str, other: str) -> float:
         """Wins and half the draws of one policy against another, as a share; NaN where they never met."""
@@ -164,18 +164,18 @@ class MatchTable:
             ArgumentError: It is something else; nothing has changed.
         """
         try:
-            pairs = {(a, b): Tally(*numbers) for a, b, *numbers in state["pairs"]}
-            totals = {a: Tally(*numbers) for a, *numbers in state["totals"]}
+            pairs = {(a, b): WinCount(*numbers) for a, b, *numbers in state["pairs"]}
+            totals = {a: WinCount(*numbers) for a, *numbers in state["totals"]}
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"expected the state of a MatchTable: {error!r}") from error
         self._pairs, self._totals = pairs, totals
 
 
-def _plus(old: Tally, new: Tally, decay: float) -> Tally:
-    return Tally(old.wins * decay + new.wins, old.draws * decay + new.draws, old.losses * decay + new.losses)
+def _plus(old: WinCount, new: WinCount, decay: float) -> WinCount:
+    return WinCount(old.wins * decay + new.wins, old.draws * decay + new.draws, old.losses * decay + new.losses)
 
 
-def _cell(tally: Tally) -> str:
+def _cell(tally: WinCount) -> str:
     return f"{tally.wins:.4g}–{tally.draws:.4g}–{tally.losses:.4g}" if tally.games else "·"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from marlvec.connectors.connector import Connector
 from marlvec.connectors.registry import connector_from_config
 from marlvec.errors import SerialisationError
-from marlvec.testing.connector_checks._support.player import Player
+from marlvec.testing.connector_checks._support.player import ConnectorDriver
 from marlvec.testing.connector_checks._support.report import Report
 from marlvec.testing.connector_checks._support.trial import Trial
 
@@ -25,7 +25,7 @@ def check_config(trial: Trial) -> None:
     player = trial.player(training=True)
     if (built := read_back(trial.report, player.piece)) is None:
         return
-    other = Player(trial.report, trial.piece(built).train())
+    other = ConnectorDriver(trial.report, trial.piece(built).train())
     for moment in trial.moments()[:_CUT]:
         player.see(moment)
     trial.load(other.piece, player.piece.state_dict())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.testing.connector_checks._support.player import Player
+from marlvec.testing.connector_checks._support.player import ConnectorDriver
 from marlvec.testing.connector_checks._support.report import keys_of
 from marlvec.testing.connector_checks._support.story import Moment
 from marlvec.testing.connector_checks._support.trial import Trial
@@ -51,7 +51,13 @@ def check_reset(trial: Trial) -> None:
     ]
     for env_ids, envs in calls:
         _compare(
-            trial, before, after, envs, partial(Player.reset, env_ids=env_ids), f"after reset({env_ids!r})", _RESET
+            trial,
+            before,
+            after,
+            envs,
+            partial(ConnectorDriver.reset, env_ids=env_ids),
+            f"after reset({env_ids!r})",
+            _RESET,
         )
 
 
@@ -60,7 +66,7 @@ def _compare(
     before: list[Moment],
     after: list[Moment],
     envs: tuple[int, ...],
-    between: Callable[[Player], None],
+    between: Callable[[ConnectorDriver], None],
     condition: str,
     hint: str,
 ) -> None:

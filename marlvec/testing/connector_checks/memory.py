@@ -11,7 +11,7 @@ from marlvec.connectors.connector import Connector
 from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError
 from marlvec.testing.connector_checks._support.difference import nearly
-from marlvec.testing.connector_checks._support.player import Player
+from marlvec.testing.connector_checks._support.player import ConnectorDriver
 from marlvec.testing.connector_checks._support.report import Report
 from marlvec.testing.connector_checks._support.trial import Trial
 
@@ -33,7 +33,7 @@ def check_state(trial: Trial) -> None:
         used.reset(None)
         state = plain_state(trial.report, player.piece)
         held = copy.deepcopy(state)
-        fresh = Player(trial.report, _mode(trial.piece(), training))
+        fresh = ConnectorDriver(trial.report, _mode(trial.piece(), training))
         # An array that one of them kept shows in the end: each has its own.
         for other, given in ((fresh, state), (used, copy.deepcopy(state))):
             if given:
@@ -54,7 +54,7 @@ def check_copy(trial: Trial) -> None:
     for moment in trial.moments()[:_CUT]:
         player.see(moment)
     with trial.report.asking("copy.deepcopy()"):
-        twin = Player(trial.report, copy.deepcopy(player.piece))
+        twin = ConnectorDriver(trial.report, copy.deepcopy(player.piece))
     held = copy.deepcopy(player.piece.state_dict())
     outs = [twin.see(moment) for moment in trial.moments()[_CUT:]]
     hint = "a copy must share nothing that changes with the original"
@@ -81,7 +81,7 @@ def check_setup(trial: Trial) -> None:
     _go_on(trial, player, [other], "after setup() with the same space", hint)
 
 
-def _go_on(trial: Trial, player: Player, others: list[Player], condition: str, hint: str) -> None:
+def _go_on(trial: Trial, player: ConnectorDriver, others: list[ConnectorDriver], condition: str, hint: str) -> None:
     for k, moment in enumerate(trial.moments()[_CUT:]):
         expected = player.see(moment)
         for other in others:
@@ -156,8 +156,8 @@ def check_mode(trial: Trial) -> None:
 
 def check_merge(trial: Trial) -> None:
     """Merged states of two that saw different envs are what one learns that sees all; running episodes go on."""
-    pair = [Player(trial.report, trial.piece().train()) for _ in range(2)]
-    both = Player(trial.report, trial.piece().train())
+    pair = [ConnectorDriver(trial.report, trial.piece().train()) for _ in range(2)]
+    both = ConnectorDriver(trial.report, trial.piece().train())
     for moment in trial.moments()[:_HALFWAY]:
         both.see(moment)
         for i, player in enumerate(pair):
@@ -174,7 +174,7 @@ def check_merge(trial: Trial) -> None:
         return
     one, two = pair
     one.piece.eval(), two.piece.eval()
-    plain = Player(trial.report, copy.deepcopy(one.piece))
+    plain = ConnectorDriver(trial.report, copy.deepcopy(one.piece))
     trial.load(plain.piece, trial.merged(one.piece))
     for k, moment in enumerate(trial.moments()[_HALFWAY:]):
         mine = moment.of_envs(tuple(range(0, trial.num_envs, 2)))

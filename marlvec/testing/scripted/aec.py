@@ -9,7 +9,7 @@ from gymnasium.spaces import Space
 from pettingzoo import AECEnv
 
 from marlvec.testing.scripted.script import ScriptLike
-from marlvec.testing.scripted.scripted_state import World
+from marlvec.testing.scripted.scripted_state import ScriptedState
 
 __all__ = ["TurnEnv"]
 
@@ -26,7 +26,7 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
             0, 1, 2, …; who is not in the game is passed over.
         dead_first: Whether an agent that ends takes its dead step at once, or waits for its turn.
         state: Whether it has a global state.
-        options: See `World`.
+        options: See `ScriptedState`.
 
     Raises:
         ValueError: In ``step``: an action that is not allowed.
@@ -45,7 +45,7 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         **options: Any,
     ) -> None:
         super().__init__()
-        self.world = World(agent_num, script, env_index=env_index, **options)
+        self.world = ScriptedState(agent_num, script, env_index=env_index, **options)
         self.metadata = {"name": "turns", "render_modes": [], "is_parallelizable": False}
         self.possible_agents = [f"player_{a}" for a in range(agent_num)]
         self.render_mode = render_mode

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 
 from marlvec.testing.scripted.script import End, Script
-from marlvec.testing.scripted.scripted_state import World
+from marlvec.testing.scripted.scripted_state import ScriptedState
 
 __all__ = ["SingleEnv"]
 
@@ -20,7 +20,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         end: How episodes end.
         info_every: Give an info in every so-manieth step; 0: never.
         old_api: Whether ``reset`` gives the observation alone and ``step`` four values, as it was before 2022.
-        options: See `World`.
+        options: See `ScriptedState`.
 
     Raises:
         ValueError: In ``step``: an action that is not allowed.
@@ -37,7 +37,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         **options: Any,
     ) -> None:
         lengths = [length] if isinstance(length, int) else length
-        self.world = World(1, [Script.together(1, n, end) for n in lengths], env_index=env_index, **options)
+        self.world = ScriptedState(1, [Script.together(1, n, end) for n in lengths], env_index=env_index, **options)
         self.metadata = {"name": "single", "render_modes": []}
         self.observation_space = self.world.observation_space
         self.action_space = self.world.action_space

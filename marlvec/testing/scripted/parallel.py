@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from pettingzoo import ParallelEnv
 
 from marlvec.testing.scripted.script import End, Script, ScriptLike
-from marlvec.testing.scripted.scripted_state import World
+from marlvec.testing.scripted.scripted_state import ScriptedState
 
 __all__ = ["CounterEnv", "ScriptedParallelEnv", "NoOpEnv"]
 
@@ -24,7 +24,7 @@ class ScriptedParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has 
         agent_num: Number of agents.
         state: Whether it has a global state.
         old_api: Whether ``reset`` gives observations alone and ``step`` four dicts, as it was before 2022.
-        options: See `World`.
+        options: See `ScriptedState`.
 
     Raises:
         ValueError: In ``step``: actions for other agents than the live ones, or an action that is not allowed.
@@ -41,7 +41,7 @@ class ScriptedParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has 
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
-        self.world = World(agent_num, script, env_index=env_index, **options)
+        self.world = ScriptedState(agent_num, script, env_index=env_index, **options)
         self.metadata = {"name": "scripted_parallel", "render_modes": [], "is_parallelizable": True}
         self.possible_agents = [f"agent_{a}" for a in range(agent_num)]
         self.agents: list[str] = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from marlvec.testing.scripted.script import ScriptLike
-from marlvec.testing.scripted.scripted_state import World
+from marlvec.testing.scripted.scripted_state import ScriptedState
 
 __all__ = ["KeyedEnv"]
 
@@ -22,7 +22,7 @@ class KeyedEnv:
         int_ids: Whether agents are named 0, 1, 2, … instead of by strings.
         last_obs: Whether agents get a last observation when they end.
         old_api: Whether ``reset`` gives observations alone and ``step`` four dicts.
-        options: See `World`.
+        options: See `ScriptedState`.
 
     Raises:
         ValueError: In ``step``: actions for other agents than those observed last, or an action that is not allowed.
@@ -40,7 +40,7 @@ class KeyedEnv:
         env_index: int = 0,
         **options: Any,
     ) -> None:
-        self.world = World(agent_num, script, env_index=env_index, **options)
+        self.world = ScriptedState(agent_num, script, env_index=env_index, **options)
         self.possible_agents: list[Any] = [a if int_ids else f"agent_{a}" for a in range(agent_num)]
         self.observation_spaces = dict.fromkeys(self.possible_agents, self.world.observation_space)
         self.action_spaces = dict.fromkeys(self.possible_agents, self.world.action_space)

@@ -21,7 +21,7 @@ from marlvec.testing.scripted.stamp import (
     stamp_space,
 )
 
-__all__ = ["World", "count_incarnation"]
+__all__ = ["ScriptedState", "count_incarnation"]
 
 
 def count_incarnation(marks: str | Path, env_index: int) -> int:
@@ -37,7 +37,7 @@ def count_incarnation(marks: str | Path, env_index: int) -> int:
             return incarnation
 
 
-class World:
+class ScriptedState:
     """Clock, checksums, random stream and buffers of one scripted env.
 
     Args:

@@ -10,21 +10,21 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.making.recipe import Recipe
+from marlvec.envs.making.recipe import EnvRecipe
 from marlvec.errors import ArgumentError, BrokenError, ContractError, MissingExtraError
 from marlvec.native.catalog import NativeEntry, native_entry
 from marlvec.native.native_env import NativeEnv, refuse
-from marlvec.native.padding import PaddedNative
-from marlvec.vector.data.buffer_reuse import Copies
+from marlvec.native.padding import PaddedNativeEnv
+from marlvec.vector.data.buffer_reuse import BufferReuse
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.faults.failures import capture, raise_failures
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.native_shard import NativeShard
-from marlvec.vector.shards.partition import Shares, usable_cores
+from marlvec.vector.shards.partition import Partition, usable_cores
 from marlvec.vector.validation.actions import ActionWriter
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["NativeVectorEnv", "is_exact", "make_native", "NativePlan", "plan"]
+__all__ = ["NativeVectorEnv", "is_exact", "make_native", "NativePlan", "plan_native"]
 
 _WORTH_A_THREAD = 512  # worlds; with fewer, waking a thread takes longer than what it saves
 
@@ -64,7 +64,7 @@ class NativeVectorEnv(VectorEnv):
         super().__init__(n, chosen)
         if num_workers is None:
             num_workers = max(1, min(usable_cores(), n // _WORTH_A_THREAD))
-        self.num_workers = Shares(n, num_workers).num_workers
+        self.num_workers = Partition(n, num_workers).num_workers
         self._env = env
         self._shard = NativeShard(
             env,
@@ -74,7 +74,7 @@ class NativeVectorEnv(VectorEnv):
             max_episode_steps=max_episode_steps,
             render_modes=[None] * n if render_modes is None else render_modes,
         )
-        self._copier = Copies(self._shard.copy)
+        self._copier = BufferReuse(self._shard.copy)
         spec = self._shard.spec
         buffers = Buffers(spec, n)
         self._shard.attach(buffers)
@@ -128,7 +128,7 @@ class NativeVectorEnv(VectorEnv):
         self._shard.close()
 
 
-def make_native(recipes: Sequence[Recipe], num_workers: int | None, settings: SettingsArguments) -> NativeVectorEnv:
+def make_native(recipes: Sequence[EnvRecipe], num_workers: int | None, settings: SettingsArguments) -> NativeVectorEnv:
     """Build compiled worlds, and have all their functions compiled.
 
     Args:
@@ -141,7 +141,7 @@ def make_native(recipes: Sequence[Recipe], num_workers: int | None, settings: Se
         EnvArgumentError: They know no such argument.
         MissingExtraError: numba is not installed.
     """
-    found = plan(recipes)
+    found = plan_native(recipes)
     try:
         env = found.build()
         # Before somebody waits for a step. Of one world arrays have another layout, and functions another form.
@@ -158,10 +158,10 @@ def make_native(recipes: Sequence[Recipe], num_workers: int | None, settings: Se
     )
 
 
-def is_exact(recipes: Sequence[Recipe]) -> bool:
+def is_exact(recipes: Sequence[EnvRecipe]) -> bool:
     """Whether compiled worlds can be had for these recipes, with the same numbers; compiles nothing."""
     try:
-        found = plan(recipes)
+        found = plan_native(recipes)
         if found.entry.exact:
             found.build(1)
     except (ArgumentError, ContractError, MissingExtraError, TypeError):
@@ -214,10 +214,10 @@ class NativePlan:
                 raise ArgumentError(f"render_mode={mode!r}: {self.entry.id} supports {supported}")
             if mode == "human":  # the reference draws in every step
                 raise refuse(self.entry.id, "render_mode='human'")
-        return PaddedNative(env) if self.pad and len(env.spec().groups) > 1 else env
+        return PaddedNativeEnv(env) if self.pad and len(env.spec().groups) > 1 else env
 
 
-def plan(recipes: Sequence[Recipe]) -> NativePlan:
+def plan_native(recipes: Sequence[EnvRecipe]) -> NativePlan:
     """Find the native form of what these recipes ask for.
 
     Args:
@@ -244,5 +244,5 @@ def plan(recipes: Sequence[Recipe]) -> NativePlan:
     return NativePlan(entry, kwargs, modes, first.max_episode_steps, first.pad)
 
 
-def _arguments(recipe: Recipe) -> dict[str, Any]:
+def _arguments(recipe: EnvRecipe) -> dict[str, Any]:
     return {**recipe.factory.entry.kwargs, **recipe.factory.kwargs}

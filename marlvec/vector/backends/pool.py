@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.making.recipe import Recipe
+from marlvec.envs.making.recipe import EnvRecipe
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ArgumentError, BrokenError, BusyError, MarlvecError
@@ -22,7 +22,7 @@ from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
 from marlvec.vector.pools.adapt import adapt_pool, build_pool
 from marlvec.vector.pools.pool import Pool
-from marlvec.vector.seeding import spread
+from marlvec.vector.seeding import spread_seeds
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.pool_shard import PoolShard
 from marlvec.vector.validation.actions import ActionWriter
@@ -81,7 +81,7 @@ class PoolVectorEnv(VectorEnv):
     def _send_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
         self._calls.check_free(ids, call)
-        self._pool.check_reset(ids, spread(seed, ids.tolist(), self.num_envs), spread_options(options, len(ids)))
+        self._pool.check_reset(ids, spread_seeds(seed, ids.tolist(), self.num_envs), spread_options(options, len(ids)))
         self._check_batch(call, len(ids))
         super()._send_reset(call, seed, options, env_ids)
 
@@ -173,7 +173,7 @@ class _EnvHandle(MultiAgentEnv):
         return self._env
 
 
-def make_pool(recipes: Sequence[Recipe], settings: SettingsArguments) -> PoolVectorEnv:
+def make_pool(recipes: Sequence[EnvRecipe], settings: SettingsArguments) -> PoolVectorEnv:
     """Build a pool, and the vectorizer of its envs.
 
     Args:

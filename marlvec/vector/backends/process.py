@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from marlvec.errors import ArgumentError
 from marlvec.vector.call_state import CONTROL_CALLS
 from marlvec.vector.data.report import Report
-from marlvec.vector.faults.failures import Loss, capture, of_many, picklable, raise_failures, summary_of
+from marlvec.vector.faults.failures import WorkerLost, capture, error_of, pickle_or_explain, raise_failures, summary_of
 from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes.parcels import dump_each
 from marlvec.vector.processes.report_packing import unpack_report
 from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker import WorkerLink
-from marlvec.vector.processes.worker_pool import Crew, Staff, Starting, noise
+from marlvec.vector.processes.worker_pool import Crew, NewWorker, Staff, noise
 from marlvec.vector.processes.worker_process import start_method
 from marlvec.vector.settings import Settings, SettingsArguments
-from marlvec.vector.shards.partition import Shares
+from marlvec.vector.shards.partition import Partition
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["AsyncVectorEnv"]
@@ -87,7 +87,7 @@ class AsyncVectorEnv(VectorEnv):
         if shared_memory not in (True, False, "require"):
             raise ArgumentError(f"shared_memory must be True, False or 'require', got {shared_memory!r}")
         self.step_timeout = _seconds(step_timeout)
-        self._shares = Shares(self.num_envs, num_workers)
+        self._shares = Partition(self.num_envs, num_workers)
         if -(-self.num_envs // self._shares.num_workers) > ch.MAX_COUNT:
             raise ArgumentError(f"a worker can have {ch.MAX_COUNT} envs at most; more than num_workers={num_workers}")
         self.num_workers = self._shares.num_workers
@@ -102,7 +102,7 @@ class AsyncVectorEnv(VectorEnv):
             factories,
             settings=chosen.of_shard(),
             shared=self._shared,
-            loop=None if worker is None else picklable(worker, "the worker loop"),
+            loop=None if worker is None else pickle_or_explain(worker, "the worker loop"),
         )
         try:
             spec, buffers, survived = self._staff.begin(
@@ -180,7 +180,7 @@ class AsyncVectorEnv(VectorEnv):
             objects = _by_value([buffers.pack_object_actions(ids)], "the actions")
             return pickle.dumps((local.tolist(), packed, objects), protocol=5)
         own = [[argument[k] for k in positions.tolist()] for argument in arguments]
-        call = "reset" if code in (ch.RESET, ch.REVIVE) else self._calls.pending or ""
+        call = "reset" if code in (ch.RESET, ch.RESTART) else self._calls.pending or ""
         if code == ch.CONTROL or (call == "reset" and any(option is not None for option in own[1])):
             # Apart: the worker may fail to unpickle what is the caller's, and must know for which envs it was.
             each = list(zip(*own, strict=True))
@@ -326,12 +326,12 @@ class AsyncVectorEnv(VectorEnv):
 
     # --- workers that are gone
 
-    def _loss(self, w: int, how: str | None = None) -> Loss:
+    def _loss(self, w: int, how: str | None = None) -> WorkerLost:
         """What there is to tell of a worker that is gone, or must go; also kills what it started."""
         crew = self._crew
         obituary = crew.bury(w, how, self._calls.pending)
         if self._one_fault_ends_all:
-            error = of_many(crew.bury_fellows(obituary, self._calls.pending), only_close_is_left=True)
+            error = error_of(crew.bury_fellows(obituary, self._calls.pending), only_close_is_left=True)
         else:
             error = obituary.error(only_close_is_left=False)
         everyone = self._shares.slices[w]
@@ -339,8 +339,8 @@ class AsyncVectorEnv(VectorEnv):
         asked = np.concatenate(in_flight) if in_flight else everyone[:0]
         crew.outstanding[w].clear()
         if self.on_fault == "restart":
-            crew.starting[w] = Starting()  # what it is asked from now on goes to the next one
-        return Loss(w, error, asked, np.setdiff1d(everyone, asked), obituary)
+            crew.starting[w] = NewWorker()  # what it is asked from now on goes to the next one
+        return WorkerLost(w, error, asked, np.setdiff1d(everyone, asked), obituary)
 
     def _start_worker(self, w: int) -> None:
         if (problem := self._staff.start(w)) is not None:
@@ -361,7 +361,7 @@ def _by_value(values: Sequence[Any], what: str) -> bytes:
     try:
         return dump_each(values, by_value=True)
     except Exception:
-        picklable(values, what)  # raises, and says why
+        pickle_or_explain(values, what)  # raises, and says why
         raise
 
 

@@ -25,7 +25,7 @@ from marlvec.vector.faults.failures import capture, raise_failures
 from marlvec.vector.faults.recovery import survived_failures
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.env_builder import ShardFailed
-from marlvec.vector.shards.partition import Shares, agree
+from marlvec.vector.shards.partition import Partition, agree_on_spec
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_env import VectorEnv
 
@@ -64,11 +64,11 @@ class ThreadVectorEnv(VectorEnv):
     ) -> None:
         chosen = Settings(**settings)
         super().__init__(len(factories), chosen)
-        self._shares = Shares(self.num_envs, num_workers)
+        self._shares = Partition(self.num_envs, num_workers)
         self.num_workers = self._shares.num_workers
-        self._crew = _Crew()
+        self._crew = WorkerThreads()
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
-        self._finalizer = weakref.finalize(self, _Crew.shut_down, self._crew, 1.0)
+        self._finalizer = weakref.finalize(self, WorkerThreads.shut_down, self._crew, 1.0)
         try:
             spec, survived = self._start(factories, chosen)
             buffers = Buffers(spec, self.num_envs)
@@ -99,7 +99,7 @@ class ThreadVectorEnv(VectorEnv):
         raise_failures(failures, self._place)
         ordered = [shards[w] for w in range(self.num_workers)]
         _check_apart([env for shard in ordered for env in shard.envs])
-        return agree([shard.spec for shard in ordered], starts, settings.spaces), survived
+        return agree_on_spec([shard.spec for shard in ordered], starts, settings.spaces), survived
 
     def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         self._sending = True
@@ -139,7 +139,7 @@ _Reply = tuple[int, NDArray[np.int64], Any]
 
 
 @dataclass
-class _Crew:
+class WorkerThreads:
     """The threads of one vectorizer; apart from it, so that they can be let go of without it.
 
     Attributes:
@@ -159,7 +159,9 @@ class _Crew:
         """Start one thread; it gives its shard, or what went wrong."""
         self.requests.append(queue.SimpleQueue())
         body = (w, factories, first, settings, self.requests[w], self._reply)
-        self.threads.append(threading.Thread(target=_work, args=body, name=f"marlvec-worker-{w}", daemon=True))
+        self.threads.append(
+            threading.Thread(target=_run_worker_thread, args=body, name=f"marlvec-worker-{w}", daemon=True)
+        )
         self.threads[w].start()
 
     def _reply(self, w: int, ids: NDArray[np.int64], told: Any) -> None:
@@ -186,7 +188,7 @@ class _Crew:
             self.wait(None)
             missing -= self.replies.popleft()[2] is marker  # one of an earlier try, which was interrupted, is another
 
-    def attach(self, buffers: Buffers, shares: Shares) -> None:
+    def attach(self, buffers: Buffers, shares: Partition) -> None:
         """Give each thread its rows."""
         for w, requests in enumerate(self.requests):
             requests.put(buffers.rows(shares.starts[w], shares.starts[w + 1]))
@@ -227,7 +229,7 @@ def _check_apart(envs: Sequence[MultiAgentEnv]) -> None:
             )
 
 
-def _work(
+def _run_worker_thread(
     w: int,
     factories: Sequence[Callable[[], Any]],
     first: int,

@@ -1,4 +1,4 @@
-"""Copies of rows, in memory of older copies that nobody has any more."""
+"""BufferReuse of rows, in memory of older copies that nobody has any more."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Copies"]
+__all__ = ["BufferReuse"]
 
 _LARGE = 1 << 16  # bytes; smaller pieces malloc gives out again by itself
-_EACH = 4  # pieces of one size: who steps has the rows of now and of before in hand, and two more are underway
-_MOST = 1 << 28  # bytes in all that are remembered, in use or not
+_MAX_PER_SIZE = 4  # pieces of one size: who steps has the rows of now and of before in hand, and two more are underway
+_MAX_BYTES = 1 << 28  # bytes in all that are remembered, in use or not
 
 AnyArray = NDArray[Any]
 
 
-class Copies:
+class BufferReuse:
     """Makes copies of arrays, large ones in memory that was used before.
 
     Fresh memory comes from the system a page at a time, when it is first touched, and that costs several times what
@@ -27,7 +27,7 @@ class Copies:
     and the next copy of that size may have it.
 
     Args:
-        into: Copies the second array into the first.
+        into: BufferReuse the second array into the first.
     """
 
     def __init__(self, into: Callable[[AnyArray, AnyArray], object] = np.copyto) -> None:
@@ -55,9 +55,9 @@ class Copies:
             if _references(known, k) == _ALONE:
                 return known[k]
         memory = np.empty(size, np.uint8)
-        if len(known) == _EACH:  # all are in use: who keeps them all shall not keep us from those that come
+        if len(known) == _MAX_PER_SIZE:  # all are in use: who keeps them all shall not keep us from those that come
             del known[0]
-        elif self._bytes + size > _MOST:
+        elif self._bytes + size > _MAX_BYTES:
             return memory
         else:
             self._bytes += size

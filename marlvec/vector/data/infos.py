@@ -31,10 +31,10 @@ __all__ = [
     "is_plain",
     "stack_infos",
     "OF_AGENTS",
-    "Columns",
-    "Cut",
+    "InfoColumns",
+    "ColumnRows",
     "Path",
-    "fill_in",
+    "put_columns",
 ]
 
 AGENTS = "__agents__"
@@ -197,11 +197,11 @@ OF_AGENTS = "\0agents"
 """First part of a `Path` whose column has an agent axis."""
 Path = tuple[str, ...]
 """Keys from the outside in; one, where dicts are not nested."""
-Cut = Mapping[Path, tuple[NDArray[Any], NDArray[np.bool_]]]
-"""Columns and their masks, of the rows of one result."""
+ColumnRows = Mapping[Path, tuple[NDArray[Any], NDArray[np.bool_]]]
+"""InfoColumns and their masks, of the rows of one result."""
 
 
-class Columns:
+class InfoColumns:
     """A table with a row for each env.
 
     Args:
@@ -242,7 +242,7 @@ class Columns:
         """Copies of what these envs say now."""
         return {path: np.array(values[rows]) for path, values in self._values.items() if self._given[path][rows].any()}
 
-    def cut(self, cut: Callable[[NDArray[Any]], NDArray[Any]]) -> Cut:
+    def cut(self, cut: Callable[[NDArray[Any]], NDArray[Any]]) -> ColumnRows:
         """The rows of a result, all columns of them.
 
         Args:
@@ -260,12 +260,12 @@ class Columns:
         return self._values[path]
 
 
-def fill_in(infos: dict[str, Any], columns: Cut, agent_num: int) -> None:
+def put_columns(infos: dict[str, Any], columns: ColumnRows, agent_num: int) -> None:
     """Put columns into infos, where `marlvec.vector.data.infos` says that they belong.
 
     Args:
         infos: Filled in place.
-        columns: What `Columns.cut` gave.
+        columns: What `InfoColumns.cut` gave.
         agent_num: A.
     """
     both = {path[1] for path in columns if path[0] == OF_AGENTS} & {path[0] for path in columns}

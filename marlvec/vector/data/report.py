@@ -7,7 +7,7 @@ from typing import Any
 
 from marlvec.envs.spec import Info
 from marlvec.errors import Failure
-from marlvec.vector.data.infos import Columns
+from marlvec.vector.data.infos import InfoColumns
 
 __all__ = ["Report"]
 
@@ -31,8 +31,8 @@ class Report:
     failures: list[Failure] = field(default_factory=list)
     answers: dict[int, Any] = field(default_factory=dict)
     faults: dict[int, Failure] = field(default_factory=dict)
-    columns: Columns | None = None
-    final_columns: Columns | None = None
+    columns: InfoColumns | None = None
+    final_columns: InfoColumns | None = None
 
     def __bool__(self) -> bool:
         told = self.infos or self.final_infos or self.failures or self.answers or self.faults

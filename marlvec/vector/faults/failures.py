@@ -40,14 +40,14 @@ __all__ = [
     "describe_exit",
     "out_of_space",
     "pack_failure",
-    "picklable",
+    "pickle_or_explain",
     "raise_failures",
     "summary_of",
     "unpack_failure",
-    "find_culprit",
-    "Loss",
-    "Obituary",
-    "of_many",
+    "find_unpicklable",
+    "WorkerLost",
+    "WorkerExit",
+    "error_of",
 ]
 
 _MAX_TEXT = 64 * 1024
@@ -187,7 +187,7 @@ def describe_exit(exitcode: int | None) -> str:
     return f"was killed by signal {-exitcode} ({name}){hint}"
 
 
-def picklable(value: Any, what: str, *, coming_back: bool = False) -> bytes:
+def pickle_or_explain(value: Any, what: str, *, coming_back: bool = False) -> bytes:
     """Pickle by value what a worker must get, or what comes back from it.
 
     Raises:
@@ -198,7 +198,7 @@ def picklable(value: Any, what: str, *, coming_back: bool = False) -> bytes:
     except Exception as error:
         way = "come back from its worker process" if coming_back else "reach a worker process"
         advice = "Give back plain data" if coming_back else "Create such objects inside the factory"
-        culprit = find_culprit(value)
+        culprit = find_unpicklable(value)
         at = f" (its {culprit})" if culprit else ""
         raise SerialisationError(
             f"{what} cannot be pickled, so it cannot {way}: {summary_of(error)}{at}. {advice} instead, or use "
@@ -215,7 +215,7 @@ def cannot_unpickle(what: str, error: BaseException, *, where: str) -> Serialisa
     )
 
 
-def find_culprit(value: Any) -> str:
+def find_unpicklable(value: Any) -> str:
     """Follow what cannot be pickled to its innermost part.
 
     Args:
@@ -278,7 +278,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Obituary:
+class WorkerExit:
     """The end of one worker.
 
     Attributes:
@@ -341,10 +341,10 @@ class Obituary:
 
     def error(self, *, only_close_is_left: bool) -> EnvFault:
         """The error that tells of it."""
-        return of_many([self], only_close_is_left=only_close_is_left)
+        return error_of([self], only_close_is_left=only_close_is_left)
 
 
-def of_many(gone: Sequence[Obituary], *, only_close_is_left: bool) -> EnvFault:
+def error_of(gone: Sequence[WorkerExit], *, only_close_is_left: bool) -> EnvFault:
     """One error for all workers that ended together."""
     advice = " Their episodes are lost" + ("; only close() is left." if only_close_is_left else ".")
     text = "\n".join(map(str, gone)) + "." + advice
@@ -362,7 +362,7 @@ def of_many(gone: Sequence[Obituary], *, only_close_is_left: bool) -> EnvFault:
     return WorkerDied(text, pid=first.pid, exitcode=first.exitcode, lost_env_ids=lost)
 
 
-class Loss(Exception):
+class WorkerLost(Exception):
     """A worker is gone, and its envs with it. Never reaches users.
 
     Attributes:
@@ -380,7 +380,7 @@ class Loss(Exception):
         error: EnvFault,
         in_flight: NDArray[np.int64],
         idle: NDArray[np.int64],
-        obituary: Obituary,
+        obituary: WorkerExit,
     ) -> None:
         super().__init__(str(error))
         self.culprits, self.reason = obituary.culprits, obituary.reason

@@ -20,8 +20,8 @@ from marlvec.envs.spec import Info
 from marlvec.errors import Failure, RestartQuietly
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
-from marlvec.vector.faults.failures import Loss
-from marlvec.vector.faults.restarts import NEVER_HELPS, Budget
+from marlvec.vector.faults.failures import WorkerLost
+from marlvec.vector.faults.restarts import NOT_RESTARTABLE, RestartBudget
 from marlvec.vector.seeding import restart_seed
 
 __all__ = ["Fault", "FaultLog", "Survived", "survived_failures", "Recovery"]
@@ -108,7 +108,7 @@ class Recovery:
         exceptional: Whether requests for some envs must be looked at; see `split`.
     """
 
-    def __init__(self, num_envs: int, agent_num: int, *, mode: str, autoreset_mode: str, budget: Budget) -> None:
+    def __init__(self, num_envs: int, agent_num: int, *, mode: str, autoreset_mode: str, budget: RestartBudget) -> None:
         self.mode = mode
         self.incarnations = np.zeros(num_envs, np.int64)
         self.masked = np.zeros(num_envs, np.bool_)
@@ -267,7 +267,7 @@ class Recovery:
 
     def _outcome(self, failure: Failure) -> tuple[str, bool]:
         """What becomes of an env that failed, and whether it had asked for it, not too often."""
-        if isinstance(failure.exception, NEVER_HELPS):
+        if isinstance(failure.exception, NOT_RESTARTABLE):
             return "raise", False
         if not isinstance(failure.exception, RestartQuietly):
             return self.mode, False
@@ -295,7 +295,7 @@ class Recovery:
         return None
 
     def worker_lost(
-        self, loss: Loss, call: str | None, buffers: Buffers, *, control: bool
+        self, loss: WorkerLost, call: str | None, buffers: Buffers, *, control: bool
     ) -> tuple[list[Request], IntArray] | None:
         """See to the envs of a worker that is gone.
 

@@ -17,9 +17,9 @@ from marlvec.errors import (
     UnsupportedSpaceError,
 )
 
-__all__ = ["NEVER_HELPS", "Budget", "RestartLimit", "restart_limit"]
+__all__ = ["NOT_RESTARTABLE", "RestartBudget", "RestartLimit", "restart_limit"]
 
-NEVER_HELPS = (
+NOT_RESTARTABLE = (
     ArgumentError,
     MissingExtraError,
     NotResetError,
@@ -75,7 +75,7 @@ def restart_limit(value: Any) -> RestartLimit:
     return value if isinstance(value, RestartLimit) else RestartLimit(value)
 
 
-class Budget:
+class RestartBudget:
     """Counts restarts and says when there are too many.
 
     Args:

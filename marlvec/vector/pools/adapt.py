@@ -10,9 +10,9 @@ import numpy as np
 
 from marlvec.envs.making.catalog import gymnasium_entry
 from marlvec.envs.making.factory import EnvFactory
-from marlvec.envs.making.recipe import Recipe
+from marlvec.envs.making.recipe import EnvRecipe
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.vector.pools.envpool import DuckPool
+from marlvec.vector.pools.envpool import EnvPoolAdapter
 from marlvec.vector.pools.form import form_of
 from marlvec.vector.pools.gymnasium import AUTORESET_MODES, GymnasiumPool
 from marlvec.vector.pools.pool import Pool
@@ -34,7 +34,7 @@ def adapt_pool(pool: Any, *, num_envs: int | None = None) -> Pool:
     """
     # EnvPool's pools are Gymnasium vector envs by name, so this comes first.
     if not isinstance(pool, Pool) and all(callable(getattr(pool, name, None)) for name in ("send", "recv", "reset")):
-        return DuckPool(form_of(pool), pool=pool, open=_maker_of(pool), num_envs=num_envs)
+        return EnvPoolAdapter(form_of(pool), pool=pool, open=_maker_of(pool), num_envs=num_envs)
     if not isinstance(pool, (Pool, gymnasium.vector.VectorEnv)):
         raise ContractError(
             f"expected a pool (send, recv and reset, as EnvPool's have them) or a Gymnasium vector env, "
@@ -66,7 +66,7 @@ def _maker_of(pool: Any) -> Any:
     return make
 
 
-def build_pool(recipes: Sequence[Recipe], autoreset_mode: str) -> Pool:
+def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
     """Build one pool of all the envs that these recipes ask for.
 
     Args:
@@ -109,7 +109,7 @@ def build_pool(recipes: Sequence[Recipe], autoreset_mode: str) -> Pool:
         if hasattr(built, "close"):
             built.close()
         raise
-    if isinstance(pool, DuckPool) and pool is not built and takes_seeds:
+    if isinstance(pool, EnvPoolAdapter) and pool is not built and takes_seeds:
         pool.made_by(make)
     return pool
 

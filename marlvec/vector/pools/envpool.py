@@ -13,18 +13,18 @@ from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BusyError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
-from marlvec.vector.pools.envpool_reader import AnswerReader
-from marlvec.vector.pools.form import PoolForm, _spaces
+from marlvec.vector.pools.envpool_reader import EnvPoolReader
+from marlvec.vector.pools.form import PoolForm, spaces_of
 from marlvec.vector.pools.pool import Pool, PoolReply
 
-__all__ = ["DuckPool", "Wire"]
+__all__ = ["EnvPoolAdapter", "EnvPoolFastPath"]
 
 Ids = NDArray[np.int64]
 Seeds = list[int]
 _INT32 = 2**31
 
 
-class DuckPool(Pool):
+class EnvPoolAdapter(Pool):
     """A pool with EnvPool's face: ``send(action, env_id)``, ``recv()``, ``reset(env_id)``.
 
     ``recv()`` returns ``(obs, reward, terminated, truncated, info)``, or in the old form ``(obs, reward, done, info)``;
@@ -59,7 +59,7 @@ class DuckPool(Pool):
         # With several players EnvPool waits for batch_size envs even where these are all of them.
         self.alone = form.batch_size >= form.num_envs and form.num_players == 1
         self._pool, self._open = pool, open
-        self._wire: Wire | None = None
+        self._wire: EnvPoolFastPath | None = None
         self._looks_at_actions = True  # EnvPool does, at the first ones; the wire comes after that
         self._form = form
         agents = form.num_players
@@ -80,7 +80,7 @@ class DuckPool(Pool):
         self._in_flight = 0
         if self.num_spares and pool is not None and not callable(getattr(pool, "_reset", None)):
             raise ArgumentError(f"{form.name} cannot reset some envs while others are busy, so it can have no spares")
-        self._reader = AnswerReader(form, self.spec, mask_in_obs=mask_size is not None)
+        self._reader = EnvPoolReader(form, self.spec, mask_in_obs=mask_size is not None)
         self._last: Ids = self._everyone
 
     def made_by(self, open: Callable[[Seeds | None], Any]) -> None:
@@ -132,7 +132,7 @@ class DuckPool(Pool):
             for i, seed in zip(ids.tolist(), seeds, strict=True):
                 chosen[i] = seed or 0
         self._pool = self._open(chosen)
-        _spaces(self._pool, self.spec.name)
+        spaces_of(self._pool, self.spec.name)
         self._in_flight = 0
         self._rows[:] = True
 
@@ -158,8 +158,8 @@ class DuckPool(Pool):
             self._pool.send(action, ids.astype(np.int32))
         if self._looks_at_actions:
             self._looks_at_actions = False  # it has
-            if self._actions.is_leaf and Wire.fits(self._pool):
-                self._wire = Wire(self._pool)
+            if self._actions.is_leaf and EnvPoolFastPath.fits(self._pool):
+                self._wire = EnvPoolFastPath(self._pool)
 
     def recv(self) -> PoolReply:
         if self._resetting is not None:
@@ -207,7 +207,7 @@ class DuckPool(Pool):
 class _PooledEnv:
     """One env of a pool: it can be drawn, and nothing else."""
 
-    def __init__(self, pool: DuckPool, i: int) -> None:
+    def __init__(self, pool: EnvPoolAdapter, i: int) -> None:
         self._of, self._i = pool, i
 
     def __repr__(self) -> str:
@@ -229,7 +229,7 @@ _KNOWN = {*_TOLD, "discount", "step_type"}
 _PLAYERS = "info:players.env_id"  # with one player, the same as env_id
 
 
-class Wire:
+class EnvPoolFastPath:
     """Sends to one pool and receives from it.
 
     Args:

@@ -21,7 +21,7 @@ from marlvec.vector.pools.pool import PoolReply
 if TYPE_CHECKING:
     from marlvec.vector.pools.form import PoolForm
 
-__all__ = ["AnswerReader"]
+__all__ = ["EnvPoolReader"]
 
 BoolArray = NDArray[np.bool_]
 Ids = NDArray[np.int64]
@@ -30,7 +30,7 @@ _MASKS = ("legal_action_mask", "action_mask")
 _CUT = "TimeLimit.truncated"
 
 
-class AnswerReader:
+class EnvPoolReader:
     """Reads the answers of one pool.
 
     Args:
@@ -74,7 +74,7 @@ class AnswerReader:
         players = info.get("players", {})
         seats = None
         if num_agents > 1:
-            seats = _Seats(ids, players, num_agents, self._position, self._name)
+            seats = _PlayerRows(ids, players, num_agents, self._position, self._name)
         num_rows = n if seats is None else seats.num_rows
         turn = info.get("current_player")
         self.turns = turn is not None and num_agents > 1
@@ -133,7 +133,9 @@ class AnswerReader:
             return np.asarray(elapsed) >= self._limit
         return np.zeros(n, np.bool_)
 
-    def _spread(self, what: str, value: Any, seats: _Seats | None, n: int, leaf: Leaf | None = None) -> NDArray[Any]:
+    def _spread(
+        self, what: str, value: Any, seats: _PlayerRows | None, n: int, leaf: Leaf | None = None
+    ) -> NDArray[Any]:
         """One entry per row, or per env for all its players, to (n, A, …)."""
         array = value if value.__class__ is np.ndarray else np.asarray(value)
         num_rows = n if seats is None else seats.num_rows
@@ -152,7 +154,9 @@ class AnswerReader:
             )
         return out
 
-    def _columns(self, info: Mapping[str, Any], seats: _Seats | None, n: int) -> Iterator[tuple[Path, NDArray[Any]]]:
+    def _columns(
+        self, info: Mapping[str, Any], seats: _PlayerRows | None, n: int
+    ) -> Iterator[tuple[Path, NDArray[Any]]]:
         """All that is not said elsewhere in the reply."""
         for key, value in info.items():
             if key in ("env_id", "current_player", _CUT) or (key in _MASKS and self._mask_leaf is None):
@@ -179,7 +183,7 @@ class AnswerReader:
         yield path, array
 
 
-class _Seats:
+class _PlayerRows:
     """Which env and which player each row belongs to.
 
     Args:

@@ -11,13 +11,15 @@ import envpool
 import numpy as np
 
 from marlvec.errors import ArgumentError, UnknownEnvError
-from marlvec.vector.pools.envpool import DuckPool
+from marlvec.vector.pools.envpool import EnvPoolAdapter
 from marlvec.vector.pools.form import form_of
 
 __all__ = ["build"]
 
 
-def build(num_envs: int, *, task_id: str, batch_size: int | None = None, seed: Any = None, **kwargs: Any) -> DuckPool:
+def build(
+    num_envs: int, *, task_id: str, batch_size: int | None = None, seed: Any = None, **kwargs: Any
+) -> EnvPoolAdapter:
     """Prepare a pool of one task; it is made by the first reset.
 
     A pool that hands out ``batch_size`` rows at a time gets ``batch_size - 1`` spare envs, to fill up last batches. One
@@ -59,7 +61,7 @@ def build(num_envs: int, *, task_id: str, batch_size: int | None = None, seed: A
     def open(seeds: list[int] | None) -> Any:
         return envpool.make(task_id, env_type="gymnasium", seed=first if seeds is None else seeds, **config)
 
-    return DuckPool(form, open=open, num_envs=num_envs)
+    return EnvPoolAdapter(form, open=open, num_envs=num_envs)
 
 
 def _good_batch(num_envs: int) -> int:

@@ -64,7 +64,7 @@ def form_of(pool: Any, *, name: str | None = None) -> PoolForm:
     num_envs = said("num_envs", None)
     if num_envs is None:
         raise ContractError(f"{name}: expected a pool that says its num_envs, in config or as an attribute")
-    observation_space, action_space = _spaces(pool, name)
+    observation_space, action_space = spaces_of(pool, name)
     states = getattr(getattr(pool, "spec", pool), "state_array_spec", {})
     legal = states.get("info:legal_action_mask")
     limit = said("max_episode_steps", None)
@@ -84,7 +84,7 @@ def form_of(pool: Any, *, name: str | None = None) -> PoolForm:
     )
 
 
-def _spaces(pool: Any, name: str) -> tuple[Any, Any]:
+def spaces_of(pool: Any, name: str) -> tuple[Any, Any]:
     """One env's observation and action space. EnvPool makes them when they are first read, and casts their bounds."""
     found = []
     with warnings.catch_warnings():

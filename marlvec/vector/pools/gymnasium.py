@@ -16,7 +16,7 @@ from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
-from marlvec.vector.pools.pool import Endings, Pool, PoolReply
+from marlvec.vector.pools.pool import FinalRows, Pool, PoolReply
 
 __all__ = ["AUTORESET_MODES", "GymnasiumPool"]
 
@@ -149,7 +149,7 @@ class GymnasiumPool(Pool):
         leaves = [np.asarray(leaf) for leaf in self._tree.flatten(obs)]
         return leaves, None if self._mask_leaf is None else leaves.pop(self._mask_leaf)
 
-    def _endings(self, ended: BoolArray, infos: Mapping[str, Any]) -> Endings:
+    def _endings(self, ended: BoolArray, infos: Mapping[str, Any]) -> FinalRows:
         """Final observations and infos, which stand env by env in an array of objects."""
         if _FINAL_OBS not in infos:
             raise ContractError(f"{self.spec.name}: episodes ended, and infos have no {_FINAL_OBS!r}")
@@ -159,7 +159,7 @@ class GymnasiumPool(Pool):
                 target[i, 0] = value
         if self._mask_leaf is not None:
             del out[self._mask_leaf]
-        return Endings(ended, out, _by_env(infos.get(_FINAL_INFO, {})))
+        return FinalRows(ended, out, _by_env(infos.get(_FINAL_INFO, {})))
 
 
 def _by_env(infos: Mapping[str, Any]) -> dict[int, Info]:

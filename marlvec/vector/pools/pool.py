@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.vector.data.infos import Path
 
-__all__ = ["Endings", "Pool", "PoolReply"]
+__all__ = ["FinalRows", "Pool", "PoolReply"]
 
 BoolArray = NDArray[np.bool_]
 Ids = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Endings:
+class FinalRows:
     """Last rows of episodes, from a pool that has begun the next ones in the same step.
 
     Attributes:
@@ -70,7 +70,7 @@ class PoolReply:
     elapsed: NDArray[Any] | None = None
     infos: dict[int, Info] = field(default_factory=dict)
     columns: dict[Path, NDArray[Any]] = field(default_factory=dict)
-    endings: Endings | None = None
+    endings: FinalRows | None = None
 
     def only(self, which: BoolArray | Ids) -> PoolReply:
         """Some of the rows: where ``which`` is True, or at these places."""
@@ -150,7 +150,7 @@ def _only(reply: PoolReply, which: BoolArray | Ids) -> PoolReply:
         columns={path: column[which] for path, column in reply.columns.items()},
         endings=None
         if endings is None
-        else Endings(
+        else FinalRows(
             endings.ended[which],
             [leaf[which] for leaf in endings.obs],
             {i: info for i, info in endings.infos.items() if i in ids},

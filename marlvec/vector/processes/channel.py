@@ -17,7 +17,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["Channel", "ChannelClosed", "Garbled", "Message", "Patience", "pair"]
+__all__ = ["Channel", "ChannelClosed", "Garbled", "Message", "AdaptivePoller", "pair"]
 
 _HEADER = struct.Struct("<HHIQ")
 _MARK = 0xA7D3 << 48  # in the last field, above the size
@@ -25,8 +25,8 @@ _MAX_SIZE = 1 << 40  # bytes of a payload; more is no size but noise
 _CHUNK = 1 << 16  # bytes to read at a time: as many as a pipe holds
 
 # Requests, by number; the names are those of the operations.
-INIT, ATTACH, RESET, STEP, SEND, REVIVE, STATE, CONTROL, CLOSE = range(1, 10)
-OPERATIONS = {"reset": RESET, "step": STEP, "send": SEND, "revive": REVIVE, "state": STATE, "control": CONTROL}
+INIT, ATTACH, RESET, STEP, SEND, RESTART, STATE, CONTROL, CLOSE = range(1, 10)
+OPERATIONS = {"reset": RESET, "step": STEP, "send": SEND, "revive": RESTART, "state": STATE, "control": CONTROL}
 
 # Replies.
 OK, FAILED = 100, 101
@@ -240,7 +240,7 @@ def _check(header: bytes, number: int | None) -> None:
         raise Garbled(f"answered request {own}, expected {number}")
 
 
-class Patience:
+class AdaptivePoller:
     """Decides how to wait: look again and again for a short while, or go to sleep at once.
 
     A sleeper is woken 50 to 200 µs late, the more so where its core went to sleep with it, and who wakes it pays about

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from marlvec.envs.spec import COMMON
 from marlvec.errors import ContractError, SerialisationError
 from marlvec.vector.data.report import Report
-from marlvec.vector.faults.failures import PackedFailure, capture, pack_failure, picklable, unpack_failure
+from marlvec.vector.faults.failures import PackedFailure, capture, pack_failure, pickle_or_explain, unpack_failure
 from marlvec.vector.processes.parcels import dump_each, load_each
 
 __all__ = ["MAX_BYTES", "pack_report", "unpack_report"]
@@ -88,7 +88,7 @@ def _seal(value: Any, what: str, env_id: int) -> _Sealed:
     try:
         return _Sealed(tuple(value) if is_info else None, dump_each(list(value.values()) if is_info else [value]))
     except Exception:
-        picklable(value, f"{what} of env {env_id}", coming_back=True)  # raises, and says why
+        pickle_or_explain(value, f"{what} of env {env_id}", coming_back=True)  # raises, and says why
         raise
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from marlvec.vector.processes import shared_memory
 
-__all__ = ["ASK", "StackFile", "write_stacks_to"]
+__all__ = ["ASK", "StackDump", "write_stacks_to"]
 
 ASK = signal.SIGUSR2
 """The signal by which a worker is asked."""
@@ -27,7 +27,7 @@ _FATAL = b"Fatal Python error"
 _QUIET = 0.02  # seconds without a new line after which a dump is taken to be whole
 
 
-class StackFile:
+class StackDump:
     """What one worker has written about its stacks, as the parent sees it.
 
     Attributes:

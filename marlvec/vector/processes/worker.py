@@ -23,7 +23,7 @@ from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, pack_failure
 from marlvec.vector.processes import channel as ch
-from marlvec.vector.processes.channel import Channel, ChannelClosed, Message, Patience
+from marlvec.vector.processes.channel import AdaptivePoller, Channel, ChannelClosed, Message
 from marlvec.vector.processes.parcels import load_each
 from marlvec.vector.processes.report_packing import pack_report
 from marlvec.vector.processes.shared_memory import map_memory
@@ -98,7 +98,7 @@ class WorkerLink:
     def requests(self) -> Iterator[Request]:
         """Wait for one request after the other, until the parent wants to close."""
         channel, everyone = self._channel, self.shard.everyone
-        poll, patience = select.poll(), Patience(self._window)
+        poll, patience = select.poll(), AdaptivePoller(self._window)
         poll.register(channel.read_fd, select.POLLIN)
         while True:
             message = patience.receive(poll, channel)

@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import EnvSpec, object_leaves
 from marlvec.errors import Failure, MarlvecError, SerialisationError, UnsupportedSpaceError
 from marlvec.vector.data.buffers import Buffers
-from marlvec.vector.faults.failures import Obituary, PackedFailure, picklable, raise_failures, unpack_failure
+from marlvec.vector.faults.failures import PackedFailure, WorkerExit, pickle_or_explain, raise_failures, unpack_failure
 from marlvec.vector.faults.recovery import Survived, survived_failures
-from marlvec.vector.faults.restarts import Budget
+from marlvec.vector.faults.restarts import RestartBudget
 from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes import limits, shared_memory
-from marlvec.vector.processes.channel import ChannelClosed, Garbled, Patience
+from marlvec.vector.processes.channel import AdaptivePoller, ChannelClosed, Garbled
 from marlvec.vector.processes.parcels import load_each
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES, progress_of
 from marlvec.vector.processes.worker import Plan
 from marlvec.vector.processes.worker_process import WorkerProcess
-from marlvec.vector.shards.partition import Shares, agree, usable_cores
+from marlvec.vector.shards.partition import Partition, agree_on_spec, usable_cores
 
-__all__ = ["Crew", "Starting", "noise", "Staff"]
+__all__ = ["Crew", "NewWorker", "noise", "Staff"]
 
 _MOMENT = 0.01  # seconds in which workers that are killed together are gone
 _LOOK = 400e-6  # seconds to look for an answer before sleeping
@@ -40,7 +40,7 @@ _LONG = 2e6  # seconds, as many as poll() can count in milliseconds
 
 
 @dataclass
-class Starting:
+class NewWorker:
     """A worker that takes the place of one that is gone, and is not at work yet.
 
     Attributes:
@@ -78,25 +78,25 @@ class Crew:
         memory_fd: The memory that they share, while it is open here; -1 when it is not.
     """
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: Partition) -> None:
         self.owner = os.getpid()
         self.shares = shares
         self.workers: list[WorkerProcess] = []
         self.outstanding: list[deque[tuple[int, NDArray[np.int64]]]] = [deque() for _ in shares.slices]
-        self.starting: dict[int, Starting] = {}
+        self.starting: dict[int, NewWorker] = {}
         self.closed: set[int] = set()
         self.progress: NDArray[np.int64] = np.zeros(len(shares.slices), np.int64)
         self.memory_fd = -1
         self._hung: dict[int, tuple[float, int, str]] = {}  # put down: seconds it was given, at work on, its stacks
         self._by_fd: dict[int, int] = {}
-        self._patience = Patience(0.0)
+        self._patience = AdaptivePoller(0.0)
         self._any = select.poll()
         self._one: list[select.poll] = []
 
     def watch(self) -> None:
         """Listen to all workers from now on."""
         # Where each core has a worker, one that looks takes the core from it.
-        self._patience = Patience(_LOOK if len(self.workers) < usable_cores() else 0.0)
+        self._patience = AdaptivePoller(_LOOK if len(self.workers) < usable_cores() else 0.0)
         self._one = [select.poll() for _ in self.workers]
         for w in range(len(self.workers)):
             self._watch(w)
@@ -114,7 +114,7 @@ class Crew:
         self.closed.discard(w)
         self._hung.pop(w, None)
         self.progress[w] = 0
-        self.starting.setdefault(w, Starting()).since = time.monotonic()
+        self.starting.setdefault(w, NewWorker()).since = time.monotonic()
         self._watch(w)
 
     def heard(self) -> list[int]:
@@ -179,7 +179,7 @@ class Crew:
         self._hung[w] = (timeout, env, report)
         worker.kill()
 
-    def bury(self, w: int, how: str | None, call: str | None, *, building: bool = False) -> Obituary:
+    def bury(self, w: int, how: str | None, call: str | None, *, building: bool = False) -> WorkerExit:
         """See a worker off that is gone, or must go: kill what is left of it, and say what is known."""
         worker = self.workers[w]
         if how is None:
@@ -188,7 +188,7 @@ class Crew:
         timeout, env, report = self._hung.get(w, (None, int(self.progress[w]), ""))
         queue = self.outstanding[w]
         ids = self.shares.slices[w]
-        obituary = Obituary(
+        obituary = WorkerExit(
             worker=w,
             pid=worker.pid,
             exitcode=worker.exitcode,
@@ -209,7 +209,7 @@ class Crew:
         self.starting.pop(w, None)
         return obituary
 
-    def bury_fellows(self, first: Obituary, call: str | None) -> list[Obituary]:
+    def bury_fellows(self, first: WorkerExit, call: str | None) -> list[WorkerExit]:
         """See off those who went with another one, and a moment later."""
         time.sleep(_MOMENT)
         gone = [w for w, worker in enumerate(self.workers) if w != first.worker and worker.poll()]
@@ -269,7 +269,7 @@ class Crew:
         return []
 
 
-_HIRING = 1  # number of requests here; 0 is CLOSE's: its answer must not be taken for that to another
+_SETUP_NUMBER = 1  # number of requests here; 0 is CLOSE's: its answer must not be taken for that to another
 
 
 class Staff:
@@ -304,7 +304,7 @@ class Staff:
         self._mode = settings["spaces"]
         plans: list[Plan] = [
             {
-                "factories": picklable(list(factories[lo:hi]), f"the factory of envs {lo} to {hi - 1}"),
+                "factories": pickle_or_explain(list(factories[lo:hi]), f"the factory of envs {lo} to {hi - 1}"),
                 "worker": loop,
                 "first": lo,
                 "place": w,
@@ -318,7 +318,9 @@ class Staff:
         self._attach = b""
         self._lately: list[Survived] = []
 
-    def begin(self, budget: Budget | None, *, require: bool, place: str) -> tuple[EnvSpec, Buffers, list[Survived]]:
+    def begin(
+        self, budget: RestartBudget | None, *, require: bool, place: str
+    ) -> tuple[EnvSpec, Buffers, list[Survived]]:
         """Hire all, and wait until they are at work.
 
         Args:
@@ -338,9 +340,9 @@ class Staff:
         crew.watch()
         for w, plan in enumerate(self._plans):
             with suppress(ChannelClosed):  # why, it may have said
-                crew.workers[w].channel.send(ch.INIT, _HIRING, plan)
+                crew.workers[w].channel.send(ch.INIT, _SETUP_NUMBER, plan)
         specs, survived = self._hear_specs(budget, place)
-        self._spec = spec = agree(specs, crew.shares.starts, self._mode)
+        self._spec = spec = agree_on_spec(specs, crew.shares.starts, self._mode)
         if require and (leaves := object_leaves(spec)):
             raise UnsupportedSpaceError(
                 f"shared_memory='require', but {', '.join(leaves)} cannot be there: not of fixed size. "
@@ -354,7 +356,7 @@ class Staff:
         buffers = Buffers(spec, num_envs, memoryview(mapped)[head:] if self._shared else None)
         buffers.clear_masks()
         # The common spec, not the worker's own: where spaces are compatible only, theirs may differ.
-        self._attach = picklable((num_envs, len(self._plans), size, spec), "the envs' spaces")
+        self._attach = pickle_or_explain((num_envs, len(self._plans), size, spec), "the envs' spaces")
         for w in range(len(self._plans)):
             self._send(w, ch.ATTACH, self._attach)
         for w in range(len(self._plans)):
@@ -374,7 +376,7 @@ class Staff:
             return f"could not be replaced: {error}"
         self._crew.replace(w, worker)
         try:
-            worker.channel.send(ch.INIT, _HIRING, self._plans[w])
+            worker.channel.send(ch.INIT, _SETUP_NUMBER, self._plans[w])
         except ChannelClosed:
             self._crew.closed.add(w)  # why, it may have said
         return None
@@ -387,7 +389,7 @@ class Staff:
         """
         crew = self._crew
         new, channel = crew.starting[w], crew.workers[w].channel
-        told = channel.take(_HIRING)
+        told = channel.take(_SETUP_NUMBER)
         if told is None:
             if w in crew.closed:  # it hears nothing any more, and has nothing left to say
                 raise ChannelClosed("it does not read")
@@ -404,7 +406,7 @@ class Staff:
             if differs := self._spec.difference(spec, self._mode):
                 return f"built envs with other spaces than before: {differs}; it ended"
             new.has_spec = True
-            channel.send(ch.ATTACH, _HIRING, self._attach)
+            channel.send(ch.ATTACH, _SETUP_NUMBER, self._attach)
             return None
         del crew.starting[w]
         for code, number, payload in new.requests:
@@ -416,7 +418,7 @@ class Staff:
         lately, self._lately = self._lately, []
         return lately
 
-    def _hear_specs(self, budget: Budget | None, place: str) -> tuple[list[EnvSpec], list[Survived]]:
+    def _hear_specs(self, budget: RestartBudget | None, place: str) -> tuple[list[EnvSpec], list[Survived]]:
         """What each worker's envs look like; raises what went wrong in building them."""
         crew = self._crew
         specs: dict[int, EnvSpec] = {}
@@ -428,7 +430,7 @@ class Staff:
                 if w not in waiting:  # it has told why its envs could not be built, and is gone now
                     continue
                 try:
-                    told = crew.workers[w].channel.take(_HIRING)
+                    told = crew.workers[w].channel.take(_SETUP_NUMBER)
                 except ChannelClosed as error:
                     survived.append(self._again(w, error, budget))
                     continue
@@ -443,7 +445,7 @@ class Staff:
         raise_failures(failures, place)
         return [specs[w] for w in range(len(self._plans))], survived
 
-    def _again(self, w: int, news: ChannelClosed, budget: Budget | None) -> Survived:
+    def _again(self, w: int, news: ChannelClosed, budget: RestartBudget | None) -> Survived:
         """Replace a worker that died while it built its envs for the first time."""
         obituary = self._crew.bury(w, noise(news), None, building=True)
         error = obituary.error(only_close_is_left=False)
@@ -473,7 +475,7 @@ class Staff:
 
     def _send(self, w: int, code: int, payload: bytes) -> None:
         try:
-            self._crew.workers[w].channel.send(code, _HIRING, payload)
+            self._crew.workers[w].channel.send(code, _SETUP_NUMBER, payload)
         except ChannelClosed as error:
             raise self._crew.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None
 

@@ -24,7 +24,7 @@ from marlvec.vector.processes.channel import pair
 from marlvec.vector.processes.fork_server.client import ensure_server, no_fork, worker_environ
 from marlvec.vector.processes.fork_server.process_reaper import new_mark
 from marlvec.vector.processes.fork_server.server import isolate
-from marlvec.vector.processes.stack_dump import ASK, StackFile
+from marlvec.vector.processes.stack_dump import ASK, StackDump
 
 __all__ = ["START_METHODS", "WorkerProcess", "ensure_server", "start_method"]
 
@@ -105,7 +105,7 @@ class WorkerProcess:
         The lock is not held meanwhile: who forks takes other locks before this one, and so would this thread after it.
         """
         with no_fork():
-            self._stack_file = StackFile()
+            self._stack_file = StackDump()
             try:
                 self.channel, theirs = pair()
             except BaseException:

@@ -13,7 +13,7 @@ from marlvec.envs.spec import EnvSpec
 from marlvec.envs.wrapper_chain import innermost
 from marlvec.errors import ArgumentError, ContractError, Failure, RestartQuietly
 from marlvec.vector.faults.failures import capture
-from marlvec.vector.faults.restarts import NEVER_HELPS, Budget, RestartLimit
+from marlvec.vector.faults.restarts import NOT_RESTARTABLE, RestartBudget, RestartLimit
 
 __all__ = ["EnvBuilder", "ShardFailed"]
 
@@ -105,13 +105,13 @@ class EnvBuilder:
             limit: How often.
             retry: Whether at all, if it raises anything but `RestartQuietly`.
         """
-        budget = Budget(limit)
+        budget = RestartBudget(limit)
         while True:
             try:
                 return self.build(i)
             except Exception as error:
                 quiet = isinstance(error, RestartQuietly)
-                if not (quiet or (retry and not isinstance(error, NEVER_HELPS))):
+                if not (quiet or (retry and not isinstance(error, NOT_RESTARTABLE))):
                     raise
                 failure = capture(self._first + i, "__init__", error)
                 pause = budget.spend(quiet, failure.summary)

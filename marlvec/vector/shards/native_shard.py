@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
-from marlvec.native.env_view import NativeWorld
+from marlvec.native.env_view import NativeEnvView
 from marlvec.native.native_env import Ids, NativeEnv
-from marlvec.vector.commands import Command, WorldHandle, describe
+from marlvec.vector.commands import Command, CommandTarget, describe
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture
-from marlvec.vector.shards.thread_team import Helpers
+from marlvec.vector.shards.thread_team import ThreadTeam
 
 __all__ = ["NativeShard"]
 
@@ -65,9 +65,9 @@ class NativeShard:
         self._told = np.zeros(env.num_worlds, np.bool_)  # final observations are in the row, of an episode before
         self._declares_masks = any(size is not None for size in self.spec.mask_sizes)
         self._render_modes = render_modes
-        self._worlds: dict[int, WorldHandle] = {}
+        self._worlds: dict[int, CommandTarget] = {}
         self._num_threads = num_threads
-        self._helpers = Helpers(num_threads - 1)
+        self._helpers = ThreadTeam(num_threads - 1)
 
     def attach(self, buffers: Buffers) -> None:
         """Give the worlds their rows. Must come before `run`."""
@@ -227,9 +227,9 @@ class NativeShard:
                 report.failures.append(capture(i, describe(command), error))
         return report
 
-    def _handle(self, i: int) -> WorldHandle:
+    def _handle(self, i: int) -> CommandTarget:
         if i not in self._worlds:
-            self._worlds[i] = WorldHandle(NativeWorld(self._env, i, self._render_modes[i]), self._env.name)
+            self._worlds[i] = CommandTarget(NativeEnvView(self._env, i, self._render_modes[i]), self._env.name)
         return self._worlds[i]
 
 

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, ContractError
 
-__all__ = ["Shares", "agree", "usable_cores"]
+__all__ = ["Partition", "agree_on_spec", "usable_cores"]
 
 _REMEMBERED = 64  # sets of envs
 Part = tuple[int, NDArray[np.int64], bytes]
 """A worker, some of its envs, and their places in its share as int32s; no places where these are all, in order."""
 
 
-class Shares:
+class Partition:
     """Contiguous slices of envs, as even as can be: 16 envs on 5 workers are 4 + 3 + 3 + 3 + 3.
 
     Args:
@@ -80,7 +80,7 @@ class Shares:
         return found
 
 
-def agree(specs: Sequence[EnvSpec], starts: Sequence[int], mode: str) -> EnvSpec:
+def agree_on_spec(specs: Sequence[EnvSpec], starts: Sequence[int], mode: str) -> EnvSpec:
     """Find the spec that fits all workers.
 
     Args:

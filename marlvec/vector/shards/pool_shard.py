@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError, BusyError, ContractError
 from marlvec.vector.data.buffers import Buffers, Selection
-from marlvec.vector.data.infos import Columns
+from marlvec.vector.data.infos import InfoColumns
 from marlvec.vector.data.report import Report
 from marlvec.vector.pools.pool import Pool, PoolReply
 
-__all__ = ["PoolShard", "PoolLine"]
+__all__ = ["PoolShard", "PoolQueue"]
 
 Ids = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -47,7 +47,7 @@ class PoolShard:
 
     def __init__(self, pool: Pool, autoreset_mode: str) -> None:
         self.spec = pool.spec
-        self.line = PoolLine(pool)
+        self.line = PoolQueue(pool)
         self._pool = pool
         self._mode = autoreset_mode
         self._check_mode()
@@ -60,7 +60,7 @@ class PoolShard:
         self._told = np.zeros(n, np.bool_)  # final observations are in the row
         self._any_told = False
         self._had_rows = np.zeros((n, len(pool.spec.agents)), np.bool_)
-        self._columns, self._final_columns = Columns(n), Columns(n)
+        self._columns, self._final_columns = InfoColumns(n), InfoColumns(n)
         (group,) = pool.spec.groups
         self._harmless = [_harmless(leaf.space) for leaf in group.action_tree.leaves]
         self._declares_mask = group.mask_size is not None
@@ -364,7 +364,7 @@ def _harmless(space: Any) -> NDArray[Any]:
     return np.asarray(np.zeros(space.shape, space.dtype) + getattr(space, "start", 0), space.dtype)
 
 
-class PoolLine:
+class PoolQueue:
     """Keeps a pool's requests in order, and its batches full.
 
     A pool that answers `Pool.batch_size` rows at a time would never answer when fewer are asked for. Its spare envs

@@ -32,7 +32,7 @@ __all__ = ["Shard"]
 
 # What an env's episode is doing: it runs, it is over, or there is none (never begun, or lost to a fault).
 _RUNNING, _OVER, _UNREADY = 0, 1, 2
-_PART = 4e-3  # seconds of work after which ready rows are handed out, where they are wanted first come first
+_PART_SECONDS = 4e-3  # seconds of work after which ready rows are handed out, where they are wanted first come first
 
 
 class Shard:
@@ -167,7 +167,7 @@ class Shard:
         """Step these envs, and hand out what is ready every few milliseconds, so that a slow one keeps few back."""
         start = 0
         while start < len(ids):
-            stop = start + max(1, int(_PART / self._pace)) if self._pace else start + 1
+            stop = start + max(1, int(_PART_SECONDS / self._pace)) if self._pace else start + 1
             part = ids if start == 0 and stop >= len(ids) else ids[start:stop]
             began = time.perf_counter()
             report = self.step(part)

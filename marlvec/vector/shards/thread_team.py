@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Helpers"]
+__all__ = ["ThreadTeam"]
 
 _Results = list[tuple[BaseException, ...] | None]
 _Request = tuple[Callable[[], None], int, _Results] | None
 
 
-class Helpers:
+class ThreadTeam:
     """Helping threads; the caller does a share of its own.
 
     Args:

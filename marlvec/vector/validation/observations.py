@@ -20,7 +20,7 @@ from marlvec.spaces import Leaf
 from marlvec.vector.validation.value_bounds import Finite, Membership, membership
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["ObsValidator"]
+__all__ = ["ObservationValidator"]
 
 _SAMPLE_FIRST, _SAMPLE_EVERY = 16, 16
 _REWARDS = Finite()
@@ -29,7 +29,7 @@ AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
 
 
-class ObsValidator:
+class ObservationValidator:
     """Checks the values of observations and rewards.
 
     An observation must lie in its space as ``space.contains`` has it: within the bounds, infinity within an infinite
@@ -180,7 +180,7 @@ def _and_more(problems: list[_Problem]) -> str:
 
 
 def _levels_to_the_caller() -> int:
-    """Stack levels from `ObsValidator._warn` up to the first frame that is not marlvec's."""
+    """Stack levels from `ObservationValidator._warn` up to the first frame that is not marlvec's."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "marlvec":
         level, frame = level + 1, frame.f_back

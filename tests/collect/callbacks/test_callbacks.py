@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec.collect import Collector
-from marlvec.collect.callbacks import HOOKS, Callback, EpisodeStep, Loss, RunningEpisode
+from marlvec.collect.callbacks import HOOKS, Callback, EpisodeStep, LossReason, RunningEpisode
 from marlvec.collect.metrics.metrics import EpisodeRecord, Stats
 from marlvec.connectors import AgentConnector, LearnerConnector, Rows
 from marlvec.errors import ArgumentError, EnvFault, RestartQuietly, StateError
@@ -37,7 +37,7 @@ class Life:
         self.rewards: list[list[float]] = []
         self.ended: set[int] = set()
         self.record: EpisodeRecord | None = None
-        self.why: Loss | None = None
+        self.why: LossReason | None = None
 
     def come_to(self, stage: str, *before: str) -> None:
         assert self.stage in before, f"{self.episode} came from {self.stage} to {stage}"
@@ -90,7 +90,7 @@ class Spy(Callback):
         life.record = record
         del self.running[episode.env_id]
 
-    def on_episode_lost(self, episode: RunningEpisode, why: Loss) -> None:
+    def on_episode_lost(self, episode: RunningEpisode, why: LossReason) -> None:
         self.calls["on_episode_lost"] += 1
         life = self._life(episode)
         life.come_to("lost", "created", "started", "stepped")
@@ -483,7 +483,7 @@ def test_a_callback_may_not_reset_in_the_middle_of_a_step(hook: str) -> None:
 
 def test_what_reset_tells_may_fail_too() -> None:
     class Fussy(Spy):
-        def on_episode_lost(self, episode: RunningEpisode, why: Loss) -> None:
+        def on_episode_lost(self, episode: RunningEpisode, why: LossReason) -> None:
             super().on_episode_lost(episode, why)
             raise ValueError("what a loss")
 

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlvec.collect import AgentTrack, Collector, MultiAgentBatch, MultiAgentEpisode
+from marlvec.collect import Collector, MultiAgentBatch, MultiAgentEpisode, SingleAgentEpisode
 from marlvec.connectors import AddLastObs, NStep, PadSequences
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
@@ -130,7 +130,7 @@ def test_agents_stand_side_by_side_whenever_they_act_come_and_go(
                 np.testing.assert_array_equal(own, want.obs(a, start, stop), strict=True)
 
 
-def check_track(track: AgentTrack, own: list[Row]) -> None:
+def check_track(track: SingleAgentEpisode, own: list[Row]) -> None:
     """All that an agent did in an episode, in its own time."""
     assert (len(track), track.first_t, track.policy_id) == (len(own), 0, own[0].policy)
     assert track.env_t.tolist() == [own[0].env_t, *(row.next_env_t for row in own)]
@@ -179,7 +179,7 @@ def test_cut_and_concat_are_inverse_at_every_step(
             assert_same(head.concat(whole), episode)
 
 
-def check_lookback(track: AgentTrack, before: list[Row], lookback: int) -> None:
+def check_lookback(track: SingleAgentEpisode, before: list[Row], lookback: int) -> None:
     carried = before[max(0, len(before) - lookback) :]
     assert track.lookback == len(carried)
     got = track.get("rewards", -lookback - 1, 0, fill=FILL).tolist()
@@ -449,6 +449,6 @@ def test_how_they_look() -> None:
     _, tail = counted().cut(2, lookback=1)
     assert repr(tail).splitlines() == [
         "MultiAgentEpisode 0 of env 0, env steps 2 to 6",
-        "  AgentTrack(agent 0 by 'main': 4 decisions from t=2 in env steps 2 to 6, truncated, lookback 1)",
-        "  AgentTrack(agent 1 by 'main': 4 decisions from t=2 in env steps 2 to 6, truncated, lookback 1)",
+        "  SingleAgentEpisode(agent 0 by 'main': 4 decisions from t=2 in env steps 2 to 6, truncated, lookback 1)",
+        "  SingleAgentEpisode(agent 1 by 'main': 4 decisions from t=2 in env steps 2 to 6, truncated, lookback 1)",
     ]

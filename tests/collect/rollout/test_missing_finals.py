@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 import marlvec
 from marlvec.collect import Collector
 from marlvec.connectors import FrameStack, GeneralAdvantageEstimation, NormalizeReward, Rows
-from marlvec.envs import RLlibEnv
+from marlvec.envs import RLlibAdapter
 from marlvec.envs.wrappers.time_limit import TimeLimit
 from marlvec.errors import ContractError, EnvFault
 from marlvec.policies import FunctionPolicy
@@ -139,7 +139,7 @@ def test_a_time_limit_knows_nothing_of_those_who_wait(mode: str, limit: int) -> 
     forever = Script.together(3, 10**6)
 
     def factory() -> Any:
-        return TimeLimit(RLlibEnv(KeyedEnv(forever, agent_num=3, waits=waits)), limit)
+        return TimeLimit(RLlibAdapter(KeyedEnv(forever, agent_num=3, waits=waits)), limit)
 
     with SyncVectorEnv([factory] * 2, autoreset_mode=mode) as envs:
         rows = Collector(envs, valued(), batch_mode="complete", seed=0).collect(episodes=6)["main"]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marlvec.collect.scheduling.env_step import places_of
+from marlvec.collect.scheduling.env_step import index_of
 
 
 @given(st.sets(st.integers(0, 30)))
@@ -17,7 +17,7 @@ from marlvec.collect.scheduling.env_step import places_of
 @example({0, 1, 3, 6})
 def test_it_picks_the_same_rows(ids: set[int]) -> None:
     chosen = np.array(sorted(ids), np.int64)
-    places = places_of(chosen)
+    places = index_of(chosen)
     np.testing.assert_array_equal(np.arange(31)[places], chosen)
     if len(set(np.diff(chosen).tolist())) <= 1 and len(chosen):
         assert isinstance(places, slice)

@@ -45,7 +45,7 @@ from marlvec.connectors.agent.memory.view import View
 from marlvec.connectors.agent.rewards.normalize_reward import NormalizeReward
 from marlvec.connectors.connector import EnvIds, State
 from marlvec.connectors.registry import register_connector, register_function
-from marlvec.testing.connector_checks._support.story import Moment, Story
+from marlvec.testing.connector_checks._support.story import Moment, SampledRows
 
 OBS = Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = Box(-1.0, 1.0, (2,), np.float32)
@@ -156,7 +156,7 @@ def _bound(pipeline: ActionPipeline) -> ActionPipeline:
 
 def story(seed: int, count: int) -> list[Moment]:
     columns = {"h": Box(-1, 1, (2,), np.float32)}
-    return Story(OBS, ACTION, ACTION, columns, 3, len(AGENTS), seed).moments(count)
+    return SampledRows(OBS, ACTION, ACTION, columns, 3, len(AGENTS), seed).moments(count)
 
 
 def live(pipeline: AgentPipeline | ActionPipeline, moments: Sequence[Moment]) -> list[dict[str, Any]]:

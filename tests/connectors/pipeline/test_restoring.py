@@ -29,7 +29,7 @@ from marlvec.connectors import (
 from marlvec.connectors.learner.advantages import GeneralAdvantageEstimation
 from marlvec.connectors.learner.pipeline import LearnerPipeline
 from marlvec.errors import ArgumentError, CheckpointError, ContractError, RegistryError, SerialisationError, StateError
-from marlvec.serialization.archive import read_file, write_file
+from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.name_table import CLASSES
 from tests.connectors.helpers.lives import (
     ACTION,
@@ -242,26 +242,26 @@ def test_chains_of_a_new_collector_are_restored_once_it_knows_who_plays_whom(tmp
 @pytest.mark.fault("H10")
 def test_what_another_version_wrote_and_this_one_cannot_build_is_refused(saved: Path, tmp_path: Path) -> None:
     """A sound file whose pieces take other arguments, or remember something else."""
-    data = read_file(saved)
+    data = read_archive(saved)
     arguments, state, training = (copy.deepcopy(data) for _ in range(3))
     arguments["config"]["pieces"][3]["args"]["depth"] = 3
     state["state"]["FrameStack"] = {"rings": []}
     training["training"].pop()
     cases = {"FrameStack takes no": arguments, "holds what cannot be built here": state, "argument 2 is": training}
     for text, case in cases.items():
-        write_file(tmp_path / "other.npz", case)
+        write_archive(tmp_path / "other.npz", case)
         with pytest.raises(CheckpointError, match=text):
             AgentPipeline.load(tmp_path / "other.npz")
     pipeline = whole()
     live(pipeline, story(3, 4))
     before = pipeline.state_dict()
     for case in (state, training):
-        write_file(tmp_path / "other.npz", case)
+        write_archive(tmp_path / "other.npz", case)
         with pytest.raises(CheckpointError):
             pipeline.restore(tmp_path / "other.npz")
         same_tree(pipeline.state_dict(), before)
     for case in ({}, {"config": {}}, {**data, "config": 3}, {**data, "state": 3}, {**data, "space": {"$space": "x"}}):
-        write_file(tmp_path / "other.npz", case)
+        write_archive(tmp_path / "other.npz", case)
         with pytest.raises(CheckpointError):
             AgentPipeline.load(tmp_path / "other.npz")
 
@@ -287,10 +287,10 @@ def test_states_of_any_number_of_workers_are_merged_and_all_go_on_alike(workers:
         live(pipeline, story(seed, 8))
     before = main.state_dict()
     merged = main.merge_states([pipeline.state_dict() for pipeline in pipelines])
-    write_file(tmp_path / "merged.npz", {"state": merged})
+    write_archive(tmp_path / "merged.npz", {"state": merged})
     histories = [pipeline.state_dict()["FrameStack"] for pipeline in pipelines]
     for pipeline in [*pipelines, main]:
-        pipeline.load_state_dict(read_file(tmp_path / "merged.npz")["state"])
+        pipeline.load_state_dict(read_archive(tmp_path / "merged.npz")["state"])
     states = [pipeline.state_dict() for pipeline in [*pipelines, main]]
     for state in states[:-1]:
         same_tree(state["norm"]["NormalizeObs_2"]["moments"], states[-1]["norm"]["NormalizeObs_2"]["moments"])

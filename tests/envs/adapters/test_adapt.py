@@ -12,7 +12,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import SyncVectorEnv
 
-from marlvec.envs import GymnasiumEnv, PettingZooAECEnv, PettingZooParallelEnv, RLlibEnv, adapt
+from marlvec.envs import AECAdapter, GymnasiumAdapter, ParallelAdapter, RLlibAdapter, adapt
 from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import split_action_mask
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, NoOpEnv, SampledEnv, Script, SingleEnv, TurnEnv
@@ -86,19 +86,19 @@ class SingleLook:
 
 
 CASES = [
-    (lambda: CounterEnv(4), PettingZooParallelEnv),
-    (lambda: NoOpEnv(length=4), PettingZooParallelEnv),
-    (ParallelLook, PettingZooParallelEnv),
-    (lambda: pettingzoo.make("parallel", "classic/rps_v2", max_cycles=4), PettingZooParallelEnv),
-    (lambda: TurnEnv(Script.together(2, 4)), PettingZooAECEnv),
-    (TurnLook, PettingZooAECEnv),
-    (lambda: pettingzoo.make("aec", "classic/rps_v2", max_cycles=2), PettingZooAECEnv),
-    (lambda: SingleEnv(4), GymnasiumEnv),
-    (SingleLook, GymnasiumEnv),
-    (lambda: gymnasium.make("FrozenLake-v1", max_episode_steps=4), GymnasiumEnv),
-    (lambda: KeyedEnv(Script.together(3, 4)), RLlibEnv),
-    (DerivedFromRLlib, RLlibEnv),
-    (lambda: gymnasium.wrappers.OrderEnforcing(DerivedFromRLlib()), RLlibEnv),
+    (lambda: CounterEnv(4), ParallelAdapter),
+    (lambda: NoOpEnv(length=4), ParallelAdapter),
+    (ParallelLook, ParallelAdapter),
+    (lambda: pettingzoo.make("parallel", "classic/rps_v2", max_cycles=4), ParallelAdapter),
+    (lambda: TurnEnv(Script.together(2, 4)), AECAdapter),
+    (TurnLook, AECAdapter),
+    (lambda: pettingzoo.make("aec", "classic/rps_v2", max_cycles=2), AECAdapter),
+    (lambda: SingleEnv(4), GymnasiumAdapter),
+    (SingleLook, GymnasiumAdapter),
+    (lambda: gymnasium.make("FrozenLake-v1", max_episode_steps=4), GymnasiumAdapter),
+    (lambda: KeyedEnv(Script.together(3, 4)), RLlibAdapter),
+    (DerivedFromRLlib, RLlibAdapter),
+    (lambda: gymnasium.wrappers.OrderEnforcing(DerivedFromRLlib()), RLlibAdapter),
 ]
 
 
@@ -126,7 +126,7 @@ def test_each_kind_comes_to_the_same_contract(make: Any, adapter: Any) -> None:
 
 
 def test_an_adapter_passes_through() -> None:
-    chosen = RLlibEnv(KeyedEnv(Script.together(3, 4)))
+    chosen = RLlibAdapter(KeyedEnv(Script.together(3, 4)))
     assert adapt(chosen) is chosen
     env = CounterEnv()
     assert adapt(env).unwrapped is env
@@ -248,4 +248,4 @@ def test_adapting_imports_neither_ray_nor_pettingzoo() -> None:
         "print(type(marlvec.envs.adapt(E())).__name__, 'ray' in sys.modules, 'pettingzoo' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.split() == ["RLlibEnv", "False", "False"], done.stderr
+    assert done.stdout.split() == ["RLlibAdapter", "False", "False"], done.stderr

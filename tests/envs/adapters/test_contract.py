@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
-from marlvec.envs import GymnasiumEnv, RLlibEnv, adapt
+from marlvec.envs import GymnasiumAdapter, RLlibAdapter, adapt
 from marlvec.errors import ContractError
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, SampledEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from tests.checklist import stable_id
@@ -210,7 +210,7 @@ def test_nobody_leaves_without_a_flag() -> None:
 def test_a_step_of_another_length_quotes_the_api(result: Any) -> None:
     """Four values, and observations alone from a reset, are no breach: they are the older API (checklist 8)."""
     refuses(spoiled(lambda _: result), "expected 5 dicts", "observations, rewards, terminations, truncations, infos")
-    single = Rig(GymnasiumEnv(SingleEnv()))
+    single = Rig(GymnasiumAdapter(SingleEnv()))
     single.reset(seed=0)
     single.env.unwrapped.step = lambda action: result
     with pytest.raises(ContractError, match="expected 5 values"):
@@ -344,7 +344,7 @@ def test_an_rllib_step_says_all() -> None:
             del terminateds["__all__"]
             return obs, rewards, terminateds, truncateds, infos
 
-    rig = Rig(RLlibEnv(Silent(Script.together(3, 4))))
+    rig = Rig(RLlibAdapter(Silent(Script.together(3, 4))))
     rig.reset(seed=0)
     refuses(rig, "__all__", "PettingZooParallelEnv")
 

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlvec.envs import COMMON, RLlibEnv, adapt
+from marlvec.envs import COMMON, RLlibAdapter, adapt
 from marlvec.errors import ContractError
 from marlvec.testing.scripted import KeyedEnv, Script, decode, draw_script
 from tests.envs.support.rig import Rig
@@ -84,7 +84,7 @@ def test_all_ends_those_that_have_no_flag_of_their_own(key: str, flag: list[bool
             return obs, rewards, terminateds, truncateds, infos
 
     script = Script([0, 0, None], [2, 9, 9], ["terminated", "terminated", "terminated"])
-    rig = Rig(RLlibEnv(Cut(script)))
+    rig = Rig(RLlibAdapter(Cut(script)))
     for episode in range(EPISODES):
         rig.reset(seed=0)
         for t in range(1, 5):
@@ -184,7 +184,7 @@ def _shape(form: str) -> Any:
 @pytest.mark.parametrize("form", ["dicts", "functions", "shared", "nested"])
 def test_wherever_agents_and_spaces_are_kept(form: str) -> None:
     rig = Rig(adapt(_shape(form)))
-    assert isinstance(rig.env, RLlibEnv)
+    assert isinstance(rig.env, RLlibAdapter)
     assert rig.spec.agents == ("a", "b")
     for _ in range(EPISODES):
         rig.reset(seed=0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpe2 import simple_spread_v3, simple_tag_v3
 
-from marlvec.envs import COMMON, PettingZooParallelEnv, adapt
+from marlvec.envs import COMMON, ParallelAdapter, adapt
 from marlvec.testing.scripted import CounterEnv, NoOpEnv, Script, ScriptedParallelEnv, checksum, decode
 from tests.envs.support.rig import Rig
 
@@ -173,7 +173,7 @@ def test_numpy_flags_and_rewards_are_as_good_as_plain_ones() -> None:
                 infos,
             )
 
-    rig = Rig(PettingZooParallelEnv(Numpy(length=4)))
+    rig = Rig(ParallelAdapter(Numpy(length=4)))
     for _ in range(EPISODES):
         rig.reset(seed=0)
         for t in range(1, 5):

@@ -10,7 +10,7 @@ import pytest
 from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, BaseWrapper, OrderEnforcingWrapper
 
 from marlvec.envs import adapt
-from marlvec.envs.adapters.aec import teller
+from marlvec.envs.adapters.aec import state_owner
 from marlvec.testing.scripted import Script, TurnEnv
 from tests.envs.adapters.test_turns import assert_same, last_says, rig_says
 from tests.envs.support.rig import Rig
@@ -83,13 +83,13 @@ def test_what_a_users_wrapper_says_counts(
 def test_who_tells() -> None:
     raw = TurnEnv()
     raw.reset(seed=0)
-    assert teller(raw) is raw
-    assert teller(usual(raw)) is raw
-    assert teller(usual(usual(raw))) is raw
+    assert state_owner(raw) is raw
+    assert state_owner(usual(raw)) is raw
+    assert state_owner(usual(usual(raw))) is raw
     for own in (Doubled, Kept, Asked):
         wrapper = own(usual(raw))
-        assert teller(usual(wrapper)) is wrapper
+        assert state_owner(usual(wrapper)) is wrapper
     telling = BaseWrapper(raw)
     telling.rewards = {}
-    assert teller(OrderEnforcingWrapper(telling)) is telling
-    assert teller(None) is None
+    assert state_owner(OrderEnforcingWrapper(telling)) is telling
+    assert state_owner(None) is None

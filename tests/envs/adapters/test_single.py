@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
-from marlvec.envs import COMMON, GymnasiumEnv, adapt
+from marlvec.envs import COMMON, GymnasiumAdapter, adapt
 from marlvec.testing.scripted import SingleEnv
 from tests.envs.support.rig import Rig
 
@@ -115,7 +115,7 @@ def test_what_of_the_metadata_is_plain_is_kept() -> None:
                 3: True,
             }
 
-    env = GymnasiumEnv(Described())
+    env = GymnasiumAdapter(Described())
     assert env.name == "described"
     assert env.spec().metadata == {
         "name": "described",

@@ -15,7 +15,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import AgentSelector
 
 import marlvec
-from marlvec.envs import Padded, PettingZooParallelEnv
+from marlvec.envs import PaddedEnv, ParallelAdapter
 from marlvec.errors import ContractError
 from marlvec.spaces.padding import pad_actions, pad_observations
 from marlvec.testing.scripted import SampledEnv
@@ -337,7 +337,7 @@ def test_mpe_padded_is_mpe(env: str) -> None:
 
 
 def test_what_the_env_writes_goes_straight_into_the_padded_row() -> None:
-    rig = Rig(Padded(PettingZooParallelEnv(Roles())))
+    rig = Rig(PaddedEnv(ParallelAdapter(Roles())))
     (row,) = rig.obs[0]
     inner = rig.env._enter(rig.slot)
     assert [cell.shape for cell in inner.cells] == [(2,), (3,), (1,)]
@@ -356,7 +356,7 @@ def test_envs_of_one_kind_of_agent_are_left_alone() -> None:
 
 
 def test_one_env_with_other_agents_of_its_own_is_named() -> None:
-    """Padded spaces may be equal where what was padded is not."""
+    """PaddedEnv spaces may be equal where what was padded is not."""
     builds = [partial(SampledEnv, [Box(0, 1, (n,)), Box(0, 1, (3 - n,))], Discrete(2)) for n in (1, 2)]
     with pytest.raises(ContractError, match=r"own observation space of agent 'agent_0' .*\(1,\).*\(2,\).*env 1"):
         marlvec.make(builds, backend="sync", pad=True)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marlvec
-from marlvec.envs import PettingZooAECEnv, TimeLimit
+from marlvec.envs import AECAdapter, TimeLimit
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.testing.scripted import KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv, decode, draw_script
 from tests.envs.support.rig import Rig
@@ -122,7 +122,7 @@ def test_who_waits_for_its_dead_turn_keeps_its_own_flag() -> None:
 
 
 def test_a_game_that_was_cut_short_cannot_go_on_without_a_reset() -> None:
-    rig = Rig(TimeLimit(PettingZooAECEnv(TurnEnv(Script.together(2, 9), agent_num=2)), 2))
+    rig = Rig(TimeLimit(AECAdapter(TurnEnv(Script.together(2, 9), agent_num=2)), 2))
     rig.reset(seed=0)
     rig.step([1, 1])
     assert not rig.done

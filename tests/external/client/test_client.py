@@ -28,7 +28,7 @@ from marlvec.errors import (
     RefusedError,
     StateError,
 )
-from marlvec.external import Client, Limits, Local, Server
+from marlvec.external import Client, Limits, LocalInference, Server
 from marlvec.policies import FunctionPolicy, Policy
 from tests.external.exchange.test_same_batches import CASES, NUM_ENVS, SEED, assert_same, collector, factory
 from tests.external.helpers.served import expected, obs_of, served, until
@@ -355,7 +355,7 @@ def test_weights_come_in_numbered_versions_and_the_client_decides() -> None:
         batches: list[Any] = []
         thread = threading.Thread(target=lambda: batches.append(collector.collect(env_steps=20)))
         thread.start()
-        with Client(server.url, timeout=10, local=Local(policies=here_policy, agent_connectors=[])) as client:
+        with Client(server.url, timeout=10, local=LocalInference(policies=here_policy, agent_connectors=[])) as client:
             episode = client.start_episode()
             assert client.weights_version == 1
             said = []
@@ -411,7 +411,7 @@ def test_a_client_decides_as_the_server_would() -> None:
             learned.envs.close()
             collector.eval()
             server.publish(collector)
-            local = None if kind == "remote" else Local(policies=FunctionPolicy(act), agent_connectors=chain())
+            local = None if kind == "remote" else LocalInference(policies=FunctionPolicy(act), agent_connectors=chain())
 
             def play(url: str, env: Any = env, local: Any = local) -> None:
                 from tests.external.helpers.drivers import play_parallel
@@ -446,7 +446,7 @@ def test_a_client_decides_where_an_action_is_a_pair(says_more: bool) -> None:
         thread.start()
         said = []
         try:
-            local = Local(policies=FunctionPolicy(act), agent_connectors=[])
+            local = LocalInference(policies=FunctionPolicy(act), agent_connectors=[])
             with Client(server.url, timeout=10, local=local) as client:
                 episode = client.start_episode()
                 for t in range(12):
@@ -464,7 +464,7 @@ def test_a_client_decides_where_an_action_is_a_pair(says_more: bool) -> None:
 
 
 def test_a_policy_that_says_three_things_is_named() -> None:
-    local = Local(policies=FunctionPolicy(lambda rows: (1, 2, 3)), agent_connectors=[])
+    local = LocalInference(policies=FunctionPolicy(lambda rows: (1, 2, 3)), agent_connectors=[])
     with served(1, collect=False) as there, Client(there.url, timeout=5, local=local) as client:
         episode = client.start_episode()
         with pytest.raises(ContractError, match=r"policy 'main' must return actions or \(actions, columns\)"):
@@ -475,13 +475,15 @@ def test_local_arguments() -> None:
     with external.make(served_spaces(), 1) as envs, Server(envs) as server:
         two = {"x": Counting(), "y": Counting()}
         for local, what in (
-            (Local(policies=two), "policy_mapping is needed"),
-            (Local(policies=two, policy_mapping={"a": "x"}), "for each of"),
-            (Local(policies=two, policy_mapping="z"), "one of"),
+            (LocalInference(policies=two), "policy_mapping is needed"),
+            (LocalInference(policies=two, policy_mapping={"a": "x"}), "for each of"),
+            (LocalInference(policies=two, policy_mapping="z"), "one of"),
         ):
             with pytest.raises(ArgumentError, match=what):
                 Client(server.url, local=local)
-        with Client(server.url, timeout=5, local=Local(policies=two, policy_mapping={"a": "x", "b": "y"})) as client:
+        with Client(
+            server.url, timeout=5, local=LocalInference(policies=two, policy_mapping={"a": "x", "b": "y"})
+        ) as client:
             assert client.update_weights() == 0  # there are none
 
 

@@ -25,7 +25,7 @@ from marlvec.errors import (
     FetchTimeout,
     StateError,
 )
-from marlvec.external import Episode, ExternalVectorEnv
+from marlvec.external import ExternalEpisode, ExternalVectorEnv
 
 OBS = Box(-1000, 1000, (2,), np.float32)
 SPACES = {"a": (OBS, Discrete(5)), "b": (OBS, Discrete(5))}
@@ -74,13 +74,13 @@ def envs() -> Iterator[ExternalVectorEnv]:
         yield made
 
 
-def ask(episode: Episode, obs: Any, **more: Any) -> dict[str, Any]:
+def ask(episode: ExternalEpisode, obs: Any, **more: Any) -> dict[str, Any]:
     box: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     episode.ask(obs, answer=box.put, **more)
     return box.get(timeout=30)
 
 
-def play(episode: Episode, length: int = 3, stamp: int = 0, **end: Any) -> None:
+def play(episode: ExternalEpisode, length: int = 3, stamp: int = 0, **end: Any) -> None:
     """Agent b acts every other time, and is paid in between."""
     for t in range(length):
         acting = {"a": see(stamp, t)} if t % 2 else {"a": see(stamp, t), "b": see(stamp, t + 0.5)}
@@ -250,12 +250,12 @@ def test_logged_actions_of_another_space_than_the_policys(as_policy: bool) -> No
 # --- what is wrong
 
 
-def put(episode: Episode, obs: Any, **more: Any) -> None:
+def put(episode: ExternalEpisode, obs: Any, **more: Any) -> None:
     episode.ask(obs, answer=print, **more)
 
 
 HERE = {"a": see(0, 0)}
-WRONG: list[tuple[str, type[Exception], str, Callable[[Episode], None]]] = [
+WRONG: list[tuple[str, type[Exception], str, Callable[[ExternalEpisode], None]]] = [
     ("shape", ContractError, r"observation of agent 'a'.*\(2,\), got \(3,\)", lambda e: put(e, {"a": see(1, 2, 3)})),
     ("bounds", ContractError, r"agent 'a'.*in \[-1000.0, 1000.0\], got 2000.0", lambda e: put(e, {"a": see(0, 2000)})),
     ("NaN", ContractError, "agent 'b'.*nan", lambda e: put(e, {**HERE, "b": see(np.nan, 0)})),
@@ -285,7 +285,7 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[Episode], None]]] = [
 @pytest.mark.fault("G8")
 @pytest.mark.parametrize(("kind", "expected", "says", "do"), WRONG, ids=[case[0] for case in WRONG])
 def test_what_is_wrong_raises_where_it_is_said_and_changes_nothing(
-    envs: ExternalVectorEnv, kind: str, expected: type[Exception], says: str, do: Callable[[Episode], None]
+    envs: ExternalVectorEnv, kind: str, expected: type[Exception], says: str, do: Callable[[ExternalEpisode], None]
 ) -> None:
     collecting = Collecting(envs).collect(episodes=2)
     episode, other = envs.door.begin(), envs.door.begin()

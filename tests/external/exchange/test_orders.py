@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from marlvec import Collector, FunctionPolicy, external
 from marlvec.errors import EpisodesFull, MarlvecError
-from marlvec.external import Door, Episode
+from marlvec.external import EpisodeGateway, ExternalEpisode
 
 AGENTS = ("a", "b", "c")
 OBS = Box(-1, 10_000, (3,), np.float32)  # episode, agent, time
@@ -47,7 +47,7 @@ class Told:
         episode: The episode.
     """
 
-    def __init__(self, number: int, episode: Episode) -> None:
+    def __init__(self, number: int, episode: ExternalEpisode) -> None:
         self.number, self.episode = number, episode
         self.t = 0
         self.gone: set[str] = set()
@@ -133,7 +133,7 @@ def is_refused(told: Told, kind: str, who: Any) -> bool:
     return kind != "abandon" and bool(who & told.gone - (told.ending.keys() if kind == "pay" else set()))
 
 
-def carry_out(order: Any, door: Door) -> tuple[list[Told], int]:
+def carry_out(order: Any, door: EpisodeGateway) -> tuple[list[Told], int]:
     """Make these calls, then end what runs. Episodes, and how many of them a collector has to meet."""
     running: dict[int, Told] = {}
     every: list[Told] = []

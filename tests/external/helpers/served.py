@@ -16,11 +16,11 @@ from gymnasium.spaces import Box, Discrete
 import marlvec
 from marlvec import external
 from marlvec.external import ExternalVectorEnv, Limits, Server
-from marlvec.external.client.connection import Link
+from marlvec.external.client.connection import ClientConnection
 from marlvec.external.protocol.handshake import ClientHandshake, Welcome
 from marlvec.external.protocol.messages import FORMS, Message, Type, read_message, write_message
 from marlvec.external.protocol.values import write_array
-from marlvec.external.server.socket_loop import Loop
+from marlvec.external.server.socket_loop import SocketLoop
 from marlvec.policies import FunctionPolicy
 
 __all__ = ["SPACES", "Clock", "Raw", "Served", "expected", "obs_of", "served", "until", "wire_obs"]
@@ -107,7 +107,7 @@ def served(
     """A server of two agents, whose policy does what `expected` says; its clock is the machine's, unless given."""
     options = {"batch_wait": 0.0, **(envs_options or {})}
     with (
-        nullcontext() if clock is None else mock.patch.object(Loop, "clock", clock),
+        nullcontext() if clock is None else mock.patch.object(SocketLoop, "clock", clock),
         external.make(spaces or SPACES, num_envs, **options) as envs,
         Server(envs, limits=Limits(**limits), **(server_options or {})) as server,
     ):
@@ -142,7 +142,7 @@ class Raw:
         received: int = 0,
         greet: bool = True,
     ) -> None:
-        self.link = Link(url, time.monotonic() + _ENOUGH)
+        self.link = ClientConnection(url, time.monotonic() + _ENOUGH)
         self.number = 0
         self.received = received
         self.inbox: list[Message] = []

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from marlvec.errors import ProtocolError, RefusedError
 from marlvec.external.protocol.messages import Message, Type, read_message
-from marlvec.external.protocol.stream import Episodes, EpisodeState, Stream
+from marlvec.external.protocol.stream import EpisodeState, EpisodeStates, MessageStream
 
 
-def ok(stream: Stream, re: int = 1) -> bytes:
+def ok(stream: MessageStream, re: int = 1) -> bytes:
     return stream.make(Type.OK, {"re": re})
 
 
@@ -21,7 +21,7 @@ def bye(number: int, received: int = 0) -> Message:
 
 @pytest.mark.fault("G2")
 def test_what_comes_twice_is_counted_and_dropped() -> None:
-    stream = Stream(1000)
+    stream = MessageStream(1000)
     assert stream.take(bye(1))
     assert stream.take(bye(2))
     assert not stream.take(bye(1))
@@ -34,7 +34,7 @@ def test_what_comes_twice_is_counted_and_dropped() -> None:
 
 
 def test_what_was_told_is_not_kept() -> None:
-    stream = Stream(1000)
+    stream = MessageStream(1000)
     first, second = ok(stream), ok(stream, 2)
     assert stream.sent == 2
     assert stream.kept_bytes == len(first) + len(second)
@@ -54,7 +54,7 @@ def test_what_was_told_is_not_kept() -> None:
 
 @pytest.mark.fault("G11")
 def test_who_tells_of_nothing_is_not_sent_more_than_is_kept() -> None:
-    stream = Stream(100)
+    stream = MessageStream(100)
     while stream.kept_bytes + 40 < 100:
         ok(stream)
     with pytest.raises(ProtocolError, match="the other side tells of none") as caught:
@@ -63,8 +63,8 @@ def test_who_tells_of_nothing_is_not_sent_more_than_is_kept() -> None:
     assert caught.value.code == "limit"
     assert stream.kept_bytes <= 100
     with pytest.raises(ProtocolError, match="a message of .* bytes; the other side takes 20"):
-        Stream(1000).make(Type.OK, {"re": 1}, max_bytes=20)
-    large = Stream(10)  # one may always be on the way
+        MessageStream(1000).make(Type.OK, {"re": 1}, max_bytes=20)
+    large = MessageStream(10)  # one may always be on the way
     ok(large)
 
 
@@ -72,7 +72,7 @@ def test_who_tells_of_nothing_is_not_sent_more_than_is_kept() -> None:
 @given(st.lists(st.sampled_from(["send", "break"]), max_size=60), st.randoms(use_true_random=False))
 def test_breaks_lose_nothing_and_double_nothing(events: list[str], random: object) -> None:
     """Two sides, and a wire that loses whatever is on it, as often as it likes."""
-    sides = Stream(10**6), Stream(10**6)
+    sides = MessageStream(10**6), MessageStream(10**6)
     wires: tuple[list[bytes], list[bytes]] = [], []
     seen: list[int] = []
     sent = 0
@@ -103,7 +103,7 @@ def request(kind: Type, episode: int) -> Message:
 
 @pytest.mark.fault("G16")
 def test_what_may_come_when() -> None:
-    episodes = Episodes(2)
+    episodes = EpisodeStates(2)
     with pytest.raises(RefusedError, match="there is no episode 3, or it is over") as caught:
         episodes.check(request(Type.STEP, 3))
     assert caught.value.code == "episode"

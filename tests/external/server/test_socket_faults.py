@@ -31,7 +31,7 @@ from marlvec.external.protocol.messages import FORMS, Message, Type, write_messa
 from marlvec.external.protocol.values import write_array
 from marlvec.external.server import socket_loop
 from marlvec.external.server.connection import Connection
-from marlvec.external.server.request_filter import Gate
+from marlvec.external.server.request_filter import RequestFilter
 from marlvec.external.server.session import Session
 from tests.external.helpers.crowd import crowd
 from tests.external.helpers.served import SPACES, Clock, Raw, Served, expected, obs_of, served, until, wire_obs
@@ -930,7 +930,7 @@ def test_pages_of_others_do_not_get_in() -> None:
                 sock.sendall(upgrade(there, **headers))
                 assert sock.recv(4096).startswith(f"HTTP/1.1 {status} ".encode()), headers
     twice = {"Host": ["localhost"], "Origin": ["http://localhost"] * 2, "Sec-WebSocket-Protocol": ["marlvec.v1"]}
-    assert Gate("127.0.0.1", (), ()).refusal("/", twice) is not None
+    assert RequestFilter("127.0.0.1", (), ()).refusal("/", twice) is not None
 
 
 # --- G16

@@ -1,4 +1,4 @@
-"""Copies in memory that was used before: nobody ever sees that it was."""
+"""BufferReuse in memory that was used before: nobody ever sees that it was."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import marlvec
 from marlvec.testing import CounterEnv
 from marlvec.vector.data import buffer_reuse
-from marlvec.vector.data.buffer_reuse import Copies
+from marlvec.vector.data.buffer_reuse import BufferReuse
 
 LARGE = 1 << 14  # numbers of 8 bytes in a piece that is large enough
 
@@ -27,7 +27,7 @@ def address(array: np.ndarray[Any, Any]) -> int:
 def test_a_copy_is_equal_writable_and_independent(dtype: str) -> None:
     original = (np.arange(3 * 2 * LARGE) % 7).reshape(3, 2, LARGE).astype(dtype)
     for array in (original, original[:, ::2], original.transpose(2, 0, 1), original[:, :, :1]):
-        made = Copies()(array)
+        made = BufferReuse()(array)
         assert made.dtype == array.dtype
         np.testing.assert_array_equal(made, array)
         assert made.flags.c_contiguous
@@ -36,7 +36,7 @@ def test_a_copy_is_equal_writable_and_independent(dtype: str) -> None:
 
 
 def test_memory_that_nobody_has_any_more_serves_again() -> None:
-    copy, array = Copies(), np.ones(LARGE)
+    copy, array = BufferReuse(), np.ones(LARGE)
     first, second = copy(array), copy(array)
     places = {address(first), address(second)}
     assert len(places) == 2
@@ -62,19 +62,19 @@ def test_memory_that_nobody_has_any_more_serves_again() -> None:
     ],
 )
 def test_whatever_was_made_of_it_keeps_it(hold: Any) -> None:
-    copy, array = Copies(), np.zeros((4, LARGE))
+    copy, array = BufferReuse(), np.zeros((4, LARGE))
     made = copy(array)
     place = address(made)
     held = hold(made)
     del made
-    for _ in range(3 * buffer_reuse._EACH):
+    for _ in range(3 * buffer_reuse._MAX_PER_SIZE):
         assert address(copy(np.ones_like(array))) != place
     assert held is not None
 
 
 @given(data=st.data())
 def test_who_keeps_some_and_lets_go_of_others_never_sees_one_change(data: st.DataObject) -> None:
-    copy = Copies()
+    copy = BufferReuse()
     kept: list[tuple[np.ndarray[Any, Any], int]] = []
     for step in range(data.draw(st.integers(1, 30), "steps")):
         made = copy(np.full((2, data.draw(st.sampled_from([LARGE // 2, LARGE]), "size")), step))
@@ -90,8 +90,8 @@ def test_who_keeps_some_and_lets_go_of_others_never_sees_one_change(data: st.Dat
 
 
 def test_who_keeps_everything_is_not_in_the_way_of_who_comes_later() -> None:
-    copy, array = Copies(), np.ones(LARGE)
-    kept = [copy(array) for _ in range(3 * buffer_reuse._EACH)]
+    copy, array = BufferReuse(), np.ones(LARGE)
+    kept = [copy(array) for _ in range(3 * buffer_reuse._MAX_PER_SIZE)]
     places = {address(made) for made in kept}
     assert len(places) == len(kept)
     for _ in range(3):
@@ -103,8 +103,8 @@ def test_who_keeps_everything_is_not_in_the_way_of_who_comes_later() -> None:
 
 def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer_reuse, "_MOST", 3 * LARGE * 8)
-    copy = Copies()
-    made = [copy(np.ones(LARGE)) for _ in range(buffer_reuse._EACH)]
+    copy = BufferReuse()
+    made = [copy(np.ones(LARGE)) for _ in range(buffer_reuse._MAX_PER_SIZE)]
     made += [copy(np.ones(LARGE + k)) for k in range(8)]
     assert sum(memory.nbytes for known in copy._known.values() for memory in known) <= 3 * LARGE * 8
     for array in made:
@@ -112,7 +112,7 @@ def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forgetting_frees_it_and_leaves_to_others_what_is_theirs() -> None:
-    copy = Copies()
+    copy = BufferReuse()
     mine, dropped = copy(np.ones(LARGE)), copy(np.ones(LARGE))
     gone = weakref.ref(dropped.base)
     del dropped
@@ -126,7 +126,7 @@ def test_forgetting_frees_it_and_leaves_to_others_what_is_theirs() -> None:
 
 
 def test_small_ones_and_objects_are_plain_copies() -> None:
-    copy = Copies()
+    copy = BufferReuse()
     objects = np.full(LARGE, None)
     for array in (np.ones(8), objects, np.empty((0, 3))):
         made = copy(array)

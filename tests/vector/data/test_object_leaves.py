@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Space, Text, Tuple
 from pettingzoo import ParallelEnv
 
 from marlvec import AsyncVectorEnv, VectorEnv
-from marlvec.envs import Padded, adapt
+from marlvec.envs import PaddedEnv, adapt
 from marlvec.errors import ActionError, ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import ObjectArray
 from marlvec.testing.scripted import SampledEnv
@@ -310,7 +310,7 @@ def test_objects_beside_arrays_that_are_padded() -> None:
 
 
 def padded(spaces: list[Any], action: Any) -> Any:
-    return Padded(adapt(SampledEnv(spaces, action)))
+    return PaddedEnv(adapt(SampledEnv(spaces, action)))
 
 
 class Stated(Speaker):

@@ -28,7 +28,7 @@ from marlvec.testing.scripted import (
 )
 from marlvec.testing.vector_checks.rows import check_partial_reset
 from marlvec.vector.backends.pool import PoolVectorEnv
-from marlvec.vector.pools.envpool import DuckPool
+from marlvec.vector.pools.envpool import EnvPoolAdapter
 from marlvec.vector.pools.form import form_of
 from tests.vector.support.reference import MODES, Call, record, replay
 from tests.vector.support.world_pool import PoolShop, tell_elapsed
@@ -76,7 +76,7 @@ def factories_of(kind: str, n: int) -> list[Callable[[], Any]]:
 def pooled(shop: PoolShop, num_envs: int, **options: Any) -> VectorEnv:
     """What `make` makes of a function that makes pools; its spare envs are left over."""
     first = shop(num_envs)
-    duck = DuckPool(form_of(first), pool=first, num_envs=num_envs)
+    duck = EnvPoolAdapter(form_of(first), pool=first, num_envs=num_envs)
     duck.made_by(lambda seeds: shop(num_envs, seeds))
     return PoolVectorEnv(duck, **options)
 

@@ -20,7 +20,7 @@ from marlvec.errors import ContractWarning, EnvContractError
 from marlvec.spaces import SpaceTree
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.shards.shard import Report
-from marlvec.vector.validation.observations import ObsValidator
+from marlvec.vector.validation.observations import ObservationValidator
 from marlvec.vector.validation.value_bounds import membership
 from marlvec.vector.vector_step import VectorStep
 from tests.vector.support.kinds import BACKENDS, vectorize
@@ -308,7 +308,7 @@ def test_the_verdict_is_that_of_the_space(one: Space[Any], other: Space[Any], se
         final: np.array([[_contains(spec, sets, i, a) for a in range(3)] for i in range(3)])
         for final, sets in ((False, buffers.obs), (True, buffers.final_obs))
     }
-    validator = ObsValidator(spec, "strict")
+    validator = ObservationValidator(spec, "strict")
     for a in range(3):  # one agent at a time: a report is of an env
         buffers.flags[...] = False
         buffers.alive[:, a] = buffers.acting[:, a] = rng.random(3) < 0.7
@@ -334,7 +334,7 @@ def test_which_calls_are_looked_at() -> None:
     buffers.obs[0][0][1, 0, 1] = 7
     words = "expected values in [-1.0, 1.0], got 7.0 at index (1,); wrong: 1 of 2 values"
     told = [(1, f"observation of agent 'agent_0': {words}")]
-    strict, off = (ObsValidator(spec, mode) for mode in ("strict", "off"))
+    strict, off = (ObservationValidator(spec, mode) for mode in ("strict", "off"))
     for _ in range(1, 100):
         found = [(i, text.partition(". ")[0]) for i, text in strict.check(rows(buffers))]
         assert found == told
@@ -348,7 +348,7 @@ def test_a_sample_of_calls_is_looked_at_and_warned_of() -> None:
     spec = spec_of(Box(-1, 1, (2,)))
     buffers = Buffers(spec, 100)
     buffers.alive[...] = True
-    sample = ObsValidator(spec, "sample")
+    sample = ObservationValidator(spec, "sample")
     for call in range(1, 100):
         buffers.obs[0][0][...] = 0
         buffers.obs[0][0][call, 0, 1] = 7
@@ -367,14 +367,16 @@ def test_one_report_an_env_however_much_is_wrong() -> None:
     buffers.obs[0][0][1:3] = NAN
     buffers.obs[0][1][1] = 9
     buffers.reward[3, 1] = NAN
-    (one, first), (two, second), (three, third) = ObsValidator(spec, "strict").check(rows(buffers))
+    (one, first), (two, second), (three, third) = ObservationValidator(spec, "strict").check(rows(buffers))
     assert (one, two, three) == (1, 2, 3)
     assert re.match(
         r"observation of agent 'agent_0', leaf 'a': .*: 2 of 2 values \(3 more like it in this env\)\. ", first
     )
     assert re.match(r"observation of agent 'agent_0', leaf 'a': .* \(1 more like it in this env\)\. ", second)
     assert re.match(r"reward of agent 'agent_1': expected a finite number, got nan\. Correct ", third)
-    assert ObsValidator(spec, "strict").check(rows(buffers), [0, 2]) == [(2, second)], "the rows of the others are old"
+    assert ObservationValidator(spec, "strict").check(rows(buffers), [0, 2]) == [(2, second)], (
+        "the rows of the others are old"
+    )
 
 
 def test_a_warning_can_be_made_an_error_and_the_envs_go_on() -> None:

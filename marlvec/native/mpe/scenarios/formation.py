@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.assignment_scenario import Places
+from marlvec.native.mpe.assignment_scenario import AssignmentScenario
 from marlvec.native.mpe.physics import scatter
 from marlvec.native.mpe.scenario import Body, Options, check_count
 from marlvec.native.native_env import Ids
@@ -18,7 +18,7 @@ __all__ = ["SimpleFormation"]
 _RADIUS = 0.5
 
 
-class SimpleFormation(Places):
+class SimpleFormation(AssignmentScenario):
     """mpe2's ``simple_formation_v1``.
 
     Args:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.assignment_scenario import Places
+from marlvec.native.mpe.assignment_scenario import AssignmentScenario
 from marlvec.native.mpe.physics import scatter
 from marlvec.native.mpe.scenario import Body, Options, check_count
 from marlvec.native.native_env import Ids
@@ -20,7 +20,7 @@ __all__ = ["SimpleLine"]
 _LENGTH = 1.25
 
 
-class SimpleLine(Places):
+class SimpleLine(AssignmentScenario):
     """mpe2's ``simple_line_v1``.
 
     Args:

@@ -13,13 +13,13 @@ from marlvec.connectors.rows import Rows
 from marlvec.testing.connector_checks._support.report import Report, keys_of
 from marlvec.testing.connector_checks._support.story import Moment
 
-__all__ = ["IDENTITY", "Player"]
+__all__ = ["IDENTITY", "ConnectorDriver"]
 
 IDENTITY = ("env_id", "agent_index", "eps_id", "t")
 """Columns that say which row a row is."""
 
 
-class Player:
+class ConnectorDriver:
     """A connector and those who call it.
 
     Args:

@@ -20,7 +20,7 @@ from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from marlvec.trees import Tree, map_tree
 
-__all__ = ["ColumnLike", "Moment", "Story", "sampled", "transitions"]
+__all__ = ["ColumnLike", "Moment", "SampledRows", "sampled", "transitions"]
 
 ColumnLike = Space[Any] | Callable[[Rows], Tree]
 """A column: the space of one row's value, or a function of the rows that makes the whole of it."""
@@ -57,7 +57,7 @@ class Moment:
         return Moment(rows, answer, (*self.over, *other.over))
 
 
-class Story:
+class SampledRows:
     """Draws moments, one after the other.
 
     In a moment some envs have no rows, and in the others not every agent. An agent's episode may begin later than its
@@ -197,7 +197,7 @@ def transitions(
         num_agents: And agents in each.
         seed: Of all that is drawn.
     """
-    moments = Story(obs, action, action, columns, num_envs, num_agents, seed).moments(_LENGTH)
+    moments = SampledRows(obs, action, action, columns, num_envs, num_agents, seed).moments(_LENGTH)
     rows = Rows.concat([moment.rows for moment in moments])
     answer = Rows.concat([moment.answer for moment in moments])
     before, after, fragment = _steps(rows)

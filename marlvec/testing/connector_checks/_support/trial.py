@@ -13,9 +13,9 @@ from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector
 from marlvec.connectors.pipeline import Chain, Pipeline
 from marlvec.connectors.rows import Rows
-from marlvec.testing.connector_checks._support.player import Player
+from marlvec.testing.connector_checks._support.player import ConnectorDriver
 from marlvec.testing.connector_checks._support.report import Report
-from marlvec.testing.connector_checks._support.story import ColumnLike, Moment, Story
+from marlvec.testing.connector_checks._support.story import ColumnLike, Moment, SampledRows
 
 __all__ = ["Trial", "has_leaves"]
 
@@ -104,14 +104,14 @@ class Trial:
             self.report.broken(f"what {name} returns", "a space", type(declared).__name__)
         return declared
 
-    def player(self, *, training: bool | None = None) -> Player:
+    def player(self, *, training: bool | None = None) -> ConnectorDriver:
         """A new connector to play with. It has learnt something, where it does, and has no history.
 
         Args:
             training: Its mode; None: training where it learns nothing, else eval, so that its answers depend on
                 nothing but the rows.
         """
-        player = Player(self.report, self.piece())
+        player = ConnectorDriver(self.report, self.piece())
         if self.learns:
             self.load(player.piece, self.learnt)
         if training is None:
@@ -174,7 +174,7 @@ class Trial:
         """The same, in arrays that no connector has been given yet."""
         obs, action = (_OBS, self.outer) if self.acts else (self.space, self._action_space)
         mask = self.space if self.acts else self._action_space
-        story = Story(obs, action, mask, self._columns, self.num_envs, len(self.agents), self._seed + seed)
+        story = SampledRows(obs, action, mask, self._columns, self.num_envs, len(self.agents), self._seed + seed)
         moments = story.moments(count)
         return [_acted(moment) for moment in moments] if self.acts else moments
 

@@ -15,7 +15,7 @@ from typing import Any
 from marlvec.vector.processes import limits
 from marlvec.vector.processes.fork_server.server import receive, send
 
-__all__ = ["Server", "ensure_server", "worker_environ", "no_fork"]
+__all__ = ["ForkServerClient", "ensure_server", "worker_environ", "no_fork"]
 
 # An env that starts MPI would take a worker for one rank of the parent's job.
 _MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "HYDRA_", "I_MPI_")
@@ -35,7 +35,7 @@ def worker_environ() -> dict[str, str]:
     return environ
 
 
-class Server:
+class ForkServerClient:
     """This process's end of the fork server.
 
     Raises:
@@ -110,11 +110,11 @@ class Server:
         self._process.returncode = 0  # so that no destructor waits for, or warns about, what is not our child
 
 
-_server: Server | None = None
+_server: ForkServerClient | None = None
 _server_lock = threading.Lock()
 
 
-def ensure_server() -> Server:
+def ensure_server() -> ForkServerClient:
     """The fork server of this process, started if need be."""
     global _server
     with _server_lock:
@@ -123,7 +123,7 @@ def ensure_server() -> Server:
             _server = None
         if _server is None:
             with no_fork():
-                _server = Server()
+                _server = ForkServerClient()
         return _server
 
 

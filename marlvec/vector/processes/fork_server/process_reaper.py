@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Nursery", "become_subreaper", "die_with", "mark_this_process", "new_mark"]
+__all__ = ["ProcessReaper", "become_subreaper", "die_with", "mark_this_process", "new_mark"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -80,7 +80,7 @@ class _Worker:
     pidfd: int = -1  # tells the end of one that is no child of ours
 
 
-class Nursery:
+class ProcessReaper:
     """Workers from their start to their end, and beyond it.
 
     Args:

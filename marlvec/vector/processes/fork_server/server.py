@@ -23,7 +23,7 @@ import sys
 from typing import Any, NoReturn
 
 from marlvec.vector.processes.fork_server.process_reaper import (
-    Nursery,
+    ProcessReaper,
     become_subreaper,
     die_with,
     mark_this_process,
@@ -92,7 +92,7 @@ def main(fd: int) -> None:
     sock.set_inheritable(False)
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    nursery = Nursery(poll)
+    nursery = ProcessReaper(poll)
     try:
         while True:
             ready = [fd for fd, _ in poll.poll(nursery.pause_ms)]
@@ -105,7 +105,7 @@ def main(fd: int) -> None:
         nursery.end()
 
 
-def _answer(sock: socket.socket, message: dict[str, Any], fds: list[int], nursery: Nursery) -> Any:
+def _answer(sock: socket.socket, message: dict[str, Any], fds: list[int], nursery: ProcessReaper) -> Any:
     try:
         match message["do"]:
             case "start":
