@@ -83,7 +83,7 @@ class Driver(ExternalEnv):
 
     def run(self) -> None:
         """Play until it is stopped."""
-        simulator = Simulator(len(self.door.agents))
+        simulator = Simulator(len(self.gateway.agents))
         while not self.stopping:
             episode = self.start_episode()
             obs, _ = simulator.reset()

@@ -68,22 +68,20 @@ SURFACE = {
     """,
     "marlvec.native": "NativeEntry NativeEnv Rows register_native",
     "marlvec.selfplay": """
-        OpponentPool Opponent read_opponents LeavingRule oldest thinned weakest SnapshotRule Every OnWinRate
+        OpponentPool Opponent read_opponents EvictionRule oldest thinned weakest SnapshotRule Every OnWinRate
         SelfPlayMapping Matchmaker Mirror Latest Uniform ByRating Prioritised MainExploiter Mixture
-        Scoreboard Game MatchTable Tally Ratings BradleyTerry Elo Skill
+        RatingTracker Game MatchTable WinCount Ratings BradleyTerry Elo OpenSkill
         evaluate_match MatchResult WinRate
         alpha_rank exploitability
     """,
     "marlvec.external": """
-        make ExternalVectorEnv Door Episode ExternalEnv replay Replay
-        Server Client Local Limits make_token find_token
+        make ExternalVectorEnv EpisodeGateway ExternalEpisode ExternalEnv replay Replay
+        Server Client LocalInference Limits make_token find_token
     """,
-    "marlvec.interop.pettingzoo": "AECView",
     "marlvec.interop.cleanrl": "CleanRLVectorEnv",
     "marlvec.interop.gymnasium": "GymnasiumVectorEnv",
-    "marlvec.interop.pettingzoo": "ParallelView",
-    "marlvec.interop.sb3": "SB3VecEnv",
-    "marlvec.interop.sb3": "only_decisions",
+    "marlvec.interop.pettingzoo": "AECView ParallelView",
+    "marlvec.interop.sb3": "SB3VecEnv only_decisions",
     "marlvec.interop.supersuit": "SuperSuitVecEnv concat_vec_envs_v1 pettingzoo_env_to_vec_env_v1",
 }
 PUBLIC = [*SURFACE, "marlvec.collect", "marlvec.envs", "marlvec.policies", "marlvec.registry", "marlvec.testing"]

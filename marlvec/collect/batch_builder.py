@@ -26,8 +26,8 @@ class Delivery:
 
     Args:
         loop: Who brings it in.
-        harvest: Who makes batches.
-        company: The policies.
+        batch_builder: Who makes batches.
+        policy_set: The policies.
         episodes: The accounts of the running episodes.
         metrics: Where the time goes.
         agent_num: A.
@@ -37,15 +37,15 @@ class Delivery:
     def __init__(
         self,
         loop: RolloutLoop,
-        harvest: BatchBuilder,
-        company: PolicySet,
+        batch_builder: BatchBuilder,
+        policy_set: PolicySet,
         episodes: EpisodeTracker,
         metrics: Metrics,
         *,
         agent_num: int,
         complete: bool,
     ) -> None:
-        self._loop, self._harvest, self._company = loop, harvest, company
+        self._loop, self._batch_builder, self._policy_set = loop, batch_builder, policy_set
         self._episodes, self._metrics = episodes, metrics
         self._num_envs, self._agent_num, self._complete = len(episodes.eps_id_N), agent_num, complete
 
@@ -66,7 +66,7 @@ class Delivery:
                     "episodes": pending,
                 }[unit]
             return everyone if there < goal.amount else 0
-        lacking = goal.amount - int(getattr(self._loop.gain, unit)) - pending * self._rows_a_step(goal)
+        lacking = goal.amount - int(getattr(self._loop.undelivered, unit)) - pending * self._rows_a_step(goal)
         if unit == "agent_steps":
             lacking = -(-lacking // self._agent_num)
         elif unit == "episodes" and lacking > 0:
@@ -86,34 +86,36 @@ class Delivery:
             while there < goal.amount:
                 taken.append(loop.finished[len(taken)][2])
                 there += MEASURES[goal.unit](taken[-1])
-            slots = self._harvest.of_episodes([record.eps_id for record in taken])
+            slots = self._batch_builder.of_episodes([record.eps_id for record in taken])
             env_steps = sum(record.length for record in taken)
         else:
             slots = (
-                self._harvest.first_closed(goal.amount) if goal.unit == "agent_steps" else self._harvest.all_closed()
+                self._batch_builder.first_closed(goal.amount)
+                if goal.unit == "agent_steps"
+                else self._batch_builder.all_closed()
             )
-            env_steps = loop.gain.env_steps
+            env_steps = loop.undelivered.env_steps
         began = perf_counter()
         untrained, policy_L = self._episodes.untrained, self._episodes.policy_NA.reshape(-1)
-        batches = self._harvest.make(slots, trained, untrained)
+        batches = self._batch_builder.make(slots, trained, untrained)
         loop.state = "lost"  # until it is on record what was handed over
-        self._harvest.forget(slots, loop.slot_L, policy_L)
+        self._batch_builder.forget(slots, loop.slot_L, policy_L)
         for eps_id in tuple(untrained):
-            if eps_id not in self._episodes.eps_id_N and not self._harvest.holds(eps_id):
+            if eps_id not in self._episodes.eps_id_N and not self._batch_builder.holds(eps_id):
                 untrained.remove(eps_id)
         self._metrics.timers["batch"].add(perf_counter() - began)
-        self._company.drop_idle(loop)
+        self._policy_set.drop_idle(loop)
         if self._complete:
             del loop.finished[: len(taken)]
         else:
             self._episodes.hand_over()
         decisions = sum(map(len, slots))
-        known = tuple(self._company.policies)
+        known = tuple(self._policy_set.policies)
         batch = MultiAgentBatch(batches, env_steps=env_steps, known=known, agent_steps=decisions)
-        loop.gain = Counters(
-            env_steps=loop.gain.env_steps - env_steps,
-            decisions=loop.gain.decisions - batch.agent_steps,
-            agent_steps=loop.gain.agent_steps - batch.agent_steps,
+        loop.undelivered = Counters(
+            env_steps=loop.undelivered.env_steps - env_steps,
+            decisions=loop.undelivered.decisions - batch.agent_steps,
+            agent_steps=loop.undelivered.agent_steps - batch.agent_steps,
         )
         loop.state = "ready"
         return batch
@@ -126,28 +128,28 @@ class BatchBuilder:
     """Turns trajectories into batches and numbers their fragments.
 
     Args:
-        roles: Whose trajectories; looked at anew each time.
+        runners: Whose trajectories; looked at anew each time.
         reward_dtype: Dtype of the batches' rewards; None to leave it as it is.
     """
 
-    def __init__(self, roles: Sequence[PolicyRunner], reward_dtype: DTypeLike | None) -> None:
-        self._roles = roles
+    def __init__(self, runners: Sequence[PolicyRunner], reward_dtype: DTypeLike | None) -> None:
+        self._runners = runners
         self._reward_dtype = None if reward_dtype is None else np.dtype(reward_dtype)
         self._next_unroll = 0
 
     def all_closed(self) -> list[IntArray]:
         """Slots of all closed transitions, per role."""
-        return [role.trajectories.closed() for role in self._roles]
+        return [runner.trajectories.closed() for runner in self._runners]
 
     def of_episodes(self, eps_ids: Sequence[int]) -> list[IntArray]:
         """Slots of these episodes' transitions, per role."""
         wanted = np.array(eps_ids, np.int64)
-        return [role.trajectories.closed(wanted) for role in self._roles]
+        return [runner.trajectories.closed(wanted) for runner in self._runners]
 
     def first_closed(self, amount: int) -> list[IntArray]:
         """Slots of the ``amount`` transitions that were closed first: by tick, then env, then agent."""
         slots = self.all_closed()
-        orders = [role.trajectories.closing_order(s) for role, s in zip(self._roles, slots, strict=True)]
+        orders = [runner.trajectories.closing_order(s) for runner, s in zip(self._runners, slots, strict=True)]
         ticks, lanes = (np.concatenate(part) for part in zip(*orders, strict=True))
         chosen = np.zeros(len(ticks), np.bool_)
         chosen[np.lexsort((lanes, ticks))[:amount]] = True
@@ -157,7 +159,7 @@ class BatchBuilder:
     def holds(self, eps_id: int) -> bool:
         """Whether rows of an episode are still to come."""
         wanted = np.array([eps_id])
-        return any(len(role.trajectories.of_episodes(wanted)) for role in self._roles)
+        return any(len(runner.trajectories.of_episodes(wanted)) for runner in self._runners)
 
     def make(
         self,
@@ -174,19 +176,19 @@ class BatchBuilder:
         """
         found: dict[str, Rows] = {}
         unroll = self._next_unroll
-        shown = [role.trajectories.without(own, untrained) for role, own in zip(self._roles, slots, strict=True)]
+        shown = [runner.trajectories.without(own, untrained) for runner, own in zip(self._runners, slots, strict=True)]
         trained = [
-            role
-            for role, own in zip(self._roles, shown, strict=True)
-            if len(own) and not role.is_frozen and is_trained(role.policy_id)
+            runner
+            for runner, own in zip(self._runners, shown, strict=True)
+            if len(own) and not runner.is_frozen and is_trained(runner.policy_id)
         ]
-        all_are_shown = any(len(role.learner_connectors) for role in trained)
-        for role, own in zip(self._roles, shown, strict=True):
-            if len(own) and (all_are_shown or role in trained):
-                columns, unroll = role.trajectories.read(own, unroll)
+        all_are_shown = any(len(runner.learner_connectors) for runner in trained)
+        for runner, own in zip(self._runners, shown, strict=True):
+            if len(own) and (all_are_shown or runner in trained):
+                columns, unroll = runner.trajectories.read(own, unroll)
                 if self._reward_dtype is not None:
                     columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)
-                found[role.policy_id] = Rows(columns)
+                found[runner.policy_id] = Rows(columns)
         batches = self._connected(trained, found)
         self._next_unroll = unroll
         return batches
@@ -199,23 +201,23 @@ class BatchBuilder:
             slot_L: (L,) each lane's present slot, or -1; moved along in place.
             policy_L: (L,) index of the role that plays each lane.
         """
-        for role, own in zip(self._roles, slots, strict=True):
+        for runner, own in zip(self._runners, slots, strict=True):
             if len(own):
-                role.forget(own, slot_L, policy_L)
+                runner.forget(own, slot_L, policy_L)
 
-    def _connected(self, roles: Sequence[PolicyRunner], found: Mapping[str, Rows]) -> dict[str, SampleBatch]:
+    def _connected(self, runners: Sequence[PolicyRunner], found: Mapping[str, Rows]) -> dict[str, SampleBatch]:
         """Send these roles' rows through their learner connectors, each piece of which may look at all rows first."""
         batches = {}
-        for role in roles:
-            if len(role.learner_connectors):
-                role.learner_connectors.see_batch(found)
-        for role in roles:
+        for runner in runners:
+            if len(runner.learner_connectors):
+                runner.learner_connectors.see_batch(found)
+        for runner in runners:
             try:
-                rows = role.learner_connectors(found[role.policy_id])
+                rows = runner.learner_connectors(found[runner.policy_id])
             except Exception as error:
                 error.add_note(
-                    f"in the learner connectors of policy {role.policy_id!r}; no row is lost: call collect() again"
+                    f"in the learner connectors of policy {runner.policy_id!r}; no row is lost: call collect() again"
                 )
                 raise
-            batches[role.policy_id] = SampleBatch(rows.columns)
+            batches[runner.policy_id] = SampleBatch(rows.columns)
         return batches

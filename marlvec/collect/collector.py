@@ -49,8 +49,8 @@ class Gathering:
     metrics: Metrics
     _loop: RolloutLoop
     _delivery: Delivery
-    _company: PolicySet
-    _hooks: CallbackList
+    _policy_set: PolicySet
+    _callback_list: CallbackList
     _trained: TrainedPolicies
     _count_by: Unit
     _batch_size: int | None
@@ -123,7 +123,7 @@ class Gathering:
         if self._loop.state == "lost":
             raise StateError("an earlier call failed half-way through a step; call reset() to begin new episodes")
         if self._loop.state == "ready":
-            self._loop.traffic.check_alone()
+            self._loop.scheduler.check_alone()
         me = threading.get_ident()
         with self._entering:
             if self._collecting not in (None, me):
@@ -133,18 +133,18 @@ class Gathering:
             if self._loop.state == "new":
                 self._loop.start(entropy=self._entropy, seed=self._seed)
             needed, turns = partial(self._delivery.envs_needed, goal), self._turns
-            self._loop.traffic.begin_call(needed)
-            while needed() or self._loop.traffic.is_in_a_round:
+            self._loop.scheduler.begin_call(needed)
+            while needed() or self._loop.scheduler.is_in_a_round:
                 if is_stopped():
                     return None
                 with turns:
-                    self._company.hand_over(self._loop)
+                    self._policy_set.hand_over(self._loop)
                     self._loop.step(needed)
             with turns:
                 batch = self._delivery.deliver(goal, self._trained)
             self._loop.note_handed(batch.env_steps, batch.agent_steps)
             try:
-                self._hooks.sample_end(batch)
+                self._callback_list.sample_end(batch)
             except BaseException:
                 self._loop.note_handed(-batch.env_steps, -batch.agent_steps)
                 raise
@@ -311,7 +311,7 @@ class Gathering:
         self._check_foreground("reset")
         if seed is not None:
             self._seed = self._entropy = check_seed(seed)
-            self._company.reseed()
+            self._policy_set.reseed()
         elif self._loop.state == "new":
             seed = self._seed
         self._loop.start(entropy=self._entropy, seed=seed)
@@ -439,27 +439,27 @@ class Collector(Gathering):
         self._evaluation_envs, self._evaluations = evaluation_envs, 0
         self._episodes = EpisodeTracker(envs.num_envs, envs.agents, ids, policy_mapping)
         connectors = agent_connectors, action_connectors, learner_connectors
-        self._company = PolicySet(envs, self.policies, connectors, self._episodes, self._policy_seed)
-        self.agent_connectors, self.action_connectors, self.learner_connectors = self._company.pipelines
-        self._roles = self._company.roles
+        self._policy_set = PolicySet(envs, self.policies, connectors, self._episodes, self._policy_seed)
+        self.agent_connectors, self.action_connectors, self.learner_connectors = self._policy_set.pipelines
+        self._runners = self._policy_set.runners
         self.metrics = Metrics(envs.agents, ids, window=window)
         complete = batch_mode == "complete"
-        self._hooks = CallbackList(callbacks, envs, self.metrics)
+        self._callback_list = CallbackList(callbacks, envs, self.metrics)
         self._loop = RolloutLoop(
             envs,
-            self._company.cast,
+            self._policy_set.cast,
             self._episodes,
             self.metrics,
             keep_finished=complete,
             explore=explore,
             overlap=overlap,
-            hooks=self._hooks,
+            callback_list=self._callback_list,
             warm_up=self._warm_up(random_steps),
         )
         self._delivery = Delivery(
             self._loop,
-            BatchBuilder(self._roles, reward_dtype),
-            self._company,
+            BatchBuilder(self._runners, reward_dtype),
+            self._policy_set,
             self._episodes,
             self.metrics,
             agent_num=envs.agent_num,
@@ -474,17 +474,17 @@ class Collector(Gathering):
 
     def train(self) -> Self:
         """Let all connectors learn their statistics, but for those of frozen policies."""
-        for role in self._roles:
-            if role.is_frozen:
+        for runner in self._runners:
+            if runner.is_frozen:
                 continue
-            for chain in role.chains:
+            for chain in runner.chains:
                 chain.train()
         return self
 
     def eval(self) -> Self:
         """Freeze all connectors' statistics."""
-        for role in self._roles:
-            for chain in role.chains:
+        for runner in self._runners:
+            for chain in runner.chains:
                 chain.eval()
         return self
 
@@ -523,7 +523,7 @@ class Collector(Gathering):
             StateError: A policy of that id was removed, and some of its rows are still to come.
         """
         own = agent_connectors, action_connectors, learner_connectors
-        self._company.add(policy_id, policy, like, own, is_frozen=frozen)
+        self._policy_set.add(policy_id, policy, like, own, is_frozen=frozen)
         self._count_policies()
 
     def replace_policy(self, policy_id: str, policy: NewPolicy) -> None:
@@ -539,7 +539,7 @@ class Collector(Gathering):
             KeyError: There is no such policy.
             ArgumentError: The new one is no policy, or has an id already.
         """
-        self._company.replace(policy_id, policy, self._loop.slot_L)
+        self._policy_set.replace(policy_id, policy, self._loop.slot_L)
 
     def remove_policy(self, policy_id: str, remap_to: str | None = None) -> None:
         """Remove a policy, between two calls of `collect`. It is not asked again.
@@ -559,7 +559,7 @@ class Collector(Gathering):
             StateError: It plays somebody, and ``remap_to`` is None. Nothing has changed.
             ContractError: ``remap_to`` plays agents of other spaces. Nothing has changed.
         """
-        self._company.remove(policy_id, remap_to, self._loop)
+        self._policy_set.remove(policy_id, remap_to, self._loop)
         self._count_policies()
 
     @property
@@ -573,7 +573,7 @@ class Collector(Gathering):
 
     def _count_policies(self) -> None:
         """Have metrics know all policies there are, and those of the episodes they are over."""
-        known = [role.policy_id for role in self._roles]
+        known = [runner.policy_id for runner in self._runners]
         known += [name for record in self.metrics.episodes for name in record.policies]
         self.metrics.policies = tuple(dict.fromkeys(known))
 
@@ -644,7 +644,7 @@ class Collector(Gathering):
             self._evaluations += 1
             seed = self._seed_of(_EVALUATION_STREAM, self._evaluations)
         with self.updating():
-            chains = [eval_copies(pipelines, self.envs.num_envs) for pipelines in self._company.pipelines]
+            chains = [eval_copies(pipelines, self.envs.num_envs) for pipelines in self._policy_set.pipelines]
             inner = Collector(
                 envs,
                 copies_of(self.policies),
@@ -658,7 +658,7 @@ class Collector(Gathering):
             )
         quotas = EpisodeQuotas(amount, envs.num_envs)
         while (wanted := quotas.wanted(inner._loop.living)).any():
-            inner._loop.traffic.rest(~wanted)
+            inner._loop.scheduler.rest(~wanted)
             inner.collect(env_steps=_EVALUATION_ROUNDS * int(wanted.sum()))
         played = {name for record in quotas.records for name in record.policies}
         versions = {name: policy.version for name, policy in inner.policies.items() if name in played}

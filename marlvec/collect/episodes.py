@@ -325,9 +325,9 @@ class EndedAgents:
         self._gone_NA = np.zeros((num_envs, len(agents)), np.bool_)
         self._any = False
 
-    def note(self, arrival: EnvStep) -> None:
+    def note(self, env_step: EnvStep) -> None:
         """Some agents have ended."""
-        self._gone_NA[arrival.where] |= arrival.ended
+        self._gone_NA[env_step.where] |= env_step.ended
         self._any = True
 
     def forget(self, env_ids: NDArray[np.int64]) -> None:
@@ -335,11 +335,11 @@ class EndedAgents:
         self._gone_NA[env_ids] = False
         self._any = bool(self._gone_NA.any())
 
-    def check(self, arrival: EnvStep, seen_NA: NDArray[np.bool_]) -> None:
+    def check(self, env_step: EnvStep, seen_NA: NDArray[np.bool_]) -> None:
         """Let those begin anew who are alive again, and make sure that nobody else is to act who has ended.
 
         Args:
-            arrival: What came.
+            env_step: What came.
             seen_NA: (N, A) of whom connectors have seen a row; False from now on for those who are alive again.
 
         Raises:
@@ -347,15 +347,15 @@ class EndedAgents:
         """
         if not self._any:
             return
-        gone = self._gone_NA[arrival.where]
-        back = gone & arrival.alive
+        gone = self._gone_NA[env_step.where]
+        back = gone & env_step.alive
         if back.any():
-            self._gone_NA[arrival.where] = gone & ~back
-            seen_NA[arrival.where] &= ~back
-        wrong = arrival.acting & gone & ~back
+            self._gone_NA[env_step.where] = gone & ~back
+            seen_NA[env_step.where] &= ~back
+        wrong = env_step.acting & gone & ~back
         if wrong.any():
             i, a = np.argwhere(wrong)[0].tolist()
             raise ContractError(
-                f"env {int(arrival.env_ids[i])}: agent {self._agents[a]!r} is to act, but it has ended already "
+                f"env {int(env_step.env_ids[i])}: agent {self._agents[a]!r} is to act, but it has ended already "
                 f"in this episode"
             )

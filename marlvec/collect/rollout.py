@@ -31,7 +31,7 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["RolloutLoop"]
 
 IntArray = NDArray[np.int64]
-Missing = NDArray[np.bool_] | None  # see Trajectories.append
+Missing = NDArray[np.bool_] | None  # see SlotBuffer.append
 
 _NONE = ReadyRows.none()
 
@@ -55,18 +55,18 @@ class RolloutLoop:
         keep_finished: Whether to keep the records of episodes that ended.
         explore: Whether policies explore.
         overlap: Whether policies answer for some envs while others step.
-        hooks: Who is told what happens.
+        callback_list: Who is told what happens.
         warm_up: In which steps agents act at random.
 
     Attributes:
         state: ``"new"``: nothing runs yet. ``"ready"``: between two steps; envs may be on the way. ``"lost"``: a call
             failed half-way through a step.
-        gain: What has come in since someone last looked.
+        undelivered: What has come in since someone last looked.
         finished: EpisodeTracker that ended, likewise, as (round, env, record) and in this order; only while
             ``keep_finished``.
         slot_L: (L,) each lane's stored row that is ready or open, or -1.
         explore: Whether policies explore.
-        traffic: What goes to the envs and comes back.
+        scheduler: What goes to the envs and comes back.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class RolloutLoop:
         keep_finished: bool,
         explore: bool,
         overlap: bool,
-        hooks: CallbackList,
+        callback_list: CallbackList,
         warm_up: RandomSteps,
     ) -> None:
         n, a = envs.num_envs, envs.agent_num
-        self._envs, self._cast, self._episodes, self._metrics = envs, cast, episodes, metrics
-        self._roles = cast.roles
-        self._intake = RowBuilder(cast, episodes, metrics)
+        self._envs, self._router, self._episodes, self._metrics = envs, cast, episodes, metrics
+        self._runners = cast.runners
+        self._row_builder = RowBuilder(cast, episodes, metrics)
         self._keep_finished = keep_finished
-        self._departures = EndedAgents(n, envs.agents)
-        self.traffic = scheduler_for(envs, overlap=overlap)
-        self._hooks, self._warm_up = hooks, warm_up
+        self._ended_agents = EndedAgents(n, envs.agents)
+        self.scheduler = scheduler_for(envs, overlap=overlap)
+        self._callback_list, self._warm_up = callback_list, warm_up
         self.explore = explore
         self.state: Literal["new", "ready", "lost"] = "new"
-        self.gain = Counters()
+        self.undelivered = Counters()
         self._handed_env_steps = self._handed_agent_steps = 0
         self.finished: list[tuple[int, int, EpisodeRecord]] = []
         self.slot_L = np.full(n * a, -1, np.int64)
@@ -102,7 +102,7 @@ class RolloutLoop:
     @property
     def living(self) -> IntArray:
         """Ids of the envs that are not masked."""
-        return self.traffic.living
+        return self.scheduler.living
 
     def start(self, *, entropy: int, seed: int | None) -> None:
         """Begin new episodes in all envs; what was not handed over is dropped.
@@ -115,28 +115,28 @@ class RolloutLoop:
             StateError: A callback asks for it in the middle of a step.
             BaseException: What a callback raised, once all is done.
         """
-        self._hooks.check_told()
+        self._callback_list.check_told()
         self.state = "lost"
-        self._hooks.lose_all()
-        self.traffic.abandon()
+        self._callback_list.lose_all()
+        self.scheduler.abandon()
         self._transformed = []
         self._entropy = entropy
         self.slot_L[:] = -1
-        for role in self._roles:
-            role.clear()
+        for runner in self._runners:
+            runner.clear()
         # What is in no batch now never will be, also where Ctrl-C came between two counts.
         self._metrics.env_steps_lost = self._metrics.env_steps - self._handed_env_steps
         self._metrics.agent_steps_lost = self._metrics.agent_steps - self._handed_agent_steps
-        self.gain = Counters()
+        self.undelivered = Counters()
         self.finished.clear()
         self._episodes.restart(numbers=seed is not None)
-        self._cast.playing = []  # so that it is looked at anew, whatever an interrupt may have left
-        self.traffic.reset(seed=seed)
-        for arrival in self.traffic.receive_all(self.traffic.all_ids):
-            self.traffic.leave_out_masked(arrival)
-            self._welcome(arrival)
+        self._router.playing = []  # so that it is looked at anew, whatever an interrupt may have left
+        self.scheduler.reset(seed=seed)
+        for env_step in self.scheduler.receive_all(self.scheduler.all_ids):
+            self.scheduler.leave_out_masked(env_step)
+            self._welcome(env_step)
         self.state = "ready"
-        self._hooks.raise_held()
+        self._callback_list.raise_held()
 
     def note_handed(self, env_steps: int, agent_steps: int) -> None:
         """Somebody has got a batch of so much; less than 0 where he has not got it after all."""
@@ -145,8 +145,8 @@ class RolloutLoop:
 
     def settle(self) -> None:
         """Take in what is on the way, and send nothing."""
-        self.traffic.begin_call(_nobody)
-        while self.traffic.is_on_the_way:
+        self.scheduler.begin_call(_nobody)
+        while self.scheduler.is_on_the_way:
             self.step(_nobody)
 
     def step(self, needed: EnvsNeeded) -> None:
@@ -166,16 +166,16 @@ class RolloutLoop:
         """
         if not len(self.living):
             raise StateError("all envs are masked after faults, so there is nobody left to step; make() new ones")
-        while (env_ids := self.traffic.due(needed, self._episodes.steps_N)) is None or len(env_ids):
+        while (env_ids := self.scheduler.due(needed, self._episodes.steps_N)) is None or len(env_ids):
             self._act(env_ids)
         began = perf_counter()
         self.state = "lost"  # until this step is whole
         try:
-            arrival = self.traffic.receive()
+            env_step = self.scheduler.receive()
         except EnvFault:
             raise
         except BaseException:
-            if self.traffic.is_waiting and not self.traffic.is_driven:
+            if self.scheduler.is_waiting and not self.scheduler.is_driven:
                 self.state = "ready"  # nothing has come
             raise
         timers = self._metrics.timers
@@ -183,13 +183,13 @@ class RolloutLoop:
         timers["env_wait"].add(now - began)
         connecting, telling = timers["agent_connectors"], timers["callbacks"]
         before = connecting.seconds + telling.seconds
-        if arrival.is_first:
-            self._welcome(arrival)
+        if env_step.is_first:
+            self._welcome(env_step)
         else:
-            self._take_in(arrival)
+            self._take_in(env_step)
         self.state = "ready"
         timers["ingest"].add(perf_counter() - now - (connecting.seconds + telling.seconds - before))
-        self._hooks.raise_held()
+        self._callback_list.raise_held()
 
     # --- from ready rows to the envs
 
@@ -199,221 +199,223 @@ class RolloutLoop:
         Until the envs have taken the actions nothing changes here, so that a call that fails can be made again.
         """
         began = perf_counter()
-        chosen = self.traffic.among_those_back(env_ids)
+        chosen = self.scheduler.among_those_back(env_ids)
         answers: list[PolicyAnswer] = []
         waiting: list[ReadyRows] = []
         idle: list[tuple[PolicyRunner, IntArray]] = []
-        for role in self._roles:
-            ready, rest = role.ready, _NONE
-            if role.group_index >= 0 and len(role.idlers.lanes):
-                lanes = role.idlers.lanes
-                idle.append((role, lanes if chosen is None else lanes[chosen[lanes // self._envs.agent_num]]))
+        for runner in self._runners:
+            ready, rest = runner.ready, _NONE
+            if runner.group_index >= 0 and len(runner.noops.lanes):
+                lanes = runner.noops.lanes
+                idle.append((runner, lanes if chosen is None else lanes[chosen[lanes // self._envs.agent_num]]))
             if chosen is not None:
                 mine = chosen[ready.lanes // self._envs.agent_num]
                 ready, rest = ready.take(mine), ready.take(~mine)
             if len(ready.lanes):
                 if not self._warm_up.is_over:
-                    self._warm_up.note(role, ready)
-                answers.append(self._seen_before(role, ready) or role.act(ready, explore=self.explore))
+                    self._warm_up.note(runner, ready)
+                answers.append(self._seen_before(runner, ready) or runner.act(ready, explore=self.explore))
             waiting.append(rest)
         decided = perf_counter()
         try:
             for answer in answers:
                 if not answer.parts:
-                    answer.role.transform(answer)
+                    answer.runner.transform(answer)
         finally:
             self._transformed = [answer for answer in answers if answer.parts]
-        acting_envs = self.traffic.all_ids if env_ids is None else env_ids
+        acting_envs = self.scheduler.all_ids if env_ids is None else env_ids
         parts = [answer.part for answer in answers]
-        parts += [GroupActions(role.group_index, lanes, role.idlers.actions(lanes)) for role, lanes in idle]
-        actions = self._cast.actions(parts, acting_envs, grouped=self._envs.grouped)
+        parts += [GroupActions(runner.group_index, lanes, runner.noops.actions(lanes)) for runner, lanes in idle]
+        actions = self._router.actions(parts, acting_envs, grouped=self._envs.grouped)
         sending = perf_counter()
         self._transformed = []
         self.state = "lost"  # until it is on record what was sent
         try:
-            self.traffic.send(actions, env_ids)
+            self.scheduler.send(actions, env_ids)
         except Exception:
             self.state = "ready"  # nothing was
             raise
         if not self._warm_up.is_over:
             self._warm_up.count(acting_envs)
         for answer in answers:
-            role, lanes = answer.role, answer.ready.lanes
-            role.trajectories.answer(answer.ready.where, answer.parts)
-            role.idlers.note_sent(lanes, answer.for_env)
-            role.off_policy.forget(lanes)
-            role.agent_connectors.on_policy_output(answer.rows)
+            runner, lanes = answer.runner, answer.ready.lanes
+            runner.trajectories.answer(answer.ready.where, answer.parts)
+            runner.noops.note_sent(lanes, answer.for_env)
+            runner.off_policy.forget(lanes)
+            runner.agent_connectors.on_policy_output(answer.rows)
             self._episodes.turn_L[answer.ready.places] += 1
             self._metrics.agent_steps += len(lanes)
-            self.gain.decisions += len(lanes)
-        for role, rest in zip(self._roles, waiting, strict=True):
-            role.ready = rest
-        for role, lanes in idle:
-            role.idlers.lanes = np.setdiff1d(role.idlers.lanes, lanes)
+            self.undelivered.decisions += len(lanes)
+        for runner, rest in zip(self._runners, waiting, strict=True):
+            runner.ready = rest
+        for runner, lanes in idle:
+            runner.noops.lanes = np.setdiff1d(runner.noops.lanes, lanes)
             self._metrics.noop_steps += len(lanes)
         self.state = "ready"
         self._metrics.timers["inference"].add(decided - began)
         self._metrics.timers["action_connectors"].add(sending - decided)
 
-    def _seen_before(self, role: PolicyRunner, ready: ReadyRows) -> PolicyAnswer | None:
+    def _seen_before(self, runner: PolicyRunner, ready: ReadyRows) -> PolicyAnswer | None:
         """The answer that a role's action connectors have seen in a call that failed at another's: they see it once."""
         for answer in self._transformed:
-            if answer.role is role and np.array_equal(answer.ready.lanes, ready.lanes):
+            if answer.runner is runner and np.array_equal(answer.ready.lanes, ready.lanes):
                 answer.ready = ready
                 return answer
         return None
 
     # --- from the envs to ready rows
 
-    def _take_in(self, arrival: EnvStep) -> None:
+    def _take_in(self, env_step: EnvStep) -> None:
         """Take in one step of some envs."""
-        envs = arrival.where
-        self._metrics.env_steps += len(arrival.env_ids)
-        self.gain.env_steps += len(arrival.env_ids)
-        self._episodes.pay(envs, arrival.rewards)
-        self._hooks.step(arrival)
-        if arrival.eventful:
-            if np.count_nonzero(arrival.fault):  # a fifth of the time of any()
-                self._lose(arrival)
-            if np.count_nonzero(arrival.ended):
-                self._close(arrival)
-            if np.count_nonzero(arrival.done):
-                self._turn_over(arrival)
-        self._observe(arrival)
+        envs = env_step.where
+        self._metrics.env_steps += len(env_step.env_ids)
+        self.undelivered.env_steps += len(env_step.env_ids)
+        self._episodes.pay(envs, env_step.rewards)
+        self._callback_list.step(env_step)
+        if env_step.eventful:
+            if np.count_nonzero(env_step.fault):  # a fifth of the time of any()
+                self._lose(env_step)
+            if np.count_nonzero(env_step.ended):
+                self._close(env_step)
+            if np.count_nonzero(env_step.done):
+                self._turn_over(env_step)
+        self._observe(env_step)
 
-    def _lose(self, arrival: EnvStep) -> None:
+    def _lose(self, env_step: EnvStep) -> None:
         """Drop what is stored of the episodes that were lost."""
-        env_ids = arrival.env_ids[arrival.fault]
+        env_ids = env_step.env_ids[env_step.fault]
         eps_ids = self._episodes.eps_id_N[env_ids]
-        slot_NA = self.slot_L.reshape(len(self.traffic.all_ids), -1)
+        slot_NA = self.slot_L.reshape(len(self.scheduler.all_ids), -1)
         still_open, closed = int(np.count_nonzero(slot_NA[env_ids] >= 0)), 0
         slot_NA[env_ids] = -1
-        for role in self._roles:
-            slots = role.trajectories.of_episodes(eps_ids)
+        for runner in self._runners:
+            slots = runner.trajectories.of_episodes(eps_ids)
             if len(slots):
-                closed += len(role.trajectories.closed(eps_ids))
-                role.forget(slots, self.slot_L, self._episodes.policy_NA.reshape(-1))
+                closed += len(runner.trajectories.closed(eps_ids))
+                runner.forget(slots, self.slot_L, self._episodes.policy_NA.reshape(-1))
         env_steps, decisions = self._episodes.lose(env_ids), closed + still_open
-        self.gain.env_steps -= env_steps
-        self.gain.decisions -= decisions
-        self.gain.agent_steps -= closed
-        quiet = int(np.count_nonzero(arrival.quiet))
+        self.undelivered.env_steps -= env_steps
+        self.undelivered.decisions -= decisions
+        self.undelivered.agent_steps -= closed
+        quiet = int(np.count_nonzero(env_step.quiet))
         self._metrics.episodes_faulty += len(env_ids) - quiet
         self._metrics.episodes_restarted += quiet
         self._metrics.env_steps_lost += env_steps
         self._metrics.agent_steps_lost += decisions
-        self._hooks.lose(env_ids, ["restart" if quiet else "fault" for quiet in arrival.quiet[arrival.fault]])
+        self._callback_list.lose(env_ids, ["restart" if quiet else "fault" for quiet in env_step.quiet[env_step.fault]])
 
-    def _close(self, arrival: EnvStep) -> None:
+    def _close(self, env_step: EnvStep) -> None:
         """Take in the final observations of agents that ended."""
-        self._episodes.see(arrival.where, arrival.ended)
-        self._episodes.truncate(arrival.where, arrival.ended & ~arrival.terminated)
-        self._departures.note(arrival)
-        ended_nA = arrival.with_last_row(self._episodes.seen_NA)
-        for role in self._cast.playing:
-            chosen = self._cast.select(role, arrival.env_ids, ended_nA)
+        self._episodes.see(env_step.where, env_step.ended)
+        self._episodes.truncate(env_step.where, env_step.ended & ~env_step.terminated)
+        self._ended_agents.note(env_step)
+        ended_nA = env_step.with_last_row(self._episodes.seen_NA)
+        for runner in self._router.playing:
+            chosen = self._router.select(runner, env_step.env_ids, ended_nA)
             lanes = chosen.lanes
             if not len(lanes):
                 continue
             before = self.slot_L[lanes]
-            rows, _ = self._intake.rows(role, chosen, arrival, last=True)
-            missing = self._cast.pick(role, chosen, arrival.missing)
+            rows, _ = self._row_builder.rows(runner, chosen, env_step, last=True)
+            missing = self._router.pick(runner, chosen, env_step.missing)
             acted = before >= 0
             if not acted.all():  # the others ended before they ever acted: the connectors saw it, but it closes nothing
                 rows, lanes, before, missing = rows.take(acted), lanes[acted], before[acted], missing[acted]
-            self._store(role, rows, lanes, before, missing)
+            self._store(runner, rows, lanes, before, missing)
             self.slot_L[lanes] = -1
 
-    def _turn_over(self, arrival: EnvStep) -> None:
+    def _turn_over(self, env_step: EnvStep) -> None:
         """Finish the episodes that ended, and begin the next ones, also where one was lost."""
-        env_ids = arrival.env_ids[arrival.done & ~arrival.fault]
-        open_nA = self.slot_L.reshape(len(self.traffic.all_ids), -1)[env_ids] >= 0
+        env_ids = env_step.env_ids[env_step.done & ~env_step.fault]
+        open_nA = self.slot_L.reshape(len(self.scheduler.all_ids), -1)[env_ids] >= 0
         if open_nA.any():
             i, a = np.argwhere(open_nA)[0].tolist()
             raise ContractError(
                 f"env {int(env_ids[i])} ended its episode, but agent {self._envs.agents[a]!r} was neither terminated "
                 f"nor truncated"
             )
-        records = self._hooks.end(self._episodes.finish(env_ids))
-        self.gain.episodes += len(records)
+        records = self._callback_list.end(self._episodes.finish(env_ids))
+        self.undelivered.episodes += len(records)
         for record in records:
             self._metrics.add(record)
         if self._keep_finished:
             for record in records:
-                insort(self.finished, (int(self.traffic.round_N[record.env_id]), record.env_id, record))
-        self.traffic.leave_out_masked(arrival)
-        ended = arrival.env_ids[arrival.done]
-        begun = self.traffic.begin_next(arrival, ended, self._idle_actions)
+                insort(self.finished, (int(self.scheduler.round_N[record.env_id]), record.env_id, record))
+        self.scheduler.leave_out_masked(env_step)
+        ended = env_step.env_ids[env_step.done]
+        begun = self.scheduler.begin_next(env_step, ended, self._idle_actions)
         if len(begun) < len(ended):
             self._episodes.leave(np.setdiff1d(ended, begun))
         self._begin(begun)
 
     def _idle_actions(self, env_ids: IntArray) -> object:
-        return self._cast.actions((), env_ids, grouped=self._envs.grouped)
+        return self._router.actions((), env_ids, grouped=self._envs.grouped)
 
-    def _welcome(self, arrival: EnvStep) -> None:
+    def _welcome(self, env_step: EnvStep) -> None:
         """Take in rows that begin episodes."""
-        self._begin(arrival.env_ids)
-        self._observe(arrival)
+        self._begin(env_step.env_ids)
+        self._observe(env_step)
 
     def _begin(self, env_ids: IntArray) -> None:
         """Forget these envs' episodes, and begin the next ones of those that live; who plays whom is settled here."""
-        for role in self._roles:
-            role.begin(env_ids)
-        self._departures.forget(env_ids)
-        env_ids = self.traffic.of_living(env_ids)
-        if self._episodes.begin(env_ids, self._entropy) or not self._cast.playing:
-            self._cast.update()
-        self._hooks.create(env_ids, self._episodes, [role.policy_id for role in self._roles], self._entropy)
+        for runner in self._runners:
+            runner.begin(env_ids)
+        self._ended_agents.forget(env_ids)
+        env_ids = self.scheduler.of_living(env_ids)
+        if self._episodes.begin(env_ids, self._entropy) or not self._router.playing:
+            self._router.update()
+        self._callback_list.create(
+            env_ids, self._episodes, [runner.policy_id for runner in self._runners], self._entropy
+        )
 
-    def _observe(self, arrival: EnvStep) -> None:
+    def _observe(self, env_step: EnvStep) -> None:
         """Take in the observations of agents that must act now."""
-        self._episodes.see(arrival.where, arrival.alive)
-        self._departures.check(arrival, self._episodes.seen_NA)
-        if arrival.given:
-            self._note_given(arrival)
-        if arrival.untrained:
-            self._episodes.untrained.update(self._episodes.eps_id_N[arrival.untrained].tolist())
-        all_act = np.count_nonzero(arrival.acting) == arrival.acting.size
-        for role in self._cast.playing:
+        self._episodes.see(env_step.where, env_step.alive)
+        self._ended_agents.check(env_step, self._episodes.seen_NA)
+        if env_step.given:
+            self._note_given(env_step)
+        if env_step.untrained:
+            self._episodes.untrained.update(self._episodes.eps_id_N[env_step.untrained].tolist())
+        all_act = np.count_nonzero(env_step.acting) == env_step.acting.size
+        for runner in self._router.playing:
             if all_act:
-                chosen = self._cast.everyone(role, arrival.env_ids)
+                chosen = self._router.everyone(runner, env_step.env_ids)
             else:
-                chosen = self._cast.select(role, arrival.env_ids, arrival.acting)
+                chosen = self._router.select(runner, env_step.env_ids, env_step.acting)
             lanes, places = chosen.lanes, chosen.places
             if not len(lanes):
                 continue
             before = self.slot_L[places].copy()
-            rows, kept = self._intake.rows(role, chosen, arrival, last=False)
+            rows, kept = self._row_builder.rows(runner, chosen, env_step, last=False)
             if kept is not None:  # nobody is asked about the others; their open rows stay open
-                role.idlers.add(lanes[~kept])
+                runner.noops.add(lanes[~kept])
                 lanes, before = lanes[kept], before[kept]
                 places = lanes
                 if not len(lanes):
                     continue
-            slots = self._store(role, rows, lanes, before)
+            slots = self._store(runner, rows, lanes, before)
             self.slot_L[places] = slots
-            role.ready = role.ready.join(ReadyRows.block(lanes, places, slots))
-        self._hooks.start()
+            runner.ready = runner.ready.join(ReadyRows.block(lanes, places, slots))
+        self._callback_list.start()
 
     def _store(
-        self, role: PolicyRunner, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None
+        self, runner: PolicyRunner, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None
     ) -> IntArray:
         """Store rows and close the transitions that led to them; returns the rows' slots, which are consecutive."""
         env_id = rows["env_id"]
-        env_t, rounds = self._episodes.length_N[env_id], self.traffic.round_N[env_id]
-        slots = outcomes = role.trajectories.append(rows.columns, lanes, rounds, env_t, missing)
+        env_t, rounds = self._episodes.length_N[env_id], self.scheduler.round_N[env_id]
+        slots = outcomes = runner.trajectories.append(rows.columns, lanes, rounds, env_t, missing)
         if np.count_nonzero(acted := before >= 0) < len(lanes):
             before, outcomes = before[acted], slots[acted]
-        role.trajectories.link(before, outcomes)
-        self.gain.agent_steps += len(before)
+        runner.trajectories.link(before, outcomes)
+        self.undelivered.agent_steps += len(before)
         return slots
 
-    def _note_given(self, arrival: EnvStep) -> None:
+    def _note_given(self, env_step: EnvStep) -> None:
         """Note what agents do without asking their policies."""
-        for env_id, name, action, is_env in arrival.given:
+        for env_id, name, action, is_env in env_step.given:
             a = self._envs.agents.index(name)
-            if arrival.acting[np.searchsorted(arrival.env_ids, env_id), a]:
-                role = self._roles[self._episodes.policy_NA[env_id, a]]
+            if env_step.acting[np.searchsorted(env_step.env_ids, env_id), a]:
+                runner = self._runners[self._episodes.policy_NA[env_id, a]]
                 lane, where = env_id * self._envs.agent_num + a, f"env {env_id}: agent {name!r}"
-                role.off_policy.note(lane, action, where, is_env=is_env)
+                runner.off_policy.note(lane, action, where, is_env=is_env)

@@ -90,7 +90,7 @@ class ExternalEnv:
         dicts: Whether everything goes by agent name also where there is one agent.
 
     Attributes:
-        door: Where its episodes come in.
+        gateway: Where its episodes come in.
         timeout: As given; may be changed.
     """
 
@@ -104,9 +104,9 @@ class ExternalEnv:
     ) -> None:
         if max_episodes is not None and max_episodes < 1:
             raise ArgumentError(f"max_episodes must be at least 1, got {max_episodes}")
-        self.door, self.timeout = envs.door, timeout
+        self.gateway, self.timeout = envs.gateway, timeout
         self._max_episodes = max_episodes
-        self._alone = self.door.agents[0] if len(self.door.agents) == 1 and not dicts else None
+        self._alone = self.gateway.agents[0] if len(self.gateway.agents) == 1 and not dicts else None
         self._runs: dict[Hashable, Running] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -134,7 +134,7 @@ class ExternalEnv:
         if self.is_alive:
             raise StateError(f"{type(self).__name__} runs already; stop() it first")
         self._stopping = False
-        self.door.arrive()
+        self.gateway.arrive()
         self._thread = threading.Thread(target=self._main, name=f"marlvec-{type(self).__name__}", daemon=True)
         self._thread.start()
         return self
@@ -147,7 +147,7 @@ class ExternalEnv:
     @property
     def stopping(self) -> bool:
         """Whether `run` is to return: `stop` was called, or the vectorizer was closed."""
-        return self._stopping or self.door.closed
+        return self._stopping or self.gateway.closed
 
     def stop(self, timeout: float | None = 10.0) -> None:
         """Stop: every call that waits raises `ClosedError`, running episodes are lost, and the thread has ended.
@@ -207,8 +207,8 @@ class ExternalEnv:
         if error is not None:
             gone = DriverGone(f"{name}.run() raised {type(error).__name__}: {error}")
             gone.__cause__ = error
-            self.door.fail(gone)
-        self.door.depart()
+            self.gateway.fail(gone)
+        self.gateway.depart()
 
     # --- episodes
 
@@ -251,7 +251,7 @@ class ExternalEnv:
                         f"start_episode(): {len(self._runs)} episodes run, as many as max_episodes allows"
                     )
                 try:
-                    episode = self.door.begin(
+                    episode = self.gateway.begin(
                         training_enabled=training_enabled, env_id=env_id, on_lost=box.put, on_free=self._wake
                     )
                 except EpisodesFull:

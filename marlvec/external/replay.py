@@ -195,7 +195,7 @@ class Replay(ExternalEnv):
         if repeat is not None and repeat < 1:
             raise ArgumentError(f"repeat must be at least 1, or None, got {repeat}")
         super().__init__(envs, dicts=True)
-        self._read = read_logs(dataset, self.door.agents)
+        self._read = read_logs(dataset, self.gateway.agents)
         self._repeat, self._training_enabled = repeat, training_enabled
 
     def run(self) -> None:
@@ -204,7 +204,7 @@ class Replay(ExternalEnv):
         playing: list[Iterator[None]] = []
         todo = next(logs, None)
         while (todo is not None or playing) and not self.stopping:
-            if todo is not None and len(playing) < self.door.num_envs:
+            if todo is not None and len(playing) < self.gateway.num_envs:
                 try:  # others may have taken the slots that are left
                     playing.append(self._play(todo, timeout=0.0 if playing else None))
                     next(playing[-1])

@@ -65,7 +65,7 @@ class ExternalVectorEnv(VectorEnv):
         ArgumentError: An argument is wrong.
 
     Attributes:
-        door: Where episodes come in.
+        gateway: Where episodes come in.
     """
 
     backend = "external"
@@ -100,16 +100,16 @@ class ExternalVectorEnv(VectorEnv):
             raise ArgumentError(f"idle_timeout must be seconds above 0, or None, got {idle_timeout}")
         self.lockstep = bool(lockstep)
         self._most, self._patience = batch_size or num_envs, batch_wait
-        self._seats = [SlotEnv(spec) for _ in range(num_envs)]
-        self._shard = Shard([partial(_itself, seat) for seat in self._seats], 0, **chosen.of_shard())
+        self._slot_envs = [SlotEnv(spec) for _ in range(num_envs)]
+        self._shard = Shard([partial(_itself, slot_env) for slot_env in self._slot_envs], 0, **chosen.of_shard())
         buffers = Buffers(self._shard.spec, num_envs)
         self._shard.attach(buffers)
         self._slots = [buffers.slot(i) for i in range(num_envs)]  # to read actions from
-        self._desk = RowExchange(num_envs, max_backlog, idle_timeout)
+        self._exchange = RowExchange(num_envs, max_backlog, idle_timeout)
         self._others: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
         self._bind(self._shard.spec, buffers)
         inspection = ValueChecker(self.spec, values=chosen.validate != "off")
-        self.door = EpisodeGateway(self._desk, inspection, max_episode_steps)
+        self.gateway = EpisodeGateway(self._exchange, inspection, max_episode_steps)
 
     @alone
     def drain(self, timeout: float | None = None) -> VectorStep:
@@ -122,7 +122,7 @@ class ExternalVectorEnv(VectorEnv):
             As `VectorEnv.drain`. Slots in which no episode had begun come with a row in which nobody is alive.
         """
         self._calls.check_open()
-        self._desk.recall()
+        self._exchange.recall()
         return super().drain(timeout)
 
     def _send_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
@@ -135,7 +135,7 @@ class ExternalVectorEnv(VectorEnv):
         if operation not in ("reset", "step", "send"):
             self._others.append((operation, env_ids, arguments))
             return
-        due = self._desk.want(env_ids.tolist(), "reset" if operation == "reset" else "step")
+        due = self._exchange.want(env_ids.tolist(), "reset" if operation == "reset" else "step")
         for row in due:
             self._answer(row)
 
@@ -153,7 +153,7 @@ class ExternalVectorEnv(VectorEnv):
             self._news.append((env_ids, self._shard.run(operation, env_ids.tolist(), arguments)))
             return True
         most, patience = (self.num_envs, 0.0) if everyone else (self._most, self._patience)
-        taken = self._desk.take(timeout, most, patience)
+        taken = self._exchange.take(timeout, most, patience)
         try:
             if taken:
                 self._news.append((np.array([i for i, _ in taken], np.int64), self._write(taken)))
@@ -170,7 +170,7 @@ class ExternalVectorEnv(VectorEnv):
             if row is None or row.lost is not None:
                 self._write_lost(i, None if row is None else row.lost, report)
                 continue
-            self._seats[i].row = row
+            self._slot_envs[i].row = row
             (first if row.first else steps).append(i)
         if first:
             nothing = [None] * len(first)
@@ -197,9 +197,9 @@ class ExternalVectorEnv(VectorEnv):
                 self._recovery.log.note([i], [i], "episode", summary, "lose", quiet=False)
 
     def _shut_down(self, timeout: float) -> None:
-        self._desk.close()
+        self._exchange.close()
         self._shard.close()
 
 
-def _itself(seat: SlotEnv) -> SlotEnv:
-    return seat
+def _itself(slot_env: SlotEnv) -> SlotEnv:
+    return slot_env

@@ -155,7 +155,7 @@ def evaluate_match(
         opened = make(env, min(_positive(num_envs, "num_envs"), total), **options)
     with opened as envs:
         match = _Match(envs, total, sides_of(envs.agents, sides), players, plays, score, seed)
-        own, before, behind = _company(policies, agent_connectors, action_connectors)
+        own, before, behind = _policy_set(policies, agent_connectors, action_connectors)
         with _restored([policy.host for policy in own.values() if isinstance(policy, SharedPolicy)]):
             collector = Collector(
                 envs,
@@ -239,7 +239,7 @@ class _Match(Callback):
         return bool(waiting.any())
 
 
-def _company(
+def _policy_set(
     policies: Mapping[str, PolicyLike | Opponent], agent_connectors: Any, action_connectors: Any
 ) -> tuple[dict[str, Policy], dict[str, AgentPipeline], dict[str, ActionPipeline]]:
     """All policies, with copies of their connectors."""

@@ -36,12 +36,12 @@ def give(
     """Put other values into a column of rows before the agent connectors see them; of last rows, or of all."""
     rows_of = RowBuilder.rows
 
-    def rows(intake: RowBuilder, role: PolicyRunner, chosen: Selection, arrival: EnvStep, *, last: bool) -> Any:
+    def rows(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
         if of_last and not last:
-            return rows_of(intake, role, chosen, arrival, last=last)
-        observe, wrong = role.observe, values(intake, role, chosen, arrival)
-        with during(role, "observe", lambda found: observe(found.replace(**{column: wrong}))):
-            return rows_of(intake, role, chosen, arrival, last=last)
+            return rows_of(row_builder, runner, chosen, env_step, last=last)
+        observe, wrong = runner.observe, values(row_builder, runner, chosen, env_step)
+        with during(runner, "observe", lambda found: observe(found.replace(**{column: wrong}))):
+            return rows_of(row_builder, runner, chosen, env_step, last=last)
 
     patch.setattr(RowBuilder, "rows", rows)
 
@@ -49,21 +49,21 @@ def give(
 @found_by(REFERENCE)
 def collected_t_from_one(patch: Patch) -> None:
     """Decisions are counted from 1."""
-    give(patch, "t", lambda intake, _, chosen, __: intake._episodes.turn_L[chosen.places] + 1, of_last=False)
+    give(patch, "t", lambda row_builder, _, chosen, __: row_builder._episodes.turn_L[chosen.places] + 1, of_last=False)
 
 
 @found_by("tests/collect/rollout/test_kept_rows.py")
 def collected_rows_are_views(patch: Patch) -> None:
     """Rows are views of the accounts, and change with them."""
-    give(patch, "t", lambda intake, _, chosen, __: intake._episodes.turn_L[chosen.places], of_last=False)
+    give(patch, "t", lambda row_builder, _, chosen, __: row_builder._episodes.turn_L[chosen.places], of_last=False)
 
 
 @found_by(REFERENCE)
 def collected_truncated_is_terminated(patch: Patch) -> None:
     """Whoever is truncated is said to be terminated."""
 
-    def ended(intake: RowBuilder, role: PolicyRunner, chosen: Selection, arrival: EnvStep) -> Any:
-        return intake._cast.pick(role, chosen, arrival.ended)
+    def ended(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep) -> Any:
+        return row_builder._router.pick(runner, chosen, env_step.ended)
 
     give(patch, "terminated", ended, of_last=True)
 
@@ -72,8 +72,8 @@ def collected_truncated_is_terminated(patch: Patch) -> None:
 def collected_early_rewards_dropped(patch: Patch) -> None:
     """What an agent is paid before its first row is dropped."""
 
-    def drop(_: Any, intake: RowBuilder, role: PolicyRunner, chosen: Selection, *rest: Any) -> None:
-        intake._episodes.owed_L[chosen.lanes] = 0.0
+    def drop(_: Any, row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, *rest: Any) -> None:
+        row_builder._episodes.owed_L[chosen.lanes] = 0.0
 
     after(patch, RowBuilder, "rows", drop)
 
@@ -83,9 +83,9 @@ def collected_idle_rewards_dropped(patch: Patch) -> None:
     """A row's reward is that of the last step alone: what an idle agent was paid before is dropped."""
     rows_of = RowBuilder.rows
 
-    def rows(intake: RowBuilder, role: PolicyRunner, chosen: Selection, arrival: EnvStep, *, last: bool) -> Any:
-        intake._episodes.owed_L[chosen.places] = intake._cast.pick(role, chosen, arrival.rewards)
-        return rows_of(intake, role, chosen, arrival, last=last)
+    def rows(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
+        row_builder._episodes.owed_L[chosen.places] = row_builder._router.pick(runner, chosen, env_step.rewards)
+        return rows_of(row_builder, runner, chosen, env_step, last=last)
 
     patch.setattr(RowBuilder, "rows", rows)
 
@@ -95,10 +95,10 @@ def collected_final_obs_of_the_next_episode(patch: Patch) -> None:
     """The final observation is the next episode's first."""
     rows_of = RowBuilder.rows
 
-    def rows(intake: RowBuilder, role: PolicyRunner, chosen: Selection, arrival: EnvStep, *, last: bool) -> Any:
-        arrival = copy.copy(arrival)
-        arrival.final = arrival.obs
-        return rows_of(intake, role, chosen, arrival, last=last)
+    def rows(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
+        env_step = copy.copy(env_step)
+        env_step.final = env_step.obs
+        return rows_of(row_builder, runner, chosen, env_step, last=last)
 
     patch.setattr(RowBuilder, "rows", rows)
 
@@ -108,10 +108,10 @@ def collected_first_obs_of_the_episode_before(patch: Patch) -> None:
     """Outside same-step mode, the first observation of an episode is the last of the one before."""
     renew = EnvStep.renew
 
-    def keep(arrival: EnvStep, other: EnvStep) -> None:
-        before = [[leaf.copy() for leaf in leaves] for leaves in arrival.obs]
-        renew(arrival, other)
-        for leaves, old_leaves in zip(arrival.obs, before, strict=True):
+    def keep(env_step: EnvStep, other: EnvStep) -> None:
+        before = [[leaf.copy() for leaf in leaves] for leaves in env_step.obs]
+        renew(env_step, other)
+        for leaves, old_leaves in zip(env_step.obs, before, strict=True):
             for leaf, old in zip(leaves, old_leaves, strict=True):
                 leaf[...] = old
 
@@ -123,8 +123,8 @@ def collected_last_rows_pass_connectors_by(patch: Patch) -> None:
     """Final observations do not go through the agent connectors."""
     observe = PolicyRunner.observe
 
-    def pass_by(role: PolicyRunner, rows: Rows) -> Any:
-        return (rows, None) if rows["last"][0] else observe(role, rows)
+    def pass_by(runner: PolicyRunner, rows: Rows) -> Any:
+        return (rows, None) if rows["last"][0] else observe(runner, rows)
 
     patch.setattr(PolicyRunner, "observe", pass_by)
 
@@ -153,9 +153,9 @@ def collected_connectors_remember(patch: Patch) -> None:
     """Agent connectors are not told that episodes begin."""
     begin = PolicyRunner.begin
 
-    def keep(role: PolicyRunner, env_ids: Any) -> None:
-        with during(role.agent_connectors, "reset", lambda env_ids: None):
-            begin(role, env_ids)
+    def keep(runner: PolicyRunner, env_ids: Any) -> None:
+        with during(runner.agent_connectors, "reset", lambda env_ids: None):
+            begin(runner, env_ids)
 
     patch.setattr(PolicyRunner, "begin", keep)
 
@@ -192,8 +192,8 @@ def collected_t_goes_on(patch: Patch) -> None:
 def collected_half_a_tick_kept(patch: Patch) -> None:
     """Where a policy raises, those before it forget that their rows wait."""
 
-    def forget(_: Any, role: PolicyRunner, ready: ReadyRows) -> None:
-        role.ready = role.ready.take(~np.isin(role.ready.lanes, ready.lanes))
+    def forget(_: Any, runner: PolicyRunner, ready: ReadyRows) -> None:
+        runner.ready = runner.ready.take(~np.isin(runner.ready.lanes, ready.lanes))
 
     after(patch, PolicyRunner, "act", forget)
 
@@ -229,7 +229,7 @@ def collected_newest_rows_first(patch: Patch) -> None:
 @found_by(REFERENCE)
 def collected_parts_of_episodes(patch: Patch) -> None:
     """Batches of whole episodes hold the beginnings of others."""
-    patch.setattr(BatchBuilder, "of_episodes", lambda harvest, eps_ids: harvest.all_closed())
+    patch.setattr(BatchBuilder, "of_episodes", lambda batch_builder, eps_ids: batch_builder.all_closed())
 
 
 @found_by(REFERENCE)
@@ -248,11 +248,11 @@ def collected_version_of_the_batch(patch: Patch) -> None:
     """A row carries the version that its policy has when the batch is made."""
     reap = BatchBuilder.reap
 
-    def stamp(harvest: BatchBuilder, *what: Any) -> Any:
-        for role in harvest._roles:
-            if "policy_version" in role.trajectories._answers:
-                role.trajectories._answers["policy_version"].leaves[0][...] = role.policy.version
-        return reap(harvest, *what)
+    def stamp(batch_builder: BatchBuilder, *what: Any) -> Any:
+        for runner in batch_builder._runners:
+            if "policy_version" in runner.trajectories._answers:
+                runner.trajectories._answers["policy_version"].leaves[0][...] = runner.policy.version
+        return reap(batch_builder, *what)
 
     patch.setattr(BatchBuilder, "reap", stamp)
 
@@ -277,10 +277,10 @@ def collected_rows_of_lost_episodes(patch: Patch) -> None:
     """What is stored of a lost episode still comes into batches."""
     lose = RolloutLoop._lose
 
-    def keep(loop: RolloutLoop, arrival: EnvStep) -> None:
+    def keep(loop: RolloutLoop, env_step: EnvStep) -> None:
         with ExitStack() as stack:
-            for role in loop._roles:
-                stack.enter_context(during(role.trajectories, "of_episodes", lambda eps_ids: np.zeros(0, np.int64)))
-            lose(loop, arrival)
+            for runner in loop._runners:
+                stack.enter_context(during(runner.trajectories, "of_episodes", lambda eps_ids: np.zeros(0, np.int64)))
+            lose(loop, env_step)
 
     patch.setattr(RolloutLoop, "_lose", keep)

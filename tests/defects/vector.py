@@ -202,10 +202,10 @@ def wrong_env_blamed(patch: Patch) -> None:
     """A worker that died is said to have been at work on another env."""
     bury = Crew.bury
 
-    def blame(crew: Crew, *who: Any, **how: Any) -> WorkerExit:
-        obituary = bury(crew, *who, **how)
-        at = obituary.at_work_on
-        return obituary if at is None else replace(obituary, at_work_on=max(obituary.first, at - 1))
+    def blame(worker_pool: Crew, *who: Any, **how: Any) -> WorkerExit:
+        worker_exit = bury(worker_pool, *who, **how)
+        at = worker_exit.at_work_on
+        return worker_exit if at is None else replace(worker_exit, at_work_on=max(worker_exit.first, at - 1))
 
     patch.setattr(Crew, "bury", blame)
 
@@ -320,7 +320,7 @@ def double_delivery(patch: Patch) -> None:
     take = AsyncVectorEnv._take
 
     def again(envs: AsyncVectorEnv, w: int) -> str | None:
-        queue = envs._crew.outstanding[w]
+        queue = envs._worker_pool.outstanding[w]
         number, ids = queue[0]
         wrong = take(envs, w)
         if queue and queue[0][0] == number:  # answered in part
@@ -336,12 +336,12 @@ def last_reply_lost_before_a_death(patch: Patch) -> None:
     take, go_on = AsyncVectorEnv._take, Staff.go_on
 
     def lose(envs: AsyncVectorEnv, w: int) -> str | None:
-        if w in envs._crew.closed:
+        if w in envs._worker_pool.closed:
             raise ChannelClosed
         return take(envs, w)
 
     def lose_news(staff: Staff, w: int) -> str | None:
-        if w in staff._crew.closed:
+        if w in staff._worker_pool.closed:
             raise ChannelClosed
         return go_on(staff, w)
 
@@ -355,9 +355,9 @@ def outstanding_requests_not_cleared(patch: Patch) -> None:
     loss_of = AsyncVectorEnv._loss
 
     def owe(envs: AsyncVectorEnv, w: int, *rest: Any) -> WorkerLost:
-        owed = list(envs._crew.outstanding[w])
+        owed = list(envs._worker_pool.outstanding[w])
         loss = loss_of(envs, w, *rest)
-        envs._crew.outstanding[w].extend(owed)
+        envs._worker_pool.outstanding[w].extend(owed)
         return loss
 
     patch.setattr(AsyncVectorEnv, "_loss", owe)
@@ -376,7 +376,7 @@ def stale_reply_after_a_timeout(patch: Patch) -> None:
             raise
 
     def mistake(envs: AsyncVectorEnv, w: int) -> str | None:
-        queue = envs._crew.outstanding[w]
+        queue = envs._worker_pool.outstanding[w]
         queue[0] = queue[0][0], queue[-1][1]  # the number of the first one, the envs of the last
         return take(envs, w)
 

@@ -161,7 +161,7 @@ def test_noise_between_calls_is_found_by_the_next_one(on_fault: str) -> None:
     with make(on_fault=on_fault) as envs:
         envs.reset(seed=0)
         envs.exec_func(scream_soon, [NOISY])
-        pipe = envs._crew.workers[0].channel.read_fd
+        pipe = envs._worker_pool.workers[0].channel.read_fd
         assert select.select([pipe], [], [], 20)[0]
         survives(envs, on_fault, WorkerDied, "came out of its reply pipe", envs.worker_pids[0])
 

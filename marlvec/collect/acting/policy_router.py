@@ -26,26 +26,26 @@ class PolicyRouter:
     """The roles, and who of them plays which agents.
 
     Args:
-        roles: All of them.
+        runners: All of them.
         groups: The envs' groups of agents.
         agents: Agent names.
         policy_NA: (N, A) index of each agent's role; read anew at every `update`.
         seed: PolicyRunner's number → its policy's seed.
 
     Attributes:
-        roles, groups: as given; roles come and go, in the same list.
+        runners, groups: as given; roles come and go, in the same list.
         playing: Roles that play somebody in a running episode, group by group.
     """
 
     def __init__(
         self,
-        roles: list[PolicyRunner],
+        runners: list[PolicyRunner],
         groups: Sequence[AgentGroup],
         agents: tuple[str, ...],
         policy_NA: IntArray,
         seed: Callable[[int], int],
     ) -> None:
-        self.roles = roles
+        self.runners = runners
         self.groups, self._agents, self._policy_NA, self._seed = tuple(groups), agents, policy_NA, seed
         self._columns = [np.array(group.agents) for group in groups]
         place = np.zeros(len(agents), np.int64)
@@ -55,13 +55,13 @@ class PolicyRouter:
         self._players: list[list[PolicyRunner]] = [[] for _ in groups]
         self.playing: list[PolicyRunner] = []
         self._everyone: dict[tuple[int, bytes], Selection] = {}
-        for role in self.roles:
-            self.prepare(role)
+        for runner in self.runners:
+            self.prepare(runner)
 
-    def prepare(self, role: PolicyRunner) -> None:
+    def prepare(self, runner: PolicyRunner) -> None:
         """Give a role its group of agents where there is one only, with no need to wait and see whom it plays."""
         if len(self.groups) == 1:
-            self.bind(role, 0)
+            self.bind(runner, 0)
 
     def update(self) -> None:
         """Take over a change of ``policy_NA``.
@@ -72,31 +72,31 @@ class PolicyRouter:
         self._everyone.clear()
         for g, columns in enumerate(self._columns):
             found = np.unique(self._policy_NA[:, columns]).tolist()
-            self._players[g] = [self.bind(self.roles[i], g) for i in found]
-        self.playing = [role for players in self._players for role in players]
+            self._players[g] = [self.bind(self.runners[i], g) for i in found]
+        self.playing = [runner for players in self._players for runner in players]
 
-    def bind(self, role: PolicyRunner, g: int) -> PolicyRunner:
+    def bind(self, runner: PolicyRunner, g: int) -> PolicyRunner:
         """Make sure that a role may play agents of a group.
 
         Raises:
             ContractError: It plays those of another one.
         """
-        if role.group_index == -1:
-            role.bind(g, self.groups[g], self._agents, len(self._policy_NA), self._seed(role.number))
-        elif role.group_index != g:
-            a, b = self.groups[role.group_index].name, self.groups[g].name
+        if runner.group_index == -1:
+            runner.bind(g, self.groups[g], self._agents, len(self._policy_NA), self._seed(runner.number))
+        elif runner.group_index != g:
+            a, b = self.groups[runner.group_index].name, self.groups[g].name
             raise ContractError(
-                f"policy {role.policy_id!r} is to play agents of group {a!r} and of group {b!r}, whose spaces differ; "
+                f"policy {runner.policy_id!r} is to play agents of group {a!r} and of group {b!r}, whose spaces differ; "
                 f"give each group a policy of its own"
             )
-        return role
+        return runner
 
-    def everyone(self, role: PolicyRunner, env_ids: IntArray) -> Selection:
+    def everyone(self, runner: PolicyRunner, env_ids: IntArray) -> Selection:
         """All rows a role plays in these envs: the same object where the same envs are asked for again."""
-        key = role.index, env_ids.tobytes()
+        key = runner.index, env_ids.tobytes()
         if (found := self._everyone.get(key)) is None:
-            mask = np.ones((len(env_ids), len(self._columns[role.group_index])), np.bool_)
-            found = self._select(role, env_ids, mask)
+            mask = np.ones((len(env_ids), len(self._columns[runner.group_index])), np.bool_)
+            found = self._select(runner, env_ids, mask)
             flat = None if len(found.lanes) == mask.size else found.flat
             found = Selection(flat, found.env_id, found.agent_index, found.lanes, index_of(found.lanes))
             if len(self._everyone) >= _REMEMBERED:
@@ -104,19 +104,19 @@ class PolicyRouter:
             self._everyone[key] = found
         return found
 
-    def pick(self, role: PolicyRunner, chosen: Selection, array_nA: AnyArray) -> AnyArray:
+    def pick(self, runner: PolicyRunner, chosen: Selection, array_nA: AnyArray) -> AnyArray:
         """A role's rows of an array over all agents."""
-        return chosen.pick(array_nA[:, self._columns[role.group_index]])
+        return chosen.pick(array_nA[:, self._columns[runner.group_index]])
 
-    def select(self, role: PolicyRunner, env_ids: IntArray, mask_nA: BoolArray) -> Selection:
+    def select(self, runner: PolicyRunner, env_ids: IntArray, mask_nA: BoolArray) -> Selection:
         """Rows a role plays, where a mask over these envs is True."""
-        columns = self._columns[role.group_index]
-        return self._select(role, env_ids, mask_nA if len(self.groups) == 1 else mask_nA[:, columns])
+        columns = self._columns[runner.group_index]
+        return self._select(runner, env_ids, mask_nA if len(self.groups) == 1 else mask_nA[:, columns])
 
-    def _select(self, role: PolicyRunner, env_ids: IntArray, mask: BoolArray) -> Selection:
-        columns = self._columns[role.group_index]
-        if len(self._players[role.group_index]) > 1:
-            mask = mask & (self._policy_NA[env_ids[:, None], columns] == role.index)
+    def _select(self, runner: PolicyRunner, env_ids: IntArray, mask: BoolArray) -> Selection:
+        columns = self._columns[runner.group_index]
+        if len(self._players[runner.group_index]) > 1:
+            mask = mask & (self._policy_NA[env_ids[:, None], columns] == runner.index)
         flat = np.flatnonzero(mask)
         env_id = env_ids[flat // len(columns)]
         agent = columns[flat % len(columns)]

@@ -122,7 +122,7 @@ class PolicyAnswer:
     """What a policy decided for some ready rows; nothing of it is stored before the envs have taken it.
 
     Attributes:
-        role: Whose answer it is.
+        runner: Whose answer it is.
         ready: For which rows.
         given: The rows the policy was given.
         rows: Those with its answer; after `PolicyRunner.transform`, as the action connectors left them.
@@ -131,7 +131,7 @@ class PolicyAnswer:
         parts: What to store, likewise.
     """
 
-    role: PolicyRunner
+    runner: PolicyRunner
     ready: ReadyRows
     given: Rows
     rows: Rows
@@ -142,7 +142,7 @@ class PolicyAnswer:
     @property
     def part(self) -> GroupActions:
         """What of it goes to the envs."""
-        return GroupActions(self.role.group_index, self.ready.lanes, self.for_env)
+        return GroupActions(self.runner.group_index, self.ready.lanes, self.for_env)
 
 
 class PolicyRunner:
@@ -162,14 +162,14 @@ class PolicyRunner:
     Attributes:
         group_index: Position of the group of agents it plays; -1 while it has none.
         ready: Rows that wait for its answer.
-        idlers: Agents whose rows its connectors took out; there once it is bound.
+        noops: Agents whose rows its connectors took out; there once it is bound.
         off_policy: What its agents do without asking it; likewise.
         trajectories: What it saw and did.
         raw: What the envs last told its agents.
         is_frozen: Whether it is never trained.
     """
 
-    idlers: NoopActions
+    noops: NoopActions
     off_policy: GivenActions
 
     def __init__(
@@ -206,7 +206,7 @@ class PolicyRunner:
         self.agent_connectors.bind(group.observation_space, agents, action_space)
         self.learner_connectors.bind(self.agent_connectors.output_space_, agents, action_space)
         noop = declared_noop(self.agent_connectors, self.action_connectors, group.action_tree, self._who)
-        self.idlers = NoopActions(noop, group.action_tree, num_envs, len(agents))
+        self.noops = NoopActions(noop, group.action_tree, num_envs, len(agents))
         self._declared = noop is not None
         self.off_policy = GivenActions(SpaceTree(action_space), group.action_space, self._who)
         self._env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
@@ -285,7 +285,7 @@ class PolicyRunner:
             return
         self.agent_connectors.reset(env_ids)
         self.action_connectors.reset(env_ids)
-        self.idlers.begin(env_ids)
+        self.noops.begin(env_ids)
         self.off_policy.forget(np.add.outer(env_ids * self._num_agents, np.arange(self._num_agents)).ravel())
 
     def clear(self) -> None:
@@ -293,7 +293,7 @@ class PolicyRunner:
         self.trajectories.clear()
         self.ready = ReadyRows.none()
         if self.group_index >= 0:
-            self.idlers.clear()
+            self.noops.clear()
             self.off_policy.clear()
 
     def forget(self, slots: IntArray, slot_L: IntArray, policy_L: IntArray) -> None:
@@ -402,7 +402,7 @@ class PolicyRunner:
             raise self._bad(f"has action connectors that got {len(answer.rows)} rows and returned {len(rows)}")
         sent = self._flatten(self._env_tree, rows["actions_for_env"], "actions_for_env")
         answer.for_env = [
-            self._cast(self._checked(value, leaf, answer, "actions_for_env"), leaf)
+            self._router(self._checked(value, leaf, answer, "actions_for_env"), leaf)
             for value, leaf in zip(sent, self._env_tree.leaves, strict=True)
         ]
         columns = {name: column for name, column in rows.columns.items() if name not in answer.given.columns}
@@ -442,7 +442,7 @@ class PolicyRunner:
             env, agent = int(answer.given["env_id"][i]), int(answer.given["agent_index"][i])
             raise self._bad(f"gave {name!r} with NaN, first for env {env}, agent {agent}")
 
-    def _cast(self, array: AnyArray, leaf: Leaf) -> AnyArray:
+    def _router(self, array: AnyArray, leaf: Leaf) -> AnyArray:
         if array.dtype == leaf.dtype:
             return array
         cast = array.astype(leaf.dtype)

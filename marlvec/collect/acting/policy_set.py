@@ -148,7 +148,7 @@ class PolicySet:
     Attributes:
         policies: As given; without those that leave.
         pipelines: Policy id to pipeline, of agent, action and learner connectors.
-        roles: All roles, leaving ones too.
+        runners: All roles, leaving ones too.
         leaving: PolicyRunner that leaves to the one that takes its place.
         cast: Who plays whom.
     """
@@ -168,19 +168,19 @@ class PolicySet:
             for kind, given in zip(_KINDS, connectors, strict=True)
         )
         self._count = 0
-        self.roles: list[PolicyRunner] = []
+        self.runners: list[PolicyRunner] = []
         for name in policies:
-            self.roles.append(self._role(name))
+            self.runners.append(self._runner(name))
         self.leaving: dict[PolicyRunner, PolicyRunner] = {}
-        self.cast = PolicyRouter(self.roles, envs.spec.groups, envs.agents, episodes.policy_NA, seed)
+        self.cast = PolicyRouter(self.runners, envs.spec.groups, envs.agents, episodes.policy_NA, seed)
         if episodes.is_static:
             self.cast.update()
 
-    def _role(self, name: str) -> PolicyRunner:
+    def _runner(self, name: str) -> PolicyRunner:
         n, a = self._envs.num_envs, self._envs.agent_num
         before, behind, learner = (found[name] for found in self.pipelines)
         return PolicyRunner(
-            len(self.roles), self._next_number(), name, self.policies, before, behind, learner, a, n * a
+            len(self.runners), self._next_number(), name, self.policies, before, behind, learner, a, n * a
         )
 
     def _next_number(self) -> int:
@@ -193,16 +193,16 @@ class PolicySet:
         Raises:
             KeyError: There is none; lists those there are.
         """
-        for role in self.roles:
-            if role.policy_id == policy_id and role not in self.leaving:
-                return role
+        for runner in self.runners:
+            if runner.policy_id == policy_id and runner not in self.leaving:
+                return runner
         raise KeyError(f"no policy {policy_id!r}; the policies are {list(self.policies)}")
 
     def reseed(self) -> None:
         """Begin new random streams in all policies."""
-        for role in self.roles:
-            if role.group_index >= 0 and role not in self.leaving:
-                role.policy.reseed(self._seed(role.number))
+        for runner in self.runners:
+            if runner.group_index >= 0 and runner not in self.leaving:
+                runner.policy.reseed(self._seed(runner.number))
 
     # --- coming
 
@@ -220,7 +220,7 @@ class PolicySet:
             raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
         if policy_id in self.policies:
             raise ArgumentError(f"there is a policy {policy_id!r} already: call replace_policy(), or choose another id")
-        if any(role.policy_id == policy_id for role in self.leaving):
+        if any(runner.policy_id == policy_id for runner in self.leaving):
             raise StateError(
                 f"a policy {policy_id!r} was removed and has rows that are still to come: collect them, or choose "
                 f"another id"
@@ -231,13 +231,13 @@ class PolicySet:
         self.policies[policy_id] = given  # type: ignore[assignment]  # a PolicyMap takes functions, too
         for pipelines, chain in zip(self.pipelines, made, strict=True):
             pipelines[policy_id] = chain
-        self.roles.append(self._role(policy_id))
+        self.runners.append(self._runner(policy_id))
         if is_frozen:
-            self.roles[-1].freeze()
+            self.runners[-1].freeze()
         try:
-            self.cast.prepare(self.roles[-1])
+            self.cast.prepare(self.runners[-1])
         except BaseException:
-            self.roles.pop()
+            self.runners.pop()
             self._let_go(policy_id)
             raise
         self._recast()
@@ -272,17 +272,17 @@ class PolicySet:
 
     def replace(self, policy_id: str, policy: NewPolicy, slot_L: IntArray) -> None:
         """See `Collector.replace_policy`."""
-        role = self.find(policy_id)
+        runner = self.find(policy_id)
         given = self._policy(policy_id, policy)
         number = self._next_number()
-        if isinstance(given, Policy) and role.group_index >= 0:
-            role.set_up(given, self._seed(number))
+        if isinstance(given, Policy) and runner.group_index >= 0:
+            runner.set_up(given, self._seed(number))
         self.policies[policy_id] = given  # type: ignore[assignment]  # a PolicyMap takes functions, too
-        if not isinstance(given, Policy) and role.group_index >= 0:
-            role.set_up(role.policy, self._seed(number))
+        if not isinstance(given, Policy) and runner.group_index >= 0:
+            runner.set_up(runner.policy, self._seed(number))
         # Another object, so that an answer of the old policy which a failed call has left behind is not taken for its.
-        fresh = self.roles[role.index] = copy.copy(role)
-        self.leaving = {old: fresh if other is role else other for old, other in self.leaving.items()}
+        fresh = self.runners[runner.index] = copy.copy(runner)
+        self.leaving = {old: fresh if other is runner else other for old, other in self.leaving.items()}
         fresh.number = number
         fresh.forget_answers(slot_L)
         if self.cast.playing:
@@ -292,36 +292,38 @@ class PolicySet:
 
     def remove(self, policy_id: str, remap_to: str | None, loop: RolloutLoop) -> None:
         """See `Collector.remove_policy`."""
-        role = self.find(policy_id)
+        runner = self.find(policy_id)
         target = None if remap_to is None else self.find(remap_to)
-        if target is role:
+        if target is runner:
             raise ArgumentError(f"policy {policy_id!r} cannot take its own place; name another one as remap_to")
-        plays_NA = self._episodes.runs(role.index)
+        plays_NA = self._episodes.runs(runner.index)
         plays_NA[np.setdiff1d(np.arange(self._envs.num_envs), loop.living)] = False
-        waited_for = [old for old, other in self.leaving.items() if other is role]
+        waited_for = [old for old, other in self.leaving.items() if other is runner]
         if target is None:
-            self._check_idle(role, plays_NA, waited_for)
+            self._check_idle(runner, plays_NA, waited_for)
         else:
-            if role.group_index >= 0 and (plays_NA.any() or self._episodes.seats(role.index) or waited_for):
-                self.cast.bind(target, role.group_index)
-            self._episodes.reseat(role.index, target.index)
+            if runner.group_index >= 0 and (plays_NA.any() or self._episodes.seats(runner.index) or waited_for):
+                self.cast.bind(target, runner.group_index)
+            self._episodes.reseat(runner.index, target.index)
             for old in waited_for:
                 self.leaving[old] = target
         # A role that nobody waits for takes no one's place; any other may stand here.
-        self.leaving[role] = role if target is None else target
+        self.leaving[runner] = runner if target is None else target
         self._let_go(policy_id)
         self._recast()
         self._settle_masked(loop)
         if loop.state in ("new", "lost"):  # no row that is there will be in a batch
-            self._episodes.policy_NA[self._episodes.policy_NA == role.index] = self.leaving[role].index
-            self._drop(role)
+            self._episodes.policy_NA[self._episodes.policy_NA == runner.index] = self.leaving[runner].index
+            self._drop(runner)
         else:
             self.hand_over(loop)
             self.drop_idle(loop)
 
-    def _check_idle(self, role: PolicyRunner, plays_NA: NDArray[np.bool_], waited_for: Sequence[PolicyRunner]) -> None:
+    def _check_idle(
+        self, runner: PolicyRunner, plays_NA: NDArray[np.bool_], waited_for: Sequence[PolicyRunner]
+    ) -> None:
         """Raise where somebody would have to take this role's place."""
-        if seats := self._episodes.seats(role.index):
+        if seats := self._episodes.seats(runner.index):
             why = f"by the policy_mapping it plays {seats}"
         elif plays_NA.any():
             env, agent = np.argwhere(plays_NA)[0].tolist()
@@ -332,8 +334,8 @@ class PolicySet:
         else:
             return
         raise StateError(
-            f"policy {role.policy_id!r} cannot be removed: {why}. Say who takes its place: "
-            f"remove_policy({role.policy_id!r}, remap_to=...)"
+            f"policy {runner.policy_id!r} cannot be removed: {why}. Say who takes its place: "
+            f"remove_policy({runner.policy_id!r}, remap_to=...)"
         )
 
     def hand_over(self, loop: RolloutLoop) -> None:
@@ -365,7 +367,7 @@ class PolicySet:
         self._episodes.policy_NA.reshape(-1)[lanes] = new.index
         slot_L[lanes] = -1
         if kept is not None:
-            new.idlers.add(lanes[~kept])
+            new.noops.add(lanes[~kept])
             lanes = lanes[kept]
         if len(lanes):
             env_t = self._episodes.length_N[lanes // len(agents)]
@@ -379,9 +381,9 @@ class PolicySet:
         if not self.leaving:
             return
         self._settle_masked(loop)
-        for role in tuple(self.leaving):
-            if not self._episodes.runs(role.index).any() and not len(role.trajectories.closed()):
-                self._drop(role)
+        for runner in tuple(self.leaving):
+            if not self._episodes.runs(runner.index).any() and not len(runner.trajectories.closed()):
+                self._drop(runner)
 
     def _settle_masked(self, loop: RolloutLoop) -> None:
         """Have masked envs, in which nobody plays any more, name no role that may go."""
@@ -389,12 +391,12 @@ class PolicySet:
         if len(living):
             policy_NA[np.setdiff1d(np.arange(len(policy_NA)), living)] = policy_NA[living[0]]
 
-    def _drop(self, role: PolicyRunner) -> None:
-        del self.leaving[role]
-        self.roles.remove(role)
-        for later in self.roles[role.index :]:
+    def _drop(self, runner: PolicyRunner) -> None:
+        del self.leaving[runner]
+        self.runners.remove(runner)
+        for later in self.runners[runner.index :]:
             later.index -= 1
-        self._episodes.close_up(role.index)
+        self._episodes.close_up(runner.index)
         self._recast()
         if self.cast.playing:
             self.cast.update()
@@ -404,8 +406,8 @@ class PolicySet:
             del table[policy_id]
 
     def _recast(self) -> None:
-        leaving = [role.policy_id for role in self.leaving]
-        self._episodes.recast([role.policy_id for role in self.roles], leaving)
+        leaving = [runner.policy_id for runner in self.leaving]
+        self._episodes.recast([runner.policy_id for runner in self.runners], leaving)
 
 
 def _default(kind: type[Any]) -> Callable[[], Any]:

@@ -41,19 +41,19 @@ class RandomSteps:
         self._agents, self._seed = agents, seed
         self.is_over = not steps
 
-    def note(self, role: PolicyRunner, ready: ReadyRows) -> None:
+    def note(self, runner: PolicyRunner, ready: ReadyRows) -> None:
         """Draw for those of a role's ready rows that have such a step to make, and for which nothing is noted yet.
 
         Raises:
             ContractError: A mask allows nothing; names the env and the agent.
         """
         num_agents = len(self._agents)
-        mine = (self._left_N[ready.lanes // num_agents] > 0) & ~role.off_policy.among(ready.lanes)
+        mine = (self._left_N[ready.lanes // num_agents] > 0) & ~runner.off_policy.among(ready.lanes)
         if not mine.any():
             return
         ready = ready.take(mine)
-        rows = Rows(role.trajectories.rows(ready.where))
-        sampler = SpaceSampler(SpaceTree(role.action_connectors.policy_space_))
+        rows = Rows(runner.trajectories.rows(ready.where))
+        sampler = SpaceSampler(SpaceTree(runner.action_connectors.policy_space_))
 
         def where(i: int) -> str:
             env, agent = divmod(int(ready.lanes[i]), num_agents)
@@ -62,7 +62,7 @@ class RandomSteps:
         draws = cast(np.random.Generator, RowDraws(self._seed, "warm-up", rows))
         actions = sampler.sample(draws, len(rows), rows.columns.get("action_mask"), where)
         for i, lane in enumerate(ready.lanes.tolist()):
-            role.off_policy.note(lane, map_tree(itemgetter(i), actions), where(i))
+            runner.off_policy.note(lane, map_tree(itemgetter(i), actions), where(i))
 
     def count(self, env_ids: IntArray) -> None:
         """These envs have made a step."""

@@ -29,20 +29,20 @@ class RowBuilder:
     """
 
     def __init__(self, cast: PolicyRouter, episodes: EpisodeTracker, metrics: Metrics) -> None:
-        self._cast, self._episodes, self._metrics = cast, episodes, metrics
+        self._router, self._episodes, self._metrics = cast, episodes, metrics
 
     def rows(
-        self, role: PolicyRunner, chosen: Selection, arrival: EnvStep, *, last: bool
+        self, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool
     ) -> tuple[Rows, NDArray[np.bool_] | None]:
         """Rows behind the agent connectors, and which of those asked for they are: (n,) bool, or None for all.
 
         Args:
-            role: Whose rows.
+            runner: Whose rows.
             chosen: Which.
-            arrival: Where they are.
+            env_step: Where they are.
             last: Whether these are final observations.
         """
-        episodes, group = self._episodes, self._cast.groups[role.group_index]
+        episodes, group = self._episodes, self._router.groups[runner.group_index]
         lanes, places, n = chosen.lanes, chosen.places, len(chosen.lanes)
         first = ~episodes.seen_L[places]
         reward = episodes.owed_L[places].copy()
@@ -52,7 +52,7 @@ class RowBuilder:
             episodes.seen_L[places] = True
         else:
             episodes.owed_L[places] = 0.0
-        leaves = (arrival.final if last else arrival.obs)[role.group_index]
+        leaves = (env_step.final if last else env_step.obs)[runner.group_index]
         columns: dict[str, Tree] = {
             "env_id": chosen.env_id,
             "agent_index": chosen.agent_index,
@@ -60,28 +60,28 @@ class RowBuilder:
             "t": episodes.turn_L[places].copy(),
             "obs": group.observation_tree.unflatten([chosen.pick(leaf) for leaf in leaves]),
             "reward": reward,
-            "terminated": self._cast.pick(role, chosen, arrival.terminated) if last else np.zeros(n, np.bool_),
-            "truncated": self._cast.pick(role, chosen, arrival.truncated) if last else np.zeros(n, np.bool_),
+            "terminated": self._router.pick(runner, chosen, env_step.terminated) if last else np.zeros(n, np.bool_),
+            "truncated": self._router.pick(runner, chosen, env_step.truncated) if last else np.zeros(n, np.bool_),
             "first": first,
             "last": (np.ones if last else np.zeros)(n, np.bool_),
         }
-        mask = arrival.masks[role.group_index]
+        mask = env_step.masks[runner.group_index]
         if mask is not None:
             columns["action_mask"] = np.ones((n, mask.shape[2]), np.bool_) if last else chosen.pick(mask)
-        if arrival.state is not None:
-            columns["state"] = _state(chosen, arrival, last=last)
+        if env_step.state is not None:
+            columns["state"] = _state(chosen, env_step, last=last)
         began = perf_counter()
-        rows, kept = role.observe(Rows.of_length(columns, n))
+        rows, kept = runner.observe(Rows.of_length(columns, n))
         self._metrics.timers["agent_connectors"].add(perf_counter() - began)
         return rows, kept
 
 
-def _state(chosen: Selection, arrival: EnvStep, *, last: bool) -> NDArray[Any]:
+def _state(chosen: Selection, env_step: EnvStep, *, last: bool) -> NDArray[Any]:
     """Each row's global state: with a last row that in which the episode ended, where all of it has ended."""
-    assert arrival.state is not None
-    at = np.searchsorted(arrival.env_ids, chosen.env_id)
-    state: NDArray[Any] = arrival.state[at]
-    if last and arrival.final_state is not None:
-        over = arrival.done[at]
-        state[over] = arrival.final_state[at[over]]
+    assert env_step.state is not None
+    at = np.searchsorted(env_step.env_ids, chosen.env_id)
+    state: NDArray[Any] = env_step.state[at]
+    if last and env_step.final_state is not None:
+        over = env_step.done[at]
+        state[over] = env_step.final_state[at[over]]
     return state

@@ -51,11 +51,11 @@ class CallbackList:
         self._held: list[BaseException] = []
         self._telling = ""
 
-    def step(self, arrival: EnvStep) -> None:
+    def step(self, env_step: EnvStep) -> None:
         """Some envs have made a step; what was lost in it is none."""
-        if self._listeners["on_episode_step"] and not arrival.fault.all():
-            rows = np.flatnonzero(~arrival.fault)
-            step = EpisodeStep(arrival, rows, self._running_N, self._envs, self._metrics)
+        if self._listeners["on_episode_step"] and not env_step.fault.all():
+            rows = np.flatnonzero(~env_step.fault)
+            step = EpisodeStep(env_step, rows, self._running_N, self._envs, self._metrics)
             self._tell("on_episode_step", step)
 
     def lose(self, env_ids: NDArray[np.int64], reasons: Sequence[LossReason]) -> None:

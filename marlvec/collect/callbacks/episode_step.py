@@ -43,7 +43,7 @@ class EpisodeStep:
     Its arrays are copies, to be kept or changed at will.
 
     Args:
-        arrival: What came back from the envs.
+        env_step: What came back from the envs.
         rows: (n,) which rows of the arrival these are.
         running_N: (N,) the episode that each env is in.
         envs, metrics: The collector's.
@@ -58,19 +58,19 @@ class EpisodeStep:
 
     def __init__(
         self,
-        arrival: EnvStep,
+        env_step: EnvStep,
         rows: NDArray[np.int64],
         running_N: NDArray[np.object_],
         envs: VectorEnv,
         metrics: Metrics,
     ) -> None:
-        self.env_ids = arrival.env_ids[rows]
-        self.rewards = arrival.rewards[rows]
-        self.terminated, self.truncated = arrival.terminated[rows], arrival.truncated[rows]
-        self.done = arrival.done[rows]
+        self.env_ids = env_step.env_ids[rows]
+        self.rewards = env_step.rewards[rows]
+        self.terminated, self.truncated = env_step.terminated[rows], env_step.truncated[rows]
+        self.done = env_step.done[rows]
         self.metrics = metrics
         self._running_n = running_N[self.env_ids]
-        self._results, self._envs = arrival.results, envs
+        self._results, self._envs = env_step.results, envs
 
     def __len__(self) -> int:
         return len(self.env_ids)

@@ -38,7 +38,7 @@ class MultiAgentEpisode:
     Args:
         eps_id: Its id.
         env_id: Its env.
-        tracks: Ordered by agent, and those of one agent by time; at least one.
+        agent_episodes: Ordered by agent, and those of one agent by time; at least one.
         agents: Names of all agents of the env, in order; None where they are not known.
 
     Raises:
@@ -51,14 +51,18 @@ class MultiAgentEpisode:
     __slots__ = ("agents", "env_id", "eps_id", "tracks")
 
     def __init__(
-        self, eps_id: int, env_id: int, tracks: Sequence[SingleAgentEpisode], agents: Sequence[str] | None = None
+        self,
+        eps_id: int,
+        env_id: int,
+        agent_episodes: Sequence[SingleAgentEpisode],
+        agents: Sequence[str] | None = None,
     ) -> None:
-        self.eps_id, self.env_id, self.tracks = eps_id, env_id, tuple(tracks)
+        self.eps_id, self.env_id, self.agent_episodes = eps_id, env_id, tuple(agent_episodes)
         self.agents = None if agents is None else tuple(agents)
-        if not self.tracks:
+        if not self.agent_episodes:
             raise ArgumentError("an episode needs at least one track")
-        check_order(self.tracks, f"eps_id {eps_id}")
-        highest = max(track.agent_index for track in self.tracks)
+        check_order(self.agent_episodes, f"eps_id {eps_id}")
+        highest = max(track.agent_index for track in self.agent_episodes)
         if self.agents is not None and highest >= len(self.agents):
             raise ArgumentError(f"eps_id {eps_id} has rows of agent {highest}, and agents names {len(self.agents)}")
 
@@ -79,13 +83,15 @@ class MultiAgentEpisode:
             ArgumentError: A column is missing; an ``eps_id`` stands for several episodes; or these are not one row a
                 decision any more, as after `NStep` or `PadSequences`.
         """
-        return [cls(eps, env, tracks, agents) for (eps, env), tracks in read_agent_episodes(batches).items()]
+        return [
+            cls(eps, env, agent_episodes, agents) for (eps, env), agent_episodes in read_agent_episodes(batches).items()
+        ]
 
     def __len__(self) -> int:
         return self.env_stop - self.env_start
 
     def __repr__(self) -> str:
-        lines = [f"  {track}" for track in self.tracks]
+        lines = [f"  {track}" for track in self.agent_episodes]
         head = f"MultiAgentEpisode {self.eps_id} of env {self.env_id}, env steps {self.env_start} to {self.env_stop}"
         return "\n".join([head, *lines])
 
@@ -96,26 +102,26 @@ class MultiAgentEpisode:
         """A: how many agents there are; without names, how many there must be."""
         if self.agents is not None:
             return len(self.agents)
-        return max(track.agent_index for track in self.tracks) + 1
+        return max(track.agent_index for track in self.agent_episodes) + 1
 
     @property
     def env_start(self) -> int:
         """Env step of its first decision."""
-        return min(track.env_start for track in self.tracks)
+        return min(track.env_start for track in self.agent_episodes)
 
     @property
     def env_stop(self) -> int:
         """Env step of its last outcome."""
-        return max(track.env_stop for track in self.tracks)
+        return max(track.env_stop for track in self.agent_episodes)
 
-    def tracks_of(self, agent: Agent) -> tuple[SingleAgentEpisode, ...]:
+    def episodes_of(self, agent: Agent) -> tuple[SingleAgentEpisode, ...]:
         """An agent's tracks, in order of time; none where it made no decision.
 
         Raises:
             KeyError: There is no such agent.
         """
         index = self._index(agent)
-        return tuple(track for track in self.tracks if track.agent_index == index)
+        return tuple(track for track in self.agent_episodes if track.agent_index == index)
 
     def decided(self, start: int | None = None, stop: int | None = None) -> NDArray[np.bool_]:
         """Who decided when: (S, A) for env steps ``start`` to ``stop - 1``; None for the episode's own.
@@ -125,7 +131,7 @@ class MultiAgentEpisode:
         """
         steps = self._steps(start, stop)
         found = np.zeros((len(steps), self.agent_num), np.bool_)
-        for track in self.tracks:
+        for track in self.agent_episodes:
             found[:, track.agent_index] |= track.places("t", steps) >= track.lookback
         return found
 
@@ -164,12 +170,12 @@ class MultiAgentEpisode:
         steps = self._steps(start, stop, ends=True)
         if agent is not None:
             return self._of_agent(name, self._index(agent), steps, fill)
-        if fill is None and len({track.agent_index for track in self.tracks}) < self.agent_num:
+        if fill is None and len({track.agent_index for track in self.agent_episodes}) < self.agent_num:
             raise IndexError(f"{name!r}: not all agents have rows; say with fill= what is to stand there")
-        like = self.tracks[0]
+        like = self.agent_episodes[0]
         columns = []
         for index in range(self.agent_num):
-            own = self.tracks_of(index)
+            own = self.episodes_of(index)
             column = self._of_agent(name, index, steps, fill) if own else _blank(like, name, len(steps), fill)
             columns.append(column)
 
@@ -181,19 +187,19 @@ class MultiAgentEpisode:
         return zip_trees(stacked, columns)
 
     def _of_agent(self, name: str, index: int, steps: NDArray[np.int64], fill: Any) -> Tree:
-        tracks = [track for track in self.tracks if track.agent_index == index]
-        if not tracks:
+        agent_episodes = [track for track in self.agent_episodes if track.agent_index == index]
+        if not agent_episodes:
             raise IndexError(f"agent {index} has no rows in this episode, so there is no {name!r} of it")
-        if len(tracks) == 1:
-            return tracks[0].at_steps(name, steps, fill)
+        if len(agent_episodes) == 1:
+            return agent_episodes[0].at_steps(name, steps, fill)
         # Where one track ends and the next begins in the same step, the later one counts: it is what it decided on.
-        where = [track.places(name, steps) for track in tracks]
-        joined = join_columns([{name: track.whole(name)} for track in tracks])[name]
-        sizes = [track.size(name) for track in tracks]
+        where = [track.places(name, steps) for track in agent_episodes]
+        joined = join_columns([{name: track.whole(name)} for track in agent_episodes])[name]
+        sizes = [track.size(name) for track in agent_episodes]
         places = np.full(len(steps), -1, np.int64)
         for own, offset in zip(where, np.cumsum([0, *sizes]).tolist(), strict=False):
             places = np.where(own >= 0, own + offset, places)
-        return tracks[0].gather(joined, name, places, fill)
+        return agent_episodes[0].gather(joined, name, places, fill)
 
     # --- cutting and joining
 
@@ -216,7 +222,7 @@ class MultiAgentEpisode:
         """
         if check_step("lookback", lookback) < 0:
             raise ArgumentError(f"lookback must be at least 0, got {lookback}")
-        parts = [track.cut(check_step("env_step", env_step), lookback) for track in self.tracks]
+        parts = [track.cut(check_step("env_step", env_step), lookback) for track in self.agent_episodes]
         heads, tails = ([part for part in side if part is not None] for side in zip(*parts, strict=True))
         return self._of(heads), self._of(tails)
 
@@ -240,17 +246,17 @@ class MultiAgentEpisode:
                 f"expected a part of eps_id {self.eps_id} of env {self.env_id}, agents {self.agents}, "
                 f"got eps_id {other.eps_id} of env {other.env_id}, agents {other.agents}"
             )
-        tracks = list(self.tracks)
-        for track in other.tracks:
-            before = next((one for one in reversed(tracks) if one.agent_index == track.agent_index), None)
+        agent_episodes = list(self.agent_episodes)
+        for track in other.agent_episodes:
+            before = next((one for one in reversed(agent_episodes) if one.agent_index == track.agent_index), None)
             if before is not None and before.goes_on_in(track):
-                tracks[tracks.index(before)] = before.joined(track)
+                agent_episodes[agent_episodes.index(before)] = before.joined(track)
             elif track.lookback:
                 raise ArgumentError(f"{track} has a lookback that is not in the part before it: {before}")
             else:
-                tracks.append(track)
-        tracks.sort(key=lambda track: track.agent_index)  # stable, so that those of one agent stay in order
-        return MultiAgentEpisode(self.eps_id, self.env_id, tracks, self.agents)
+                agent_episodes.append(track)
+        agent_episodes.sort(key=lambda track: track.agent_index)  # stable, so that those of one agent stay in order
+        return MultiAgentEpisode(self.eps_id, self.env_id, agent_episodes, self.agents)
 
     def rows(self) -> dict[str, dict[str, Tree]]:
         """Policy id to the columns of its rows, ordered by agent and time, without lookbacks.
@@ -259,7 +265,7 @@ class MultiAgentEpisode:
             ArgumentError: Two tracks of one policy differ in their columns.
         """
         found: dict[str, list[Mapping[str, Tree]]] = {}
-        for track in self.tracks:
+        for track in self.agent_episodes:
             if not len(track):
                 continue
             columns = track.rows()
@@ -276,7 +282,7 @@ class MultiAgentEpisode:
             "eps_id": self.eps_id,
             "env_id": self.env_id,
             "agents": None if self.agents is None else list(self.agents),
-            "tracks": [track.state_dict() for track in self.tracks],
+            "tracks": [track.state_dict() for track in self.agent_episodes],
         }
 
     @classmethod
@@ -287,11 +293,11 @@ class MultiAgentEpisode:
             ArgumentError: Its parts do not fit each other.
             KeyError: One is missing.
         """
-        tracks = [SingleAgentEpisode.from_state_dict(track) for track in state["tracks"]]
-        return cls(int(state["eps_id"]), int(state["env_id"]), tracks, state["agents"])
+        agent_episodes = [SingleAgentEpisode.from_state_dict(track) for track in state["tracks"]]
+        return cls(int(state["eps_id"]), int(state["env_id"]), agent_episodes, state["agents"])
 
-    def _of(self, tracks: list[SingleAgentEpisode]) -> MultiAgentEpisode | None:
-        return MultiAgentEpisode(self.eps_id, self.env_id, tracks, self.agents) if tracks else None
+    def _of(self, agent_episodes: list[SingleAgentEpisode]) -> MultiAgentEpisode | None:
+        return MultiAgentEpisode(self.eps_id, self.env_id, agent_episodes, self.agents) if agent_episodes else None
 
     def _index(self, agent: Agent) -> int:
         if isinstance(agent, str):

@@ -41,23 +41,23 @@ def read_agent_episodes(batches: Mapping[str, Columns]) -> dict[tuple[int, int],
     """
     found: dict[tuple[int, int], list[SingleAgentEpisode]] = {}
     for policy_id, columns in batches.items():
-        for eps_id, env_id, track in _tracks(policy_id, columns):
+        for eps_id, env_id, track in _agent_episodes(policy_id, columns):
             found.setdefault((eps_id, env_id), []).append(track)
     if len({eps_id for eps_id, _ in found}) < len(found):
         raise ArgumentError("an eps_id has rows of several envs; split batches of several collectors one by one")
-    for key, tracks in found.items():
-        tracks.sort(key=lambda track: (track.agent_index, track.first_t))
-        check_order(tracks, f"eps_id {key[0]}")
+    for key, agent_episodes in found.items():
+        agent_episodes.sort(key=lambda track: (track.agent_index, track.first_t))
+        check_order(agent_episodes, f"eps_id {key[0]}")
     return dict(sorted(found.items()))
 
 
-def check_order(tracks: Sequence[SingleAgentEpisode], where: str) -> None:
+def check_order(agent_episodes: Sequence[SingleAgentEpisode], where: str) -> None:
     """Make sure that an agent decides one thing at a time.
 
     Raises:
         ArgumentError: Two tracks of one agent overlap.
     """
-    for one, other in pairwise(tracks):
+    for one, other in pairwise(agent_episodes):
         if one.agent_index == other.agent_index and one.first_t + len(one) > other.first_t:
             raise ArgumentError(f"{where}: agent {one.agent_index} has decision t={other.first_t} more than once")
         if one.agent_index == other.agent_index and one.env_stop > other.env_start:
@@ -67,7 +67,7 @@ def check_order(tracks: Sequence[SingleAgentEpisode], where: str) -> None:
             )
 
 
-def _tracks(policy_id: str, columns: Columns) -> Iterator[tuple[int, int, SingleAgentEpisode]]:
+def _agent_episodes(policy_id: str, columns: Columns) -> Iterator[tuple[int, int, SingleAgentEpisode]]:
     why = f"an episode of policy {policy_id!r}"
     named = {name: ids(columns, name, why) for name in _NEEDED}
     if "obs" not in columns or "next_obs" not in columns:

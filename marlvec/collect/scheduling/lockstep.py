@@ -204,23 +204,23 @@ class LockstepScheduler:
         self.is_waiting = False
         sent = self._sent[0]
         if len(sent) == self._num_away and not self._inbox:  # nothing else can come, and nothing has
-            arrival = self._take(None)
+            env_step = self._take(None)
         else:
             mine_N = np.zeros(len(self.all_ids), np.bool_)
             mine_N[sent] = True
             while missing := len(sent) - sum(int(mine_N[some.env_ids].sum()) for some in self._inbox):
                 self._inbox.append(self._take(missing))
             chosen = [(some, mine_N[some.env_ids]) for some in self._inbox]
-            arrival = EnvStep.join([some.part(mine) for some, mine in chosen if mine.any()])
+            env_step = EnvStep.join([some.part(mine) for some, mine in chosen if mine.any()])
             self._inbox = [some if not mine.any() else some.part(~mine) for some, mine in chosen if not mine.all()]
         self._sent.popleft()
-        return self._hand_out(arrival)
+        return self._hand_out(env_step)
 
-    def begin_next(self, arrival: EnvStep, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
+    def begin_next(self, env_step: EnvStep, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
         """Have these envs begin the next episode, again where that fails, and put its first rows into the arrival.
 
         Args:
-            arrival: With the rows that ended the episodes before.
+            env_step: With the rows that ended the episodes before.
             env_ids: The envs.
             idle: Actions of envs in which nobody acts.
 
@@ -230,7 +230,7 @@ class LockstepScheduler:
         mode, waiting = self._envs.autoreset_mode, env_ids
         if mode == "same_step":
             return env_ids
-        arrival.own()
+        env_step.own()
         while len(waiting := self.of_living(waiting)):
             if mode == "next_step":
                 self.check_alone()
@@ -240,7 +240,7 @@ class LockstepScheduler:
                 self.reset(env_ids=waiting)
             again = []
             for fresh in self.receive_all(waiting):
-                arrival.renew(fresh)
+                env_step.renew(fresh)
                 self.leave_out_masked(fresh)
                 again.append(fresh.env_ids[fresh.done])
             waiting = np.sort(np.concatenate(again))
@@ -254,14 +254,14 @@ class LockstepScheduler:
         """
         missing = len(env_ids)
         while missing:
-            arrival = self._take(None if missing == self._num_away else 1)
-            mine = np.isin(arrival.env_ids, env_ids)
+            env_step = self._take(None if missing == self._num_away else 1)
+            mine = np.isin(env_step.env_ids, env_ids)
             if not mine.all():
-                self._inbox.append(arrival.part(~mine))
-                arrival = arrival.part(mine)
-            missing -= len(arrival.env_ids)
-            if len(arrival.env_ids):
-                yield self._hand_out(arrival)
+                self._inbox.append(env_step.part(~mine))
+                env_step = env_step.part(mine)
+            missing -= len(env_step.env_ids)
+            if len(env_step.env_ids):
+                yield self._hand_out(env_step)
 
     def _take(self, at_least: int | None) -> EnvStep:
         self.check_alone()
@@ -271,10 +271,10 @@ class LockstepScheduler:
         self._drive_count = self._envs.drive_count
         return EnvStep(step, len(self.all_ids), writable=self._envs.copy)
 
-    def _hand_out(self, arrival: EnvStep) -> EnvStep:
-        self._away_N[arrival.where] = False
-        self._num_away -= len(arrival.env_ids)
-        return arrival
+    def _hand_out(self, env_step: EnvStep) -> EnvStep:
+        self._away_N[env_step.where] = False
+        self._num_away -= len(env_step.env_ids)
+        return env_step
 
     def abandon(self) -> None:
         """Let what is on the way go by, whoever has sent it, and begin to count rounds anew."""
@@ -289,10 +289,10 @@ class LockstepScheduler:
 
     # --- who is out for good
 
-    def leave_out_masked(self, arrival: EnvStep) -> None:
+    def leave_out_masked(self, env_step: EnvStep) -> None:
         """Have nothing to do any more with envs that are out for good, from when their own rows say so."""
         if masked := self._envs.masked_env_ids:
-            silent = arrival.env_ids[~arrival.alive.any(axis=1)]
+            silent = env_step.env_ids[~env_step.alive.any(axis=1)]
             self.living = self.living[~np.isin(self.living, np.intersect1d(silent, masked))]
             self.rest(self._resting_N)
 

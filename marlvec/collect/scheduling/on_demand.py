@@ -73,7 +73,7 @@ class OnDemandScheduler(LockstepScheduler):
         self._beginning_N[slice(None) if env_ids is None else env_ids] = True
         self._note_sent(env_ids)
 
-    def begin_next(self, arrival: EnvStep, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
+    def begin_next(self, env_step: EnvStep, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
         """Have these envs begin the next episode some time; none has now."""
         self.reset(env_ids=env_ids)
         return _NOBODY
@@ -91,22 +91,22 @@ class OnDemandScheduler(LockstepScheduler):
         self.is_waiting = False
         if not self._inbox:
             self._sort_in(self._take(1))
-        arrival = self._inbox.pop(0)
-        if not arrival.is_first and len(arrival.env_ids) > self._needed:
-            chosen = np.zeros(len(arrival.env_ids), np.bool_)
+        env_step = self._inbox.pop(0)
+        if not env_step.is_first and len(env_step.env_ids) > self._needed:
+            chosen = np.zeros(len(env_step.env_ids), np.bool_)
             chosen[: self._needed] = True
-            self._inbox.insert(0, arrival.part(~chosen))
-            arrival = arrival.part(chosen)
+            self._inbox.insert(0, env_step.part(~chosen))
+            env_step = env_step.part(chosen)
         self._number += 1
-        self.round_N[arrival.env_ids] = self._number
-        self._beginning_N[arrival.env_ids] = False
-        return self._hand_out(arrival)
+        self.round_N[env_step.env_ids] = self._number
+        self._beginning_N[env_step.env_ids] = False
+        return self._hand_out(env_step)
 
-    def _sort_in(self, arrival: EnvStep) -> None:
-        first = self._beginning_N[arrival.env_ids]
+    def _sort_in(self, env_step: EnvStep) -> None:
+        first = self._beginning_N[env_step.env_ids]
         for chosen, is_first in ((first, True), (~first, False)):
             if chosen.any():
-                part = arrival if chosen.all() else arrival.part(chosen)
+                part = env_step if chosen.all() else env_step.part(chosen)
                 part.is_first = is_first
                 self._inbox.append(part)
 

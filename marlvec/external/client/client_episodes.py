@@ -66,7 +66,7 @@ class ClientEpisodes:
         self._runs: dict[Hashable, _Run] = {}
         self._lock = threading.Lock()
         self._numbers = 0
-        self._brains = None if local is None else LocalActor(local, form, caller)
+        self._actor = None if local is None else LocalActor(local, form, caller)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -74,7 +74,7 @@ class ClientEpisodes:
     @property
     def weights_version(self) -> int:
         """Number of the weights that decide here."""
-        return 0 if self._brains is None else self._brains.version
+        return 0 if self._actor is None else self._actor.version
 
     def update(self, timeout: float | None) -> int:
         """Fetch the newest weights.
@@ -82,30 +82,30 @@ class ClientEpisodes:
         Raises:
             StateError: The server decides.
         """
-        if self._brains is None:
+        if self._actor is None:
             raise StateError("update_weights(): the server decides, not this client: see Client(local=…)")
-        self._brains.update(timeout)
-        return self._brains.version
+        self._actor.update(timeout)
+        return self._actor.version
 
     def begin(
         self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
     ) -> Hashable:
         """Begin one; see `Client.start_episode`."""
-        if self._brains is not None:
-            self._brains.look(timeout)
+        if self._actor is not None:
+            self._actor.look(timeout)
         with self._lock:
             self._numbers += 1
             key = f"episode-{self._numbers}" if key is None else key
             if key in self._runs:
                 raise StateError(f"start_episode({key!r}): an episode of this id runs; end_episode() it first")
             fields = {"episode": self._numbers, "training": bool(training_enabled)}
-            ticket = self._caller.request(
+            pending = self._caller.request(
                 Type.BEGIN, fields if env_id is None else {**fields, "slot": int(env_id)}, timeout
             )
-            run = _Run(self._numbers, ticket.era)
+            run = _Run(self._numbers, pending.era)
             self._runs[key] = run
         try:
-            self._caller.wait(ticket, timeout)
+            self._caller.wait(pending, timeout)
         except AnswerTimeout:
             self._forget(key)
             self._caller.request(Type.ABANDON, {"episode": run.number, "reason": "no slot in time"}, timeout)
@@ -113,8 +113,8 @@ class ClientEpisodes:
         except MarlvecError as error:
             self._forget(key)
             raise _own(error) from None
-        if self._brains is not None:
-            self._brains.begin(run.number)
+        if self._actor is not None:
+            self._actor.begin(run.number)
         return key
 
     def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> dict[str, Any]:
@@ -124,10 +124,10 @@ class ClientEpisodes:
             raise StateError(f"episode {key!r} waits for an answer already: wait_for_action(), or end_episode()")
         seen, allowed = self.form.split(obs, masks)
         data = self.form.write_obs(seen)
-        if self._brains is not None:
-            actions = self._brains.decide(run.number, seen, allowed, run.rewards)
-            self._log(key, run, data, actions, allowed, timeout, {"version": self._brains.version})
-            self._brains.look(timeout)
+        if self._actor is not None:
+            actions = self._actor.decide(run.number, seen, allowed, run.rewards)
+            self._log(key, run, data, actions, allowed, timeout, {"version": self._actor.version})
+            self._actor.look(timeout)
             return actions
         run.asked = self._say(key, run, Type.STEP, {"obs": data, **self._masks(allowed)}, timeout)
         return self.wait(key, timeout)
@@ -205,8 +205,8 @@ class ClientEpisodes:
         if neither := [name for name in table if not (over[name] or cut[name])]:
             raise ArgumentError(f"agents {neither} end, so they must be terminated or truncated")
         run.said.append(self._say(key, run, Type.LEAVE, fields, timeout))
-        if self._brains is not None:
-            self._brains.leave(run.number, table)
+        if self._actor is not None:
+            self._actor.leave(run.number, table)
 
     def end(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
@@ -219,10 +219,10 @@ class ClientEpisodes:
         seen, _ = self.form.split(self.form.check(final_obs, "final_obs"), None)
         data = self.form.write_obs({name: obs for name, obs in seen.items() if obs is not None})
         run.asked = None  # the answer that is due is not waited for any more
-        ticket = self._say(key, run, Type.END, {"obs": data, "truncated": bool(truncated)}, timeout)
+        pending = self._say(key, run, Type.END, {"obs": data, "truncated": bool(truncated)}, timeout)
         self._forget(key)
         try:
-            self._caller.wait(ticket, timeout)
+            self._caller.wait(pending, timeout)
             self._check(run)
         except MarlvecError as error:
             raise _own(error) from None
@@ -244,12 +244,12 @@ class ClientEpisodes:
             raise StateError(f"episode {key!r} waits for an answer: wait_for_action(), or end_episode()")
         outcome = {name: what for name, what in (("rewards", run.rewards), ("infos", run.infos)) if what}
         try:
-            ticket = self._caller.request(kind, {"episode": run.number, **fields, **outcome}, timeout)
+            pending = self._caller.request(kind, {"episode": run.number, **fields, **outcome}, timeout)
         except ProtocolError as error:  # it is too large; whatever the infos were, they would be so again
             run.infos = {}
             raise _own(error) from None
         run.rewards, run.infos = {}, {}
-        return ticket
+        return pending
 
     def _check(self, run: _Run) -> None:
         """Raise what the server had against something that was said."""
@@ -276,8 +276,8 @@ class ClientEpisodes:
 
     def _forget(self, key: Hashable) -> None:
         run = self._runs.pop(key, None)
-        if run is not None and self._brains is not None:
-            self._brains.end(run.number)
+        if run is not None and self._actor is not None:
+            self._actor.end(run.number)
 
 
 def _own(error: MarlvecError) -> MarlvecError:

@@ -68,7 +68,7 @@ class RequestChannel:
         self._url, self._token, self._name, self._patience = url, token, name, patience
         self._lock = threading.Condition()
         self._stream = MessageStream(_KEPT)
-        self._tickets: dict[int, PendingRequest] = {}
+        self._pending_requests: dict[int, PendingRequest] = {}
         self._link: ClientConnection | None = None
         self._reading = self._closed = False
         self._dismissed = False  # whether the server has said goodbye, and nobody was told yet
@@ -104,19 +104,19 @@ class RequestChannel:
             if self._closed:
                 raise ClosedError("the client was closed")
             data = self._stream.make(kind, fields, int(self.welcome.limits["max_message"]))
-            ticket = self._tickets[self._stream.sent] = PendingRequest(self._stream.sent, self.era)
+            pending = self._pending_requests[self._stream.sent] = PendingRequest(self._stream.sent, self.era)
             if (link := self._link) is not None:
                 try:
                     link.send(data)
                 except ConnectionLost as error:
                     self._hang_up(link, error)  # it is kept, and sent again
-            return ticket
+            return pending
 
-    def wait(self, ticket: PendingRequest, timeout: float | None) -> Message:
+    def wait(self, pending: PendingRequest, timeout: float | None) -> Message:
         """Wait for a reply.
 
         Args:
-            ticket: Whose.
+            pending: Whose.
             timeout: Seconds; None: for ever.
 
         Raises:
@@ -125,8 +125,8 @@ class RequestChannel:
             ConnectionLost: The server is gone, and did not come back in time; or it has lost this session.
             ClosedError: `close` was called.
         """
-        self._turn_until(lambda: ticket.reply is not None, _deadline(timeout), "the reply")
-        reply = ticket.reply
+        self._turn_until(lambda: pending.reply is not None, _deadline(timeout), "the reply")
+        reply = pending.reply
         assert reply is not None
         if isinstance(reply, Exception):
             raise type(reply)(*reply.args)
@@ -139,7 +139,7 @@ class RequestChannel:
         return self.wait(self.request(kind, fields, timeout), timeout)
 
     def _has_room(self, window: int) -> bool:
-        if len(self._tickets) >= window or self._stream.kept_bytes > _KEPT // 2:
+        if len(self._pending_requests) >= window or self._stream.kept_bytes > _KEPT // 2:
             return False
         link = self._link
         return link is None or link.unsent_bytes < _HIGH
@@ -194,9 +194,9 @@ class RequestChannel:
             elif message.type is Type.ERROR:
                 self._lost = RefusedError(message.fields["text"], message.fields["code"])
             elif "re" in message.fields:
-                ticket = self._tickets.pop(message.fields["re"], None)
-                if ticket is not None:
-                    ticket.reply = message
+                pending = self._pending_requests.pop(message.fields["re"], None)
+                if pending is not None:
+                    pending.reply = message
 
     def _hang_up(self, link: ClientConnection, error: Exception) -> None:
         with self._lock:
@@ -248,9 +248,9 @@ class RequestChannel:
         with self._lock:
             self.era += 1
             lost = ConnectionLost(f"{self._url} has lost this session ({error}): its episodes are lost")
-            for ticket in self._tickets.values():
-                ticket.reply = lost
-            self._tickets.clear()
+            for pending in self._pending_requests.values():
+                pending.reply = lost
+            self._pending_requests.clear()
             self._stream = MessageStream(_KEPT)
             self.welcome = self.welcome._replace(session=b"")
 
@@ -326,9 +326,9 @@ class RequestChannel:
         with self._lock:
             self._closed = True
             link, self._link = self._link, None
-            for ticket in self._tickets.values():
-                ticket.reply = ClosedError("the client was closed")
-            self._tickets.clear()
+            for pending in self._pending_requests.values():
+                pending.reply = ClosedError("the client was closed")
+            self._pending_requests.clear()
             self._lock.notify_all()
         if link is not None:
             link.close()

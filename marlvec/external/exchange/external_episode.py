@@ -31,7 +31,7 @@ class ExternalEpisode:
     Every call checks all it is given before it changes anything: after an error the episode is as it was.
 
     Args:
-        desk: Where rows go.
+        exchange: Where rows go.
         inspection: What checks them.
         env_id: Its slot.
         training_enabled: Whether it goes into batches.
@@ -48,7 +48,7 @@ class ExternalEpisode:
 
     def __init__(
         self,
-        desk: RowExchange,
+        exchange: RowExchange,
         inspection: ValueChecker,
         env_id: int,
         *,
@@ -57,10 +57,10 @@ class ExternalEpisode:
         max_steps: int | None,
         account: Account | None = None,
     ) -> None:
-        self.id = next(desk.numbers)
+        self.id = next(exchange.numbers)
         self.env_id, self.training_enabled, self.account = env_id, training_enabled, account
         self.over: Exception | None = None
-        self._desk, self._inspection, self._on_lost = desk, inspection, on_lost
+        self._exchange, self._inspection, self._on_lost = exchange, inspection, on_lost
         self._first, self._steps_left = True, max_steps
         self._waiting: Answer | None = None
         self._alive: set[int] = set()
@@ -87,14 +87,14 @@ class ExternalEpisode:
     @property
     def backlog(self) -> int:
         """How many rows wait in its slot."""
-        return len(self._desk.places[self.env_id].rows)
+        return len(self._exchange.places[self.env_id].rows)
 
     @property
     def has_room(self) -> bool:
         """Whether one more row may be put down; a slot in which none waits has room always."""
         waiting = self.backlog
         is_full = waiting > 0 and self.account is not None and self.account.is_full
-        return self.over is not None or (waiting < self._desk.max_backlog and not is_full)
+        return self.over is not None or (waiting < self._exchange.max_backlog and not is_full)
 
     # --- rows
 
@@ -184,7 +184,7 @@ class ExternalEpisode:
             self._waiting = answer
             row = self._row(obs=seen, masks=seen_masks)
             row.answer = None if answer is None else self._answer
-            self._desk.put(self.env_id, row)
+            self._exchange.put(self.env_id, row)
 
     def _check_acting(self, seen: Mapping[int, Any], done: Mapping[int, Any], *, asks: bool) -> None:
         names = self._inspection.agents
@@ -276,10 +276,10 @@ class ExternalEpisode:
             self._note(*self._outcome(rewards, infos, ended), ended)
             self._waiting = None
             if not self._first:
-                self._desk.put(self.env_id, self._row(done=True))
+                self._exchange.put(self.env_id, self._row(done=True))
             self.over = EpisodeOver(f"episode {self.id} has ended")
             self.forget()
-            self._desk.leave(self.env_id)
+            self._exchange.leave(self.env_id)
 
     def abandon(self, error: BaseException) -> None:
         """Nobody will go on with this episode: its simulator broke, its client is gone.
@@ -290,12 +290,12 @@ class ExternalEpisode:
         Args:
             error: Why; its type and text stand in ``envs.faults``.
         """
-        with self._desk.lock:
+        with self._exchange.lock:
             if self.over is None:
                 self.over = EpisodeOver(f"episode {self.id} was abandoned: {type(error).__name__}: {error}")
                 self._waiting = None
-                self._desk.lose(self, error)
-        self._desk.tell()
+                self._exchange.lose(self, error)
+        self._exchange.tell()
 
     def wait_for_room(self, timeout: float | None = None) -> None:
         """Wait until another row may be put down.
@@ -305,9 +305,9 @@ class ExternalEpisode:
             EpisodeOver: It has ended, or was lost.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._desk.lock:
+        with self._exchange.lock:
             while not self.has_room:
-                if not self._desk.wait(deadline):
+                if not self._exchange.wait(deadline):
                     raise AnswerTimeout(
                         f"episode {self.id} in slot {self.env_id}: {self.backlog} rows wait, and none was taken within "
                         f"{timeout} s; is anybody collecting?"
@@ -332,9 +332,9 @@ class ExternalEpisode:
     def _cut(self, seen: Mapping[int, Any]) -> NoReturn:
         """Time is up: everybody is truncated, with what they see now."""
         self._ended.update({a: (seen.get(a), False, True) for a in self._alive | seen.keys()})
-        self._desk.put(self.env_id, self._row(obs_of_ended=len(seen), done=True))
+        self._exchange.put(self.env_id, self._row(obs_of_ended=len(seen), done=True))
         self.over = EpisodeCut(f"episode {self.id} was cut: it has made as many steps as max_episode_steps allows")
-        self._desk.leave(self.env_id)
+        self._exchange.leave(self.env_id)
         raise self.over
 
     @contextmanager
@@ -346,13 +346,13 @@ class ExternalEpisode:
             waiting: Whether it may be made while an answer is due.
         """
         try:
-            with self._desk.lock:
+            with self._exchange.lock:
                 self._check(call, waiting=waiting)
                 yield
         except MarlvecError as error:
             raise type(error)(f"{call}() of episode {self.id} in slot {self.env_id}: {error}") from None
         finally:
-            self._desk.tell()
+            self._exchange.tell()
 
     def _check(self, call: str, *, waiting: bool) -> None:
         if self.over is not None:
@@ -427,7 +427,7 @@ class ExternalEpisode:
 
     def _answer(self, actions: dict[str, Any]) -> None:
         """The collector's answer."""
-        with self._desk.lock:
+        with self._exchange.lock:
             answer, self._waiting = self._waiting, None
         if answer is not None:
             answer(actions)

@@ -18,7 +18,7 @@ class EpisodeGateway:
     """Begins episodes; what simulators outside see of an `ExternalVectorEnv`. May be used from any thread.
 
     Args:
-        desk: Where rows go.
+        exchange: Where rows go.
         inspection: What checks them.
         max_episode_steps: After how many steps an episode is cut; None: never.
 
@@ -27,10 +27,10 @@ class EpisodeGateway:
         num_envs: N: as many episodes can run at a time.
     """
 
-    def __init__(self, desk: RowExchange, inspection: ValueChecker, max_episode_steps: int | None = None) -> None:
-        self._desk, self._inspection, self._max_steps = desk, inspection, max_episode_steps
+    def __init__(self, exchange: RowExchange, inspection: ValueChecker, max_episode_steps: int | None = None) -> None:
+        self._exchange, self._inspection, self._max_steps = exchange, inspection, max_episode_steps
         self.agents = inspection.agents
-        self.num_envs = len(desk.places)
+        self.num_envs = len(exchange.places)
 
     def __repr__(self) -> str:
         return f"<EpisodeGateway: {len(self.episodes)} of {self.num_envs} episodes run>"
@@ -38,13 +38,13 @@ class EpisodeGateway:
     @property
     def episodes(self) -> tuple[ExternalEpisode, ...]:
         """Those that run, by slot. One that has ended is not remembered here."""
-        with self._desk.lock:
-            return tuple(place.episode for place in self._desk.places if place.episode is not None)
+        with self._exchange.lock:
+            return tuple(place.episode for place in self._exchange.places if place.episode is not None)
 
     @property
     def closed(self) -> bool:
         """Whether the vectorizer was closed."""
-        return self._desk.closed
+        return self._exchange.closed
 
     def begin(
         self,
@@ -73,23 +73,23 @@ class EpisodeGateway:
             ClosedError: The vectorizer was closed.
             ArgumentError: There is no such slot.
         """
-        desk = self._desk
+        exchange = self._exchange
         if env_id is not None and not 0 <= env_id < self.num_envs:
             raise ArgumentError(f"begin(env_id={env_id!r}): slots are 0 to {self.num_envs - 1}")
         deadline = None if timeout is None else time.monotonic() + timeout
-        with desk.lock:
+        with exchange.lock:
             while True:
-                if desk.closed:
+                if exchange.closed:
                     raise ClosedError("begin(): the vectorizer was closed")
-                desk.look_for_idle(time.monotonic())
-                free = desk.free()
+                exchange.look_for_idle(time.monotonic())
+                free = exchange.free()
                 if env_id is not None:
                     free = [env_id] if env_id in free else []
                 if free:
                     break
-                if not desk.wait(deadline):
+                if not exchange.wait(deadline):
                     if on_free is not None:
-                        desk.when_free(on_free)
+                        exchange.when_free(on_free)
                     what = (
                         f"{self.num_envs} episodes run, as many as can" if env_id is None else f"slot {env_id} is taken"
                     )
@@ -97,7 +97,7 @@ class EpisodeGateway:
                         f"begin(): {what}; end() one first, wait with timeout=…, or make() more num_envs"
                     )
             episode = ExternalEpisode(
-                desk,
+                exchange,
                 self._inspection,
                 free[0],
                 training_enabled=training_enabled,
@@ -105,8 +105,8 @@ class EpisodeGateway:
                 max_steps=self._max_steps,
                 account=account,
             )
-            desk.sit(free[0], episode)
-        desk.tell()
+            exchange.sit(free[0], episode)
+        exchange.tell()
         return episode
 
     def free_slots(self, on_free: Callable[[], None]) -> list[int]:
@@ -115,12 +115,12 @@ class EpisodeGateway:
         Args:
             on_free: Called once, when one more is free or the vectorizer is closed; as that of `begin`.
         """
-        desk = self._desk
-        with desk.lock:
-            desk.look_for_idle(time.monotonic())
-            desk.when_free(on_free)
-            free = desk.free()
-        desk.tell()
+        exchange = self._exchange
+        with exchange.lock:
+            exchange.look_for_idle(time.monotonic())
+            exchange.when_free(on_free)
+            free = exchange.free()
+        exchange.tell()
         return free
 
     def drop(self, account: Account, reason: BaseException) -> None:
@@ -130,28 +130,28 @@ class EpisodeGateway:
             account: As given to `begin`.
             reason: Why, as with `ExternalEpisode.abandon`.
         """
-        desk = self._desk
-        with desk.lock:
-            for place in desk.places:
+        exchange = self._exchange
+        with exchange.lock:
+            for place in exchange.places:
                 for episode in {row.episode for row in place.rows if row.episode.account is account}:
-                    desk.lose(episode, reason)
-        desk.tell()
+                    exchange.lose(episode, reason)
+        exchange.tell()
 
     def fail(self, error: Exception) -> None:
         """Have whoever collects raise this, as soon as can be. No episode is lost by it."""
-        with self._desk.lock:
-            self._desk.fail(error)
-        self._desk.tell()
+        with self._exchange.lock:
+            self._exchange.fail(error)
+        self._exchange.tell()
 
     def arrive(self) -> None:
         """Somebody drives from now on: the collector relies on it, until `depart`."""
-        with self._desk.lock:
-            self._desk.drivers = (self._desk.drivers or 0) + 1
+        with self._exchange.lock:
+            self._exchange.drivers = (self._exchange.drivers or 0) + 1
 
     def depart(self) -> None:
         """One who has arrived is gone. Whoever waits for rows, and nobody is left to bring some, is told."""
-        with self._desk.lock:
-            assert self._desk.drivers
-            self._desk.drivers -= 1
-            self._desk.look_around()
-        self._desk.tell()
+        with self._exchange.lock:
+            assert self._exchange.drivers
+            self._exchange.drivers -= 1
+            self._exchange.look_around()
+        self._exchange.tell()

@@ -129,9 +129,9 @@ class ServerHandshake:
         self.session = fields["session"]
         self._next = _Step.NOTHING
 
-    def _proof(self, role: Any) -> bytes:
+    def _proof(self, runner: Any) -> bytes:
         assert self._token is not None  # who has none proves nothing
-        return proof(self._token, role, self._host, self._server, self._client_nonce, self._nonce)
+        return proof(self._token, runner, self._host, self._server, self._client_nonce, self._nonce)
 
     def welcome(self, welcome: Welcome) -> Message:
         """The last message of a handshake that `is_done`."""
@@ -216,6 +216,6 @@ class ClientHandshake:
         own = b"" if self._token is None else self._proof("client")
         return Message(Type.AUTH, {"proof": own, "session": self._session})
 
-    def _proof(self, role: Any) -> bytes:
+    def _proof(self, runner: Any) -> bytes:
         assert self._token is not None  # who has none proves nothing
-        return proof(self._token, role, self._host, self._server, self._nonce, self._server_nonce)
+        return proof(self._token, runner, self._host, self._server, self._nonce, self._server_nonce)

@@ -4,7 +4,7 @@ A token never goes over the wire. Each side sends 32 random bytes, and proves wi
 
     HMAC-SHA256(token, "marlvec/1 " + role + "\0" + host + "\0" + server id + client's bytes + server's bytes)
 
-``role`` is ``client`` or ``server``, so that no proof can be sent back to where it came from. ``host`` is the Host
+``runner`` is ``client`` or ``server``, so that no proof can be sent back to where it came from. ``host`` is the Host
 header of the WebSocket request, in lower case: who dials one server is not passed on to another one.
 """
 
@@ -65,10 +65,10 @@ def find_token(file: str | os.PathLike[str] | None = None) -> str | None:
 
 
 def proof(
-    token: str, role: Literal["client", "server"], host: str, server: bytes, client_nonce: bytes, server_nonce: bytes
+    token: str, runner: Literal["client", "server"], host: str, server: bytes, client_nonce: bytes, server_nonce: bytes
 ) -> bytes:
     """What only who knows the token can say, 32 bytes."""
-    said = f"marlvec/1 {role}\0{host.lower()}\0".encode()
+    said = f"marlvec/1 {runner}\0{host.lower()}\0".encode()
     return hmac.digest(token.encode(), said + server + client_nonce + server_nonce, hashlib.sha256)
 
 

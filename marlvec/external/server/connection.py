@@ -85,7 +85,7 @@ class Connection:
         want_write: Callable[[Connection], None],
     ) -> None:
         self.sock, self.address, self.number = sock, address, sock.fileno()
-        self._gate, self._limits, self._want_write = gate, limits, want_write
+        self._request_filter, self._limits, self._want_write = gate, limits, want_write
         self._protocol = ServerProtocol(
             subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=MAX_HANDSHAKE, logger=_QUIET, extensions=None
         )
@@ -170,7 +170,7 @@ class Connection:
         if self._protocol.eof_sent:  # what came on its heels was no message: the protocol has hung up already
             return
         headers = {name: request.headers.get_all(name) for name in ("Host", "Origin", "Sec-WebSocket-Protocol")}
-        refusal = self._gate.refusal(request.path, headers)
+        refusal = self._request_filter.refusal(request.path, headers)
         if refusal is None:
             response = self._protocol.accept(request)
             self.host = headers["Host"][0]

@@ -92,12 +92,12 @@ class Server:
         self.host, self.port = listener.getsockname()[:2]
         self._weights = WeightStore()
         loop = SocketLoop(listener, RequestFilter(host, hosts, origins), self.limits)
-        loop.house = SessionManager(
-            envs.door, readers, self._weights, self.limits, token, loop.clock, loop.slot_is_free, loop.release
+        loop.session_manager = SessionManager(
+            envs.gateway, readers, self._weights, self.limits, token, loop.clock, loop.slot_is_free, loop.release
         )
         self._loop = loop
-        envs.door.arrive()
-        self._finalizer = weakref.finalize(self, _stop, loop, envs.door)
+        envs.gateway.arrive()
+        self._finalizer = weakref.finalize(self, _stop, loop, envs.gateway)
         loop.start()
 
     @property
@@ -106,15 +106,15 @@ class Server:
         return f"ws://[{self.host}]:{self.port}/" if ":" in self.host else f"ws://{self.host}:{self.port}/"
 
     @property
-    def tally(self) -> ServerCounters:
+    def counters(self) -> ServerCounters:
         """A copy of the counts of what has happened."""
-        tally: ServerCounters = copy.copy(self._loop.house.tally)
-        return tally
+        counters: ServerCounters = copy.copy(self._loop.session_manager.counters)
+        return counters
 
     @property
     def clients(self) -> int:
         """How many there are, with those that may come back."""
-        return len(self._loop.house.sessions)
+        return len(self._loop.session_manager.sessions)
 
     @property
     def weights_version(self) -> int:
@@ -166,9 +166,9 @@ class Server:
         return f"<Server at {self.url}: {state}>"
 
 
-def _stop(loop: Any, door: EpisodeGateway) -> None:
+def _stop(loop: Any, gateway: EpisodeGateway) -> None:
     loop.stop()
-    door.depart()
+    gateway.depart()
 
 
 def _learned(chain: Any) -> Any:

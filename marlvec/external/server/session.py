@@ -120,7 +120,7 @@ class Session:
     Args:
         key: The secret by which it can be resumed.
         name: What to call it in logs.
-        door: Where its episodes go.
+        gateway: Where its episodes go.
         readers: What reads its values.
         weights: What it may fetch.
         limits: What is borne.
@@ -144,7 +144,7 @@ class Session:
         self,
         key: bytes,
         name: str,
-        door: EpisodeGateway,
+        gateway: EpisodeGateway,
         readers: ValueReaders,
         weights: WeightStore,
         limits: Limits,
@@ -153,7 +153,7 @@ class Session:
         account: Account,
     ) -> None:
         self.key, self.name = key, name
-        self._door, self._readers, self._weights, self._limits = door, readers, weights, limits
+        self._gateway, self._readers, self._weights, self._limits = gateway, readers, weights, limits
         self._clock, self._queue, self.account = clock, queue, account
         self._lock = threading.RLock()
         self._stream = MessageStream(limits.kept_bytes, _EACH)
@@ -318,8 +318,8 @@ class Session:
     def _begin(self, message: Message) -> None:
         fields, now = message.fields, self._clock()
         number, slot = fields["episode"], fields.get("slot")
-        if slot is not None and slot >= self._door.num_envs:
-            raise ArgumentError(f"there is no slot {slot}; slots are 0 to {self._door.num_envs - 1}")
+        if slot is not None and slot >= self._gateway.num_envs:
+            raise ArgumentError(f"there is no slot {slot}; slots are 0 to {self._gateway.num_envs - 1}")
         self._episodes.begin(number)
         self._running[number] = SessionEpisode(now, now, fields["training"], slot, message.number)
         self._queue.add(self, number, slot)
@@ -329,7 +329,7 @@ class Session:
         with self._lock:
             running = self._running[number]
             try:
-                running.episode = self._door.begin(
+                running.episode = self._gateway.begin(
                     training_enabled=running.training,
                     env_id=running.slot,
                     on_lost=lambda reason: self._lost(number, str(reason)),

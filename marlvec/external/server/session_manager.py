@@ -63,7 +63,7 @@ class SessionManager:
     """Everybody who is there.
 
     Args:
-        door: Where episodes go.
+        gateway: Where episodes go.
         readers: What reads values.
         weights: What clients may fetch.
         limits: What is borne.
@@ -75,12 +75,12 @@ class SessionManager:
     Attributes:
         connections: All that are open.
         sessions: All that there are, by the hash of their secret: looking one up tells nothing about others.
-        tally: Counts of what has happened.
+        counters: Counts of what has happened.
     """
 
     def __init__(
         self,
-        door: EpisodeGateway,
+        gateway: EpisodeGateway,
         readers: ValueReaders,
         weights: WeightStore,
         limits: Limits,
@@ -89,12 +89,12 @@ class SessionManager:
         on_free: Callable[[], None],
         release: Callable[[Connection], None],
     ) -> None:
-        self._door, self._readers, self._weights, self._limits = door, readers, weights, limits
+        self._gateway, self._readers, self._weights, self._limits = gateway, readers, weights, limits
         self._token, self._clock, self._on_free, self._release = token, clock, on_free, release
         self._id = secrets.token_bytes(16)
         self.connections: dict[Connection, ServerHandshake | Session | None] = {}
         self.sessions: dict[bytes, Session] = {}
-        self.tally = ServerCounters()
+        self.counters = ServerCounters()
         self._queue = SlotQueue()
         self._failures: dict[str, list[float]] = {}
         self._penalties: dict[Connection, tuple[float, RefusedError]] = {}
@@ -113,12 +113,12 @@ class SessionManager:
             if not isinstance(who, Session) and self._clock() - connection.born > 1:
                 self.drop(connection, "others come, and this one says nothing")
                 return True
-        self.tally.turned_away += 1
+        self.counters.turned_away += 1
         return False
 
     def accept(self, connection: Connection) -> None:
         """Somebody has come."""
-        self.tally.accepted += 1
+        self.counters.accepted += 1
         self.connections[connection] = None
 
     def receive(self, connection: Connection, data: bytes | bytearray) -> None:
@@ -128,11 +128,11 @@ class SessionManager:
         who = self.connections[connection]
         try:
             message = read_message(data, "client")
-            self.tally.messages += 1
+            self.counters.messages += 1
             if isinstance(who, Session):
                 before = who.duplicates
                 who.receive(message, data)
-                self.tally.duplicates += who.duplicates - before
+                self.counters.duplicates += who.duplicates - before
                 if who.is_held:
                     self._held.add(who)
                 if message.type is Type.BEGIN:
@@ -189,7 +189,7 @@ class SessionManager:
         else:
             self.connections[old] = None
             self._refuse(old, "session", "another connection goes on with this session")
-        self.tally.resumed += 1
+        self.counters.resumed += 1
         return session
 
     def _check_room(self) -> None:
@@ -207,7 +207,7 @@ class SessionManager:
         session = Session(
             key,
             f"client {connection.address}",
-            self._door,
+            self._gateway,
             self._readers,
             self._weights,
             self._limits,
@@ -216,7 +216,7 @@ class SessionManager:
             Account(self._limits.held_bytes, self._whole),
         )
         self.sessions[_name(key)] = session
-        self.tally.sessions += 1
+        self.counters.sessions += 1
         return session
 
     def _punish(self, connection: Connection, error: RefusedError) -> None:
@@ -227,7 +227,7 @@ class SessionManager:
         self._failures[address] = [*times, now][-_FREE_TRIES:]
         if len(self._failures) > _ADDRESSES:
             del self._failures[next(iter(self._failures))]
-        self.tally.wrong_tokens += 1
+        self.counters.wrong_tokens += 1
         if len(times) < _FREE_TRIES:
             self._refuse(connection, error.code, str(error))
         else:
@@ -235,7 +235,7 @@ class SessionManager:
 
     def _refuse(self, connection: Connection, code: str, text: str) -> None:
         """Say why, and hang up."""
-        self.tally.refused += 1
+        self.counters.refused += 1
         now = self._clock()
         _LOG.info("refused %s: %s: %s", connection.address, code, plain(text))
         who = self.connections.get(connection)
@@ -250,7 +250,7 @@ class SessionManager:
     def begin_waiting(self) -> None:
         """Slots may be free: those whose turn it is get them."""
         while self._queue:
-            turn = self._queue.first(self._door.free_slots(self._on_free))
+            turn = self._queue.first(self._gateway.free_slots(self._on_free))
             if turn is None:
                 return
             session, number = turn
@@ -283,7 +283,7 @@ class SessionManager:
         self._penalties.pop(connection, None)
         if not isinstance(who, Session):
             _LOG.info("%s is gone before it was let in: %s", connection.address, plain(reason))
-            self.tally.strangers += 1  # last: whoever sees the count, in any thread, finds the line
+            self.counters.strangers += 1  # last: whoever sees the count, in any thread, finds the line
         elif who.connection is connection:
             who.detach()
             if who.is_leaving or self._limits.resume_seconds == 0:
@@ -371,7 +371,7 @@ class SessionManager:
                 _LOG.info("rows of a client that is gone are dropped: %s", text)
             assert isinstance(account, Account)
             left = account.rows
-            self._door.drop(account, ConnectionLost(text))
+            self._gateway.drop(account, ConnectionLost(text))
             self._total -= left
             del sizes[greedy]
 

@@ -17,14 +17,14 @@ class _Turn:
     """What one client waits for in one line.
 
     Attributes:
-        ticket: When it is its turn: before all with a larger one.
+        pending: When it is its turn: before all with a larger one.
         episodes: Numbers of its episodes, the oldest first.
     """
 
     __slots__ = ("episodes", "ticket")
 
-    def __init__(self, ticket: int) -> None:
-        self.ticket = ticket
+    def __init__(self, pending: int) -> None:
+        self.pending = pending
         self.episodes: OrderedDict[int, None] = OrderedDict()
 
 
@@ -38,7 +38,7 @@ class SlotQueue:
 
     def __init__(self) -> None:
         self._lines: dict[int | None, OrderedDict[Session, _Turn]] = {}
-        self._tickets = count()
+        self._pending_requests = count()
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -56,7 +56,7 @@ class SlotQueue:
         """
         line = self._lines.setdefault(slot, OrderedDict())
         if session not in line:
-            line[session] = _Turn(next(self._tickets))
+            line[session] = _Turn(next(self._pending_requests))
         line[session].episodes[number] = None
 
     def remove(self, session: Session, number: int, slot: int | None, *, served: bool = False) -> None:
@@ -72,7 +72,7 @@ class SlotQueue:
         turn = line[session]
         del turn.episodes[number]
         if served:
-            turn.ticket = next(self._tickets)
+            turn.pending = next(self._pending_requests)
             line.move_to_end(session)
         if not turn.episodes:
             del line[session]
@@ -84,6 +84,6 @@ class SlotQueue:
         for slot in free:
             heads = [next(iter(self._lines[key].items())) for key in (None, slot) if key in self._lines]
             if heads:
-                session, turn = min(heads, key=lambda head: head[1].ticket)
+                session, turn = min(heads, key=lambda head: head[1].pending)
                 return session, next(iter(turn.episodes))
         return None

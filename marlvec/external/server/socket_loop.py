@@ -92,13 +92,13 @@ class SocketLoop:
         limits: What is borne.
 
     Attributes:
-        house: Set before `start`.
+        session_manager: Set before `start`.
     """
 
-    house: SessionManager
+    session_manager: SessionManager
 
     def __init__(self, listener: socket.socket, gate: RequestFilter, limits: Limits) -> None:
-        self._listener, self._gate, self._limits = listener, gate, limits
+        self._listener, self._request_filter, self._limits = listener, gate, limits
         self._selector = selectors.DefaultSelector()
         self._ear, self._bell = socket.socketpair()
         self._ear.setblocking(False)
@@ -167,8 +167,8 @@ class SocketLoop:
             self._put_away()
 
     def _turn(self) -> None:
-        house, now = self.house, self.clock()
-        pause = _RETRY if house.is_busy else max(0.0, self._sweep_at - now)
+        session_manager, now = self.session_manager, self.clock()
+        pause = _RETRY if session_manager.is_busy else max(0.0, self._sweep_at - now)
         for key, mask in self._selector.select(pause):
             if key.fileobj is self._listener:
                 self._accept()
@@ -181,17 +181,17 @@ class SocketLoop:
             self._watch(self._to_write.popleft())
         if self._slot_is_free:
             self._slot_is_free = False
-            house.begin_waiting()
-        if house.is_busy:
-            house.retry()
+            session_manager.begin_waiting()
+        if session_manager.is_busy:
+            session_manager.retry()
         now = self.clock()
         for connection in [c for c, until in self._slow.items() if until <= now]:
             del self._slow[connection]
             self._watch(connection)
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP
-            house.sweep()
-            house.begin_waiting()
+            session_manager.sweep()
+            session_manager.begin_waiting()
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS):
@@ -205,14 +205,16 @@ class SocketLoop:
                     time.sleep(_SWEEP / 10)  # it would be told so again at once, and for ever
                     return
                 raise
-            if not self.house.has_room():
+            if not self.session_manager.has_room():
                 sock.close()
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             now = self.clock()
-            connection = Connection(sock, f"{address[0]}:{address[1]}", self._gate, self._limits, now, self.want_write)
-            self.house.accept(connection)
+            connection = Connection(
+                sock, f"{address[0]}:{address[1]}", self._request_filter, self._limits, now, self.want_write
+            )
+            self.session_manager.accept(connection)
             self._masks[connection] = _READ
             self._selector.register(sock, _READ, connection)
 
@@ -224,18 +226,18 @@ class SocketLoop:
             if mask & _READ and connection.stage is not Stage.CLOSED:
                 messages = connection.read(now)
                 for message in messages:
-                    self.house.receive(connection, message)
-                self.house.weigh(connection)
+                    self.session_manager.receive(connection, message)
+                self.session_manager.weigh(connection)
                 if messages:
                     self._charge(connection, len(messages), now)
         except (BlockingIOError, InterruptedError):
             pass
         except (OSError, EOFError) as error:
-            self.house.drop(connection, str(error) or type(error).__name__)
+            self.session_manager.drop(connection, str(error) or type(error).__name__)
             return
         except Exception:  # whoever has found it must not take the others along
             _LOG.exception("a defect in marlvec: %r is closed", connection)
-            self.house.drop(connection, "a defect in marlvec")
+            self.session_manager.drop(connection, "a defect in marlvec")
             return
         self._watch(connection)
 
@@ -280,7 +282,7 @@ class SocketLoop:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._listener)
         self._listener.close()
-        self.house.close()
+        self.session_manager.close()
         self._selector.close()
         self._ear.close()
         self._bell.close()

@@ -93,11 +93,11 @@ class AsyncVectorEnv(VectorEnv):
         self.num_workers = self._shares.num_workers
         self.context = start_method(context)
         self._shared = bool(shared_memory)
-        self._crew = Crew(self._shares)
+        self._worker_pool = Crew(self._shares)
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
-        self._finalizer = weakref.finalize(self, Crew.shut_down, self._crew, 1.0 if daemon else None)
+        self._finalizer = weakref.finalize(self, Crew.shut_down, self._worker_pool, 1.0 if daemon else None)
         self._staff = Staff(
-            self._crew,
+            self._worker_pool,
             self.context,
             factories,
             settings=chosen.of_shard(),
@@ -127,7 +127,7 @@ class AsyncVectorEnv(VectorEnv):
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers, in order of their envs."""
-        return tuple(worker.pid for worker in self._crew.workers)
+        return tuple(worker.pid for worker in self._worker_pool.workers)
 
     # --- requests
 
@@ -150,17 +150,17 @@ class AsyncVectorEnv(VectorEnv):
             self._request(*request)
 
     def _request(self, w: int, code: int, ids: NDArray[np.int64], payload: bytes) -> None:
-        crew = self._crew
-        crew.outstanding[w].append((self._number, ids))
-        if w in crew.starting:
-            crew.starting[w].requests.append((code, self._number, payload))
+        worker_pool = self._worker_pool
+        worker_pool.outstanding[w].append((self._number, ids))
+        if w in worker_pool.starting:
+            worker_pool.starting[w].requests.append((code, self._number, payload))
             return
         try:
-            crew.workers[w].channel.send(code, self._number, payload)
+            worker_pool.workers[w].channel.send(code, self._number, payload)
         except ch.ChannelClosed as error:
             if self._one_fault_ends_all:
                 raise self._loss(w, noise(error)) from None
-            crew.closed.add(w)  # what it said before is still to be read
+            worker_pool.closed.add(w)  # what it said before is still to be read
 
     def _payload(
         self,
@@ -191,22 +191,22 @@ class AsyncVectorEnv(VectorEnv):
     # --- replies
 
     def _gather(self, timeout: float | None, everyone: bool) -> bool:
-        crew = self._crew
+        worker_pool = self._worker_pool
         if self._doomed:
             raise self._loss(*self._doomed.pop(0))
-        ready = crew.heard()
-        if everyone and not ready and not crew.starting:
+        ready = worker_pool.heard()
+        if everyone and not ready and not worker_pool.starting:
             # Waiting for one after the other wakes this process less often than listening to all. The last one goes
             # first: where every core has a worker, we have ours back once that one has finished.
             deadline = None if timeout is None else time.monotonic() + timeout
-            for w, queue in reversed(list(enumerate(crew.outstanding))):
+            for w, queue in reversed(list(enumerate(worker_pool.outstanding))):
                 while queue:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
                     # Of those whose end was closed nothing more is heard by listening.
-                    heard = (crew.closed and crew.heard()) or self._listen(left, w)
+                    heard = (worker_pool.closed and worker_pool.heard()) or self._listen(left, w)
                     if not heard:
                         # Who is in time is not to be named among those who were not.
-                        if not self._doomed and (said := crew.heard() or crew.ready(0.0)):
+                        if not self._doomed and (said := worker_pool.heard() or worker_pool.ready(0.0)):
                             self._take_in(said)
                         return bool(self._news)
                     if not self._take_in(heard):
@@ -215,7 +215,7 @@ class AsyncVectorEnv(VectorEnv):
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._news:
             left = None if timeout is None else max(0.0, deadline - time.monotonic())
-            ready = crew.heard() or self._listen(left)
+            ready = worker_pool.heard() or self._listen(left)
             if not ready:
                 return bool(self._news)
             self._take_in(ready)
@@ -223,15 +223,15 @@ class AsyncVectorEnv(VectorEnv):
 
     def _listen(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
         """Wait for workers to say something, and see to it that none of them hangs."""
-        dog, crew = self._watchdog, self._crew
+        dog, worker_pool = self._watchdog, self._worker_pool
         if dog is None:
-            return crew.ready(timeout, waiting_for)
+            return worker_pool.ready(timeout, waiting_for)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             left = math.inf if timeout is None else deadline - time.monotonic()
-            ready = crew.ready(max(0.0, min(left, dog.pause)), waiting_for)
+            ready = worker_pool.ready(max(0.0, min(left, dog.pause)), waiting_for)
             if dog.is_due() and self._calls.pending not in CONTROL_CALLS:  # those take as long as they take
-                self._put_down(w for w in dog.look(crew.busy()) if not crew.has_said(w))
+                self._put_down(w for w in dog.look(worker_pool.busy()) if not worker_pool.has_said(w))
                 if self._doomed:
                     return []  # what is there will be there: messages are read later, and who is gone is in crew.closed
             if ready or left <= 0:
@@ -240,7 +240,7 @@ class AsyncVectorEnv(VectorEnv):
     def _put_down(self, hung: Iterable[int]) -> None:
         """Kill workers that hang. Whatever they still say is not heard: being asked where it is may wake an env."""
         for w in hung:
-            self._crew.put_down(w, self.step_timeout or 0.0)
+            self._worker_pool.put_down(w, self.step_timeout or 0.0)
             self._doomed.append((w, None))
         self._tell_loss()
 
@@ -255,10 +255,10 @@ class AsyncVectorEnv(VectorEnv):
         for w in ready:
             how: str | None = None
             try:
-                if w in self._crew.starting:
+                if w in self._worker_pool.starting:
                     how = self._staff.go_on(w)
                     self._recovery.note_survived(self._staff.survived_lately())
-                elif self._crew.outstanding[w]:
+                elif self._worker_pool.outstanding[w]:
                     how = self._take(w)
                 if how is None:
                     continue
@@ -271,7 +271,7 @@ class AsyncVectorEnv(VectorEnv):
         """Raise what there is to tell of a worker that is gone, unless others have news, which come first."""
         if not self._doomed or self._news:
             return
-        said = {*self._crew.heard(), *self._crew.ready(0.0)}
+        said = {*self._worker_pool.heard(), *self._worker_pool.ready(0.0)}
         self._take_each(sorted(said - {w for w, _ in self._doomed}))
         if not self._news:
             raise self._loss(*self._doomed.pop(0))
@@ -282,11 +282,11 @@ class AsyncVectorEnv(VectorEnv):
         Raises:
             ChannelClosed: There is no reply, and none will come.
         """
-        queue = self._crew.outstanding[w]
+        queue = self._worker_pool.outstanding[w]
         expected, ids = queue[0]
-        message = self._crew.workers[w].channel.take(expected)
+        message = self._worker_pool.workers[w].channel.take(expected)
         if message is None:
-            if w in self._crew.closed:  # it hears nothing any more, and has nothing left to say
+            if w in self._worker_pool.closed:  # it hears nothing any more, and has nothing left to say
                 raise ch.ChannelClosed("it does not read")
             return None
         code, count, number, payload = message
@@ -305,7 +305,7 @@ class AsyncVectorEnv(VectorEnv):
         else:
             queue.popleft()
         if report is not None and report.failures:
-            pid = self._crew.workers[w].pid
+            pid = self._worker_pool.workers[w].pid
             report.failures = [replace(failure, pid=pid, request=number) for failure in report.failures]
         self._news.append((told, report))
         return None
@@ -328,19 +328,19 @@ class AsyncVectorEnv(VectorEnv):
 
     def _loss(self, w: int, how: str | None = None) -> WorkerLost:
         """What there is to tell of a worker that is gone, or must go; also kills what it started."""
-        crew = self._crew
-        obituary = crew.bury(w, how, self._calls.pending)
+        worker_pool = self._worker_pool
+        worker_exit = worker_pool.bury(w, how, self._calls.pending)
         if self._one_fault_ends_all:
-            error = error_of(crew.bury_fellows(obituary, self._calls.pending), only_close_is_left=True)
+            error = error_of(worker_pool.bury_fellows(worker_exit, self._calls.pending), only_close_is_left=True)
         else:
-            error = obituary.error(only_close_is_left=False)
+            error = worker_exit.error(only_close_is_left=False)
         everyone = self._shares.slices[w]
-        in_flight = [ids for _, ids in crew.outstanding[w]]
+        in_flight = [ids for _, ids in worker_pool.outstanding[w]]
         asked = np.concatenate(in_flight) if in_flight else everyone[:0]
-        crew.outstanding[w].clear()
+        worker_pool.outstanding[w].clear()
         if self.on_fault == "restart":
-            crew.starting[w] = NewWorker()  # what it is asked from now on goes to the next one
-        return WorkerLost(w, error, asked, np.setdiff1d(everyone, asked), obituary)
+            worker_pool.starting[w] = NewWorker()  # what it is asked from now on goes to the next one
+        return WorkerLost(w, error, asked, np.setdiff1d(everyone, asked), worker_exit)
 
     def _start_worker(self, w: int) -> None:
         if (problem := self._staff.start(w)) is not None:
@@ -348,7 +348,7 @@ class AsyncVectorEnv(VectorEnv):
 
     def _shut_down(self, timeout: float) -> None:
         self._finalizer.detach()
-        failures = self._crew.shut_down(timeout)
+        failures = self._worker_pool.shut_down(timeout)
         raise_failures(failures, self._place)
 
 

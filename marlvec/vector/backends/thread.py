@@ -66,13 +66,13 @@ class ThreadVectorEnv(VectorEnv):
         super().__init__(len(factories), chosen)
         self._shares = Partition(self.num_envs, num_workers)
         self.num_workers = self._shares.num_workers
-        self._crew = WorkerThreads()
+        self._worker_pool = WorkerThreads()
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
-        self._finalizer = weakref.finalize(self, WorkerThreads.shut_down, self._crew, 1.0)
+        self._finalizer = weakref.finalize(self, WorkerThreads.shut_down, self._worker_pool, 1.0)
         try:
             spec, survived = self._start(factories, chosen)
             buffers = Buffers(spec, self.num_envs)
-            self._crew.attach(buffers, self._shares)
+            self._worker_pool.attach(buffers, self._shares)
         except BaseException:
             self._calls.closed = True
             self._finalizer()
@@ -84,13 +84,13 @@ class ThreadVectorEnv(VectorEnv):
         """Start the threads and let them build their envs: their spec, and what went wrong before it went well."""
         starts = self._shares.starts
         for w in range(self.num_workers):
-            self._crew.start(w, factories[starts[w] : starts[w + 1]], starts[w], settings.of_shard())
+            self._worker_pool.start(w, factories[starts[w] : starts[w + 1]], starts[w], settings.of_shard())
         shards: dict[int, Shard] = {}
         failures: list[Failure] = []
         survived: list[Failure] = []
         for _ in range(self.num_workers):
-            self._crew.wait(None)
-            w, _, told = self._crew.replies.popleft()
+            self._worker_pool.wait(None)
+            w, _, told = self._worker_pool.replies.popleft()
             if isinstance(told, Shard):
                 shards[w] = told
                 survived += told.survived
@@ -105,24 +105,24 @@ class ThreadVectorEnv(VectorEnv):
         self._sending = True
         for w, positions in self._shares.split(env_ids):
             own = tuple([argument[k] for k in positions.tolist()] for argument in arguments)
-            self._crew.requests[w].put((operation, env_ids[positions] - self._shares.starts[w], own))
+            self._worker_pool.requests[w].put((operation, env_ids[positions] - self._shares.starts[w], own))
 
     def _gather(self, timeout: float | None, everyone: bool) -> bool:
-        crew, starts = self._crew, self._shares.starts
-        in_time = crew.wait(timeout)
+        worker_pool, starts = self._worker_pool, self._shares.starts
+        in_time = worker_pool.wait(timeout)
         self._taking = True
-        while crew.replies:
-            w, ids, report = crew.replies.popleft()
+        while worker_pool.replies:
+            w, ids, report = worker_pool.replies.popleft()
             self._news.append((ids + starts[w], report.shifted(starts[w])))
         self._taking = False
         return in_time
 
     def _abandon(self) -> bool:
-        self._crew.run_dry()
+        self._worker_pool.run_dry()
         return True
 
     def _shut_down(self, timeout: float) -> None:
-        failures, stuck = self._crew.shut_down(timeout)
+        failures, stuck = self._worker_pool.shut_down(timeout)
         self._finalizer.detach()
         if stuck:
             warnings.warn(

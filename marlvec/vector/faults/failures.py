@@ -380,10 +380,10 @@ class WorkerLost(Exception):
         error: EnvFault,
         in_flight: NDArray[np.int64],
         idle: NDArray[np.int64],
-        obituary: WorkerExit,
+        worker_exit: WorkerExit,
     ) -> None:
         super().__init__(str(error))
-        self.culprits, self.reason = obituary.culprits, obituary.reason
+        self.culprits, self.reason = worker_exit.culprits, worker_exit.reason
         self.worker, self.error = worker, error
         self.in_flight, self.idle = in_flight, idle
 

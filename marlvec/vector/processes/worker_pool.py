@@ -188,7 +188,7 @@ class Crew:
         timeout, env, report = self._hung.get(w, (None, int(self.progress[w]), ""))
         queue = self.outstanding[w]
         ids = self.shares.slices[w]
-        obituary = WorkerExit(
+        worker_exit = WorkerExit(
             worker=w,
             pid=worker.pid,
             exitcode=worker.exitcode,
@@ -207,13 +207,13 @@ class Crew:
         worker.close()
         self.closed.discard(w)
         self.starting.pop(w, None)
-        return obituary
+        return worker_exit
 
     def bury_fellows(self, first: WorkerExit, call: str | None) -> list[WorkerExit]:
         """See off those who went with another one, and a moment later."""
         time.sleep(_MOMENT)
         gone = [w for w, worker in enumerate(self.workers) if w != first.worker and worker.poll()]
-        return sorted([first, *(self.bury(w, None, call) for w in gone)], key=lambda obituary: obituary.worker)
+        return sorted([first, *(self.bury(w, None, call) for w in gone)], key=lambda worker_exit: worker_exit.worker)
 
     def close_memory(self) -> None:
         """Let go of the memory's descriptor; it stays mapped where it is."""
@@ -279,7 +279,7 @@ class Staff:
     rows, and says that it has them. Replacing one never waits: `start` and `go_on` take one step each.
 
     Args:
-        crew: Where they go.
+        worker_pool: Where they go.
         context: Their start method.
         factories: One per env.
         settings: Arguments of their `Shard`.
@@ -292,7 +292,7 @@ class Staff:
 
     def __init__(
         self,
-        crew: Crew,
+        worker_pool: Crew,
         context: str,
         factories: Sequence[Callable[[], Any]],
         *,
@@ -300,7 +300,7 @@ class Staff:
         shared: bool,
         loop: bytes | None,
     ) -> None:
-        self._crew, self._context, self._shared = crew, context, shared
+        self._worker_pool, self._context, self._shared = worker_pool, context, shared
         self._mode = settings["spaces"]
         plans: list[Plan] = [
             {
@@ -311,7 +311,7 @@ class Staff:
                 "shared": shared,
                 "shard": settings,
             }
-            for w, (lo, hi) in enumerate(pairwise(crew.shares.starts))
+            for w, (lo, hi) in enumerate(pairwise(worker_pool.shares.starts))
         ]
         self._plans = [pickle.dumps(plan) for plan in plans]
         self._memory_fd = -1
@@ -331,18 +331,18 @@ class Staff:
         Returns:
             What one env looks like, everyone's rows, and what went wrong in building envs before it went well.
         """
-        crew = self._crew
-        num_envs = len(crew.shares.owner)
+        worker_pool = self._worker_pool
+        num_envs = len(worker_pool.shares.owner)
         limits.check_descriptors(len(self._plans))
-        self._memory_fd = crew.memory_fd = shared_memory.create()
+        self._memory_fd = worker_pool.memory_fd = shared_memory.create()
         for _ in self._plans:
-            crew.workers.append(WorkerProcess(self._context, self._memory_fd))
-        crew.watch()
+            worker_pool.workers.append(WorkerProcess(self._context, self._memory_fd))
+        worker_pool.watch()
         for w, plan in enumerate(self._plans):
             with suppress(ChannelClosed):  # why, it may have said
-                crew.workers[w].channel.send(ch.INIT, _SETUP_NUMBER, plan)
+                worker_pool.workers[w].channel.send(ch.INIT, _SETUP_NUMBER, plan)
         specs, survived = self._hear_specs(budget, place)
-        self._spec = spec = agree_on_spec(specs, crew.shares.starts, self._mode)
+        self._spec = spec = agree_on_spec(specs, worker_pool.shares.starts, self._mode)
         if require and (leaves := object_leaves(spec)):
             raise UnsupportedSpaceError(
                 f"shared_memory='require', but {', '.join(leaves)} cannot be there: not of fixed size. "
@@ -352,7 +352,7 @@ class Staff:
         size = head + (Buffers.nbytes(spec, num_envs) if self._shared else 0)
         shared_memory.grow(self._memory_fd, size)
         mapped = shared_memory.map_memory(self._memory_fd, size)
-        crew.progress = progress_of(mapped, len(self._plans))
+        worker_pool.progress = progress_of(mapped, len(self._plans))
         buffers = Buffers(spec, num_envs, memoryview(mapped)[head:] if self._shared else None)
         buffers.clear_masks()
         # The common spec, not the worker's own: where spaces are compatible only, theirs may differ.
@@ -366,7 +366,7 @@ class Staff:
     def dismiss(self) -> None:
         """Nobody will be replaced: let go of what that would take."""
         self._plans.clear()
-        self._crew.close_memory()
+        self._worker_pool.close_memory()
 
     def start(self, w: int) -> str | None:
         """Hire a worker in the place of one that is gone. Says what went wrong, if it did."""
@@ -374,11 +374,11 @@ class Staff:
             worker = WorkerProcess(self._context, self._memory_fd)
         except (OSError, MarlvecError) as error:
             return f"could not be replaced: {error}"
-        self._crew.replace(w, worker)
+        self._worker_pool.replace(w, worker)
         try:
             worker.channel.send(ch.INIT, _SETUP_NUMBER, self._plans[w])
         except ChannelClosed:
-            self._crew.closed.add(w)  # why, it may have said
+            self._worker_pool.closed.add(w)  # why, it may have said
         return None
 
     def go_on(self, w: int) -> str | None:
@@ -387,11 +387,11 @@ class Staff:
         Raises:
             ChannelClosed: It is gone.
         """
-        crew = self._crew
-        new, channel = crew.starting[w], crew.workers[w].channel
+        worker_pool = self._worker_pool
+        new, channel = worker_pool.starting[w], worker_pool.workers[w].channel
         told = channel.take(_SETUP_NUMBER)
         if told is None:
-            if w in crew.closed:  # it hears nothing any more, and has nothing left to say
+            if w in worker_pool.closed:  # it hears nothing any more, and has nothing left to say
                 raise ChannelClosed("it does not read")
             return None
         if told.code == ch.FAILED:
@@ -408,7 +408,7 @@ class Staff:
             new.has_spec = True
             channel.send(ch.ATTACH, _SETUP_NUMBER, self._attach)
             return None
-        del crew.starting[w]
+        del worker_pool.starting[w]
         for code, number, payload in new.requests:
             channel.send(code, number, payload)
         return None
@@ -420,17 +420,17 @@ class Staff:
 
     def _hear_specs(self, budget: RestartBudget | None, place: str) -> tuple[list[EnvSpec], list[Survived]]:
         """What each worker's envs look like; raises what went wrong in building them."""
-        crew = self._crew
+        worker_pool = self._worker_pool
         specs: dict[int, EnvSpec] = {}
         failures: list[Failure] = []
         survived: list[Survived] = []
         waiting = set(range(len(self._plans)))
         while waiting:
-            for w in crew.ready(None):
+            for w in worker_pool.ready(None):
                 if w not in waiting:  # it has told why its envs could not be built, and is gone now
                     continue
                 try:
-                    told = crew.workers[w].channel.take(_SETUP_NUMBER)
+                    told = worker_pool.workers[w].channel.take(_SETUP_NUMBER)
                 except ChannelClosed as error:
                     survived.append(self._again(w, error, budget))
                     continue
@@ -447,19 +447,19 @@ class Staff:
 
     def _again(self, w: int, news: ChannelClosed, budget: RestartBudget | None) -> Survived:
         """Replace a worker that died while it built its envs for the first time."""
-        obituary = self._crew.bury(w, noise(news), None, building=True)
-        error = obituary.error(only_close_is_left=False)
-        pause = None if budget is None else budget.spend(("worker", w), obituary.reason)
+        worker_exit = self._worker_pool.bury(w, noise(news), None, building=True)
+        error = worker_exit.error(only_close_is_left=False)
+        pause = None if budget is None else budget.spend(("worker", w), worker_exit.reason)
         if budget is None or pause is None:
             if budget is not None:
                 error.args = (f"{error} {budget.history(('worker', w))}",)
             raise error
         time.sleep(pause)
         problem = self.start(w)
-        self._crew.starting.pop(w, None)
+        self._worker_pool.starting.pop(w, None)
         if problem is not None:
             raise error from None
-        return obituary.env_ids, str(obituary)
+        return worker_exit.env_ids, str(worker_exit)
 
     def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[PackedFailure]]:
         """What a new worker says of its envs; their spaces may be of any class.
@@ -467,7 +467,7 @@ class Staff:
         Raises:
             SerialisationError: It cannot be rebuilt in this process.
         """
-        ids = self._crew.shares.slices[w]
+        ids = self._worker_pool.shares.slices[w]
         spec: EnvSpec
         failures: list[PackedFailure]
         ((spec, failures),) = load_each(payload, [f"the spaces of envs {ids[0]} to {ids[-1]}"])
@@ -475,12 +475,12 @@ class Staff:
 
     def _send(self, w: int, code: int, payload: bytes) -> None:
         try:
-            self._crew.workers[w].channel.send(code, _SETUP_NUMBER, payload)
+            self._worker_pool.workers[w].channel.send(code, _SETUP_NUMBER, payload)
         except ChannelClosed as error:
-            raise self._crew.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None
+            raise self._worker_pool.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None
 
     def _receive(self, w: int) -> None:
         try:
-            self._crew.workers[w].channel.recv()
+            self._worker_pool.workers[w].channel.recv()
         except ChannelClosed as error:
-            raise self._crew.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None
+            raise self._worker_pool.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None

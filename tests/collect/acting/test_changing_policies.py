@@ -205,7 +205,7 @@ def test_a_removed_policy_takes_no_memory_however_many_come_and_go() -> None:
             collector.remove_policy(f"p{i}", remap_to=f"p{i + 1}")
         collector.collect(env_steps=40)
         assert list(collector.policies) == ["p30"]
-        assert len(collector._company.roles) == 1  # nothing public counts them
+        assert len(collector._policy_set.runners) == 1  # nothing public counts them
 
 
 class Stacked(Policy):

@@ -574,5 +574,5 @@ def test_who_does_not_listen_to_steps_costs_none() -> None:
         collector = Collector(envs, noop, callbacks=[Quiet()], seed=0)
         collector.collect(env_steps=30)
         assert collector.metrics.timers["callbacks"].calls == 1
-        assert collector._hooks._running_N.tolist() == [None]
+        assert collector._callback_list._running_N.tolist() == [None]
         assert collector.metrics.returns == Stats(10, 6000.0, 6000.0 + 4.5e6 * 3, 6000.0 + 27e6)

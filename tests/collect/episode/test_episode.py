@@ -124,7 +124,7 @@ def test_agents_stand_side_by_side_whenever_they_act_come_and_go(
         for a, name in enumerate(agents):
             np.testing.assert_array_equal(obs[:, a], want.obs(a, start, stop), strict=True)
             np.testing.assert_array_equal(rewards[:, a], want.rewards(a, start, stop), strict=True)
-            for track in episode.tracks_of(name):
+            for track in episode.episodes_of(name):
                 check_track(track, want.own(a))
                 own = episode.at("obs", start, stop, agent=name, fill=FILL)
                 np.testing.assert_array_equal(own, want.obs(a, start, stop), strict=True)
@@ -162,13 +162,13 @@ def test_cut_and_concat_are_inverse_at_every_step(
             assert (head is None) is (step < min(row.next_env_t for row in want.rows))
             assert (tail is None) is (step >= want.stop)
             for part, closed in ((head, True), (tail, False)):
-                got = [] if part is None else [(t.agent_index, n) for t in part.tracks for n in t["t"].tolist()]
+                got = [] if part is None else [(t.agent_index, n) for t in part.agent_episodes for n in t["t"].tolist()]
                 assert got == [(row.agent, row.t) for row in want.rows if (row.next_env_t <= step) is closed]
             if head is None or tail is None:
                 assert_same(head or tail, episode)
                 continue
             assert_same(head.concat(tail), episode)
-            for track in tail.tracks:
+            for track in tail.agent_episodes:
                 before = [row for row in want.own(track.agent_index) if row.next_env_t <= step]
                 check_lookback(track, before, lookback)
             # What is cut again and put together again is what it was, lookbacks and all.
@@ -203,7 +203,7 @@ def test_a_slice_is_two_cuts(span: tuple[int, int], lookback: int, **world: Any)
     expected = by_id(rows)
     for episode in batch.episodes(agents):
         part = episode.slice(*span, lookback)
-        got = [] if part is None else [(t.agent_index, n) for t in part.tracks for n in t["t"].tolist()]
+        got = [] if part is None else [(t.agent_index, n) for t in part.agent_episodes for n in t["t"].tolist()]
         want = [r for r in expected[episode.eps_id].rows if span[0] < r.next_env_t <= span[1]]
         assert got == [(row.agent, row.t) for row in want]
 
@@ -309,7 +309,7 @@ def test_any_space(space: Any) -> None:
         assert_same(head.concat(tail), episode)
         assert_same(MultiAgentEpisode.from_state_dict(episode.state_dict()), episode)
         for (path, leaf), (other, row) in zip(
-            tree_leaves(episode.at("obs", 0, 1)), tree_leaves(episode.tracks[0]["obs"]), strict=True
+            tree_leaves(episode.at("obs", 0, 1)), tree_leaves(episode.agent_episodes[0]["obs"]), strict=True
         ):
             assert path == other
             assert leaf.dtype == row.dtype
@@ -325,7 +325,7 @@ def test_a_change_of_policy_begins_a_new_track() -> None:
         late = collector.collect(env_steps=5)
     (first,), (second,) = early.episodes(), late.episodes()
     whole = first.concat(second)
-    assert [(t.agent_index, t.policy_id, t.first_t, len(t)) for t in whole.tracks] == [
+    assert [(t.agent_index, t.policy_id, t.first_t, len(t)) for t in whole.agent_episodes] == [
         (0, "first", 0, 4),
         (0, "second", 4, 5),
         (1, "first", 0, 4),
@@ -350,7 +350,7 @@ def counted(**options: Any) -> MultiAgentEpisode:
 @pytest.mark.checklist(111)
 def test_what_is_not_there_is_filled_or_refused() -> None:
     episode = counted()
-    track = episode.tracks[0]
+    track = episode.agent_episodes[0]
     assert track.get("rewards", 2, 4).shape == (2,)
     assert track.get("rewards", 4, 2).shape == (0,)
     assert track.get("obs", 6).shape == (1, track["obs"].shape[1])
@@ -377,7 +377,7 @@ def test_what_is_not_there_is_filled_or_refused() -> None:
     with pytest.raises(ArgumentError, match="lookback must be at least 0"):
         episode.cut(2, -1)
     with pytest.raises(KeyError, match="no agent 'nobody'"):
-        episode.tracks_of("nobody")
+        episode.episodes_of("nobody")
     with pytest.raises(KeyError, match="no agent 2"):
         episode.at("obs", agent=2)
 
@@ -387,7 +387,7 @@ def test_an_agent_without_rows_is_filled_in() -> None:
     with SyncVectorEnv([lambda: ScriptedParallelEnv(script, agent_num=2)]) as envs:
         batch = Collector(envs, RandomPolicy(), batch_mode="complete", seed=0).collect(episodes=1)
         (episode,) = batch.episodes(envs.agents)
-    assert episode.tracks_of("agent_1") == ()
+    assert episode.episodes_of("agent_1") == ()
     rewards = episode.at("rewards", stop=3, fill=np.nan)
     assert np.isnan(rewards).tolist() == [[False, True]] * 3
     with pytest.raises(IndexError, match="not all agents have rows"):
@@ -414,10 +414,10 @@ def test_only_parts_that_follow_on_one_another_are_joined() -> None:
         with pytest.raises(ArgumentError, match=problem):
             one_.concat(other)
     spoilt = MultiAgentEpisode.from_state_dict(tail.state_dict())
-    spoilt.tracks[1].whole("obs")[0] += 1
+    spoilt.agent_episodes[1].whole("obs")[0] += 1
     with pytest.raises(ArgumentError, match="does not begin at the moment at which"):
         head.concat(spoilt)
-    stranger = MultiAgentEpisode(episode.eps_id + 1, 0, tail.tracks, tail.agents)
+    stranger = MultiAgentEpisode(episode.eps_id + 1, 0, tail.agent_episodes, tail.agents)
     with pytest.raises(ArgumentError, match="expected a part of eps_id 0"):
         head.concat(stranger)
 
@@ -442,7 +442,7 @@ def test_rows_that_are_no_single_decisions_any_more_are_refused() -> None:
 
 def test_phantom_rows_are_no_decisions() -> None:
     plain, spread = counted(), counted(learner_connectors=[AddLastObs()])
-    assert [len(track) for track in spread.tracks] == [len(track) for track in plain.tracks] == [6, 6]
+    assert [len(track) for track in spread.agent_episodes] == [len(track) for track in plain.agent_episodes] == [6, 6]
 
 
 def test_how_they_look() -> None:

@@ -84,9 +84,9 @@ def check_rows(batch: Any) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_is_said_at_the_next_collect_and_reset_goes_on(backend: str, other: str, overlap: bool) -> None:
     lost: list[str] = []
-    hooks = {"on_episode_lost": lambda episode, why: lost.append(why)}
+    callback_list = {"on_episode_lost": lambda episode, why: lost.append(why)}
     with made(backend) as envs:
-        collector = Collector(envs, policy_of(envs), seed=0, overlap=overlap, callbacks=[hooks])
+        collector = Collector(envs, policy_of(envs), seed=0, overlap=overlap, callbacks=[callback_list])
         handed = collector.collect(agent_steps=17)
         OTHERS[other](envs)
         for _ in range(2):  # again, until it is reset

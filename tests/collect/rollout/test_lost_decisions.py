@@ -81,11 +81,11 @@ def test_decisions_of_lost_episodes_are_all_counted(
     policies = {"a": Recounting(0), "b": Recounting(1)}
     held: Counter[Key] = Counter()
     lost: set[int] = set()
-    hooks = {"on_episode_lost": lambda episode, why: lost.add(episode.eps_id)}
+    callback_list = {"on_episode_lost": lambda episode, why: lost.add(episode.eps_id)}
     options = {"autoreset_mode": mode, "on_fault": on_fault}
     with SyncVectorEnv(mortals(kind, 3, agent_num, deaths, marks), **options) as envs:
         collector = Collector(
-            envs, policies, by_number, batch_mode=batch_mode, seed=0, overlap=overlap, callbacks=[hooks]
+            envs, policies, by_number, batch_mode=batch_mode, seed=0, overlap=overlap, callbacks=[callback_list]
         )
         try:
             for call, amount in calls:

@@ -97,8 +97,8 @@ def test_each_life_is_a_trajectory_of_its_own(mode: str) -> None:
     assert record.returns_A.tolist() == [12.0, 11 + 12 + 13 + 16 + 17 + 18 + 21 + 22]
     assert record.lengths_A.tolist() == [12, 8]
     for episode in episodes:
-        tracks = episode.tracks_of("b")
-        assert [(t.env_start, t.env_stop, t.first_t, t.terminated) for t in tracks] == [
+        agent_episodes = episode.episodes_of("b")
+        assert [(t.env_start, t.env_stop, t.first_t, t.terminated) for t in agent_episodes] == [
             (0, 3, 0, True),
             (5, 8, 3, True),
             (10, 12, 6, False),
@@ -112,7 +112,7 @@ def test_each_life_is_a_trajectory_of_its_own(mode: str) -> None:
             assert head is not None
             assert tail is not None
             whole = head.concat(tail)
-            assert [len(track) for track in whole.tracks] == [12, 3, 3, 2]
+            assert [len(track) for track in whole.agent_episodes] == [12, 3, 3, 2]
             np.testing.assert_array_equal(whole.at("obs", fill=-1), episode.at("obs", fill=-1))
 
 
@@ -125,7 +125,7 @@ def test_pieces_of_batches_keep_lives_apart(size: int) -> None:
     joined = whole[0]
     for piece in whole[1:]:
         joined = joined.concat(piece)
-    assert [(t.env_start, t.env_stop) for t in joined.tracks] == [(0, 12), (0, 3), (5, 8), (10, 12)]
+    assert [(t.env_start, t.env_stop) for t in joined.agent_episodes] == [(0, 12), (0, 3), (5, 8), (10, 12)]
 
 
 def test_the_check_of_envs_lets_them_be() -> None:

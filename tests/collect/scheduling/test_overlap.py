@@ -138,7 +138,7 @@ def test_policies_answer_while_envs_are_on_the_way() -> None:
     sizes: list[tuple[int, int]] = []
 
     def act(rows: Any) -> Any:
-        sizes.append((len(np.unique(rows["env_id"])), collector._loop.traffic._num_away))
+        sizes.append((len(np.unique(rows["env_id"])), collector._loop.scheduler._num_away))
         return np.zeros(len(rows), int)
 
     with Scattered([NoOpEnv] * 8, 0) as envs:
@@ -177,10 +177,10 @@ def test_equal_seeds_give_equal_bits_however_long_envs_take(mode: str) -> None:
 
 def test_a_half_is_taken_in_whole_in_env_order_and_in_turn() -> None:
     told: list[list[int]] = []
-    hooks = {"on_episode_step": lambda step: told.append(step.env_ids.tolist())}
+    callback_list = {"on_episode_step": lambda step: told.append(step.env_ids.tolist())}
     with Scattered([NoOpEnv] * 6, 3) as envs:
         noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
-        Collector(envs, noop, overlap=True, callbacks=[hooks], seed=0).collect(env_steps=6 * 20)
+        Collector(envs, noop, overlap=True, callbacks=[callback_list], seed=0).collect(env_steps=6 * 20)
     assert told == [[0, 2, 4], [1, 3, 5]] * 20
 
 
@@ -288,14 +288,14 @@ def test_hooks_of_an_episode_come_in_one_order(overlap: bool) -> None:
             told[episode.eps_id].append("step")
             steps[episode.env_id] = steps.get(episode.env_id, 0) + 1
 
-    hooks = {
+    callback_list = {
         "on_episode_created": lambda episode: told.setdefault(episode.eps_id, []).append("created"),
         "on_episode_start": lambda episode: told[episode.eps_id].append("start"),
         "on_episode_step": on_step,
         "on_episode_end": lambda episode, record: told[episode.eps_id].append(f"end {record.length}"),
     }
     with Scattered(factories("parallel", 4, 2), 7) as envs:
-        Collector(envs, EchoPolicy(), callbacks=[hooks], overlap=overlap, seed=0).collect(env_steps=100)
+        Collector(envs, EchoPolicy(), callbacks=[callback_list], overlap=overlap, seed=0).collect(env_steps=100)
     assert steps == dict.fromkeys(range(4), 25)
     ended = [lives for lives in told.values() if lives[-1].startswith("end")]
     assert len(ended) >= 8

@@ -346,7 +346,7 @@ def test_an_rllib_step_says_all() -> None:
 
     rig = Rig(RLlibAdapter(Silent(Script.together(3, 4))))
     rig.reset(seed=0)
-    refuses(rig, "__all__", "PettingZooParallelEnv")
+    refuses(rig, "__all__", "ParallelAdapter")
 
 
 def test_a_seed_that_cannot_be_given_is_not_dropped() -> None:

@@ -98,7 +98,7 @@ def test_four_processes_give_the_batches_of_four_envs_inside() -> None:
         one, other = collector(envs, kind), collector(others, kind)
         for amount in (100, 60):
             assert_same(one.collect(amount), other.collect(amount))
-        assert server.tally.sessions == num
+        assert server.counters.sessions == num
         assert other.metrics.episodes_total > 8
 
 
@@ -116,11 +116,11 @@ def test_several_clients_with_several_episodes_each() -> None:
             for k, (client, episode) in enumerate(episodes):
                 assert client.get_action(episode, both(10 * k + t)) == answer(10 * k + t)
                 client.log_returns(episode, {"a": 1.0})
-        assert len(there.envs.door.episodes) == 6
+        assert len(there.envs.gateway.episodes) == 6
         assert "3 episodes" in repr(one)
         for client, episode in episodes:
             client.end_episode(episode, both(99), truncated=True)
-        until(lambda: not there.envs.door.episodes)
+        until(lambda: not there.envs.gateway.episodes)
         with pytest.raises(EpisodeOver, match="has ended"):
             one.get_action(episodes[0][1], both(1))
 
@@ -189,7 +189,7 @@ def test_logged_actions_are_rows_off_policy() -> None:
 def test_what_a_client_sees_wrong_itself_is_never_sent() -> None:
     with served(2) as there, Client(there.url, timeout=10) as client:
         episode = client.start_episode()
-        before = there.server.tally.messages
+        before = there.server.counters.messages
         for error, what, call in (
             (
                 ContractError,
@@ -213,7 +213,7 @@ def test_what_a_client_sees_wrong_itself_is_never_sent() -> None:
         ):
             with pytest.raises(error, match=what):
                 call()
-        assert there.server.tally.messages == before
+        assert there.server.counters.messages == before
         assert client.get_action(episode, both(1)) == answer(1)
 
 
@@ -262,7 +262,7 @@ def test_an_episode_may_end_while_it_waits() -> None:
             client.get_action(episode, both(1), timeout=0.01)
         client.log_returns(episode, {"a": 1})
         client.end_episode(episode, both(2), truncated=True)
-        assert there.envs.door.episodes == ()
+        assert there.envs.gateway.episodes == ()
         assert not there.envs.faults
 
 
@@ -306,7 +306,7 @@ def test_who_is_not_there_and_who_closes() -> None:
         for call in (client.start_episode, lambda: client.get_action(episode, both(1))):
             with pytest.raises((ClosedError, EpisodeOver)):
                 call()
-        until(lambda: not there.envs.door.episodes)
+        until(lambda: not there.envs.gateway.episodes)
         assert there.server.clients == 0
         assert "closed" in repr(client)
 
@@ -320,7 +320,7 @@ def test_a_server_that_closes_says_so() -> None:
         assert "closed" in repr(there.server)
         with pytest.raises(ConnectionLost):
             client.get_action(episode, both(1))
-        assert there.envs.door.episodes == ()
+        assert there.envs.gateway.episodes == ()
         assert len(there.envs.faults) == 0 or there.envs.faults[-1].summary.startswith("ConnectionLost")
 
 
@@ -454,7 +454,7 @@ def test_a_client_decides_where_an_action_is_a_pair(says_more: bool) -> None:
                 client.end_episode(episode, obs_of(12))
         finally:
             if len(said) < 12:
-                envs.door.fail(StateError("the client gave up"))
+                envs.gateway.fail(StateError("the client gave up"))
             thread.join()
         assert [int(number) for number, _ in said] == [t % 9 for t in range(12)]
         np.testing.assert_array_equal([place for _, place in said], [obs_of(t)[:2] for t in range(12)])

@@ -94,7 +94,7 @@ def play(episode: ExternalEpisode, length: int = 3, stamp: int = 0, **end: Any) 
 @pytest.mark.parametrize("truncated", [False, True])
 def test_an_episode_from_begin_to_end(envs: ExternalVectorEnv, truncated: bool) -> None:
     collecting = Collecting(envs).collect(episodes=1)
-    episode = envs.door.begin(timeout=5)
+    episode = envs.gateway.begin(timeout=5)
     play(episode, stamp=7, truncated=truncated)
     rows = collecting.wait()["main"]
     a, b = rows.agent_index == 0, rows.agent_index == 1
@@ -108,7 +108,7 @@ def test_an_episode_from_begin_to_end(envs: ExternalVectorEnv, truncated: bool) 
     assert rows.terminated[rows.env_t > 1].tolist() == [not truncated] * 2
     assert not (rows.terminated | rows.truncated)[rows.env_t < 2].any()
     assert episode.over is not None
-    assert envs.door.episodes == ()
+    assert envs.gateway.episodes == ()
     (record,) = collecting.collector.metrics.episodes
     assert (record.length, record.returns_A.tolist(), record.truncated_A.tolist()) == (3, [3, 33], [truncated] * 2)
 
@@ -116,7 +116,7 @@ def test_an_episode_from_begin_to_end(envs: ExternalVectorEnv, truncated: bool) 
 @pytest.mark.checklist(121)
 def test_agents_end_one_by_one(envs: ExternalVectorEnv) -> None:
     collecting = Collecting(envs).collect(episodes=1)
-    episode = envs.door.begin()
+    episode = envs.gateway.begin()
     ask(episode, {"a": see(1, 0), "b": see(1, 0)})
     episode.log_returns({"a": 1, "b": 2})
     episode.end_agents({"b": see(1, 50)}, truncated=True, rewards={"b": 0.5})
@@ -142,7 +142,7 @@ def test_logged_actions_need_no_policy(envs: ExternalVectorEnv) -> None:
 
     collecting = Collecting(envs, FunctionPolicy(refuse)).collect(episodes=3)
     for stamp in range(3):
-        episode = envs.door.begin(timeout=30)
+        episode = envs.gateway.begin(timeout=30)
         for t in range(4):
             episode.wait_for_room(30)
             episode.log_action({"a": see(stamp, t)}, {"a": t}, rewards={"a": 0.0 if t == 0 else t - 1.0})
@@ -162,7 +162,7 @@ def test_of_some_agents_actions_are_logged_and_others_are_asked(envs: ExternalVe
         return np.full(len(rows), 4)
 
     collecting = Collecting(envs, FunctionPolicy(act)).collect(episodes=1)
-    episode = envs.door.begin()
+    episode = envs.gateway.begin()
     assert ask(episode, {"a": see(1, 0), "b": see(1, 0)}, logged={"b": 3}) == {"a": 4, "b": 3}
     episode.end()
     rows = collecting.wait()["main"]
@@ -175,7 +175,7 @@ def test_infos_are_told_once_and_are_copies(envs: ExternalVectorEnv) -> None:
     info = {"hp": 3, "list": [1]}
     collecting = Collecting(envs, callbacks=[{"on_episode_step": lambda step: told.extend(step.infos)}])
     collecting.collect(episodes=1)
-    episode = envs.door.begin()
+    episode = envs.gateway.begin()
     ask(episode, {"a": see(1, 0)})
     episode.log_returns({"a": 1}, {"a": info, "__common__": {"wind": 2}})
     info["list"].append(2)
@@ -192,7 +192,7 @@ def test_episodes_that_are_not_for_training_are_in_no_batch(envs: ExternalVector
     collecting = Collecting(envs, batch_mode=batch_mode)
     collecting.collect(episodes=6)
     for stamp in range(6):
-        play(envs.door.begin(timeout=30, training_enabled=stamp % 2 == 0), stamp=stamp)
+        play(envs.gateway.begin(timeout=30, training_enabled=stamp % 2 == 0), stamp=stamp)
     batch = collecting.wait()
     assert sorted(set(batch["main"].obs[:, 0].tolist())) == [0, 2, 4]
     assert len(batch["main"]) == 15
@@ -202,7 +202,7 @@ def test_episodes_that_are_not_for_training_are_in_no_batch(envs: ExternalVector
 
 def test_a_batch_of_episodes_that_are_not_for_training_is_empty(envs: ExternalVectorEnv) -> None:
     collecting = Collecting(envs).collect(episodes=1)
-    play(envs.door.begin(training_enabled=False))
+    play(envs.gateway.begin(training_enabled=False))
     assert len(collecting.wait()) == 0
 
 
@@ -214,7 +214,7 @@ def test_many_threads_with_many_episodes_lose_nothing() -> None:
 
         def work(k: int) -> None:
             for e in range(each):
-                play(envs.door.begin(timeout=60), length=length, stamp=k * each + e)
+                play(envs.gateway.begin(timeout=60), length=length, stamp=k * each + e)
 
         threads = [threading.Thread(target=work, args=(k,)) for k in range(threads_num)]
         for thread in threads:
@@ -227,8 +227,8 @@ def test_many_threads_with_many_episodes_lose_nothing() -> None:
         assert sorted(map(tuple, rows.obs[a].tolist())) == wanted
         assert sorted(rows.obs[a & rows.terminated][:, 0].tolist()) == list(range(threads_num * each))
         assert (rows.next_obs[a & rows.terminated][:, 1] == 99).all()
-        assert envs.door.episodes == ()
-        assert all(not place.rows and place.running is None for place in envs._desk.places)
+        assert envs.gateway.episodes == ()
+        assert all(not place.rows and place.running is None for place in envs._exchange.places)
 
 
 @pytest.mark.parametrize("as_policy", [False, True])
@@ -236,7 +236,7 @@ def test_logged_actions_of_another_space_than_the_policys(as_policy: bool) -> No
     """What an env was given is not what the policy would have said: nothing is taken for what it is not."""
     with external.make({"a": (OBS, Box(0, 10, (1,), np.float32))}) as envs:
         collecting = Collecting(envs, FunctionPolicy(lambda rows: rows["obs"][:, :1])).collect(episodes=1)
-        episode = envs.door.begin()
+        episode = envs.gateway.begin()
         episode.log_action({"a": see(0, 0)}, {"a": [0.5]}, as_policy=as_policy)
         if as_policy:
             episode.end()
@@ -288,7 +288,7 @@ def test_what_is_wrong_raises_where_it_is_said_and_changes_nothing(
     envs: ExternalVectorEnv, kind: str, expected: type[Exception], says: str, do: Callable[[ExternalEpisode], None]
 ) -> None:
     collecting = Collecting(envs).collect(episodes=2)
-    episode, other = envs.door.begin(), envs.door.begin()
+    episode, other = envs.gateway.begin(), envs.gateway.begin()
     ask(episode, {"a": see(1, 0), "b": see(1, 0)}, rewards={"a": 1})
     with pytest.raises(expected, match=f"(?s)episode {episode.id} in slot 0.*{says}"):
         do(episode)
@@ -306,7 +306,7 @@ def test_what_is_wrong_raises_where_it_is_said_and_changes_nothing(
 
 @pytest.mark.fault("G8")
 def test_calls_at_the_wrong_time(envs: ExternalVectorEnv) -> None:
-    episode = envs.door.begin()
+    episode = envs.gateway.begin()
     with pytest.raises(StateError, match="nobody has acted yet"):
         episode.end_agents({"a": None})
     episode.ask({"a": see(0, 0)}, answer=print)
@@ -332,7 +332,7 @@ def test_masks_are_taken_from_observations_and_from_beside_them() -> None:
         policies = {"p": FunctionPolicy(act), "q": FunctionPolicy(act)}
         collecting = Collecting(envs, policies, {"a": "p", "b": "q"})
         collecting.collect(episodes=1)
-        episode = envs.door.begin()
+        episode = envs.gateway.begin()
         seen = {"a": {"observation": see(1, 1), "action_mask": mask}, "b": see(1, 1)}
         assert ask(episode, seen, masks={"b": [False, True, True, True, True]}) == {"a": 2, "b": 1}
         with pytest.raises(ContractError, match="expected an action mask with it"):
@@ -349,15 +349,15 @@ def test_masks_are_taken_from_observations_and_from_beside_them() -> None:
 
 def test_no_more_episodes_than_slots(envs: ExternalVectorEnv) -> None:
     freed: list[int] = []
-    one, _ = envs.door.begin(), envs.door.begin()
+    one, _ = envs.gateway.begin(), envs.gateway.begin()
     with pytest.raises(EpisodesFull, match="2 episodes run, as many as can"):
-        envs.door.begin(on_free=lambda: freed.append(1))
+        envs.gateway.begin(on_free=lambda: freed.append(1))
     with pytest.raises(EpisodesFull, match="slot 1 is taken"):
-        envs.door.begin(env_id=1, timeout=0.01)
+        envs.gateway.begin(env_id=1, timeout=0.01)
     with pytest.raises(ArgumentError, match="slots are 0 to 1"):
-        envs.door.begin(env_id=2)
+        envs.gateway.begin(env_id=2)
     threading.Timer(0.05, one.end).start()
-    assert envs.door.begin(timeout=30).env_id == 0
+    assert envs.gateway.begin(timeout=30).env_id == 0
     assert freed == [1]
 
 
@@ -366,22 +366,22 @@ def test_who_only_begins_and_logs_meets_a_bound(envs: ExternalVectorEnv) -> None
     """Nobody collects: nothing grows without end."""
     for _ in range(200):
         try:
-            episode = envs.door.begin(env_id=0)
+            episode = envs.gateway.begin(env_id=0)
             for _ in range(100):
                 episode.log_action({"a": see(0, 0)}, {"a": 0})
         except BusyError:
             with pytest.raises(AnswerTimeout, match="is anybody collecting"):
                 episode.wait_for_room(0.001)
             episode.end()
-    assert len(envs._desk.places[0].rows) <= 2 * 64
+    assert len(envs._exchange.places[0].rows) <= 2 * 64
 
 
 def test_an_episode_in_which_nobody_acted_leaves_no_trace(envs: ExternalVectorEnv) -> None:
     collecting = Collecting(envs).collect(episodes=1)
     for _ in range(3):
-        envs.door.begin(env_id=0).end()
-        envs.door.begin(env_id=0).abandon(RuntimeError("gone"))
-    play(envs.door.begin(env_id=0))
+        envs.gateway.begin(env_id=0).end()
+        envs.gateway.begin(env_id=0).abandon(RuntimeError("gone"))
+    play(envs.gateway.begin(env_id=0))
     assert collecting.wait().env_steps == 3
     assert envs.faults == ()
 
@@ -396,8 +396,8 @@ def test_an_abandoned_episode_is_a_fault_of_its_own(
     lost: list[Any] = []
     collecting = Collecting(envs, callbacks=[{"on_episode_lost": lambda episode, why: lost.append(why)}])
     collecting.collect(episodes=3)
-    play(envs.door.begin(), stamp=1)
-    bad, good = envs.door.begin(timeout=5), envs.door.begin(timeout=5)
+    play(envs.gateway.begin(), stamp=1)
+    bad, good = envs.gateway.begin(timeout=5), envs.gateway.begin(timeout=5)
     if moment != "first asked":
         ask(bad, {"a": see(3, 0), "b": see(3, 0)})
         bad.log_returns({"a": 100})
@@ -410,7 +410,7 @@ def test_an_abandoned_episode_is_a_fault_of_its_own(
         bad.abandon(ConnectionError("the line is dead"))
         bad.abandon(ConnectionError("twice"))
         play(good, stamp=4)
-        play(envs.door.begin(timeout=5, env_id=bad.env_id), stamp=2)
+        play(envs.gateway.begin(timeout=5, env_id=bad.env_id), stamp=2)
         batch = collecting.wait()
     assert sorted(set(batch["main"].obs[:, 0].tolist())) == [1, 2, 4]
     assert collecting.collector.metrics.episodes_faulty == len(lost) == len(envs.faults) == 1
@@ -424,13 +424,13 @@ def test_an_abandoned_episode_is_a_fault_of_its_own(
 
 def test_a_callback_that_raises_costs_its_own_episode(envs: ExternalVectorEnv) -> None:
     collecting = Collecting(envs).collect(episodes=1)
-    episode = envs.door.begin()
+    episode = envs.gateway.begin()
 
     def broken(actions: Any) -> None:
         raise ValueError("of no use")
 
     episode.ask({"a": see(1, 0)}, answer=broken)
-    play(envs.door.begin(), stamp=2)
+    play(envs.gateway.begin(), stamp=2)
     assert collecting.wait()["main"].obs[:, 0].tolist() == [2] * 5
     assert [fault.summary for fault in envs.faults] == ["ValueError: of no use"]
 
@@ -440,16 +440,16 @@ def test_callbacks_that_fail_are_nobody_elses_affair(envs: ExternalVectorEnv, ca
         raise ValueError("of no use")
 
     collecting = Collecting(envs).collect(episodes=1)
-    dropped = envs.door.begin(on_lost=broken)
+    dropped = envs.gateway.begin(on_lost=broken)
     ask(dropped, {"a": see(3, 0)})
-    other = envs.door.begin()
+    other = envs.gateway.begin()
     with pytest.raises(EpisodesFull):
-        envs.door.begin(on_free=broken)
+        envs.gateway.begin(on_free=broken)
     play(other, stamp=1)
     collecting.wait()
     collecting.collector.reset()
     collecting.collect(episodes=1)
-    play(envs.door.begin(), stamp=2)
+    play(envs.gateway.begin(), stamp=2)
     assert len(collecting.wait()["main"]) == 5
     assert [record.message for record in caplog.records] == ["a callback of an episode outside has failed"] * 2
 
@@ -458,9 +458,9 @@ def test_what_the_collector_drops_is_told(envs: ExternalVectorEnv) -> None:
     """It begins anew: running episodes are lost, and who waits for an answer hears of it."""
     told: list[Exception] = []
     collecting = Collecting(envs).collect(episodes=1)
-    running = envs.door.begin(on_lost=told.append)
+    running = envs.gateway.begin(on_lost=told.append)
     ask(running, {"a": see(3, 0)})
-    waiting = envs.door.begin(on_lost=told.append)
+    waiting = envs.gateway.begin(on_lost=told.append)
     play_on = threading.Thread(target=lambda: ask(waiting, {"a": see(3, 0)}))
     play_on.start()
     play_on.join()
@@ -472,17 +472,17 @@ def test_what_the_collector_drops_is_told(envs: ExternalVectorEnv) -> None:
     with pytest.raises(EpisodeOver):
         running.ask({"a": see(3, 1)}, answer=print)
     collecting.collect(episodes=2)
-    play(envs.door.begin(), stamp=1)
-    play(envs.door.begin(timeout=5), stamp=2)
+    play(envs.gateway.begin(), stamp=1)
+    play(envs.gateway.begin(timeout=5), stamp=2)
     assert sorted(set(collecting.wait()["main"].obs[:, 0].tolist())) == [1, 2]
 
 
 def test_close_tells_everybody(envs: ExternalVectorEnv) -> None:
     told: list[Exception] = []
-    episode = envs.door.begin(on_lost=told.append)
+    episode = envs.gateway.begin(on_lost=told.append)
     episode.ask({"a": see(0, 0)}, answer=print)
-    envs.door.begin()
-    waiting = threading.Thread(target=lambda: told.append(_error(lambda: envs.door.begin(timeout=None))))
+    envs.gateway.begin()
+    waiting = threading.Thread(target=lambda: told.append(_error(lambda: envs.gateway.begin(timeout=None))))
     waiting.start()
     collecting = Collecting(external.make(SPACES)).collect(episodes=1)
     envs.close()
@@ -490,7 +490,7 @@ def test_close_tells_everybody(envs: ExternalVectorEnv) -> None:
     waiting.join(10)
     assert [type(error) for error in told] == [ClosedError] * 2
     assert isinstance(collecting.wait(), ClosedError)
-    for call in (envs.door.begin, episode.end, lambda: episode.log_returns({})):
+    for call in (envs.gateway.begin, episode.end, lambda: episode.log_returns({})):
         with pytest.raises(ClosedError):
             call()
 
@@ -512,7 +512,7 @@ def test_it_is_a_vectorizer_like_others() -> None:
             envs.reset(options={"a": 1})
         answers: list[Any] = []
         envs.reset_send(seed=3)
-        one, two = envs.door.begin(), envs.door.begin()
+        one, two = envs.gateway.begin(), envs.gateway.begin()
         one.ask({"a": see(1, 0), "b": see(1, 1)}, answer=answers.append)
         with pytest.raises(FetchTimeout, match=r"\[0, 1\]|\[1\]"):
             envs.reset_fetch(timeout=0.01)
@@ -573,7 +573,7 @@ def test_rows_are_answered_together() -> None:
     spaces = {"a": (OBS, Discrete(5))}
     with external.make(spaces, num_envs=6, batch_size=4, batch_wait=0.2) as envs:
         collecting = Collecting(envs, FunctionPolicy(act))
-        episodes = [envs.door.begin() for _ in range(6)]
+        episodes = [envs.gateway.begin() for _ in range(6)]
         boxes: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for episode in episodes:
             episode.ask({"a": see(0, 0)}, answer=boxes.put)

@@ -133,7 +133,7 @@ def is_refused(told: Told, kind: str, who: Any) -> bool:
     return kind != "abandon" and bool(who & told.gone - (told.ending.keys() if kind == "pay" else set()))
 
 
-def carry_out(order: Any, door: EpisodeGateway) -> tuple[list[Told], int]:
+def carry_out(order: Any, gateway: EpisodeGateway) -> tuple[list[Told], int]:
     """Make these calls, then end what runs. Episodes, and how many of them a collector has to meet."""
     running: dict[int, Told] = {}
     every: list[Told] = []
@@ -142,7 +142,7 @@ def carry_out(order: Any, door: EpisodeGateway) -> tuple[list[Told], int]:
         told = running.get(k)
         if told is None and k in range(SLOTS + 1) and len(every) < MOST:
             try:
-                told = running[k] = Told(len(every), door.begin())
+                told = running[k] = Told(len(every), gateway.begin())
             except EpisodesFull:
                 assert len(running) == SLOTS
             else:
@@ -180,14 +180,14 @@ def test_what_was_said_is_what_a_batch_holds(order: Any) -> None:
 
         thread = threading.Thread(target=collect)
         thread.start()
-        every, ended = carry_out(order, envs.door)
+        every, ended = carry_out(order, envs.gateway)
         wanted[0] = ended + 1
-        last = Told(len(every), envs.door.begin(timeout=20))  # it wakes the collector up
+        last = Told(len(every), envs.gateway.begin(timeout=20))  # it wakes the collector up
         call(last, "log", frozenset("a"))
         call(last, "end", frozenset(), False)
         thread.join(20)
         assert not thread.is_alive(), f"{met} of {ended + 1} episodes have arrived"
-        assert envs.door.episodes == ()
+        assert envs.gateway.episodes == ()
     assert Counter(found) == Counter(row for told in [*every, last] for row in told.rows)
 
 

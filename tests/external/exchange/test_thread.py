@@ -156,7 +156,7 @@ def test_stop_joins_wherever_run_waits(moment: str) -> None:
 
     with external.make(ONE) as envs:
         if moment == "start_episode":
-            envs.door.begin()
+            envs.gateway.begin()
         stuck = Stuck(envs).start()
         entered.wait(10)
         time.sleep(0.05)
@@ -251,7 +251,7 @@ def test_ids_are_those_of_running_episodes_and_of_no_others() -> None:
         assert len(game._runs) == 2
         game.stop()
         assert game._runs == {}
-        assert envs.door.episodes == ()
+        assert envs.gateway.episodes == ()
 
 
 def test_with_several_agents_everything_goes_by_name() -> None:
@@ -413,7 +413,7 @@ def test_an_episode_of_which_nothing_is_heard_is_lost() -> None:
 def test_an_idle_episode_makes_room_where_nobody_collects() -> None:
     with external.make(ONE, idle_timeout=0.05) as envs:
         gone: list[Exception] = []
-        envs.door.begin(on_lost=gone.append)
+        envs.gateway.begin(on_lost=gone.append)
         time.sleep(0.1)
-        envs.door.begin()
+        envs.gateway.begin()
         assert [str(error) for error in gone] == ["episode 0 was cut off: nothing was heard for 0.05 s"]

@@ -89,7 +89,7 @@ class Served:
             pass
 
     def stop(self, thread: threading.Thread) -> None:
-        self.envs.door.fail(_Enough())
+        self.envs.gateway.fail(_Enough())
         thread.join()
 
 

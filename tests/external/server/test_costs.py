@@ -84,12 +84,12 @@ GROWS: dict[str, Callable[[], Sayings]] = {
 
 def say(there: Served, raw: Raw, sayings: Sayings) -> list[Message]:
     """Say one thing after the other until the server has enough; returns the last that came from it."""
-    heard = there.server.tally.messages
+    heard = there.server.counters.messages
     with suppress(ConnectionError, ConnectionLost):
         for kind, fields in sayings:
             raw.send(kind, **fields)
             heard += 1
-            until(lambda: there.server.tally.messages >= heard or not there.server.clients)  # noqa: B023
+            until(lambda: there.server.counters.messages >= heard or not there.server.clients)  # noqa: B023
             if not there.server.clients:
                 break
             for data in raw.link.receive(0):
@@ -123,8 +123,8 @@ def test_whatever_grows_is_counted_and_refused(how: str) -> None:
         assert [error.fields["code"] for error in errors] == ["limit"]
         assert peak - before < 3 * TOTAL, f"{(peak - before) / 2**20:.1f} MiB"
         assert after - before < TOTAL // 2, f"{(after - before) / 2**20:.1f} MiB are kept of who is gone"
-        assert there.server._loop.house._whole.rows == 0
-        assert there.server._loop.house._whole.said == 0
+        assert there.server._loop.session_manager._whole.rows == 0
+        assert there.server._loop.session_manager._whole.said == 0
         with Raw(there.url) as other:  # and all others are as well off as before
             assert begin(other).type is Type.OK
             assert other.ask(Type.RETURNS, episode=1, rewards={"a": 1.0}).type is Type.OK
@@ -156,8 +156,8 @@ def test_rows_of_who_is_gone_count_and_go_before_those_who_are_there() -> None:
                 raw.send(Type.BYE)
                 raw.wait_for_end()
         until(lambda: there.server.clients == 1)
-        there.server._loop.house._spare_memory()
-        assert there.server._loop.house._whole.rows <= TOTAL
+        there.server._loop.session_manager._spare_memory()
+        assert there.server._loop.session_manager._whole.rows <= TOTAL
         assert modest.ask(Type.RETURNS, episode=1, rewards={"a": 1.0}).type is Type.OK
 
 
@@ -168,11 +168,11 @@ def test_who_brings_rows_faster_than_they_are_taken_waits_and_loses_nothing() ->
         raw.begin()
         for _ in range(10):  # five have room, and five are held
             raw.send(Type.LOG, episode=1, obs=wire_obs(1), actions=ACTIONS, infos=BLOB, rewards={"a": 1.0})
-        heard = there.server.tally.messages
-        until(lambda: there.server.tally.messages == heard)
+        heard = there.server.counters.messages
+        until(lambda: there.server.counters.messages == heard)
         for _ in range(6):
             assert raw.get().type is Type.OK
-        (episode,) = there.envs.door.episodes
+        (episode,) = there.envs.gateway.episodes
         assert episode.backlog == 6
         assert not episode.has_room
         with pytest.raises(BusyError, match="6 rows wait"):
@@ -184,7 +184,7 @@ def test_who_brings_rows_faster_than_they_are_taken_waits_and_loses_nothing() ->
                 assert raw.get().type is Type.OK
             raw.step(2)
             assert raw.ask(Type.END, episode=1, obs={}, truncated=True).type is Type.OK
-            until(lambda: there.server._loop.house._whole.rows == 0)
+            until(lambda: there.server._loop.session_manager._whole.rows == 0)
         finally:
             there.stop(thread)
         assert not there.envs.faults
@@ -193,7 +193,7 @@ def test_who_brings_rows_faster_than_they_are_taken_waits_and_loses_nothing() ->
 def test_an_account_follows_what_is_said_and_taken() -> None:
     with external.make(SPACES, 2, max_episode_steps=4) as envs:
         account = Account(10**6)
-        episode = envs.door.begin(account=account)
+        episode = envs.gateway.begin(account=account)
         episode.log_returns({"a": 1.0}, {"a": {"x": np.zeros(1000)}})
         said = account.said
         assert said > 8000
@@ -209,19 +209,19 @@ def test_an_account_follows_what_is_said_and_taken() -> None:
         episode.abandon(RuntimeError())
         assert (account.said, account.rows) == (0, 0)
         for _ in range(3):
-            episode = envs.door.begin(account=account)
+            episode = envs.gateway.begin(account=account)
             episode.log_action({"a": obs_of(1), "b": obs_of(1)}, ACTIONS)
             episode.end()
         rows = account.rows
-        envs.door.begin(account=Account(1)).log_action({"a": obs_of(1)}, {"a": 1})
-        envs.door.drop(account, RuntimeError())
+        envs.gateway.begin(account=Account(1)).log_action({"a": obs_of(1)}, {"a": 1})
+        envs.gateway.drop(account, RuntimeError())
         assert account.rows == 0 < rows
 
 
 def test_a_short_message_takes_as_long_as_it_is_however_much_was_said_before() -> None:
     """Bytes, not seconds: whoever copies all that was said has to put it somewhere."""
     with external.make(SPACES, 1) as envs:
-        episode = envs.door.begin(account=Account(10**9))
+        episode = envs.gateway.begin(account=Account(10**9))
         peaks = []
         for i in range(600):
             episode.log_returns({}, new_keys(i))
@@ -243,10 +243,10 @@ def test_what_is_held_is_not_read_again_until_there_is_room(monkeypatch: pytest.
         for _ in range(20):
             raw.send(Type.LOG, episode=1, obs=wire_obs(1), actions=ACTIONS)
         loop = there.server._loop
-        until(lambda: there.server.tally.messages >= 23)
+        until(lambda: there.server.counters.messages >= 23)
         tried: list[int] = []
-        retry = loop.house.retry
-        monkeypatch.setattr(loop.house, "retry", lambda: (tried.append(1), retry()))
+        retry = loop.session_manager.retry
+        monkeypatch.setattr(loop.session_manager, "retry", lambda: (tried.append(1), retry()))
         read: list[int] = []
         monkeypatch.setattr(session, "read_message", lambda *a: (read.append(1), read_message(*a))[1])
         until(lambda: len(tried) > 20)
@@ -258,7 +258,7 @@ def test_replies_count_as_much_as_they_take() -> None:
     """A reply of 30 bytes is kept in ten times as many."""
     with served(1, collect=False, kept_bytes=200_000) as there, Raw(there.url) as raw:
         raw.begin()
-        (one,) = there.server._loop.house.sessions.values()
+        (one,) = there.server._loop.session_manager.sessions.values()
         kept = 0
         with suppress(ConnectionError, ConnectionLost):
             for _ in range(2000):
@@ -286,8 +286,8 @@ def test_addresses_of_wrong_tokens_are_forgotten_in_the_end(monkeypatch: pytest.
                     sock.sendall(masked(write_message(Message(kind, fields))))
                 while sock.recv(4096):
                     pass
-        assert there.server.tally.wrong_tokens == 20
-        assert len(there.server._loop.house._failures) <= 8
+        assert there.server.counters.wrong_tokens == 20
+        assert len(there.server._loop.session_manager._failures) <= 8
 
 
 def test_what_is_wrong_with_a_long_text_is_said_in_a_short_one() -> None:
@@ -309,7 +309,7 @@ def test_what_is_wrong_with_a_long_text_is_said_in_a_short_one() -> None:
 @pytest.mark.fault("G9")
 def test_reasons_of_episodes_that_were_lost_are_few_and_counted() -> None:
     with served(1, collect=False) as there, Raw(there.url) as raw:
-        (one,) = there.server._loop.house.sessions.values()
+        (one,) = there.server._loop.session_manager.sessions.values()
         for episode in range(1, 201):
             raw.begin(episode)
             assert raw.ask(Type.ABANDON, episode=episode, reason="\u0001" * 4000).type is Type.OK

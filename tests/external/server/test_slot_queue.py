@@ -57,7 +57,7 @@ def test_who_does_not_wait_any_more_is_gone_at_once() -> None:
 
 
 def queued(there: Served) -> int:
-    return len(there.server._loop.house._queue)
+    return len(there.server._loop.session_manager._queue)
 
 
 @pytest.mark.fault("G9")
@@ -128,4 +128,4 @@ def test_who_waits_for_a_slot_of_its_own_keeps_nobody_from_the_others() -> None:
         assert holder.ask(Type.END, episode=1, obs={}, truncated=False).type is Type.OK
         assert picky.get().type is Type.OK
         with pytest.raises(EpisodesFull):
-            there.envs.door.begin(env_id=0)
+            there.envs.gateway.begin(env_id=0)

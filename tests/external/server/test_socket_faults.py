@@ -130,7 +130,7 @@ def test_a_client_that_is_gone(how: str) -> None:
         raw = Raw(there.url)
         raw.begin()
         raw.step(1)
-        slots = len(there.envs.door.episodes)
+        slots = len(there.envs.gateway.episodes)
         if how == "RST":
             raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if how == "goodbye of WebSocket":
@@ -142,7 +142,7 @@ def test_a_client_that_is_gone(how: str) -> None:
                 clock.advance(2)
                 steps = honest.steps
                 until(lambda: honest.steps > steps + 2 or honest.error)  # noqa: B023
-        until(lambda: len(there.envs.door.episodes) == slots - 1)
+        until(lambda: len(there.envs.gateway.episodes) == slots - 1)
         until(lambda: any("is gone" in fault.summary for fault in there.envs.faults))
         assert there.envs.faults[-1].summary.startswith("ConnectionLost: client 127.0.0.1:")
         raw.close()
@@ -160,7 +160,7 @@ def test_messages_that_come_twice() -> None:
             raw.link.send(data)
         assert raw.get().type is Type.ACTIONS
         raw.step(4)
-        until(lambda: there.server.tally.duplicates == 2)
+        until(lambda: there.server.counters.duplicates == 2)
         assert not raw.inbox
         raw.number += 5
         raw.send(Type.RETURNS, episode=1, rewards={})
@@ -177,7 +177,7 @@ def test_a_session_is_resumed_by_its_secret_alone() -> None:
         raw.begin()
         data = raw.data(Type.STEP, episode=1, obs=wire_obs(3))
         raw.link.send(data)
-        until(lambda: there.envs.door.episodes[0].is_waiting)
+        until(lambda: there.envs.gateway.episodes[0].is_waiting)
         raw.sock.close()
         for secret in (b"x" * 32, raw.welcome.session[:-1] + bytes([raw.welcome.session[-1] ^ 1])):
             with pytest.raises(RefusedError, match="no such session") as caught:
@@ -200,8 +200,8 @@ def test_a_session_is_resumed_by_its_secret_alone() -> None:
         other.sock.close()
         late = Raw(there.url, session=raw.welcome.session, received=2)  # it says that it has not got the last reply
         assert late.get().type is Type.ACTIONS
-        assert there.server.tally.duplicates == 1
-        assert there.server.tally.resumed == 3
+        assert there.server.counters.duplicates == 1
+        assert there.server.counters.resumed == 3
         late.close()
 
 
@@ -220,8 +220,8 @@ def test_connections_that_break_all_the_time_lose_nothing() -> None:
             assert client.get_action(episode, {"a": obs, "b": obs}) == {"a": expected(obs), "b": expected(obs)}
             client.log_returns(episode, {"a": 1.0})
         client.end_episode(episode)
-        assert there.server.tally.resumed >= 10
-        assert there.server.tally.sessions == 1
+        assert there.server.counters.resumed >= 10
+        assert there.server.counters.sessions == 1
         assert not there.envs.faults
 
 
@@ -253,10 +253,10 @@ def test_strangers(what: str, caplog: pytest.LogCaptureFixture) -> None:
                 sock.shutdown(socket.SHUT_WR)
             answer = read_all(sock)
         assert b"101" not in answer[:20]
-        until(lambda: there.server.tally.strangers == 1)
+        until(lambda: there.server.counters.strangers == 1)
         assert there.server.clients == 0
         assert len([record for record in caplog.records if record.name == "marlvec.external"]) == 1
-        assert there.envs.door.episodes == ()
+        assert there.envs.gateway.episodes == ()
 
 
 @pytest.mark.fault("G4")
@@ -280,7 +280,7 @@ def test_frames_that_say_they_are_too_long(length: bytes) -> None:
         answer = read_all(sock)
         assert struct.pack(">H", 1009) in answer or struct.pack(">H", 1002) in answer
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024  # KiB
-        until(lambda: there.server.tally.strangers == 1)
+        until(lambda: there.server.counters.strangers == 1)
 
 
 @pytest.mark.fault("G4")
@@ -315,7 +315,7 @@ def test_who_never_gets_to_the_point(how: str, caplog: pytest.LogCaptureFixture)
             sock.recv(4096)
             sock.sendall(masked(b"x" * 200)[: 1 if how == "half a header" else 50])
         read_all(sock)
-        until(lambda: there.server.tally.strangers == 1)
+        until(lambda: there.server.counters.strangers == 1)
         assert "no handshake in time" in caplog.text
 
 
@@ -330,13 +330,15 @@ def test_a_message_that_takes_for_ever() -> None:
             for i in range(len(data)):
                 raw.sock.sendall(data[i : i + 1])
                 time.sleep(0.05)
-        until(lambda: len(there.envs.door.episodes) == 1)
+        until(lambda: len(there.envs.gateway.episodes) == 1)
         raw.close()
 
 
 def connection_of(there: Served) -> Connection:
     """The one connection of a client that was let in."""
-    (connection,) = [one for one, who in there.server._loop.house.connections.items() if isinstance(who, Session)]
+    (connection,) = [
+        one for one, who in there.server._loop.session_manager.connections.items() if isinstance(who, Session)
+    ]
     return connection
 
 
@@ -407,7 +409,7 @@ def test_hostile_messages_end_the_connection_and_nothing_else() -> None:
                 raw.link.send(data)
                 errors = [message for message in raw.wait_for_end() if message.type is Type.ERROR]
                 assert [error.fields["code"] for error in errors] == ["protocol"], data[:80]
-        until(lambda: len(there.envs.door.episodes) == 1)
+        until(lambda: len(there.envs.gateway.episodes) == 1)
 
 
 def message_of(kind: Type, number: int = 2, **changed: Any) -> bytes:
@@ -482,7 +484,7 @@ def test_episodes_of_which_nothing_is_heard_and_that_never_end() -> None:
             for _ in range(3):
                 clock.advance(4)
                 endless.step(2)
-            until(lambda: len(there.envs.door.episodes) == 1)
+            until(lambda: len(there.envs.gateway.episodes) == 1)
             reply = silent.ask(Type.STEP, episode=1, obs=wire_obs(3))
             assert reply.fields["code"] == "episode"
             assert "nothing was heard of episode 1" in reply.fields["text"]
@@ -492,7 +494,7 @@ def test_episodes_of_which_nothing_is_heard_and_that_never_end() -> None:
                 clock.advance(4)
                 endless.step(2)
             clock.advance(4)
-            until(lambda: not there.envs.door.episodes)
+            until(lambda: not there.envs.gateway.episodes)
             reply = endless.ask(Type.STEP, episode=1, obs=wire_obs(3))
             assert "lasts longer than 50 s" in reply.fields["text"]
             until(lambda: len(there.envs.faults) == 2)
@@ -503,7 +505,7 @@ def test_episodes_of_which_nothing_is_heard_and_that_never_end() -> None:
 def test_who_waits_for_a_slot_is_told_in_the_end() -> None:
     clock = Clock()
     with served(1, begin_seconds=4, clock=clock) as there, Raw(there.url) as one, Raw(there.url) as other:
-        queue = there.server._loop.house._queue
+        queue = there.server._loop.session_manager._queue
         one.begin()
         other.send(Type.BEGIN, episode=1, training=True)
         until(lambda: len(queue) == 1)
@@ -539,7 +541,7 @@ def test_one_client_too_many_and_a_flood() -> None:
             sock.close()
         for client in clients:
             client.close()
-        until(lambda: there.server.tally.strangers + there.server.tally.turned_away >= 200)
+        until(lambda: there.server.counters.strangers + there.server.counters.turned_away >= 200)
         Raw(there.url).close()
 
 
@@ -552,7 +554,7 @@ def test_who_comes_back_is_one_client_more() -> None:
         away.begin()
         away.step(1)
         away.sock.close()
-        until(lambda: there.server.tally.accepted == 2 and len(there.server._loop.house.connections) == 1)
+        until(lambda: there.server.counters.accepted == 2 and len(there.server._loop.session_manager.connections) == 1)
         with Raw(there.url) as instead:
             for _ in range(3):
                 with pytest.raises(RefusedError, match="as many as may be") as caught:
@@ -584,16 +586,16 @@ def test_a_client_has_limits_of_its_own() -> None:
                 raw.ask(Type.RETURNS, episode=1, rewards={})
             assert raw.ask(Type.RETURNS, episode=1, rewards={}).type is Type.OK
             ping = masked(write_message(Message(Type.PING, {})))
-            before = there.server.tally.messages
+            before = there.server.counters.messages
             raw.sock.sendall(ping * 400)  # all in one piece, which is charged for once it was read
-            until(lambda: there.server.tally.messages == before + 400)
+            until(lambda: there.server.counters.messages == before + 400)
             until(lambda: there.server._loop._slow)
             raw.sock.sendall(ping)
             for _ in range(50):  # others are heard all the while, and it is not
                 assert other.ask(Type.WEIGHTS, have=0).type is Type.OFFER
-            assert there.server.tally.messages == before + 450
+            assert there.server.counters.messages == before + 450
             clock.advance(4)
-            until(lambda: there.server.tally.messages == before + 451)
+            until(lambda: there.server.counters.messages == before + 451)
         with Raw(there.url) as raw:
             raw.begin(1)
             raw.send(Type.STEP, episode=1, obs=wire_obs(1))
@@ -641,7 +643,7 @@ def test_a_client_that_does_not_read() -> None:
         with pytest.raises((ConnectionError, TimeoutError)):
             for _ in range(2000):
                 raw.sock.sendall(ping)
-        until(lambda: len(there.envs.door.episodes) == 1)
+        until(lambda: len(there.envs.gateway.episodes) == 1)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 * 1024
         raw.close()
 
@@ -745,7 +747,7 @@ def test_wrong_tokens_are_compared_in_constant_time_and_soon_answered_slowly(mon
     monkeypatch.setattr(tokens, "hmac", type("hmac", (), {"compare_digest": compare, "digest": hmac.digest}))
     clock = Clock()
     with served(server_options={"token": TOKEN}, clock=clock, handshake_seconds=10) as there:
-        penalties = there.server._loop.house._penalties
+        penalties = there.server._loop.session_manager._penalties
         for _ in range(3):
             with pytest.raises(RefusedError):
                 Raw(there.url, make_token())
@@ -761,7 +763,7 @@ def test_wrong_tokens_are_compared_in_constant_time_and_soon_answered_slowly(mon
             thread.start()
             until(lambda: penalties)
             Client(there.url, token=TOKEN, timeout=60).close()  # who knows it does not wait
-            assert there.server.tally.wrong_tokens == tried
+            assert there.server.counters.wrong_tokens == tried
             assert not refused
             clock.advance(2)
             thread.join()
@@ -775,7 +777,7 @@ def test_wrong_tokens_are_compared_in_constant_time_and_soon_answered_slowly(mon
             until(lambda: penalties)
             clock.advance(2)
             raw.wait_for_end()
-        assert there.server.tally.wrong_tokens == 6
+        assert there.server.counters.wrong_tokens == 6
 
 
 def hello() -> bytes:
@@ -942,7 +944,7 @@ def test_sound_messages_in_any_order() -> None:
     with served(8, resume_seconds=0, episodes=3, window=50) as there, Honest(there):
         for seed in range(12):
             walk(there, random.Random(seed))
-        until(lambda: len(there.envs.door.episodes) == 1)
+        until(lambda: len(there.envs.gateway.episodes) == 1)
         assert there.server.clients == 1
 
 
@@ -1001,7 +1003,7 @@ def test_hostile_connections(connections: int) -> None:
             attack(there, rng)
         until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= settled, 4)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
-        until(lambda: len(there.envs.door.episodes) == 1)
+        until(lambda: len(there.envs.gateway.episodes) == 1)
     until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= fds)
 
 
@@ -1072,20 +1074,20 @@ def test_a_defect_of_our_own_closes_one_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with served() as there, Honest(there), Raw(there.url) as raw:
-        house = there.server._loop.house
-        receive, accept = house.receive, house.accept
+        session_manager = there.server._loop.session_manager
+        receive, accept = session_manager.receive, session_manager.accept
 
         def fail(connection: Any, data: bytes) -> None:
             if b"defect" in data:
                 raise ZeroDivisionError
             receive(connection, data)
 
-        monkeypatch.setattr(house, "receive", fail)
+        monkeypatch.setattr(session_manager, "receive", fail)
         raw.link.send(b"defect")
         raw.wait_for_end()
-        monkeypatch.setattr(house, "accept", lambda connection: (accept(connection), 1 // 0))
+        monkeypatch.setattr(session_manager, "accept", lambda connection: (accept(connection), 1 // 0))
         with suppress(ConnectionLost), socket.create_connection((there.server.host, there.server.port)):
             until(lambda: "the server goes on" in caplog.text)
-        monkeypatch.setattr(house, "accept", accept)
+        monkeypatch.setattr(session_manager, "accept", accept)
         Raw(there.url).close()
     assert caplog.text.count("a defect in marlvec") == 2

@@ -92,20 +92,20 @@ def main(fd: int) -> None:
     sock.set_inheritable(False)
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    nursery = ProcessReaper(poll)
+    reaper = ProcessReaper(poll)
     try:
         while True:
-            ready = [fd for fd, _ in poll.poll(nursery.pause_ms)]
+            ready = [fd for fd, _ in poll.poll(reaper.pause_ms)]
             if sock.fileno() in ready:
                 (number, message), fds = receive(sock)
-                send(sock, (number, _answer(sock, message, fds, nursery)))
+                send(sock, (number, _answer(sock, message, fds, reaper)))
             else:  # nobody waits for what has to be tidied up: requests first
-                nursery.tidy_up(ready)
+                reaper.tidy_up(ready)
     except (EOFError, OSError):
-        nursery.end()
+        reaper.end()
 
 
-def _answer(sock: socket.socket, message: dict[str, Any], fds: list[int], nursery: ProcessReaper) -> Any:
+def _answer(sock: socket.socket, message: dict[str, Any], fds: list[int], reaper: ProcessReaper) -> Any:
     try:
         match message["do"]:
             case "start":
@@ -114,20 +114,20 @@ def _answer(sock: socket.socket, message: dict[str, Any], fds: list[int], nurser
                 server, pid = os.getpid(), os.fork()
                 if pid == 0:
                     sock.close()
-                    nursery.forget_in_child()
+                    reaper.forget_in_child()
                     _become_worker(server, message, fds)
-                nursery.add(pid, message["mark"])
+                reaper.add(pid, message["mark"])
                 return pid
             case "adopt":
-                nursery.adopt(message["pid"], message["mark"])
+                reaper.adopt(message["pid"], message["mark"])
             case "release":
-                nursery.release(message["pid"])
+                reaper.release(message["pid"])
             case "kill":
-                nursery.kill(message["pid"])
+                reaper.kill(message["pid"])
             case "signal":
-                nursery.signal(message["pid"], message["signal"])
+                reaper.signal(message["pid"], message["signal"])
             case "status":
-                return nursery.take_exitcode(message["pid"])
+                return reaper.take_exitcode(message["pid"])
         return None
     except OSError as error:
         return error
