@@ -1,6 +1,7 @@
 """Tianshou's PPO on marlvec's envs: three agents, one policy, spread over three landmarks.
 
-`TianshouVectorEnv` shows Tianshou one row per agent; all else here is Tianshou's. In the end the policy plays whole episodes
+`TianshouVectorEnv` shows Tianshou one row per agent; all else here is Tianshou's. In the end the
+policy plays whole episodes
 against random moves; with --plot the returns on the way are drawn.
 """
 

@@ -98,7 +98,8 @@ def make(
             and would have to go through one.
         daemon: Whether worker processes that nobody closed get a second to close their envs at the interpreter's exit
             (True), or the time they need (False).
-        worker: A function to run in worker processes in place of their own loop; see `marlvec.vector.processes.worker.serve`.
+        worker: A function to run in worker processes in place of their own loop; see
+            `marlvec.vector.processes.worker.serve`.
         step_timeout: Seconds that one env may take for a step or a reset before it counts as hung, and its worker
             process is killed. None: as long as it wants. Noticed while a call waits.
         on_fault: What becomes of an env that raises, hangs or takes its worker along. ``"raise"``: the call raises.

@@ -1,8 +1,8 @@
 """Simulators that drive the loop themselves: game servers, robots, browsers, logs. They ask, and marlvec answers.
 
 `make` gives an `ExternalVectorEnv`: to a `Collector` one more `VectorEnv`, whose slots are filled from outside. Its
-`EpisodeGateway` is where episodes come in, each an `ExternalEpisode`. `ExternalEnv` drives from a thread, `replay` from logs, and
-`Client`s of a `Server` from other processes, over a socket.
+`EpisodeGateway` is where episodes come in, each an `ExternalEpisode`. `ExternalEnv` drives from a thread, `replay` from
+logs, and `Client`s of a `Server` from other processes, over a socket.
 """
 
 from marlvec.external.client.client import Client

@@ -188,7 +188,8 @@ class TianshouVectorEnv(_View):
     def __init__(self, envs: VectorEnv) -> None:
         if envs.agent_num > 1 and envs.done_on != "any":
             raise ArgumentError(
-                "TianshouVectorEnv: rows of one env must end together, as Tianshou resets each row that ended: expected "
+                "TianshouVectorEnv: rows of one env must end together, as Tianshou resets each row that ended: "
+                "expected "
                 f"done_on='any' for {envs.agent_num} agents, got {envs.done_on!r}; TianshouVectorEnv.make() does that"
             )
         super().__init__(envs)

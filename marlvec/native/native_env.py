@@ -78,7 +78,7 @@ Ids = NDArray[np.int64]
 
 
 class Rows(Protocol):
-    """The rows of all worlds, as `marlvec.vector.data.buffers.Buffers` lays them out; N worlds, A agents, A_g of a group.
+    """The rows of all worlds, laid out by `marlvec.vector.data.buffers.Buffers`; N worlds, A agents, A_g of a group.
 
     ``obs`` and ``actions``: per group of the spec, per leaf, (N, A_g, *leaf.shape), C-contiguous, of the leaf's dtype.
     ``action_masks``: per group (N, A_g, n) bool, or None where its actions are no choices. ``reward``: (N, A) float64.
@@ -189,10 +189,10 @@ class NativeEnv(ABC):
         the reference does), clears ``alive`` and ``acting``, allows everything in the masks, writes each agent's last
         observation, and sets ``done``.
 
-        Turn-based envs keep to what the AEC adapter (`marlvec.envs.adapters.aec`) makes of their reference: one step is one
-        move; after it the agent that acts next observes, and at the end all do; others keep the observation they
-        have. The mask of an agent that is not acting allows everything. The reward of a step is all that was paid in
-        it, to whomever.
+        Turn-based envs keep to what the AEC adapter (`marlvec.envs.adapters.aec`) makes of their reference: one step is
+        one         move; after it the agent that acts next observes, and at the end all do; others keep the
+        observation they have. The mask of an agent that is not acting allows everything. The reward of a step is all
+        that was paid in it, to whomever.
         """
 
     def check_actions(self, ids: Ids) -> None:

@@ -1,4 +1,4 @@
-"""Native worlds whose agents differ in their spaces, as one group: `marlvec.envs.wrappers.padding` for all worlds at once."""
+"""Native envs whose agents differ in their spaces, as one group: `marlvec.envs.wrappers.padding` for all at once."""
 
 from __future__ import annotations
 

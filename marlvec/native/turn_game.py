@@ -1,7 +1,7 @@
 """Turn-based games for two: what every move does to the rows, whatever the game.
 
-The semantics are those of `marlvec.envs.adapters.aec`: one step is one move; after it, and after a reset, the player who
-moves next observes, and gets the mask of what it may do; at the end both observe. An illegal move ends the game as
+The semantics are those of `marlvec.envs.adapters.aec`: one step is one move; after it, and after a reset, the player
+who moves next observes, and gets the mask of what it may do; at the end both observe. An illegal move ends the game as
 PettingZoo's ``TerminateIllegalWrapper`` has it: both players are terminated *and* truncated.
 """
 

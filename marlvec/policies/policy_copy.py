@@ -1,4 +1,4 @@
-"""Policies and connectors that two collectors use: shared as they are, or copied so that no trace is left in the original."""
+"""Policies and connectors that two collectors use: shared, or copied so that no trace is left in the original."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ class PolicyMap(MutableMapping[str, Policy]):
     does not count: nothing says how to build it again. So give the ones that learn as they are, and the many that are
     frozen as functions.
 
-    Files hold numbers and texts and are never executed (`marlvec.serialization.archive`). They are no checkpoints: they go
-    when the map does. What of a state has no such form raises, and the policy stays.
+    Files hold numbers and texts and are never executed (`marlvec.serialization.archive`). They are no checkpoints: they
+    go     when the map does. What of a state has no such form raises, and the policy stays.
 
     A policy that the caller holds, too, is not swapped out, for it may still change; it is in memory anyway. Policies
     are looked up by one thread at a time; another thread that uses one meanwhile holds it.

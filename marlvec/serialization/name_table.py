@@ -1,4 +1,4 @@
-"""NameTable that stand for classes and functions in a config: what may be written down, and what may be built again."""
+"""Names that stand for classes and functions in a config: what may be written down, and what may be built again."""
 
 from __future__ import annotations
 

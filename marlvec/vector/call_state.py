@@ -15,11 +15,11 @@ from marlvec.errors import BrokenError, BusyError, ClosedError, MarlvecError, No
 __all__ = ["CONTROL_CALLS", "STREAM", "CallState", "alone", "whole"]
 
 STREAM = ("send", "async_reset")
-"""CallState that may be made while others of their kind are under way, of other envs; ``recv`` brings what they asked."""
+"""Calls that may be made while others of their kind are under way, of other envs; ``recv`` brings what they asked."""
 
 
 CONTROL_CALLS = ("call", "exec_func", "get_attr", "set_attr", "env_is_wrapped", "render", "state")
-"""CallState that bring answers, not rows."""
+"""Calls that bring answers, not rows."""
 
 
 class CallState:

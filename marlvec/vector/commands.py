@@ -62,7 +62,7 @@ class PerEnv:
 
 @dataclass(frozen=True)
 class CallMethod:
-    """CallMethod a method of the env.
+    """Call a method of the env.
 
     Attributes:
         name: The method's.
@@ -105,7 +105,7 @@ class SetAttribute:
 
 @dataclass(frozen=True)
 class Execute:
-    """CallMethod a function with the user's env, outermost wrapper and all."""
+    """Call a function with the user's env, outermost wrapper and all."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()

@@ -37,7 +37,7 @@ class Controls(VectorEnvBase):
 
     @whole
     def call(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> tuple[Any, ...]:
-        """CallMethod a method of the envs, on the outermost wrapper that has it.
+        """Call a method of the envs, on the outermost wrapper that has it.
 
         Args:
             name: The method's. ``reset``, ``step``, ``seed`` and ``close`` are refused.
@@ -319,9 +319,9 @@ class VectorEnv(Controls):
 
         Returns:
             ``(obs, rewards, terminated, truncated, infos)``: obs (N, A, …) or a dict of groups, rewards (N, A) float64,
-            both flags (N, A) bool; infos is Gymnasium's dict of arrays (see `marlvec.vector.data.infos`), in which marlvec
-            fills ``alive``, ``acting``, ``reset_mask``, ``action_mask`` (where there is one) and, in steps in which an
-            agent ended, ``final_observation`` (``final_obs`` is the same array).
+            both flags (N, A) bool; infos is Gymnasium's dict of arrays (see `marlvec.vector.data.infos`), in which
+            marlvec             fills ``alive``, ``acting``, ``reset_mask``, ``action_mask`` (where there is one)
+            and, in steps in which an agent ended, ``final_observation`` (``final_obs`` is the same array).
 
         Raises:
             ActionError: Wrong structure, shape, dtype or value; nothing was sent.

@@ -28,10 +28,7 @@ from ray.tune.registry import register_env  # noqa: E402
 import marlvec  # noqa: E402
 from marlvec import env_seeds  # noqa: E402
 from marlvec.errors import ActionError, ArgumentError, BusyError  # noqa: E402
-from marlvec.interop.rllib import (
-    RLlibMultiAgentEnv,
-    RLlibVectorEnv,
-)
+from marlvec.interop.rllib import RLlibMultiAgentEnv, RLlibVectorEnv  # noqa: E402
 from marlvec.registry import resolve  # noqa: E402
 from marlvec.testing import RaisingEnv  # noqa: E402
 from tests.interop.rllib_runner import played, runner_of  # noqa: E402

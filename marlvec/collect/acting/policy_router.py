@@ -86,7 +86,8 @@ class PolicyRouter:
         elif runner.group_index != g:
             a, b = self.groups[runner.group_index].name, self.groups[g].name
             raise ContractError(
-                f"policy {runner.policy_id!r} is to play agents of group {a!r} and of group {b!r}, whose spaces differ; "
+                f"policy {runner.policy_id!r} is to play agents of group {a!r} and of group {b!r}, whose spaces "
+                f"differ; "
                 f"give each group a policy of its own"
             )
         return runner

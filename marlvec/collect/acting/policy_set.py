@@ -149,7 +149,7 @@ class PolicySet:
         policies: As given; without those that leave.
         pipelines: Policy id to pipeline, of agent, action and learner connectors.
         runners: All roles, leaving ones too.
-        leaving: PolicyRunner that leaves to the one that takes its place.
+        leaving: Runner that leaves to the one that takes its place.
         cast: Who plays whom.
     """
 

@@ -59,7 +59,7 @@ class CallbackList:
             self._tell("on_episode_step", step)
 
     def lose(self, env_ids: NDArray[np.int64], reasons: Sequence[LossReason]) -> None:
-        """EpisodeTracker were lost; envs in which none ran are passed over."""
+        """Episodes were lost; envs in which none ran are passed over."""
         for i, why in zip(env_ids.tolist(), reasons, strict=True):
             if (episode := self._running_N[i]) is not None:
                 self._running_N[i] = None
@@ -80,7 +80,7 @@ class CallbackList:
         self.lose(np.arange(len(self._running_N)), ["reset"] * len(self._running_N))
 
     def end(self, records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
-        """EpisodeTracker have ended. Returns their records with what callbacks have noted."""
+        """Episodes have ended. Returns their records with what callbacks have noted."""
         return [self._end(record) for record in records] if self._follows else list(records)
 
     def _end(self, record: EpisodeRecord) -> EpisodeRecord:
@@ -99,7 +99,7 @@ class CallbackList:
     def create(
         self, env_ids: NDArray[np.int64], episodes: EpisodeTracker, policy_ids: Sequence[str], entropy: int
     ) -> None:
-        """EpisodeTracker are about to begin."""
+        """Episodes are about to begin."""
         for i in env_ids.tolist() if self._follows else ():
             policies = tuple(policy_ids[k] for k in episodes.policy_NA[i].tolist())
             episode = RunningEpisode(*episodes.identity(i), entropy, policies)

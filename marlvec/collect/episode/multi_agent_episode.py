@@ -27,7 +27,8 @@ class MultiAgentEpisode:
 
     Agents act at different times, are born late and end early. Each has tracks of its own, in which its decisions are
     counted as the agent made them; what they have in common is the number of env steps since the reset (``env_t``). An
-    agent has more than one `SingleAgentEpisode` where its policy was changed in the middle, or where it ended and came back.
+    agent has more than one `SingleAgentEpisode` where its policy was changed in the middle, or where it ended and came
+    back.
 
     It holds what batches hold: decisions whose outcome is known, behind the agent connectors. So `cut` divides it as
     two calls of ``collect`` would have. No method changes an episode; arrays are shared with what it was made of, and
@@ -148,7 +149,8 @@ class MultiAgentEpisode:
     ) -> Tree:
         """Copy what a column has for env steps ``start`` to ``stop - 1``, of all agents side by side or of one.
 
-        See `SingleAgentEpisode.at` for what belongs to which step. Steps before the episode's first are those of the lookback.
+        See `SingleAgentEpisode.at` for what belongs to which step. Steps before the episode's first are those of the
+        lookback.
 
         Args:
             name: The column.

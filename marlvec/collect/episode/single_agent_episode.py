@@ -92,7 +92,8 @@ class SingleAgentEpisode:
         end = " and ".join(flags) or "open"
         carried = f", lookback {self.lookback}" if self.lookback else ""
         return (
-            f"SingleAgentEpisode(agent {self.agent_index} by {self.policy_id!r}: {len(self)} decisions from t={self.first_t} "
+            f"SingleAgentEpisode(agent {self.agent_index} by {self.policy_id!r}: "
+            f"{len(self)} decisions from t={self.first_t} "
             f"in env steps {self.env_start} to {self.env_stop}, {end}{carried})"
         )
 

@@ -1,7 +1,7 @@
 """Which messages there are, who may send them, and what each of them holds. Whatever is not here is refused.
 
-Observations and actions are only looked at from outside here (a dict of agents); `marlvec.external.protocol.values` reads
-them, against the declared spaces.
+Observations and actions are only looked at from outside here (a dict of agents);
+`marlvec.external.protocol.values` reads them, against the declared spaces.
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ class _Turn:
     """What one client waits for in one line.
 
     Attributes:
-        pending: When it is its turn: before all with a larger one.
+        order: When it is its turn: before all with a larger one.
         episodes: Numbers of its episodes, the oldest first.
     """
 
-    __slots__ = ("episodes", "ticket")
+    __slots__ = ("episodes", "order")
 
-    def __init__(self, pending: int) -> None:
-        self.pending = pending
+    def __init__(self, order: int) -> None:
+        self.order = order
         self.episodes: OrderedDict[int, None] = OrderedDict()
 
 
@@ -72,7 +72,7 @@ class SlotQueue:
         turn = line[session]
         del turn.episodes[number]
         if served:
-            turn.pending = next(self._pending_requests)
+            turn.order = next(self._pending_requests)
             line.move_to_end(session)
         if not turn.episodes:
             del line[session]
@@ -84,6 +84,6 @@ class SlotQueue:
         for slot in free:
             heads = [next(iter(self._lines[key].items())) for key in (None, slot) if key in self._lines]
             if heads:
-                session, turn = min(heads, key=lambda head: head[1].pending)
+                session, turn = min(heads, key=lambda head: head[1].order)
                 return session, next(iter(turn.episodes))
         return None

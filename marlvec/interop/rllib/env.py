@@ -20,7 +20,8 @@ try:
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
 except ImportError as error:
     raise MissingExtraError(
-        f"RLlibMultiAgentEnv needs ray, which cannot be imported ({error}); install it with: pip install 'marlvec[rllib]'"
+        f"RLlibMultiAgentEnv needs ray, which cannot be imported ({error}); "
+        f"install it with: pip install 'marlvec[rllib]'"
     ) from error
 
 __all__ = ["RLlibMultiAgentEnv"]
@@ -29,7 +30,7 @@ __all__ = ["RLlibMultiAgentEnv"]
 class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
     """A view of the one env of a `VectorEnv`, for code that is written for RLlib's envs.
 
-    For training, `marlvec.interop.rllib.env_runner.RLlibEnvRunner` steps many at once. What is told to whom, and how time limits
+    For training, `marlvec.interop.rllib.RLlibEnvRunner` steps many at once. What is told to whom, and how time limits
     are, is written at `marlvec.interop.rllib.dicts.AgentDicts`.
 
     Args:
@@ -52,7 +53,8 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
     def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
         if envs.num_envs != 1 or envs.autoreset_mode != "disabled" or not envs.copy:
             raise ArgumentError(
-                "RLlibMultiAgentEnv drives one env by itself: expected num_envs=1, autoreset_mode='disabled' and copy=True, got "
+                "RLlibMultiAgentEnv drives one env by itself: expected num_envs=1, autoreset_mode='disabled' and "
+                "copy=True, got "
                 f"num_envs={envs.num_envs}, autoreset_mode={envs.autoreset_mode!r} and copy={envs.copy}; "
                 "RLlibMultiAgentEnv.make() does that"
             )

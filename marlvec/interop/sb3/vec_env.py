@@ -38,7 +38,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
     """A view of a `VectorEnv` with one group of agents, for Stable-Baselines3 and sb3-contrib.
 
     One row per agent, and one policy for all of them. What an agent that has ended, or waits for its turn, brings into
-    a rollout is told in `marlvec.interop.rows.driver.RowDriver`; `marlvec.interop.sb3.decisions.only_decisions` keeps it
+    a rollout is told in `marlvec.interop.rows.driver.RowDriver`; `marlvec.interop.sb3.only_decisions` keeps it
     out of what a model learns from.
 
     * ``dones`` goes up once for each agent, when it ends; ``infos[row]["terminal_observation"]`` is the last it saw,

@@ -47,7 +47,7 @@ class TorchPolicy(Policy):
     other keys     trees of (n, …), columns of the batch under their names
     =============  ===========================================================================================
 
-    How many numbers k a space needs, and in which order, is told in `marlvec.interop.torch.action_heads.Head`. With an action
+    How many numbers k a space needs, and in which order: see `marlvec.interop.torch.action_heads.Head`. With an action
     mask, what is not allowed has no probability. The batch gets a column ``logp`` (n,), of the actions taken, under
     what the actions were drawn from; also where they were not drawn, but the most likely were taken.
 
@@ -57,7 +57,8 @@ class TorchPolicy(Policy):
     Args:
         module: The module; moved to ``device``.
         distribution: ``(inputs, mask) -> distribution``, an object with ``sample(generator)``, ``mode()``,
-            ``logp(actions)``, ``entropy()``; see `marlvec.interop.torch.action_heads.Distribution`. None: what belongs to the
+            ``logp(actions)``, ``entropy()``; see
+            `marlvec.interop.torch.action_heads.Distribution`. None: what belongs to the
             action space.
         device: Where the module is to be, e.g. ``"cuda"``.
         seed: Seed of its random stream, whatever the collector's; None: the collector's seed decides.

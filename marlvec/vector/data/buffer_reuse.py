@@ -1,4 +1,4 @@
-"""BufferReuse of rows, in memory of older copies that nobody has any more."""
+"""Copies of rows, in memory of older copies that nobody has any more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BufferReuse:
     and the next copy of that size may have it.
 
     Args:
-        into: BufferReuse the second array into the first.
+        into: Copies the second array into the first.
     """
 
     def __init__(self, into: Callable[[AnyArray, AnyArray], object] = np.copyto) -> None:

@@ -198,7 +198,7 @@ OF_AGENTS = "\0agents"
 Path = tuple[str, ...]
 """Keys from the outside in; one, where dicts are not nested."""
 ColumnRows = Mapping[Path, tuple[NDArray[Any], NDArray[np.bool_]]]
-"""InfoColumns and their masks, of the rows of one result."""
+"""Columns and their masks, of the rows of one result."""
 
 
 class InfoColumns:

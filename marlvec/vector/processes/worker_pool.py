@@ -26,7 +26,7 @@ from marlvec.vector.faults.restarts import RestartBudget
 from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes import limits, shared_memory
 from marlvec.vector.processes.channel import AdaptivePoller, ChannelClosed, Garbled
-from marlvec.vector.processes.parcels import load_each
+from marlvec.vector.processes.packing import load_each
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES, progress_of
 from marlvec.vector.processes.worker import Plan
 from marlvec.vector.processes.worker_process import WorkerProcess

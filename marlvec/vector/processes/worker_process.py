@@ -1,6 +1,6 @@
 """Starting and ending worker processes, from the parent's side.
 
-Three start methods: ``"forkserver"`` (default) and ``"spawn"`` through `marlvec.vector.processes.fork_server.server`, ``"fork"`` from
+Three start methods: ``"forkserver"`` (default) and ``"spawn"`` through the fork server, ``"fork"`` from
 this process itself. With all three the fork server watches over the workers: should this process be killed, they are
 too, and what their envs started goes with them.
 """

@@ -356,7 +356,7 @@ def test_envs_of_one_kind_of_agent_are_left_alone() -> None:
 
 
 def test_one_env_with_other_agents_of_its_own_is_named() -> None:
-    """PaddedEnv spaces may be equal where what was padded is not."""
+    """Padded spaces may be equal where what was padded is not."""
     builds = [partial(SampledEnv, [Box(0, 1, (n,)), Box(0, 1, (3 - n,))], Discrete(2)) for n in (1, 2)]
     with pytest.raises(ContractError, match=r"own observation space of agent 'agent_0' .*\(1,\).*\(2,\).*env 1"):
         marlvec.make(builds, backend="sync", pad=True)

@@ -1,4 +1,4 @@
-"""BufferReuse in memory that was used before: nobody ever sees that it was."""
+"""Copies in memory that was used before: nobody ever sees that it was."""
 
 from __future__ import annotations
 

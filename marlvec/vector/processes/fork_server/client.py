@@ -53,7 +53,8 @@ class ForkServerClient:
             self.sock, theirs = socket.socketpair()
             with theirs:
                 fd = theirs.fileno()
-                code = f"import sys; sys.path[:] = {sys.path!r}; from marlvec.vector.processes.fork_server.server import main; main({fd})"
+                server = "marlvec.vector.processes.fork_server.server"
+                code = f"import sys; sys.path[:] = {sys.path!r}; from {server} import main; main({fd})"
                 try:
                     self._process = subprocess.Popen(
                         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd], env=worker_environ()

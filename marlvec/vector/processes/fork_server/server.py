@@ -6,7 +6,8 @@ interpreter (``"spawn"``). It sleeps until the parent asks for something or a wo
 worker's envs had started; when its socket closes the parent is gone, and every worker is killed, hung ones included
 (`marlvec.vector.processes.fork_server.process_reaper`).
 
-Runs as ``python -c "from marlvec.vector.processes.fork_server.server import main; main(fd)"``; `marlvec.vector.processes.fork_server.client` is the other side.
+Runs as ``python -c "from marlvec.vector.processes.fork_server.server import main; main(fd)"``; `client` is the other
+side.
 """
 
 from __future__ import annotations
