@@ -190,7 +190,7 @@ class NativeEnv(ABC):
         observation, and sets ``done``.
 
         Turn-based envs keep to what the AEC adapter (`marlvec.envs.adapters.aec`) makes of their reference: one step is
-        one         move; after it the agent that acts next observes, and at the end all do; others keep the
+        one move; after it the agent that acts next observes, and at the end all do; others keep the
         observation they have. The mask of an agent that is not acting allows everything. The reward of a step is all
         that was paid in it, to whomever.
         """

@@ -320,7 +320,7 @@ class VectorEnv(Controls):
         Returns:
             ``(obs, rewards, terminated, truncated, infos)``: obs (N, A, …) or a dict of groups, rewards (N, A) float64,
             both flags (N, A) bool; infos is Gymnasium's dict of arrays (see `marlvec.vector.data.infos`), in which
-            marlvec             fills ``alive``, ``acting``, ``reset_mask``, ``action_mask`` (where there is one)
+            marlvec fills ``alive``, ``acting``, ``reset_mask``, ``action_mask`` (where there is one)
             and, in steps in which an agent ended, ``final_observation`` (``final_obs`` is the same array).
 
         Raises:

@@ -35,7 +35,7 @@ from marlvec.errors import (
 from marlvec.testing import check_env
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, decode
 from marlvec.vector.data.infos import RESERVED
-from marlvec.vector.processes import packing
+from marlvec.vector.processes import report_packing
 from tests.faults.harness.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
 from tests.vector.faults.test_faults import ERRORS
 from tests.vector.support.kinds import BACKENDS, vectorize
@@ -597,7 +597,7 @@ def test_infos_that_come_from_a_process_are_bounded(shared_memory: bool, final: 
         def __init__(self, env_index: int) -> None:
             super().__init__(4, env_index=env_index)
             self.at = 4 if final else 2
-            self.size = packing.MAX_BYTES + (-2000, 1, -2000)[env_index]
+            self.size = report_packing.MAX_BYTES + (-2000, 1, -2000)[env_index]
 
     backend = "async" if shared_memory else "pipes"
     with vectorize(backend, [partial(Large, i) for i in range(N)], num_workers=1, context="fork") as envs:

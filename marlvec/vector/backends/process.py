@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
 from marlvec.vector.call_state import CONTROL_CALLS
+from marlvec.vector.data.pickling import dump_each, summary_of
 from marlvec.vector.data.report import Report
-from marlvec.vector.faults.failures import WorkerLost, capture, error_of, pickle_or_explain, raise_failures, summary_of
+from marlvec.vector.faults.failures import WorkerLost, capture, error_of, pickle_or_explain, raise_failures
 from marlvec.vector.processes import channel as ch
-from marlvec.vector.processes.packing import dump_each, unpack_report
+from marlvec.vector.processes.report_packing import unpack_report
 from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker import WorkerLink
 from marlvec.vector.processes.worker_pool import Crew, NewWorker, Staff, noise

@@ -16,7 +16,7 @@ from marlvec.envs.slot import Slot
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import SerialisationError
 from marlvec.spaces import SpaceTree
-from marlvec.vector.processes.packing import dump_each, load_each
+from marlvec.vector.data.pickling import dump_each, load_each
 
 __all__ = ["Buffers", "Selection", "split_flags"]
 

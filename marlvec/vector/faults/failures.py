@@ -32,17 +32,16 @@ from marlvec.errors import (
     UnsupportedSpaceError,
     WorkerDied,
 )
+from marlvec.vector.data.pickling import summary_of
 
 __all__ = [
     "PackedFailure",
-    "cannot_unpickle",
     "capture",
     "describe_exit",
     "out_of_space",
     "pack_failure",
     "pickle_or_explain",
     "raise_failures",
-    "summary_of",
     "unpack_failure",
     "find_unpicklable",
     "WorkerLost",
@@ -53,8 +52,14 @@ __all__ = [
 _MAX_TEXT = 64 * 1024
 _MAX_PICKLE = 1024 * 1024
 _MAX_LISTED = 20  # failures of one call that a message lists
-# These say all there is to say by themselves; wrapping them would only bury the message.
 _SPEAKS_FOR_ITSELF = (MissingExtraError, ResourceError, SerialisationError, UnsupportedSpaceError)
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n… {len(text) - _MAX_TEXT} characters left out …\n{text[-half:]}"
 
 
 def capture(env_id: int, operation: str, error: BaseException) -> Failure:
@@ -66,24 +71,6 @@ def capture(env_id: int, operation: str, error: BaseException) -> Failure:
 def out_of_space(env_id: int, operation: str, problem: str) -> Failure:
     """Note that an env returned something that does not lie in its space."""
     return Failure(env_id, operation, problem, "", ContractError(problem))
-
-
-def summary_of(error: BaseException) -> str:
-    """The type and text of an exception, one line."""
-    try:
-        text = str(error)
-    except Exception as broken:  # an exception whose own __str__ raises is still an exception
-        text = f"(its __str__ raised {type(broken).__name__})"
-    lines = text.splitlines() or [""]
-    first = lines[0] if len(lines[0]) <= 500 else lines[0][:500] + "…"
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def _shorten(text: str) -> str:
-    if len(text) <= _MAX_TEXT:
-        return text
-    half = _MAX_TEXT // 2
-    return f"{text[:half]}\n… {len(text) - _MAX_TEXT} characters left out …\n{text[-half:]}"
 
 
 PackedFailure = tuple[int, str, str, str, bytes | None]
@@ -205,14 +192,6 @@ def pickle_or_explain(value: Any, what: str, *, coming_back: bool = False) -> by
             f"backend='sync'."
         ) from error
     return data
-
-
-def cannot_unpickle(what: str, error: BaseException, *, where: str) -> SerialisationError:
-    """The error that tells of something that came through a pipe and could not be rebuilt."""
-    return SerialisationError(
-        f"{where} cannot unpickle {what}: {summary_of(error)}. Take plain data (numbers, text, arrays), or a class "
-        f"that can be imported and rebuilt there; or use backend='sync', which pickles nothing."
-    )
 
 
 def find_unpicklable(value: Any) -> str:

@@ -20,11 +20,12 @@ import numpy as np
 
 from marlvec.errors import SerialisationError
 from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.data.pickling import load_each
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, pack_failure
 from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes.channel import AdaptivePoller, Channel, ChannelClosed, Message
-from marlvec.vector.processes.packing import load_each, pack_report
+from marlvec.vector.processes.report_packing import pack_report
 from marlvec.vector.processes.shared_memory import map_memory
 from marlvec.vector.processes.stack_dump import write_stacks_to
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES

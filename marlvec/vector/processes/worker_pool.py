@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import EnvSpec, object_leaves
 from marlvec.errors import Failure, MarlvecError, SerialisationError, UnsupportedSpaceError
 from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.data.pickling import load_each
 from marlvec.vector.faults.failures import PackedFailure, WorkerExit, pickle_or_explain, raise_failures, unpack_failure
 from marlvec.vector.faults.recovery import Survived, survived_failures
 from marlvec.vector.faults.restarts import RestartBudget
 from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes import limits, shared_memory
 from marlvec.vector.processes.channel import AdaptivePoller, ChannelClosed, Garbled
-from marlvec.vector.processes.packing import load_each
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES, progress_of
 from marlvec.vector.processes.worker import Plan
 from marlvec.vector.processes.worker_process import WorkerProcess
