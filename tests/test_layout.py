@@ -132,14 +132,14 @@ def _imports_of_the_root(path: str) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize(
     ("path", "code", "found"),
     [
-        ("marlvec/vector/backends/sync.py", "import marlvec", 1),
-        ("marlvec/vector/backends/sync.py", "import marlvec as m", 1),
-        ("marlvec/vector/backends/sync.py", "def f():\n    from marlvec import make", 1),
-        ("marlvec/vector/backends/sync.py", "from .. import make", 1),
-        ("marlvec/policies.py", "from . import make", 1),
-        ("marlvec/vector/backends/sync.py", "from . import shard\nfrom .shard import Shard", 0),
-        ("marlvec/vector/backends/sync.py", "from marlvec import errors\nfrom marlvec.errors import MarlvecError", 0),
-        ("marlvec/vector/backends/sync.py", "import marlvec.errors\nimport marlvecs", 0),
+        ("marlvec/vector/vector_env.py", "import marlvec", 1),
+        ("marlvec/vector/vector_env.py", "import marlvec as m", 1),
+        ("marlvec/vector/vector_env.py", "def f():\n    from marlvec import make", 1),
+        ("marlvec/vector/vector_env.py", "from .. import make", 1),
+        ("marlvec/making.py", "from . import make", 1),
+        ("marlvec/vector/vector_env.py", "from . import shard\nfrom .shard import Shard", 0),
+        ("marlvec/vector/vector_env.py", "from marlvec import errors\nfrom marlvec.errors import MarlvecError", 0),
+        ("marlvec/vector/vector_env.py", "import marlvec.errors\nimport marlvecs", 0),
     ],
 )
 def test_imports_of_the_root_are_found(path: str, code: str, found: int, monkeypatch: pytest.MonkeyPatch) -> None:

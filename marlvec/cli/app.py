@@ -300,12 +300,12 @@ def serve(
     """
     from marlvec import external
     from marlvec.cli import arguments
-    from marlvec.cli.commands import serve as serving
+    from marlvec.cli.commands import serve as serve_command
 
     settle_in()
     with plain_errors(traceback), external.make(env_spec, num_envs, **arguments.env_kwargs(settings or [])) as envs:
-        token = serving.token_of(token_file, no_token=no_token)
-        collector = serving.collector_of(
+        token = serve_command.token_of(token_file, no_token=no_token)
+        collector = serve_command.collector_of(
             envs, policy or [], mapping or [], connectors or [], explore=explore, seed=seed
         )
         with external.Server(
@@ -317,7 +317,7 @@ def serve(
             allow_no_token=no_token,
             hosts=name or (),
             origins=origin or (),
-            logs=serving.takes_logs(collector),
+            logs=serve_command.takes_logs(collector),
         ) as server:
             console = Console(stderr=True, emoji=False)
             console.print(
@@ -325,8 +325,8 @@ def serve(
                 highlight=False,
             )
             if token is None:
-                console.print(serving.who_may_come(server.host), highlight=False, soft_wrap=True)
-            serving.answer(collector)
+                console.print(serve_command.who_may_come(server.host), highlight=False, soft_wrap=True)
+            serve_command.answer(collector)
 
 
 @app.command()
@@ -341,7 +341,7 @@ def envs(
     ] = None,
 ) -> None:
     """List the envs that make() knows, and what to install where something is missing."""
-    from marlvec.cli.display import rollout_table
+    from marlvec.cli.commands import lists
     from marlvec.registry import listing
 
     wanted = (filter or "").lower()
@@ -349,7 +349,7 @@ def envs(
     if not rows:
         complain(f"no env id contains {filter!r}; `marlvec envs` lists all")
         raise typer.Exit(1)
-    rollout_table.print_envs(stdout(), rows, with_gymnasium=bool(wanted))
+    lists.print_envs(stdout(), rows, with_gymnasium=bool(wanted))
 
 
 @app.command()

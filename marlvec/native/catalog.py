@@ -48,18 +48,18 @@ class NativeEntry:
 
 
 _MPE = {
-    "mpe/collect_treasure_v1": "mpe.treasure:CollectTreasure",
-    "mpe/simple_v3": "mpe.simple:Simple",
-    "mpe/simple_adversary_v3": "mpe.adversary:SimpleAdversary",
-    "mpe/simple_crypto_v3": "mpe.crypto:SimpleCrypto",
-    "mpe/simple_formation_v1": "mpe.formation:SimpleFormation",
-    "mpe/simple_line_v1": "mpe.line:SimpleLine",
-    "mpe/simple_push_v3": "mpe.push:SimplePush",
-    "mpe/simple_reference_v3": "mpe.reference:SimpleReference",
-    "mpe/simple_speaker_listener_v4": "mpe.speaker_listener:SimpleSpeakerListener",
-    "mpe/simple_spread_v3": "mpe.spread:SimpleSpread",
-    "mpe/simple_tag_v3": "mpe.tag:SimpleTag",
-    "mpe/simple_world_comm_v3": "mpe.world_comm:SimpleWorldComm",
+    "mpe/collect_treasure_v1": "mpe.scenarios.treasure:CollectTreasure",
+    "mpe/simple_v3": "mpe.scenarios.simple:Simple",
+    "mpe/simple_adversary_v3": "mpe.scenarios.adversary:SimpleAdversary",
+    "mpe/simple_crypto_v3": "mpe.scenarios.crypto:SimpleCrypto",
+    "mpe/simple_formation_v1": "mpe.scenarios.formation:SimpleFormation",
+    "mpe/simple_line_v1": "mpe.scenarios.line:SimpleLine",
+    "mpe/simple_push_v3": "mpe.scenarios.push:SimplePush",
+    "mpe/simple_reference_v3": "mpe.scenarios.reference:SimpleReference",
+    "mpe/simple_speaker_listener_v4": "mpe.scenarios.speaker_listener:SimpleSpeakerListener",
+    "mpe/simple_spread_v3": "mpe.scenarios.spread:SimpleSpread",
+    "mpe/simple_tag_v3": "mpe.scenarios.tag:SimpleTag",
+    "mpe/simple_world_comm_v3": "mpe.scenarios.world_comm:SimpleWorldComm",
 }
 
 _GAMES = {

@@ -76,20 +76,20 @@ def test_a_file_is_as_readable_for_others_as_any_other_new_one(file: Path, tmp_p
 
 SAVE = f"""{DYING}
 import numpy as np
-from marlvec.serialization import archive as saving
+from marlvec.serialization import archive
 
 def child(at):
     spoil(at)
-    saving.write_file(path, {{"new": [np.arange(3000), np.arange(5)]}})
+    archive.write_archive(path, {{"new": [np.arange(3000), np.arange(5)]}})
     os._exit(7)
 
 for at in range(1, 200):
-    saving.write_file(path, {{"old": np.arange(100)}})
+    archive.write_archive(path, {{"old": np.arange(100)}})
     pid = os.fork()
     if pid == 0:
         child(at)
     status = os.waitpid(pid, 0)[1]
-    print(next(iter(saving.read_file(path))), os.waitstatus_to_exitcode(status))
+    print(next(iter(archive.read_archive(path))), os.waitstatus_to_exitcode(status))
     if os.waitstatus_to_exitcode(status) == 7:
         break
 """

@@ -33,15 +33,15 @@ class PlayCallback(Callback):
         self, console: Console, you: HumanPolicy, other: AnnouncingPolicy, name: str, agents: Sequence[str]
     ) -> None:
         self._console, self._you, self._other, self._name, self._agents = console, you, other, name, agents
-        self._slot_env = 0
+        self._own_index = 0
         self._ended: tuple[EpisodeRecord, int] | None = None  # the game whose end is to be shown, and the person's seat
         self._header: str | None = None  # of the next one
         self._results: Counter[str] = Counter()
 
     def on_episode_start(self, episode: RunningEpisode) -> None:
-        self._slot_env = next(a for a, name in enumerate(episode.policies) if name != self._name)
-        them = ", ".join(name for a, name in enumerate(self._agents) if a != self._slot_env)
-        self._header = f"game {episode.number + 1}: you play {self._agents[self._slot_env]}, {self._name} plays {them}"
+        self._own_index = next(a for a, name in enumerate(episode.policies) if name != self._name)
+        them = ", ".join(name for a, name in enumerate(self._agents) if a != self._own_index)
+        self._header = f"game {episode.number + 1}: you play {self._agents[self._own_index]}, {self._name} plays {them}"
         if self._ended is None:  # else it comes in the same step as the end of the last one
             self.begin_game()
 
@@ -52,7 +52,7 @@ class PlayCallback(Callback):
             self._say(f"{who} plays {self._you.face.moves[action - self._you.start]}", "magenta")
 
     def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
-        self._ended = record, self._slot_env
+        self._ended = record, self._own_index
 
     def begin_game(self) -> None:
         """Say who sits where in the game that has begun, where that was not said yet."""
@@ -67,11 +67,11 @@ class PlayCallback(Callback):
             obs: Their last observation.
         """
         assert self._ended is not None  # the episode that was just collected
-        (record, slot_env), self._ended = self._ended, None
+        (record, own_index), self._ended = self._ended, None
         if obs is not None:
-            self._console.print(self._you.face.draw(obs, slot_env))
-        own = float(record.returns_A[slot_env])
-        best = max(float(value) for a, value in enumerate(record.returns_A) if a != slot_env)
+            self._console.print(self._you.face.draw(obs, own_index))
+        own = float(record.returns_A[own_index])
+        best = max(float(value) for a, value in enumerate(record.returns_A) if a != own_index)
         result, style = _RESULTS[0 if own > best else 1 if own == best else 2]
         self._results[result] += 1
         self._say(f"{result}: {own:g} against {best:g}, after {record.length} moves\n", style)
