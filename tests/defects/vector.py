@@ -19,7 +19,7 @@ from marlvec.vector.faults.failures import WorkerExit, WorkerLost
 from marlvec.vector.faults.recovery import FaultLog, Recovery
 from marlvec.vector.processes.channel import ChannelClosed
 from marlvec.vector.processes.watchdog import Watchdog
-from marlvec.vector.processes.worker_pool import Crew, Staff
+from marlvec.vector.processes.worker_pool import WorkerPool, WorkerStarter
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_step import VectorStep
 from tests.defects.registry import Patch, after, during, found_by
@@ -200,14 +200,14 @@ def siblings_rows_cleared(patch: Patch) -> None:
 @found_by(f"{RESTART}::test_one_env_begins_anew_and_the_others_do_not_notice")
 def wrong_env_blamed(patch: Patch) -> None:
     """A worker that died is said to have been at work on another env."""
-    bury = Crew.bury
+    bury = WorkerPool.bury
 
-    def blame(worker_pool: Crew, *who: Any, **how: Any) -> WorkerExit:
+    def blame(worker_pool: WorkerPool, *who: Any, **how: Any) -> WorkerExit:
         worker_exit = bury(worker_pool, *who, **how)
         at = worker_exit.at_work_on
         return worker_exit if at is None else replace(worker_exit, at_work_on=max(worker_exit.first, at - 1))
 
-    patch.setattr(Crew, "bury", blame)
+    patch.setattr(WorkerPool, "bury", blame)
 
 
 # --- the next incarnation
@@ -289,13 +289,13 @@ def masked_env_comes_back(patch: Patch) -> None:
 @found_by(MACHINE)
 def wrong_envs_in_a_new_worker(patch: Patch) -> None:
     """A new worker builds the envs of another one."""
-    start = Staff.start
+    start = WorkerStarter.start
 
-    def confuse(staff: Staff, w: int) -> str | None:
+    def confuse(staff: WorkerStarter, w: int) -> str | None:
         with during(staff, "_plans", staff._plans[-1:] + staff._plans[:-1]):
             return start(staff, w)
 
-    patch.setattr(Staff, "start", confuse)
+    patch.setattr(WorkerStarter, "start", confuse)
 
 
 @found_by(MACHINE)
@@ -333,20 +333,20 @@ def double_delivery(patch: Patch) -> None:
 @found_by(MACHINE)
 def last_reply_lost_before_a_death(patch: Patch) -> None:
     """What a worker had said before it died is not read."""
-    take, go_on = AsyncVectorEnv._take, Staff.go_on
+    take, go_on = AsyncVectorEnv._take, WorkerStarter.go_on
 
     def lose(envs: AsyncVectorEnv, w: int) -> str | None:
         if w in envs._worker_pool.closed:
             raise ChannelClosed
         return take(envs, w)
 
-    def lose_news(staff: Staff, w: int) -> str | None:
+    def lose_news(staff: WorkerStarter, w: int) -> str | None:
         if w in staff._worker_pool.closed:
             raise ChannelClosed
         return go_on(staff, w)
 
     patch.setattr(AsyncVectorEnv, "_take", lose)
-    patch.setattr(Staff, "go_on", lose_news)
+    patch.setattr(WorkerStarter, "go_on", lose_news)
 
 
 @found_by(MACHINE)

@@ -49,7 +49,7 @@ class MultiAgentEpisode:
         eps_id, env_id, tracks, agents: As given.
     """
 
-    __slots__ = ("agents", "env_id", "eps_id", "tracks")
+    __slots__ = ("agent_episodes", "agents", "env_id", "eps_id")
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class MultiAgentEpisode:
             "eps_id": self.eps_id,
             "env_id": self.env_id,
             "agents": None if self.agents is None else list(self.agents),
-            "tracks": [track.state_dict() for track in self.agent_episodes],
+            "agent_episodes": [track.state_dict() for track in self.agent_episodes],
         }
 
     @classmethod
@@ -295,7 +295,7 @@ class MultiAgentEpisode:
             ArgumentError: Its parts do not fit each other.
             KeyError: One is missing.
         """
-        agent_episodes = [SingleAgentEpisode.from_state_dict(track) for track in state["tracks"]]
+        agent_episodes = [SingleAgentEpisode.from_state_dict(track) for track in state["agent_episodes"]]
         return cls(int(state["eps_id"]), int(state["env_id"]), agent_episodes, state["agents"])
 
     def _of(self, agent_episodes: list[SingleAgentEpisode]) -> MultiAgentEpisode | None:

@@ -22,7 +22,7 @@ from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes.report_packing import unpack_report
 from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker import WorkerLink
-from marlvec.vector.processes.worker_pool import Crew, NewWorker, Staff, noise
+from marlvec.vector.processes.worker_pool import NewWorker, WorkerPool, WorkerStarter, noise
 from marlvec.vector.processes.worker_process import start_method
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.partition import Partition
@@ -93,10 +93,10 @@ class AsyncVectorEnv(VectorEnv):
         self.num_workers = self._shares.num_workers
         self.context = start_method(context)
         self._shared = bool(shared_memory)
-        self._worker_pool = Crew(self._shares)
+        self._worker_pool = WorkerPool(self._shares)
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
-        self._finalizer = weakref.finalize(self, Crew.shut_down, self._worker_pool, 1.0 if daemon else None)
-        self._staff = Staff(
+        self._finalizer = weakref.finalize(self, WorkerPool.shut_down, self._worker_pool, 1.0 if daemon else None)
+        self._staff = WorkerStarter(
             self._worker_pool,
             self.context,
             factories,

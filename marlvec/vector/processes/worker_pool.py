@@ -32,7 +32,7 @@ from marlvec.vector.processes.worker import Plan
 from marlvec.vector.processes.worker_process import WorkerProcess
 from marlvec.vector.shards.partition import Partition, agree_on_spec, usable_cores
 
-__all__ = ["Crew", "NewWorker", "noise", "Staff"]
+__all__ = ["WorkerPool", "NewWorker", "noise", "WorkerStarter"]
 
 _MOMENT = 0.01  # seconds in which workers that are killed together are gone
 _LOOK = 400e-6  # seconds to look for an answer before sleeping
@@ -61,7 +61,7 @@ def noise(news: ChannelClosed) -> str | None:
     return f"was killed for what came out of its reply pipe, which an env may have written into ({news}),"
 
 
-class Crew:
+class WorkerPool:
     """The workers of one vectorizer; apart from it, so that they can be let go of without it.
 
     Args:
@@ -272,8 +272,8 @@ class Crew:
 _SETUP_NUMBER = 1  # number of requests here; 0 is CLOSE's: its answer must not be taken for that to another
 
 
-class Staff:
-    """Hires workers into a crew.
+class WorkerStarter:
+    """Starts workers, and replaces those that are gone.
 
     A new worker is told its plan and builds its envs, which may take long; it answers with their spec, is given its
     rows, and says that it has them. Replacing one never waits: `start` and `go_on` take one step each.
@@ -292,7 +292,7 @@ class Staff:
 
     def __init__(
         self,
-        worker_pool: Crew,
+        worker_pool: WorkerPool,
         context: str,
         factories: Sequence[Callable[[], Any]],
         *,
