@@ -291,9 +291,9 @@ def wrong_envs_in_a_new_worker(patch: Patch) -> None:
     """A new worker builds the envs of another one."""
     start = WorkerStarter.start
 
-    def confuse(staff: WorkerStarter, w: int) -> str | None:
-        with during(staff, "_plans", staff._plans[-1:] + staff._plans[:-1]):
-            return start(staff, w)
+    def confuse(starter: WorkerStarter, w: int) -> str | None:
+        with during(starter, "_plans", starter._plans[-1:] + starter._plans[:-1]):
+            return start(starter, w)
 
     patch.setattr(WorkerStarter, "start", confuse)
 
@@ -340,10 +340,10 @@ def last_reply_lost_before_a_death(patch: Patch) -> None:
             raise ChannelClosed
         return take(envs, w)
 
-    def lose_news(staff: WorkerStarter, w: int) -> str | None:
-        if w in staff._worker_pool.closed:
+    def lose_news(starter: WorkerStarter, w: int) -> str | None:
+        if w in starter._worker_pool.closed:
             raise ChannelClosed
-        return go_on(staff, w)
+        return go_on(starter, w)
 
     patch.setattr(AsyncVectorEnv, "_take", lose)
     patch.setattr(WorkerStarter, "go_on", lose_news)

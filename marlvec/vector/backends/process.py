@@ -96,7 +96,7 @@ class AsyncVectorEnv(VectorEnv):
         self._worker_pool = WorkerPool(self._shares)
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
         self._finalizer = weakref.finalize(self, WorkerPool.shut_down, self._worker_pool, 1.0 if daemon else None)
-        self._staff = WorkerStarter(
+        self._worker_starter = WorkerStarter(
             self._worker_pool,
             self.context,
             factories,
@@ -105,7 +105,7 @@ class AsyncVectorEnv(VectorEnv):
             loop=None if worker is None else pickle_or_explain(worker, "the worker loop"),
         )
         try:
-            spec, buffers, survived = self._staff.begin(
+            spec, buffers, survived = self._worker_starter.begin(
                 self._budget if chosen.on_fault == "restart" else None,
                 require=shared_memory == "require",
                 place=self._place,
@@ -115,7 +115,7 @@ class AsyncVectorEnv(VectorEnv):
             self._finalizer()
             raise
         if chosen.on_fault != "restart":
-            self._staff.dismiss()
+            self._worker_starter.dismiss()
         self._bind(spec, buffers)
         self._recovery.note_survived(survived)
         self._number = 1  # that of the last request; 0 is CLOSE's
@@ -256,8 +256,8 @@ class AsyncVectorEnv(VectorEnv):
             how: str | None = None
             try:
                 if w in self._worker_pool.starting:
-                    how = self._staff.go_on(w)
-                    self._recovery.note_survived(self._staff.survived_lately())
+                    how = self._worker_starter.go_on(w)
+                    self._recovery.note_survived(self._worker_starter.survived_lately())
                 elif self._worker_pool.outstanding[w]:
                     how = self._take(w)
                 if how is None:
@@ -343,7 +343,7 @@ class AsyncVectorEnv(VectorEnv):
         return WorkerLost(w, error, asked, np.setdiff1d(everyone, asked), worker_exit)
 
     def _start_worker(self, w: int) -> None:
-        if (problem := self._staff.start(w)) is not None:
+        if (problem := self._worker_starter.start(w)) is not None:
             raise self._loss(w, problem)
 
     def _shut_down(self, timeout: float) -> None:

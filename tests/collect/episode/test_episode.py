@@ -246,7 +246,7 @@ def test_batches_and_plain_data_come_back_to_the_bit(lookback: int, **world: Any
                 state = part.state_dict()
                 assert_same(MultiAgentEpisode.from_state_dict(state), part)
                 assert_plain(state)
-                for _, leaf in tree_leaves(state["tracks"][0]["moments"]):
+                for _, leaf in tree_leaves(state["agent_episodes"][0]["moments"]):
                     leaf[...] = 0  # a copy: the episode does not change
         assert_same(episode, next(e for e in batch.episodes(agents) if e.eps_id == episode.eps_id))
 
