@@ -246,15 +246,15 @@ def collected_untrained_not_counted(patch: Patch) -> None:
 @found_by(AT_FAULT)
 def collected_version_of_the_batch(patch: Patch) -> None:
     """A row carries the version that its policy has when the batch is made."""
-    reap = BatchBuilder.reap
+    make = BatchBuilder.make
 
     def stamp(batch_builder: BatchBuilder, *what: Any) -> Any:
         for runner in batch_builder._runners:
             if "policy_version" in runner.trajectories._answers:
                 runner.trajectories._answers["policy_version"].leaves[0][...] = runner.policy.version
-        return reap(batch_builder, *what)
+        return make(batch_builder, *what)
 
-    patch.setattr(BatchBuilder, "reap", stamp)
+    patch.setattr(BatchBuilder, "make", stamp)
 
 
 # --- episodes that are lost
