@@ -39,7 +39,7 @@ interop: $(INTEROP:%=.venv-interop/%/.stamp) ## Tests of libraries that get a vi
 	@for name in $(INTEROP); do echo "marlvec: tests/interop/test_$$name*.py"; \
 		.venv-interop/$$name/bin/python -m pytest -n $(JOBS) tests/interop/test_$$name*.py $(ARGS) || exit 1; done
 
-lint: $(VENV)/.stamp-lint ## ruff, mypy --strict and the floors of the house
+lint: $(VENV)/.stamp-lint ## ruff, mypy --strict and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p marlvec

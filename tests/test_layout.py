@@ -1,4 +1,4 @@
-"""The house is as DESIGN.md draws it: what stands at the top, how large a room may be, and who may import whom.
+"""The layout: what stands at the top, how large a folder and a file may be, and what may be imported.
 
 (import-linter checks the floors; here is what it cannot see.)
 """
@@ -9,6 +9,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,8 @@ TOP_LEVEL = {
     "CONTRIBUTING.md",
 }
 MAX_LINES = 700
+MAX_MODULES = 9  # beside the __init__
+ONE_AN_ENV_ID = "marlvec/native/mpe/scenarios"
 # `__init__` files re-export and do nothing else; this one also refuses to be imported under another name.
 GUARDED = "marlvec/connectors/__init__.py"
 
@@ -91,7 +94,12 @@ def test_every_folder_of_the_package_is_a_package() -> None:
 @pytest.mark.parametrize("path", MODULES)
 def test_a_module_is_short_enough_to_hold_one_noun(path: str) -> None:
     lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_LINES, f"{path} has {lines} lines: is there a second noun inside that wants a room of its own?"
+    assert lines <= MAX_LINES, f"{path} has {lines} lines: is there a second noun inside that wants a file of its own?"
+
+
+def test_a_folder_has_few_enough_modules_to_take_in_at_a_look() -> None:
+    folders = Counter(str(Path(path).parent) for path in MODULES if path not in INITS)
+    assert {folder: n for folder, n in folders.items() if n > MAX_MODULES and folder != ONE_AN_ENV_ID} == {}
 
 
 @pytest.mark.parametrize("path", INITS)
