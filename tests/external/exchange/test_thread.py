@@ -341,7 +341,7 @@ def test_policies_come_and_go_while_slots_are_empty() -> None:
         choice[0] = "new"
         collector.remove_policy("old", remap_to="new")
         collector.collect(episodes=3)
-        assert [role.policy_id for role in collector._roles] == ["new"]
+        assert [runner.policy_id for runner in collector._runners] == ["new"]
 
 
 def test_collecting_in_the_background_and_from_here_again() -> None:
