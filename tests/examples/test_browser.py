@@ -93,7 +93,7 @@ def served(episodes: int, token: str | None = None) -> Iterator[tuple[str, Calla
         try:
             yield server.url, finished
         finally:
-            envs.door.fail(InterruptedError("the test is over"))
+            envs.gateway.fail(InterruptedError("the test is over"))
             thread.join()
 
 

@@ -33,7 +33,7 @@ clients = int(sys.argv[1])
 with served(64, clients=clients, handshake_seconds=60, heartbeat_seconds=60) as there:
     print(there.server.url, flush=True)
     for line in sys.stdin:
-        print(rss(), len(there.server._loop.house.connections), flush=True)
+        print(rss(), len(there.server._loop.session_manager.connections), flush=True)
 """
 
 

@@ -57,7 +57,7 @@ with served(4, resume_seconds=0) as there:
     print("armed", flush=True)
     sys.stdin.readline()
     armed = False
-    print(repr((there.server.clients, there.server.tally.refused, len(there.envs.door.episodes), counts)), flush=True)
+    print(repr((there.server.clients, there.server.counters.refused, len(there.envs.gateway.episodes), counts)), flush=True)
     sys.stdin.readline()
 """
 
