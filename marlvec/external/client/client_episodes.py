@@ -20,7 +20,8 @@ from marlvec.errors import (
     StateError,
 )
 from marlvec.external.client.env_form import EnvForm
-from marlvec.external.client.local_inference import LocalActor, LocalInference
+from marlvec.external.client.local_actor import LocalActor
+from marlvec.external.client.local_inference import LocalInference
 from marlvec.external.client.request_channel import PendingRequest, RequestChannel
 from marlvec.external.exchange.external_episode import Flags
 from marlvec.external.protocol.messages import Type
