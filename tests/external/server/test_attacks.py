@@ -31,7 +31,8 @@ from tests.external.protocol.test_values import ATTACKS
 ROOT = Path(__file__).resolve().parents[3]
 SERVER = """
 import sys
-import marlvec.external.client.client_episodes, marlvec.external.client.env_form, marlvec.external.client.request_channel
+import marlvec.external.client.client_episodes, marlvec.external.client.env_form
+import marlvec.external.client.request_channel
 from tests.external.helpers.served import Raw, served
 
 EVENTS = {"pickle.find_class", "exec", "compile", "import", "os.system", "subprocess.Popen", "marshal.loads", "os.exec",
@@ -57,7 +58,8 @@ with served(4, resume_seconds=0) as there:
     print("armed", flush=True)
     sys.stdin.readline()
     armed = False
-    print(repr((there.server.clients, there.server.counters.refused, len(there.envs.gateway.episodes), counts)), flush=True)
+    episodes = len(there.envs.gateway.episodes)
+    print(repr((there.server.clients, there.server.counters.refused, episodes, counts)), flush=True)
     sys.stdin.readline()
 """
 
