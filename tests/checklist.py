@@ -1,5 +1,7 @@
 """Which lines of the checklist, and which faults of the catalogue, no passing test covers yet.
 
+Their words are in tests/catalogue: behaviours.md has the checklist, faults.md the faults and the goals R1 to R20.
+
     python -m tests.checklist                     what is not covered, from the outcomes recorded so far
     python -m tests.checklist --run               run the tests first
     python -m tests.checklist --faults            the catalogue of faults instead
@@ -34,7 +36,7 @@ __all__ = ["CHECKLIST", "FAULTS", "Marks", "Recorder", "Status", "collect", "mai
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".checklist.json"
-TEXTS = ROOT.parent / "shared"
+TEXTS = ROOT / "tests" / "catalogue"
 
 CHECKLIST = tuple(str(number) for number in range(1, 132))
 FAULTS = tuple(CATALOGUE)
@@ -169,9 +171,7 @@ def statuses(tests: Iterable[tuple[str, Sequence[str]]], outcomes: Mapping[str, 
 
 
 def texts(path: Path) -> dict[str, str]:
-    """The words of each line, where the document is at hand: ``12. text`` or ``| A12 | text | ...``."""
-    if not path.is_file():
-        return {}
+    """The words of each line of a page: ``12. text`` or ``| A12 | text | ...``."""
     rows = re.findall(
         r"^(?:\| *)?(\d+|[A-H]\d+)(?:\. | *\| *)([^|\n]*)", path.read_text(encoding="utf-8"), re.MULTILINE
     )
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = read_record(RECORD)
     by_line = statuses(((nodeid, (*mark.checklist, *mark.faults)) for nodeid, mark in marks.items()), outcomes)
     lines = FAULTS if options.faults else CHECKLIST
-    words = CATALOGUE if options.faults else texts(TEXTS / "CHECKLIST.md")
+    words = CATALOGUE if options.faults else texts(TEXTS / "behaviours.md")
 
     for line in lines:
         status = by_line[line]

@@ -140,7 +140,6 @@ def test_texts_of_both_documents(tmp_path: Path) -> None:
     document = tmp_path / "LINES.md"
     document.write_text("# Head\n\n1. `make` works: yes.\n| # | Fault |\n| A12 | All die | kill |\n12. Twelve\n")
     assert texts(document) == {"1": "`make` works: yes.", "A12": "All die", "12": "Twelve"}
-    assert texts(tmp_path / "absent.md") == {}
 
 
 @pytest.fixture

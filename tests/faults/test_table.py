@@ -37,11 +37,14 @@ def test_the_catalogue_is_that_of_the_page() -> None:
     for letter in SECTIONS:
         own = [fault for fault in CATALOGUE if fault[0] == letter]
         assert own == [f"{letter}{number}" for number in range(1, len(own) + 1)]
-    page = checklist.TEXTS / "FAULTS.md"
-    if not page.is_file():
-        pytest.skip("the page is not beside this checkout")
-    found = {line: text for line, text in checklist.texts(page).items() if line[0] in SECTIONS}
-    assert found == CATALOGUE
+    page = checklist.texts(checklist.TEXTS / "faults.md")
+    assert {line: text for line, text in page.items() if line[0] in SECTIONS} == CATALOGUE
+
+
+def test_every_line_of_the_checklist_has_its_words() -> None:
+    words = checklist.texts(checklist.TEXTS / "behaviours.md")
+    assert set(checklist.CHECKLIST) <= set(words)
+    assert all(words[line] for line in checklist.CHECKLIST)
 
 
 def test_reasons_are_of_lines_that_there_are() -> None:

@@ -23,7 +23,7 @@ IntArray = NDArray[np.int64]
 class RandomSteps:
     """Gives agents random actions in place of their policies', in the first steps of every env.
 
-    These are actions that no policy was asked for, like those that an env gives: see `OffPolicy`.
+    These are actions that no policy was asked for, like those that an env gives: see `GivenActions`.
 
     Args:
         steps: Env steps, shared over the envs.

@@ -60,7 +60,7 @@ class EnvStep:
         done, fault, quiet: (n,) bool.
         given: (env id, agent name, action, whether it is the env's) of agents that do something unasked.
         untrained: Ids of envs whose episode begins here and is for no batch.
-        is_first: Whether all these rows begin episodes, and nothing came before them; see `FreeTraffic`.
+        is_first: Whether all these rows begin episodes, and nothing came before them; see `OnDemandScheduler`.
         state, final_state: (n, …) global states, the latter where ``done``; None where the envs give none.
         results: What the envs returned, as it came: at once, or one after the other.
     """

@@ -26,7 +26,7 @@ except ImportError as error:
 
 __all__ = ["RLlibConnector"]
 
-_Chosen = list[tuple[int, int, Any]]  # number of its env, index of its agent, an agent's AgentTrack
+_Chosen = list[tuple[int, int, Any]]  # number of its env, index of its agent, an agent's SingleAgentEpisode
 
 
 class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not installed

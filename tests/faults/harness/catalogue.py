@@ -1,7 +1,6 @@
 """The catalogue of faults: what marlvec must survive, by the ids that tests name in `@pytest.mark.fault("A1")`.
 
-What to inject and what to expect stands in ``shared/FAULTS.md`` beside the checkout, where there is one, with the same
-ids and names.
+What to inject and what to expect stands in tests/catalogue/faults.md, with the same ids and names.
 """
 
 from __future__ import annotations
