@@ -222,7 +222,7 @@ def one_seed_for_all_envs(patch: pytest.MonkeyPatch) -> None:
         seeds = spread(seed, ids, n)
         return seeds[:1] * len(seeds)
 
-    patch.setattr(vector_env, "spread", share)
+    patch.setattr(vector_env, "spread_seeds", share)
 
 
 @canary

@@ -102,7 +102,7 @@ def test_who_keeps_everything_is_not_in_the_way_of_who_comes_later() -> None:
 
 
 def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_reuse, "_MOST", 3 * LARGE * 8)
+    monkeypatch.setattr(buffer_reuse, "_MAX_BYTES", 3 * LARGE * 8)
     copy = BufferReuse()
     made = [copy(np.ones(LARGE)) for _ in range(buffer_reuse._MAX_PER_SIZE)]
     made += [copy(np.ones(LARGE + k)) for k in range(8)]

@@ -31,47 +31,47 @@ from tests.waiting import Gate, GatedEnv
 DEFECTS = {
     # OpenRL, sync and async
     "Discrete observations fail, or have another shape with shared memory": (
-        "test_spaces:test_discrete_observations_have_no_axis_of_their_own"
+        "validation.test_spaces:test_discrete_observations_have_no_axis_of_their_own"
     ),
     # OpenRL, async
     "agents that end in a mixture of ways never reset": (
-        "test_done_on:test_an_episode_is_over_when_every_agent_has_ended_in_any_mixture"
+        "shards.test_done_on:test_an_episode_is_over_when_every_agent_has_ended_in_any_mixture"
     ),
-    "a reset that gives the observation alone fails": "test_known_defects:test_resets_without_infos",
-    "the final observation is overwritten by an env that reuses its buffer": "test_autoreset:test_same_step",
+    "a reset that gives the observation alone fails": "faults.test_known_defects:test_resets_without_infos",
+    "the final observation is overwritten by an env that reuses its buffer": "shards.test_autoreset:test_same_step",
     "a timeout, and the next fetch brings a stale reply": (
-        "test_state_machine:test_a_fetch_that_times_out_loses_nothing_and_brings_nothing_stale"
+        "api.test_state_machine:test_a_fetch_that_times_out_loses_nothing_and_brings_nothing_stale"
     ),
-    "a short batch of actions is taken": "test_actions:test_wrong_actions_raise_before_anything_is_sent",
-    "get_attr calls what it finds": "test_controls:test_names_are_found_on_the_layer_that_owns_them",
-    "exec_func takes no lambda": "test_controls:test_functions_of_any_kind_run_where_the_env_lives",
-    "a numpy integer is no seed": "test_seeding:test_an_int_is_spread_and_a_list_is_taken_as_it_is",
-    "seed() does nothing": "test_known_defects:test_there_is_one_way_to_seed_and_it_works",
-    "an exception with two arguments becomes a TypeError": "test_faults:test_an_exception_arrives_whatever_it_is",
+    "a short batch of actions is taken": "validation.test_actions:test_wrong_actions_raise_before_anything_is_sent",
+    "get_attr calls what it finds": "api.test_controls:test_names_are_found_on_the_layer_that_owns_them",
+    "exec_func takes no lambda": "api.test_controls:test_functions_of_any_kind_run_where_the_env_lives",
+    "a numpy integer is no seed": "api.test_seeding:test_an_int_is_spread_and_a_list_is_taken_as_it_is",
+    "seed() does nothing": "faults.test_known_defects:test_there_is_one_way_to_seed_and_it_works",
+    "an exception with two arguments becomes a TypeError": "faults.test_faults:test_an_exception_arrives_whatever_it_is",
     "one error of an env, and nothing works any more": (
-        "test_faults:test_an_env_that_raised_is_reset_and_its_neighbours_never_notice"
+        "faults.test_faults:test_an_env_that_raised_is_reset_and_its_neighbours_never_notice"
     ),
-    "a worker is killed, and close() raises": "test_deaths:test_a_worker_that_dies_in_a_step_is_reported_at_once",
+    "a worker is killed, and close() raises": "processes.test_deaths:test_a_worker_that_dies_in_a_step_is_reported_at_once",
     # OpenRL, sync
-    "the env's name is None": "test_known_defects:test_envs_have_a_name",
+    "the env's name is None": "faults.test_known_defects:test_envs_have_a_name",
     # Gymnasium, vector envs; the first three of them with numbers of their own in STYLE.md
     "1. a step after a timeout returns the rewards of the step before": (
-        "test_known_defects:test_a_step_after_a_timeout_is_refused_until_the_first_is_fetched"
+        "faults.test_known_defects:test_a_step_after_a_timeout_is_refused_until_the_first_is_fetched"
     ),
     "2. an explicit reset leaves an autoreset pending without shared memory": (
-        "test_autoreset:test_an_explicit_reset_cancels_an_autoreset_that_is_due"
+        "shards.test_autoreset:test_an_explicit_reset_cancels_an_autoreset_that_is_due"
     ),
     "3. a worker's death is an EOFError without env or exit code": (
-        "test_deaths:test_a_worker_killed_while_idle_is_noticed_by_the_next_call"
+        "processes.test_deaths:test_a_worker_killed_while_idle_is_noticed_by_the_next_call"
     ),
-    "the caller's options are altered": "test_seeding:test_options_for_all_or_for_each_are_never_altered",
-    "one bad get_attr, and nothing works any more": "test_controls:test_what_fails_is_told_and_costs_nothing",
+    "the caller's options are altered": "api.test_seeding:test_options_for_all_or_for_each_are_never_altered",
+    "one bad get_attr, and nothing works any more": "api.test_controls:test_what_fails_is_told_and_costs_nothing",
     # PettingZoo
     "the seed test passes an env that does not keep to its seed": (
-        "test_known_defects:test_an_env_that_strays_after_its_first_step_is_found_out"
+        "faults.test_known_defects:test_an_env_that_strays_after_its_first_step_is_found_out"
     ),
     # SuperSuit
-    "infos of all envs are one dict": "test_known_defects:test_infos_of_envs_share_nothing",
+    "infos of all envs are one dict": "faults.test_known_defects:test_infos_of_envs_share_nothing",
 }
 
 
