@@ -11,6 +11,7 @@ from tests.properties.program import check
 from tests.properties.setups import IN_PROCESS, Setup, setups
 
 EXAMPLES = 400  # a third of what `make test` runs in this process
+TRIES = 3  # which examples come first depends on what else is imported: a file that moves must not decide
 
 
 class Found(BaseException):
@@ -45,7 +46,7 @@ def found_after(name: str, number: int) -> int | None:
 
 @pytest.mark.parametrize("name", CANARIES)
 def test_a_defect_is_found(name: str) -> None:
-    assert found_after(name, 0) is not None
+    assert any(found_after(name, number) is not None for number in range(TRIES))
 
 
 @pytest.mark.soak

@@ -47,11 +47,15 @@ DEFECTS = {
     "exec_func takes no lambda": "api.test_controls:test_functions_of_any_kind_run_where_the_env_lives",
     "a numpy integer is no seed": "api.test_seeding:test_an_int_is_spread_and_a_list_is_taken_as_it_is",
     "seed() does nothing": "faults.test_known_defects:test_there_is_one_way_to_seed_and_it_works",
-    "an exception with two arguments becomes a TypeError": "faults.test_faults:test_an_exception_arrives_whatever_it_is",
+    "an exception with two arguments becomes a TypeError": (
+        "faults.test_faults:test_an_exception_arrives_whatever_it_is"
+    ),
     "one error of an env, and nothing works any more": (
         "faults.test_faults:test_an_env_that_raised_is_reset_and_its_neighbours_never_notice"
     ),
-    "a worker is killed, and close() raises": "processes.test_deaths:test_a_worker_that_dies_in_a_step_is_reported_at_once",
+    "a worker is killed, and close() raises": (
+        "processes.test_deaths:test_a_worker_that_dies_in_a_step_is_reported_at_once"
+    ),
     # OpenRL, sync
     "the env's name is None": "faults.test_known_defects:test_envs_have_a_name",
     # Gymnasium, vector envs; the first three of them with numbers of their own in STYLE.md
