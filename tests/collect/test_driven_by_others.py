@@ -111,8 +111,8 @@ def test_what_leaves_the_envs_as_they_are_is_not_minded(backend: str) -> None:
         for _ in range(3):
             got, want = collector.collect(env_steps=19), undisturbed.collect(env_steps=19)
             for name, rows in want.items():
-                for column in rows.columns:
-                    np.testing.assert_array_equal(got[name][column], rows[column])
+                for column, values in rows.items():
+                    np.testing.assert_array_equal(got[name][column], values)
             before = envs.drive_count
             envs.random_action()
             envs.agents_at(1)
