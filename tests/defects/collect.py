@@ -247,15 +247,15 @@ def collected_untrained_not_counted(patch: Patch) -> None:
 @found_by(AT_FAULT)
 def collected_version_of_the_batch(patch: Patch) -> None:
     """A row carries the version that its policy has when the batch is made."""
-    reap = Harvest.reap
+    make = Harvest.make
 
     def stamp(harvest: Harvest, *what: Any) -> Any:
         for role in harvest._roles:
             if "policy_version" in role.trajectories._answers:
                 role.trajectories._answers["policy_version"].leaves[0][...] = role.policy.version
-        return reap(harvest, *what)
+        return make(harvest, *what)
 
-    patch.setattr(Harvest, "reap", stamp)
+    patch.setattr(Harvest, "make", stamp)
 
 
 # --- episodes that are lost

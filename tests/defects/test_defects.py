@@ -59,7 +59,7 @@ def hunt_in_vain(test: str, seed: int) -> None:
     assert ran.returncode == NOT_FOUND, ran.stdout[-3000:]
 
 
-def tests_of(*names: str) -> list[str]:
+def finders_of(*names: str) -> list[str]:
     """The tests that find these defects, each once."""
     return sorted({test for name in names for test in DEFECTS[name].tests})
 
@@ -81,7 +81,7 @@ def test_it_can_be_put_into_the_code_of_today(defect: Defect) -> None:
 
 
 @pytest.mark.time_limit(LONGEST)
-@pytest.mark.parametrize("test", tests_of(*QUICK))
+@pytest.mark.parametrize("test", finders_of(*QUICK))
 def test_without_a_defect_nothing_is_found(test: str) -> None:
     """Else the others would prove nothing."""
     hunt_in_vain(test, 1)
@@ -104,6 +104,6 @@ def test_it_is_found_from_wherever_one_begins(defect: Defect, seed: int) -> None
 @pytest.mark.soak
 @pytest.mark.time_limit(LONGEST)
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("test", tests_of(*DEFECTS))
+@pytest.mark.parametrize("test", finders_of(*DEFECTS))
 def test_without_a_defect_nothing_is_found_either(test: str, seed: int) -> None:
     hunt_in_vain(test, seed)
