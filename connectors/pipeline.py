@@ -1,4 +1,4 @@
-"""Pipelines: chains that know their spaces and can be edited. What all sides share."""
+"""Pipelines: chains of connectors that know their spaces, time their pieces and can be edited; what all sides share."""
 
 from __future__ import annotations
 

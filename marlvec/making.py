@@ -1,4 +1,4 @@
-"""Names of envs: from whatever stands for an env to the factory that builds it, and to many of them at once."""
+"""`make()`: many envs at once, from whatever stands for an env, on the backend that is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions from [-1, 1] to the bounds of the env."""
+"""Actions within the bounds of the env: clipped, or stretched from [-1, 1]."""
 
 from __future__ import annotations
 

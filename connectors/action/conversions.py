@@ -1,4 +1,4 @@
-"""More actions than the env has."""
+"""Conversions of actions: to numpy, read-only, mapped by a function, and padded ones cut."""
 
 from __future__ import annotations
 

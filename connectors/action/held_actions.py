@@ -1,4 +1,4 @@
-"""What connectors that send an action again have in common."""
+"""Actions that are sent again: repeated for some steps, or sticky with a probability."""
 
 from __future__ import annotations
 

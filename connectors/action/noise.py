@@ -1,4 +1,4 @@
-"""Normal noise on actions."""
+"""Noise on actions: Gaussian, or an Ornstein-Uhlenbeck process."""
 
 from __future__ import annotations
 

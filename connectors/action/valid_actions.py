@@ -1,4 +1,4 @@
-"""What there is to choose from in a Discrete or MultiDiscrete, and what a mask leaves of it."""
+"""Valid actions in place of invalid ones: where a mask forbids them, or where they are NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came after the rows of a batch, and what it is worth."""
+"""Advantages and value targets: bootstrapped values, generalised advantage estimation, V-trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the fragments of a batch begin and end."""
+"""Columns of a batch as arrays, and where its fragments begin and end."""
 
 from __future__ import annotations
 

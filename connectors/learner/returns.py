@@ -1,4 +1,4 @@
-"""Transitions over several decisions."""
+"""Returns: rewards to go, and over several decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many frames in one picture."""
+"""Rendering: one env's frame, checked, and many frames tiled into one picture."""
 
 from __future__ import annotations
 

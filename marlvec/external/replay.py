@@ -1,4 +1,4 @@
-"""Logged episodes: what was seen, done and paid, moment by moment."""
+"""Replay of logged episodes: what was seen, done and paid, moment by moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of rows, and plain objects with a method ``act``, as policies."""
+"""Policies: rows in, actions out; plain functions and objects with a method ``act``, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How one game went."""
+"""One game: how it went, for the sides that played it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opponents that there is something to learn from."""
+"""Matchmakers: whom a learner plays next."""
 
 from __future__ import annotations
 

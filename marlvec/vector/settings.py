@@ -1,4 +1,4 @@
-"""How requests go out and replies come in, whatever the backend."""
+"""The settings of a vectorizer: what `make()` was told, checked once."""
 
 from __future__ import annotations
 

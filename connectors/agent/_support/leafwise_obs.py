@@ -1,4 +1,4 @@
-"""What works on each leaf of an observation by itself."""
+"""What works on each leaf of an observation by itself: paths of leaves, vectors and one-hots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function of the reward."""
+"""Rewards clipped, scaled, or mapped by a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the catalogue of connectors looks like in a terminal."""
+"""``marlvec envs`` and ``marlvec connectors``: what there is, as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture of a rollout: returns and lengths over env steps, beside their distributions. Needs matplotlib."""
+"""Pictures of a rollout and of a match: curves, distributions, heat maps. Needs matplotlib."""
 
 from __future__ import annotations
 

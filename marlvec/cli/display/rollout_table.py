@@ -1,4 +1,4 @@
-"""What a rollout, or the list of envs, looks like in a terminal."""
+"""What a rollout looks like in a terminal: a table of returns, shapes and speed."""
 
 from __future__ import annotations
 

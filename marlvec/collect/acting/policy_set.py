@@ -1,4 +1,4 @@
-"""A collector's policies in their roles: some are there from the start, others come and go."""
+"""A collector's policies with their connectors: some are there from the start, others come and go."""
 
 from __future__ import annotations
 

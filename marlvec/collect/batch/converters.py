@@ -1,4 +1,4 @@
-"""Columns as torch tensors."""
+"""Batches as torch tensors, TensorDicts and RLlib's batches."""
 
 from __future__ import annotations
 

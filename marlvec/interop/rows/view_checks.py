@@ -1,4 +1,4 @@
-"""Single values out of batched leaves."""
+"""What views look up in batched envs: single values out of leaves, and the render mode."""
 
 from __future__ import annotations
 

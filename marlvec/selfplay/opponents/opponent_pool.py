@@ -1,4 +1,4 @@
-"""The opponents there are."""
+"""The pool of opponents, in memory and in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a match."""
+"""What a match came to: scores, win rates and their intervals."""
 
 from __future__ import annotations
 

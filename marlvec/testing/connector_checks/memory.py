@@ -1,4 +1,4 @@
-"""What it remembers can be taken away and brought back, and all of it is in the state."""
+"""Memory: what a connector remembers and has learned can be taken away, brought back, copied and merged."""
 
 from __future__ import annotations
 

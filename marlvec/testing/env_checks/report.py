@@ -1,4 +1,4 @@
-"""Where two nested values differ, to the bit."""
+"""Where something went wrong, and where two nested values differ, to the bit."""
 
 from __future__ import annotations
 

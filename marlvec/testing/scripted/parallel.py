@@ -1,4 +1,4 @@
-"""Scripted PettingZoo Parallel envs."""
+"""Scripted PettingZoo Parallel envs, and one that does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call leaves behind apart from numbers in the buffers, and its way from a worker to the parent."""
+"""What a call leaves behind apart from numbers in the buffers: infos, answers, failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of an exception inside an env: caught where it happens, carried as data, raised once in the caller."""
+"""What becomes of an exception in an env or a worker: caught there, carried as data, raised once in the caller."""
 
 from __future__ import annotations
 

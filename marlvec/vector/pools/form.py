@@ -1,4 +1,4 @@
-"""EnvPool's pools, and whatever looks like one."""
+"""What an EnvPool-like pool looks like: its spaces, players and calls, found out from its config."""
 
 from __future__ import annotations
 

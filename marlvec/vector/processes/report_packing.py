@@ -1,4 +1,4 @@
-"""What a call leaves behind apart from numbers in the buffers, and its way from a worker to the parent."""
+"""The way of a report from a worker to the parent: pickled so that what fails is named."""
 
 from __future__ import annotations
 

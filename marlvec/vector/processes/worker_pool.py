@@ -1,4 +1,4 @@
-"""The worker processes of one vectorizer: listening to them, and letting go of them."""
+"""The worker processes of one vectorizer: starting them, listening to them, replacing them, and letting go of them."""
 
 from __future__ import annotations
 

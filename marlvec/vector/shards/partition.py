@@ -1,4 +1,4 @@
-"""Who steps which envs, where there are several workers."""
+"""Which worker steps which envs, and how many workers there are cores for."""
 
 from __future__ import annotations
 

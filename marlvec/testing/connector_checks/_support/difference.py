@@ -1,4 +1,4 @@
-"""Where two trees of rows or two states differ."""
+"""Where two trees of rows or two states differ, and what lies outside its space."""
 
 from __future__ import annotations
 
