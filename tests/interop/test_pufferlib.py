@@ -105,17 +105,16 @@ def test_spaces_that_it_cannot_hold_are_refused(spaces: tuple[Any, Any], said: s
     [
         ("pufferlib", "pufferlib", r"puffer\.ai/docs"),
         ("sb3", "stable_baselines3", r"pip install 'marlvec\[sb3\]'"),
-        ("sb3_decisions", "stable_baselines3", r"pip install 'marlvec\[sb3\]'"),
+        ("sb3.decisions", "stable_baselines3", r"pip install 'marlvec\[sb3\]'"),
     ],
 )
 def test_a_library_that_is_missing_is_named(
     module: str, library: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"marlvec.interop.{module}"
-    for loaded in [name, *(key for key in sys.modules if key.partition(".")[0] == library)]:
-        monkeypatch.delitem(sys.modules, loaded, raising=False)
+    folder = name.removesuffix(".decisions")
+    for loaded in [key for key in sys.modules if key.startswith(folder) or key.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, library, None)
-    if module == "sb3_decisions":
-        monkeypatch.delitem(sys.modules, "marlvec.interop.sb3.vec_env", raising=False)
     with pytest.raises(MissingExtraError, match=hint):
         importlib.import_module(name)
