@@ -22,7 +22,7 @@ QUICK = (
     "last_reply_lost_before_a_death",
     "lost_idle_env_not_told",
     "seed_not_advanced",
-    "siblings_rows_cleared",
+    "fault_flag_forgotten",
     "stale_reply_after_a_timeout",
 )
 SEEDS = range(1, 6)
