@@ -89,5 +89,5 @@ class OpenSkill(Ratings):
         try:
             beliefs = {str(name): (float(mu), float(sigma)) for name, (mu, sigma) in state["beliefs"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArgumentError(f"expected the state of a OpenSkill: {error!r}") from error
+            raise ArgumentError(f"expected the state of an OpenSkill: {error!r}") from error
         self._beliefs = beliefs
