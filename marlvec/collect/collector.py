@@ -447,7 +447,7 @@ class Collector(Gathering):
         self._callback_list = CallbackList(callbacks, envs, self.metrics)
         self._loop = RolloutLoop(
             envs,
-            self._policy_set.cast,
+            self._policy_set.router,
             self._episodes,
             self.metrics,
             keep_finished=complete,

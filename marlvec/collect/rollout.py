@@ -49,7 +49,7 @@ class RolloutLoop:
 
     Args:
         envs: The envs.
-        cast: Who plays whom.
+        router: Who plays whom.
         episodes: The accounts of the running episodes.
         metrics: Where finished episodes and times go.
         keep_finished: Whether to keep the records of episodes that ended.
@@ -72,7 +72,7 @@ class RolloutLoop:
     def __init__(
         self,
         envs: VectorEnv,
-        cast: PolicyRouter,
+        router: PolicyRouter,
         episodes: EpisodeTracker,
         metrics: Metrics,
         *,
@@ -83,9 +83,9 @@ class RolloutLoop:
         warm_up: RandomSteps,
     ) -> None:
         n, a = envs.num_envs, envs.agent_num
-        self._envs, self._router, self._episodes, self._metrics = envs, cast, episodes, metrics
-        self._runners = cast.runners
-        self._row_builder = RowBuilder(cast, episodes, metrics)
+        self._envs, self._router, self._episodes, self._metrics = envs, router, episodes, metrics
+        self._runners = router.runners
+        self._row_builder = RowBuilder(router, episodes, metrics)
         self._keep_finished = keep_finished
         self._ended_agents = EndedAgents(n, envs.agents)
         self.scheduler = scheduler_for(envs, overlap=overlap)

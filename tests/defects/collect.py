@@ -137,13 +137,13 @@ def collected_actions_of_wrong_rows(patch: Patch) -> None:
     """Each agent's action goes to another."""
     actions = PolicyRouter.actions
 
-    def confuse(cast: PolicyRouter, parts: Any, env_ids: Any, *, grouped: bool) -> Any:
+    def confuse(router: PolicyRouter, parts: Any, env_ids: Any, *, grouped: bool) -> Any:
         def wrong(part: Any) -> Any:
-            if len(part.lanes) == len(env_ids) * len(cast.groups[part.group_index].agents):
+            if len(part.lanes) == len(env_ids) * len(router.groups[part.group_index].agents):
                 return part
             return replace(part, leaves=[leaf[::-1] for leaf in part.leaves])
 
-        return actions(cast, list(map(wrong, parts)), env_ids, grouped=grouped)
+        return actions(router, list(map(wrong, parts)), env_ids, grouped=grouped)
 
     patch.setattr(PolicyRouter, "actions", confuse)
 

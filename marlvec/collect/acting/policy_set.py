@@ -150,7 +150,7 @@ class PolicySet:
         pipelines: Policy id to pipeline, of agent, action and learner connectors.
         runners: All roles, leaving ones too.
         leaving: Runner that leaves to the one that takes its place.
-        cast: Who plays whom.
+        router: Who plays whom.
     """
 
     def __init__(
@@ -172,9 +172,9 @@ class PolicySet:
         for name in policies:
             self.runners.append(self._runner(name))
         self.leaving: dict[PolicyRunner, PolicyRunner] = {}
-        self.cast = PolicyRouter(self.runners, envs.spec.groups, envs.agents, episodes.policy_NA, seed)
+        self.router = PolicyRouter(self.runners, envs.spec.groups, envs.agents, episodes.policy_NA, seed)
         if episodes.is_static:
-            self.cast.update()
+            self.router.update()
 
     def _runner(self, name: str) -> PolicyRunner:
         n, a = self._envs.num_envs, self._envs.agent_num
@@ -235,7 +235,7 @@ class PolicySet:
         if is_frozen:
             self.runners[-1].freeze()
         try:
-            self.cast.prepare(self.runners[-1])
+            self.router.prepare(self.runners[-1])
         except BaseException:
             self.runners.pop()
             self._let_go(policy_id)
@@ -285,8 +285,8 @@ class PolicySet:
         self.leaving = {old: fresh if other is runner else other for old, other in self.leaving.items()}
         fresh.number = number
         fresh.forget_answers(slot_L)
-        if self.cast.playing:
-            self.cast.update()
+        if self.router.playing:
+            self.router.update()
 
     # --- going
 
@@ -303,7 +303,7 @@ class PolicySet:
             self._check_idle(runner, plays_NA, waited_for)
         else:
             if runner.group_index >= 0 and (plays_NA.any() or self._episodes.seats(runner.index) or waited_for):
-                self.cast.bind(target, runner.group_index)
+                self.router.bind(target, runner.group_index)
             self._episodes.reseat(runner.index, target.index)
             for old in waited_for:
                 self.leaving[old] = target
@@ -374,7 +374,7 @@ class PolicySet:
             slots = new.trajectories.append(rows.columns, lanes, 0, env_t)  # it closes nothing, so nobody asks when
             slot_L[lanes] = slots
             new.ready = new.ready.join(ReadyRows.block(lanes, lanes, slots))
-        self.cast.update()
+        self.router.update()
 
     def drop_idle(self, loop: RolloutLoop) -> None:
         """Let those go for good who leave, play nobody, and have no row that is still to come."""
@@ -398,8 +398,8 @@ class PolicySet:
             later.index -= 1
         self._episodes.close_up(runner.index)
         self._recast()
-        if self.cast.playing:
-            self.cast.update()
+        if self.router.playing:
+            self.router.update()
 
     def _let_go(self, policy_id: str) -> None:
         for table in (self.policies, *self.pipelines):

@@ -23,13 +23,13 @@ class RowBuilder:
     """Makes a policy's rows, and sends them through its agent connectors.
 
     Args:
-        cast: Who plays whom.
+        router: Who plays whom.
         episodes: The accounts of the running episodes.
         metrics: Where the time goes.
     """
 
-    def __init__(self, cast: PolicyRouter, episodes: EpisodeTracker, metrics: Metrics) -> None:
-        self._router, self._episodes, self._metrics = cast, episodes, metrics
+    def __init__(self, router: PolicyRouter, episodes: EpisodeTracker, metrics: Metrics) -> None:
+        self._router, self._episodes, self._metrics = router, episodes, metrics
 
     def rows(
         self, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool
