@@ -11,7 +11,7 @@ _ENTRY = 128  # bytes of a dict's entry, with the room that a dict keeps for mor
 
 
 class Account:
-    """Bytes of what one client's episodes have said. Changed with the desk locked; may be read at any time.
+    """Bytes of what one client's episodes have said. Changed with the exchange locked; may be read at any time.
 
     Args:
         most: With how many bytes of rows a slot in which some wait has no room for more.

@@ -252,7 +252,7 @@ class Replay(ExternalEnv):
 def replay(
     dataset: Dataset, envs: ExternalVectorEnv, *, repeat: int | None = 1, training_enabled: bool = True
 ) -> Replay:
-    """Feed logged episodes through the door, as rows that no policy is asked about.
+    """Feed logged episodes to the vectorizer, as rows that no policy is asked about.
 
         envs = marlvec.external.make({"agent": (observations, actions)}, num_envs=8)
         with replay("run.npz", envs):

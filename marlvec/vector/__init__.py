@@ -1,4 +1,4 @@
-"""Many envs at once. `vector_env` is the public face; `shard` is what runs the envs, here or in workers."""
+"""Many envs at once. `vector_env` is the public face; `backends` say where envs run, and `shards` what runs them."""
 
 from marlvec.envs.rendering import tile_frames
 from marlvec.vector.backends.native import NativeVectorEnv

@@ -315,12 +315,12 @@ class ExternalEpisode:
             self._check("wait_for_room", waiting=True)
 
     def lost(self, reason: Exception) -> None:
-        """This side has lost the episode; called by the desk."""
+        """This side has lost the episode; called by the exchange."""
         self._waiting = None
         if self._on_lost is not None:
             self._on_lost(reason)
 
-    # --- inside; the desk is locked
+    # --- inside; the exchange is locked
 
     def forget(self) -> None:
         """What was said since the last row goes nowhere; called where it is over."""
@@ -339,7 +339,7 @@ class ExternalEpisode:
 
     @contextmanager
     def _calling(self, call: str, *, waiting: bool = False) -> Iterator[None]:
-        """Lock the desk for one call, and say in its errors whose it was.
+        """Lock the exchange for one call, and say in its errors whose it was.
 
         Args:
             call: Its name.

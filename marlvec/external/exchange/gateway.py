@@ -39,7 +39,7 @@ class EpisodeGateway:
     def episodes(self) -> tuple[ExternalEpisode, ...]:
         """Those that run, by slot. One that has ended is not remembered here."""
         with self._exchange.lock:
-            return tuple(place.episode for place in self._exchange.places if place.episode is not None)
+            return tuple(place.episode for place in self._exchange.places if isinstance(place.episode, ExternalEpisode))
 
     @property
     def closed(self) -> bool:

@@ -4,22 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from marlvec.envs.spec import Info
+from marlvec.external.account import Account
 
-if TYPE_CHECKING:
-    from marlvec.external.exchange.external_episode import ExternalEpisode
-
-__all__ = ["Answer", "Ending", "ExternalRow"]
+__all__ = ["Answer", "Ending", "ExternalRow", "RowSource"]
 
 Answer = Callable[[dict[str, Any]], None]
 """Is told the actions: agent name → action for the env."""
 
 Ending = tuple[Any, bool, bool]
 """An agent's final observation, or None where there is none; whether it was terminated, and truncated."""
+
+
+class RowSource(Protocol):
+    """All that rows and their exchange know of an episode outside.
+
+    Attributes:
+        id: Its number.
+        env_id: Its slot.
+        account: What it costs in memory, where somebody counts.
+        over: Why nothing can be said any more, or None.
+    """
+
+    id: int
+    env_id: int
+    account: Account | None
+    over: Exception | None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer is due."""
+        ...
+
+    def abandon(self, error: BaseException) -> None:
+        """Nobody will go on with it."""
+
+    def lost(self, reason: Exception) -> None:
+        """The collector's side has lost it."""
+
+    def forget(self) -> None:
+        """Drop what was said and is in no row yet."""
 
 
 @dataclass(slots=True)
@@ -40,7 +68,7 @@ class ExternalRow:
         cost: Its bytes on the account of its episode.
     """
 
-    episode: ExternalEpisode
+    episode: RowSource
     first: bool = False
     obs: Mapping[int, Any] = field(default_factory=dict)
     masks: Mapping[int, NDArray[Any]] = field(default_factory=dict)

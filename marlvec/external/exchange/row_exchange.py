@@ -11,13 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from marlvec.errors import ClosedError, DriverGone, EpisodeCut
-from marlvec.external.exchange.row import ExternalRow
-
-if TYPE_CHECKING:
-    from marlvec.external.exchange.external_episode import ExternalEpisode
+from marlvec.external.exchange.row import ExternalRow, RowSource
 
 __all__ = ["RowExchange", "Taken"]
 
@@ -28,7 +25,7 @@ Taken = tuple[int, ExternalRow | None]
 
 
 class ExchangeSlot:
-    """One slot's place on the desk.
+    """One slot's place in the exchange.
 
     Attributes:
         episode: Who may put rows here, or None: the place is free.
@@ -43,10 +40,10 @@ class ExchangeSlot:
     __slots__ = ("asked", "episode", "recalled", "rows", "running", "since", "wants")
 
     def __init__(self) -> None:
-        self.episode: ExternalEpisode | None = None
+        self.episode: RowSource | None = None
         self.rows: deque[ExternalRow] = deque()
         self.wants: Literal["reset", "step"] | None = None
-        self.running: ExternalEpisode | None = None
+        self.running: RowSource | None = None
         self.asked: ExternalRow | None = None
         self.recalled = False
         self.since = 0.0
@@ -112,7 +109,7 @@ class RowExchange:
         found = [i for i, place in enumerate(self.places) if place.episode is None]
         return sorted(found, key=lambda i: len(self.places[i].rows))
 
-    def sit(self, i: int, episode: ExternalEpisode) -> None:
+    def sit(self, i: int, episode: RowSource) -> None:
         """An episode takes a place that is free."""
         self.places[i].episode = episode
         self.places[i].since = time.monotonic()
@@ -138,7 +135,7 @@ class RowExchange:
         left = None if deadline is None else deadline - time.monotonic()
         return (left is None or left > 0) and self._changed.wait(left)
 
-    def lose(self, episode: ExternalEpisode, reason: BaseException) -> None:
+    def lose(self, episode: RowSource, reason: BaseException) -> None:
         """An episode is lost: its rows that were not taken are nobody's, and the collector is told if it knows it."""
         i = episode.env_id
         place = self.places[i]
@@ -319,7 +316,7 @@ class RowExchange:
             self._ring()
         self.tell()
 
-    def _let_go(self, episode: ExternalEpisode, reason: Exception) -> None:
+    def _let_go(self, episode: RowSource, reason: Exception) -> None:
         """This side loses an episode, and the other one is to hear of it, if it has not ended it already."""
         place = self.places[episode.env_id]
         self._drop_rows(place, episode)
@@ -328,7 +325,7 @@ class RowExchange:
             self._later.append(partial(episode.lost, reason))
             episode.over = reason
 
-    def _drop_rows(self, place: ExchangeSlot, episode: ExternalEpisode) -> None:
+    def _drop_rows(self, place: ExchangeSlot, episode: RowSource) -> None:
         """Nobody takes what an episode has said."""
         episode.forget()
         if episode.account is not None:

@@ -1,7 +1,7 @@
 """One client's requests, and the episodes they belong to. Outlives its connections.
 
 Requests come from the server's thread; answers of policies from the collector's. Whoever has the session's lock may
-take the desk's, and never the other way round.
+take the exchange's, and never the other way round.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SessionEpisode:
         training: Whether it goes into batches.
         slot: The slot it asks for, or None.
         re: Number of the request that is not answered: ``begin``, or what asked for actions.
-        episode: The episode behind the door, once it has a slot.
+        episode: The episode in the exchange, once it has a slot.
         held: Requests that wait for room: their numbers, and as they came. Read, they might be many times as large.
     """
 

@@ -84,7 +84,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class SocketLoop:
-    """Runs a house.
+    """The server's thread: sockets, calls from other threads, and what is due.
 
     Args:
         listener: The listening socket; belongs to the loop from now on.
