@@ -1,7 +1,7 @@
 """The inner contract: one multi-agent env that writes into its row of the buffers.
 
-Users write PettingZoo, Gymnasium or RLlib envs and never see this file; the adapters beside it bring those here. An env
-that wants no adapter at all derives from `MultiAgentEnv` itself.
+Most users write PettingZoo, Gymnasium or RLlib envs, which adapters bring here. An env that wants no adapter derives
+from `MultiAgentEnv` itself.
 
 What holds at every moment, for agent ``a`` of one env:
 

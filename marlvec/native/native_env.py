@@ -46,7 +46,7 @@ compiled function::
                 acting[i] = False
                 done[i] = True
 
-and enter it in `marlvec.native.catalog`. A thirteenth scenario of mpe's kind derives from
+and enter it with `marlvec.native.register_native`. A thirteenth scenario of mpe's kind derives from
 `marlvec.native.mpe.scenario.Scenario` instead and writes less: see there.
 
 To be exact, keep to the reference's order of operations and of random draws, in its precision (float64 where it is

@@ -108,7 +108,7 @@ class VectorEnvBase(Described, ABC):
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``; also in ``metadata["autoreset_mode"]``.
         done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
-        backend: ``"sync"``, ``"thread"`` or ``"async"``.
+        backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``.
         lockstep: Whether an env that was asked for something comes back by itself. False where that is up to somebody
             outside, so that nobody should wait for a certain one.

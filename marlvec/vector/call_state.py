@@ -26,7 +26,7 @@ class CallState:
     """The calls of one vectorizer.
 
     An env goes from idle to in flight (`begin`), to arrived (`arrive`), and back to idle (`hand_out`). Nothing but
-    `hand_out` forgets a request, so a timeout loses none.
+    `hand_out` forgets a request that went out, so a timeout loses none.
 
     Args:
         num_envs: N.

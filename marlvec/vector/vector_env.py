@@ -29,7 +29,8 @@ __all__ = ["Controls", "VectorEnv"]
 class Controls(VectorEnvBase):
     """Control calls: they run where the envs live, one after the other, and cost no episode.
 
-    All of them take ``indices``, the envs to ask (None: all), and answer with one entry per chosen env, in their order.
+    All but `state` take ``indices``, the envs to ask (None: all), and those that answer do so with one entry per chosen
+    env, in their order.
     All raise `BusyError` while another call is pending (that one can still be fetched), and `EnvRaised` if something
     went wrong in an env: it lists all that failed, ``.result`` has the answers of the others by env index, and every
     env goes on as before. Envs that are masked (``on_fault="mask"``) are not asked; their answer is None.
@@ -230,7 +231,8 @@ _ROWS = (*STREAM, "reset", "step")  # calls that bring rows
 class VectorEnv(Controls):
     """N copies of a multi-agent env, stepped together or as they become ready.
 
-    Made by `marlvec.make`, or directly from factories by `SyncVectorEnv`, `ThreadVectorEnv` and `AsyncVectorEnv`.
+    Made by `marlvec.make`, or directly by `SyncVectorEnv`, `ThreadVectorEnv`, `AsyncVectorEnv` (from factories),
+    `NativeVectorEnv` and `PoolVectorEnv`.
 
     Every reply belongs to one numbered request: nothing stale is ever delivered. Wrong calls raise before anything is
     sent: `ClosedError`, `BusyError` (names the pending call), `NothingPendingError`, `NotResetError`, `BrokenError`.
@@ -247,7 +249,7 @@ class VectorEnv(Controls):
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``; also in ``metadata["autoreset_mode"]``.
         done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
-        backend: ``"sync"``, ``"thread"`` or ``"async"``.
+        backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``: what becomes of an env at which something goes wrong.
         brings_state: Whether each reset and step brings the envs' global state: ``make(..., state=True)``.
         drive_count: Goes up whenever somebody resets or steps envs or takes their rows. A `Collector` sees by it that

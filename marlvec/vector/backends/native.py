@@ -33,7 +33,7 @@ class NativeVectorEnv(VectorEnv):
     """All worlds of one native env; see `marlvec.native`.
 
     Actions are checked against their spaces in every call, whatever ``validate`` says: a compiled function would write
-    anywhere. Nothing that goes wrong in one world can: there is no Python in it, so ``on_fault`` has nothing to do.
+    anywhere. Kernels run no Python and cannot fail for one env alone, so ``on_fault`` has nothing to do.
 
     Args:
         env: The worlds, one per env.

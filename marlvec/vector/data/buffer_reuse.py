@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 __all__ = ["BufferReuse"]
 
 _LARGE = 1 << 16  # bytes; smaller pieces malloc gives out again by itself
-_MAX_PER_SIZE = 4  # pieces of one size: who steps has the rows of now and of before in hand, and two more are underway
+_MAX_PER_SIZE = 4  # pieces of one size: a caller holds this step's and the last one's; two more may be in use inside
 _MAX_BYTES = 1 << 28  # bytes in all that are remembered, in use or not
 
 AnyArray = NDArray[Any]

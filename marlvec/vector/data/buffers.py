@@ -1,8 +1,7 @@
 """Every number that crosses a process, laid out once as flat leaf arrays over all rows.
 
-`Buffers` looks the same on the heap and in shared memory; nothing outside this file can tell. Axis letters: N envs,
-A agents, A_g agents of a group.
-"""
+`Buffers` reads and writes the same on the heap and in shared memory; who makes them decides which it is. Axis
+letters: N envs, A agents, A_g agents of a group."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None, 
 
     Args:
         failures: In any order.
-        where: How to name the place, e.g. ``"worker processes"``; goes into the text.
+        where: How to name the place, e.g. ``"worker process"``; goes into the text.
         result: Rows of the envs that did not fail.
         can_go_on: Whether a reset helps.
     """

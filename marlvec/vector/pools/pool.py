@@ -1,7 +1,7 @@
 """The contract of a pool: one object that steps many envs, written by somebody else.
 
-EnvPool's pools and Gymnasium's vector envs are brought to it by the adapters beside this file; `PoolVectorEnv` knows
-nothing but this. A pool is asked (`begin`, `send`) and answers later (`recv`), in whatever order its envs come.
+EnvPool's pools and Gymnasium's vector envs are brought to it by the adapters beside this file; `PoolVectorEnv`
+talks to nothing else. A pool is asked (`begin`, `send`) and answers later (`recv`), in whatever order its envs come.
 
 Axis letters: n envs of one call, A agents.
 """

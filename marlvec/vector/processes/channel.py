@@ -1,4 +1,4 @@
-"""A doorbell: one small fixed message each way, and a closed end is the news of a death.
+"""A doorbell: a small fixed header each way, a payload behind it if there is one; a closed end is the news of a death.
 
 Two pipes without any lock, so a killed process can take nothing along. Each message is a header of 16 bytes (code,
 number of envs it is about, sequence number, size of the payload with a mark that no other writer knows) and, only where

@@ -257,7 +257,8 @@ def _attach_and_serve(
     num_envs, num_workers, size, spec = pickle.loads(message.payload)
     mapped = map_memory(memory_fd, size, inherit=False)
     place = PROGRESS_BYTES * plan["place"]
-    shard.progress = memoryview(mapped)[place : place + PROGRESS_BYTES].cast("q")  # half the time of an array's item
+    # A memoryview, whose items are written in half the time of an array's.
+    shard.progress = memoryview(mapped)[place : place + PROGRESS_BYTES].cast("q")
     if shared:
         rows = memoryview(mapped)[PROGRESS_BYTES * num_workers :]
         buffers = Buffers(spec, num_envs, rows).rows(first, first + n)

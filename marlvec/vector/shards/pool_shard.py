@@ -86,7 +86,7 @@ class PoolShard:
             )
 
     def attach(self, buffers: Buffers) -> None:
-        """Give the envs their rows. Must come before `ask`."""
+        """Give the envs their rows. Must come before the first request."""
         self._buffers = buffers
 
     # --- asking ---

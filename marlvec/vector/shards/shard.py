@@ -1,6 +1,7 @@
 """The envs that one worker steps: a contiguous slice of rows.
 
-Sync and async vectorizers run this same class; they differ only in where it runs, which is why they agree bit for bit.
+Sync, thread, async and external vectorizers run this same class; they differ only in where it runs, which is why they
+agree bit for bit.
 Everything that must hold for one env holds here once: autoreset, the snapshot of final observations, zeroed rows of
 dead agents, faults caught per env.
 
@@ -45,7 +46,7 @@ class Shard:
         done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
         keep_state: Whether global states are written after each reset and step.
         spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
-        limit, retry: Whether and how often a factory that raises is tried again, see `EnvBuilder`.
+        limit, retry: How often a factory that raises is tried again, and whether at all; see `EnvBuilder`.
 
     Raises:
         ShardFailed: A factory raised, or its env's spec differs from its neighbour's. Envs already built are closed.
