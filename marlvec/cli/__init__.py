@@ -1,4 +1,4 @@
-"""The command line: ``marlvec rollout`` and ``marlvec envs``."""
+"""The command line: ``marlvec`` and its commands, one module each in `marlvec.cli.commands`."""
 
 from marlvec.cli.app import app, main
 

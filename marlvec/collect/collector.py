@@ -119,7 +119,7 @@ class Gathering:
         return batch
 
     def _fill(self, goal: SampleTarget, is_stopped: Callable[[], bool]) -> MultiAgentBatch | None:
-        """Collect until there is enough, or until it is stopped between two steps: then what there is stays."""
+        """Collect until there is enough, or ``is_stopped`` says so between two steps: then what there is stays."""
         if self._loop.state == "lost":
             raise StateError("an earlier call failed half-way through a step; call reset() to begin new episodes")
         if self._loop.state == "ready":

@@ -118,7 +118,7 @@ class EpisodeTracker:
         self._first_id = 0
         self._function = mapping if callable(mapping) else None
         self._seats_A: list[int] = []  # who plays whom where that is fixed
-        self._moved = False  # whether running episodes may be played by others
+        self._moved = False  # whether a fixed mapping was changed; running episodes keep whom they have
         if callable(mapping):
             _check_arity(mapping)
         else:

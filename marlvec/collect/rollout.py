@@ -61,8 +61,8 @@ class RolloutLoop:
     Attributes:
         state: ``"new"``: nothing runs yet. ``"ready"``: between two steps; envs may be on the way. ``"lost"``: a call
             failed half-way through a step.
-        undelivered: What has come in since someone last looked.
-        finished: Episodes that ended, likewise, as (round, env, record) and in this order; only while
+        undelivered: What has come in and is in no batch yet.
+        finished: Episodes that ended and are in no batch yet, as (round, env, record) and in this order; only while
             ``keep_finished``.
         slot_L: (L,) each lane's stored row that is ready or open, or -1.
         explore: Whether policies explore.

@@ -1,4 +1,4 @@
-"""What a server bears from its clients."""
+"""What a server lets its clients do and use, and when it refuses."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ __all__ = ["PolicyRouter"]
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-_REMEMBERED = 64  # sets of envs; those that come back together once mostly do so again
+_REMEMBERED = 64  # sets of envs whose rows are remembered: the same envs often come back together again
 
 
 class PolicyRouter:

@@ -150,7 +150,7 @@ class PolicyRunner:
 
     Args:
         index: Its position among all roles; moves up when one before it goes.
-        number: Its policy is the n-th that there ever was, from 0.
+        number: How many policies the collector had before this one, in its whole life.
         policy_id: Its id.
         policies: Where the policy is found under it.
         agent_connectors: Before it.
@@ -409,7 +409,7 @@ class PolicyRunner:
         columns["actions"] = self._policy_tree.unflatten(own)
         columns["actions_for_env"] = self._env_tree.unflatten(answer.for_env)
         columns["policy_version"] = versions = np.empty(len(rows), np.int64)
-        versions.fill(answer.version)  # half the time of np.full
+        versions.fill(answer.version)
         answer.parts = self.trajectories.check_answer(columns, asked=not _all_given(columns))
         answer.rows = rows
 

@@ -307,7 +307,7 @@ class PolicySet:
             self._episodes.reseat(runner.index, target.index)
             for old in waited_for:
                 self.leaving[old] = target
-        # A role that nobody waits for takes no one's place; any other may stand here.
+        # Where no running episode waits for the policy that leaves, nothing is handed over: it stands for itself.
         self.leaving[runner] = runner if target is None else target
         self._let_go(policy_id)
         self._recast()

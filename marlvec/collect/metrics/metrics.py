@@ -46,7 +46,7 @@ class Stats:
         return cls(len(numbers), float(min(numbers)), mean, float(max(numbers)), std)
 
     def as_dict(self) -> dict[str, float]:
-        """The first four by name."""
+        """``count``, ``min``, ``mean`` and ``max``, by name; not ``std``."""
         return {"count": self.count, "min": self.min, "mean": self.mean, "max": self.max}
 
 
@@ -106,10 +106,11 @@ class Timer:
 class Metrics:
     """Totals over a collector's life, and statistics over its last episodes.
 
-    Nothing goes astray: at any time ``env_steps`` is the sum of those of all batches, of ``env_steps_lost``, and of
-    what waits for a later batch; after a ``collect(env_steps=...)`` that cuts through episodes, nothing waits. So it is
-    with ``agent_steps``, where a decision waits until its outcome is known. Lost is what came into no batch and never
-    will, because a fault or `RestartQuietly` ended its episode, or because `Collector.reset` did.
+    Nothing goes astray: between two calls of `Collector.collect` ``env_steps`` is the sum of those of all batches,
+    of ``env_steps_lost``, and of what waits for a later batch; after a ``collect(env_steps=...)`` that cuts through
+    episodes, nothing waits. So it is with ``agent_steps``, where a decision waits until its outcome is known. Lost
+    is what came into no batch and never will, because a fault or `RestartQuietly` ended its episode, or because
+    `Collector.reset` did.
 
     Args:
         agents: Agent names, in order.

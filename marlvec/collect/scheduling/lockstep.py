@@ -22,7 +22,7 @@ __all__ = ["EnvsNeeded", "LockstepScheduler"]
 IntArray = NDArray[np.int64]
 
 EnvsNeeded = Callable[[int], int]
-"""Of how many envs one more step is needed, when so many steps that were not counted yet have brought all they can."""
+"""Takes how many env steps are under way or not counted yet; says how many envs must be stepped after them."""
 
 _NOBODY: IntArray = np.zeros(0, np.int64)
 
@@ -92,7 +92,7 @@ class LockstepScheduler:
 
     @property
     def is_in_a_round(self) -> bool:
-        """Whether some envs have come further than others, and those are to follow."""
+        """Whether some envs have made a step that the others have not made yet."""
         return self._overlap and (self._num_away > 0 or self._behind > 0)
 
     def among_those_back(self, env_ids: IntArray | None) -> NDArray[np.bool_] | None:

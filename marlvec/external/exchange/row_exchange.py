@@ -87,7 +87,7 @@ class RowExchange:
     def __init__(self, num_envs: int, max_backlog: int, idle_timeout: float | None = None) -> None:
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)  # those outside wait here, for a free place or for room
-        # The collector's thread waits for its bell, rung without the lock: it would wake up only to wait for that.
+        # The collector's thread waits here, outside the lock: woken while it is held, it would wait for that again.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ring_at: int | None = None  # with how many rows it is to be rung; None: nobody listens
         self.places = [ExchangeSlot() for _ in range(num_envs)]

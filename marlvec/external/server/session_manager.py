@@ -60,7 +60,7 @@ _SPARE = 64  # connections beyond the limit, to be told that there is no room
 
 
 class SessionManager:
-    """Everybody who is there.
+    """All connections and sessions of one server.
 
     Args:
         gateway: Where episodes go.

@@ -1,7 +1,8 @@
 """Every number that crosses a process, laid out once as flat leaf arrays over all rows.
 
 `Buffers` reads and writes the same on the heap and in shared memory; who makes them decides which it is. Axis
-letters: N envs, A agents, A_g agents of a group."""
+letters: N envs, A agents, A_g agents of a group.
+"""
 
 from __future__ import annotations
 
