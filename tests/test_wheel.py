@@ -104,8 +104,8 @@ print(json.dumps([files, missing]))
         ("marlvec.external.", "websockets"),
         ("marlvec.vector.pools.envpool_tasks", "envpool"),
         ("marlvec.interop.pufferlib", "pufferlib"),
-        ("marlvec.interop.rllib.env_runner", "ray"),
-        ("marlvec.interop.sb3.vec_env", "stable_baselines3"),
+        ("marlvec.interop.rllib", "ray"),
+        ("marlvec.interop.sb3", "stable_baselines3"),
         ("marlvec.interop.tianshou", "tianshou"),
         ("marlvec.interop.torch", "torch"),  # torchrl's own, too
         ("marlvec.native.", "numba"),
