@@ -63,7 +63,10 @@ def saying(*arguments: str, **environ: str) -> Iterator[tuple[str, list[str]]]:
     said: list[str] = []
     command = [sys.executable, "-m", "marlvec.cli", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT), **environ}, stderr=subprocess.PIPE, text=True
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1", **environ},
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stderr is not None
     try:
@@ -71,8 +74,12 @@ def saying(*arguments: str, **environ: str) -> Iterator[tuple[str, list[str]]]:
         assert " at ws://" in line, line + process.stderr.read()
         yield line.split(" at ")[1].split(";")[0], said
         process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-        assert process.wait(120) == 0
+        try:
+            _, rest = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # faulthandler says where it is
+            pytest.fail(f"Ctrl-C has not ended it:\n{process.communicate()[1]}")
+        assert process.returncode == 0
         assert "Traceback" not in rest
         said += rest.splitlines()
     finally:
