@@ -25,11 +25,11 @@ LONG = 60.0
 """Seconds after which a test gives up: what it waits for usually takes milliseconds, seconds at most."""
 
 
-def until(condition: Callable[[], Any]) -> None:
+def until(condition: Callable[[], Any], seconds: float = LONG) -> None:
     """Wait until this is true."""
-    end = time.monotonic() + LONG
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"it did not come to pass within {LONG} s"
+        assert time.monotonic() < end, f"it did not come to pass within {seconds} s"
         time.sleep(0.002)
 
 

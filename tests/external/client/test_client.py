@@ -31,7 +31,8 @@ from marlvec.errors import (
 from marlvec.external import Client, Limits, LocalInference, Server
 from marlvec.policies import FunctionPolicy, Policy
 from tests.external.exchange.test_same_batches import CASES, NUM_ENVS, SEED, assert_same, collector, factory
-from tests.external.helpers.served import expected, obs_of, served, until
+from tests.external.helpers.served import expected, obs_of, served
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -22,11 +22,11 @@ from marlvec.external.protocol.messages import FORMS, Message, Type, read_messag
 from marlvec.external.protocol.values import write_array
 from marlvec.external.server.socket_loop import SocketLoop
 from marlvec.policies import FunctionPolicy
+from tests.waiting import LONG
 
-__all__ = ["SPACES", "Clock", "Raw", "Served", "expected", "obs_of", "served", "until", "wire_obs"]
+__all__ = ["SPACES", "Clock", "Raw", "Served", "expected", "obs_of", "served", "wire_obs"]
 
 SPACES = {name: (Box(-1000, 1000, (3,)), Discrete(50)) for name in ("a", "b")}
-_ENOUGH = 60.0  # a hundred times what is usual, and more: only what is stuck takes so long
 
 
 def obs_of(number: int) -> np.ndarray[Any, Any]:
@@ -42,15 +42,6 @@ def expected(obs: np.ndarray[Any, Any]) -> int:
 def wire_obs(number: int, *agents: str) -> dict[str, Any]:
     """Observations as they go over the wire."""
     return {agent: write_array(obs_of(number)) for agent in agents or ("a", "b")}
-
-
-def until(is_so: Callable[[], Any], seconds: float = _ENOUGH) -> float:
-    """Wait until something is so; returns how long it took, and fails if it takes too long."""
-    began = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - began < seconds, "it did not come to be so in time"
-        time.sleep(0.002)
-    return time.monotonic() - began
 
 
 class Clock:
@@ -142,7 +133,7 @@ class Raw:
         received: int = 0,
         greet: bool = True,
     ) -> None:
-        self.link = ClientConnection(url, time.monotonic() + _ENOUGH)
+        self.link = ClientConnection(url, time.monotonic() + LONG)
         self.number = 0
         self.received = received
         self.inbox: list[Message] = []
@@ -180,7 +171,7 @@ class Raw:
         self.link.send(self.data(kind, **fields))
         return self.number
 
-    def get(self, timeout: float = _ENOUGH) -> Message:
+    def get(self, timeout: float = LONG) -> Message:
         """The next message."""
         deadline = time.monotonic() + timeout
         while not self.inbox:
@@ -209,7 +200,7 @@ class Raw:
         action = expected(obs_of(number))
         assert reply.fields["actions"] == {"a": action, "b": action}
 
-    def wait_for_end(self, timeout: float = _ENOUGH) -> list[Message]:
+    def wait_for_end(self, timeout: float = LONG) -> list[Message]:
         """Read until the server has closed the connection."""
         found = self.inbox
         deadline = time.monotonic() + timeout

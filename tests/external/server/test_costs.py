@@ -18,8 +18,9 @@ from marlvec.errors import BusyError, ConnectionLost, ProtocolError, RefusedErro
 from marlvec.external.account import Account
 from marlvec.external.protocol.messages import Message, Type, read_message, write_message
 from marlvec.external.server import session, session_manager
-from tests.external.helpers.served import SPACES, Raw, Served, obs_of, served, until, wire_obs
+from tests.external.helpers.served import SPACES, Raw, Served, obs_of, served, wire_obs
 from tests.external.server.test_socket_faults import masked
+from tests.waiting import until
 
 TOTAL = 4 * 2**20
 ACTIONS = {"a": 1, "b": 1}

@@ -34,10 +34,11 @@ from marlvec.external.server.connection import Connection
 from marlvec.external.server.request_filter import RequestFilter
 from marlvec.external.server.session import Session
 from tests.external.helpers.crowd import crowd
-from tests.external.helpers.served import SPACES, Clock, Raw, Served, expected, obs_of, served, until, wire_obs
+from tests.external.helpers.served import SPACES, Clock, Raw, Served, expected, obs_of, served, wire_obs
 from tests.external.protocol.test_fuzz import SEEDS, mutate
 from tests.external.protocol.test_messages import SOUND
 from tests.external.protocol.test_values import ATTACKS
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 UPGRADE = (
