@@ -138,7 +138,7 @@ def rollout(
             copy=False,  # the collector keeps copies of what it needs
             env_kwargs=kwargs,
         ) as envs:
-            named, played_by = arguments.cast(named, mapping or [], envs.agents, envs.groups)
+            named, played_by = arguments.assign_policies(named, mapping or [], envs.agents, envs.groups)
             stderr = Console(stderr=True, emoji=False)
             table = LiveTable(env_steps, title=envs.spec.name, console=stderr) if live else None
             collector = Collector(

@@ -21,7 +21,7 @@ from marlvec.policies import Policy, RandomPolicy, as_policy
 from marlvec.selfplay import Opponent, read_opponents
 from marlvec.selfplay.opponents.opponent_pool import INDEX
 
-__all__ = ["cast", "connectors", "env_kwargs", "load", "policies", "policy_id", "one_player", "players"]
+__all__ = ["assign_policies", "connectors", "env_kwargs", "load", "policies", "policy_id", "one_player", "players"]
 
 _ID = r"([\w.-]+)="
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -114,7 +114,7 @@ def _policy(text: str, found: Any) -> Policy:
     return as_policy(found, f"--policy {text}: it")
 
 
-def cast(
+def assign_policies(
     named: Mapping[str, Policy], texts: Sequence[str], agents: Sequence[str], groups: Mapping[str, Sequence[int]]
 ) -> tuple[dict[str, Policy], dict[str, str]]:
     """All policies, and who plays whom, from the options ``--mapping PREFIX=ID``.

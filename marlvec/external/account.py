@@ -41,9 +41,9 @@ class Account:
             self._whole.add(said=said, rows=rows)
 
 
-def growth(known: dict[str, Any], told: dict[str, Any]) -> int:
+def growth(known: dict[str, Any], new_infos: dict[str, Any]) -> int:
     """By how many bytes infos grow with what is told now, in place of what was told under the same keys."""
     return sum(
         getsizeof(value) - getsizeof(known[key]) if key in known else _ENTRY + getsizeof(key) + getsizeof(value)
-        for key, value in told.items()
+        for key, value in new_infos.items()
     )

@@ -99,7 +99,7 @@ class ExternalVectorEnv(VectorEnv):
         if idle_timeout is not None and not 0 < idle_timeout < float("inf"):
             raise ArgumentError(f"idle_timeout must be seconds above 0, or None, got {idle_timeout}")
         self.lockstep = bool(lockstep)
-        self._most, self._patience = batch_size or num_envs, batch_wait
+        self._most, self._batch_wait = batch_size or num_envs, batch_wait
         self._slot_envs = [SlotEnv(spec) for _ in range(num_envs)]
         self._shard = Shard([partial(_itself, slot_env) for slot_env in self._slot_envs], 0, **chosen.of_shard())
         buffers = Buffers(self._shard.spec, num_envs)
@@ -108,8 +108,8 @@ class ExternalVectorEnv(VectorEnv):
         self._exchange = RowExchange(num_envs, max_backlog, idle_timeout)
         self._others: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
         self._bind(self._shard.spec, buffers)
-        inspection = ValueChecker(self.spec, values=chosen.validate != "off")
-        self.gateway = EpisodeGateway(self._exchange, inspection, max_episode_steps)
+        checker = ValueChecker(self.spec, values=chosen.validate != "off")
+        self.gateway = EpisodeGateway(self._exchange, checker, max_episode_steps)
 
     @alone
     def drain(self, timeout: float | None = None) -> VectorStep:
@@ -152,8 +152,8 @@ class ExternalVectorEnv(VectorEnv):
             operation, env_ids, arguments = self._others.pop(0)
             self._news.append((env_ids, self._shard.run(operation, env_ids.tolist(), arguments)))
             return True
-        most, patience = (self.num_envs, 0.0) if everyone else (self._most, self._patience)
-        taken = self._exchange.take(timeout, most, patience)
+        most, wait_for_more = (self.num_envs, 0.0) if everyone else (self._most, self._batch_wait)
+        taken = self._exchange.take(timeout, most, wait_for_more)
         try:
             if taken:
                 self._news.append((np.array([i for i, _ in taken], np.int64), self._write(taken)))

@@ -111,12 +111,12 @@ class PolicyCopy(Policy):
 
 
 def copies_of(policies: Mapping[str, Policy]) -> dict[str, Policy]:
-    """Guests for all policies. Those of a `PolicyMap` are copied when they are first asked, others now."""
-    guests = {policy_id: PolicyCopy(policies, policy_id) for policy_id in policies}
+    """Copies of all policies. Those of a `PolicyMap` are copied when they are first asked, others now."""
+    copies = {policy_id: PolicyCopy(policies, policy_id) for policy_id in policies}
     if not isinstance(policies, PolicyMap):
-        for guest in guests.values():
-            guest.copy()
-    return dict(guests)
+        for policy_copy in copies.values():
+            policy_copy.copy()
+    return dict(copies)
 
 
 def eval_copies(pipelines: Mapping[str, P], num_envs: int) -> dict[str, P]:

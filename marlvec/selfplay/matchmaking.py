@@ -193,7 +193,7 @@ class MainExploiter(Matchmaker):
         self._past = Prioritised(table, "even", of=[main])
 
     def choose(self, learner: str, opponents: Sequence[Opponent], rng: np.random.Generator) -> str:
-        met = self.table.tally(learner, self.main)
+        met = self.table.win_count(learner, self.main)
         if met.games < self.games or met.win_rate >= self.enough:
             return self.main
         return self._past.choose(learner, opponents, rng)

@@ -102,7 +102,7 @@ class RatingTracker(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave, of a scoreboard with the same kind of ratings.
+        """Take over what `state_dict` gave, of a rating tracker with the same kind of ratings.
 
         Raises:
             ArgumentError: It is something else.
@@ -120,7 +120,7 @@ class RatingTracker(Callback):
         Raises:
             OSError: It cannot be written; an old one is as it was.
         """
-        write_archive(path, {"scoreboard": encode(self.state_dict(), "the scoreboard")})
+        write_archive(path, {"ratings": encode(self.state_dict(), "the rating tracker")})
 
     def load(self, path: FilePath) -> None:
         """Take over what `save` wrote.
@@ -130,6 +130,6 @@ class RatingTracker(Callback):
             ArgumentError: It is of another kind of ratings.
         """
         found = read_archive(path)
-        if "scoreboard" not in found:
-            raise CheckpointError(path, "holds no scoreboard")
-        self.load_state_dict(decode(found["scoreboard"]))
+        if "ratings" not in found:
+            raise CheckpointError(path, "holds no ratings")
+        self.load_state_dict(decode(found["ratings"]))

@@ -88,7 +88,7 @@ def test_a_game_is_lost_and_counted() -> None:
 
 
 def test_a_seat_is_kept_and_nonsense_is_explained() -> None:
-    result = play(*LOWEST, "--seat", "player_2", typed="99\n\nfive\n-1\n2\nquit\n")
+    result = play(*LOWEST, "--agent", "player_2", typed="99\n\nfive\n-1\n2\nquit\n")
     assert "game 1: you play player_2, lowest plays player_1" in result.stdout
     for typed in ("99", "", "five", "-1"):
         assert f"{typed!r} is no move; allowed: 2, 3, 4, 5, 6, 7, 8, 9" in result.stdout
@@ -97,7 +97,7 @@ def test_a_seat_is_kept_and_nonsense_is_explained() -> None:
 
 
 def test_a_full_column_is_full() -> None:
-    result = play("connect_four", "--policy", "players.py:lowest", "--seat", "player_0", typed="1\n1\n1\n1\nq\n")
+    result = play("connect_four", "--policy", "players.py:lowest", "--agent", "player_0", typed="1\n1\n1\n1\nq\n")
     assert "column 1 is full; allowed: 2, 3, 4, 5, 6, 7" in result.stdout
     assert "".join(f"  {stone} · · · · · · \n" for stone in "○●○●○●") in result.stdout
 
@@ -129,7 +129,7 @@ def test_an_opponent_of_a_pool_plays(where: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("tictactoe", "--seat", "x"), "--seat x: there is no such agent; there are player_1, player_2"),
+        (("tictactoe", "--agent", "x"), "--agent x: there is no such agent; there are player_1, player_2"),
         (("CartPole-v1",), "CartPole-v1 has one agent, agent_0"),
         (("simple_spread", "--set", "continuous_actions=True"), "a person can type moves that have numbers"),
         (("tictactoe", "--policy", "you=random"), "'you' is you"),

@@ -74,7 +74,7 @@ def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.Captur
     assert re.search(r"against random: \d\d\.\d% \[", printed)
     # A person can play against what it has kept.
     policy = f"{scripts.EXAMPLES / name}.py:LEAGUE@{kept / 'pool'}/main_0"
-    command = ["play", "connect_four", "--policy", policy, "--seat", "player_1", "--games", "1"]
+    command = ["play", "connect_four", "--policy", policy, "--agent", "player_1", "--games", "1"]
     result = CliRunner().invoke(app, command, input="4\n" * 3 + "1\n2\n3\n5\n6\n7\n" * 6, prog_name="marlvec")
     assert result.exit_code == 0, result.output
     assert re.search(r"main_0 plays \d", result.stdout)

@@ -285,7 +285,7 @@ def test_others_begin_in_the_middle_of_what_is_fixed(kind: Any) -> None:
             kind(**wrong)
 
 
-def test_a_scoreboard_rates_by_it() -> None:
+def test_a_rating_tracker_rates_by_it() -> None:
     assert isinstance(RatingTracker(["a", "b"]).ratings, BradleyTerry)
 
 

@@ -212,7 +212,7 @@ def test_the_table_counts_each_pair_both_ways(games: Any) -> None:
     for a in NAMES:
         for b in NAMES:
             wins, draws, losses = expected.get((a, b), [0, 0, 0])
-            assert table.tally(a, b) == WinCount(wins, draws, losses)
+            assert table.win_count(a, b) == WinCount(wins, draws, losses)
         assert table.total(a).games == sum(sum(r) for (x, _), r in expected.items() if x == a)
     rates = table.payoffs(NAMES, unknown=0.5)
     np.testing.assert_allclose(rates + rates.T, 1)
@@ -221,7 +221,7 @@ def test_the_table_counts_each_pair_both_ways(games: Any) -> None:
     assert again.state_dict() == table.state_dict()
     table.forget("a")
     assert "a" not in table.players
-    assert table.tally("b", "a").games == 0
+    assert table.win_count("b", "a").games == 0
 
 
 def test_a_table_that_decays_follows_a_learner() -> None:
@@ -241,11 +241,11 @@ def test_a_table_that_decays_follows_a_learner() -> None:
     assert "50%" in shown.get()
 
 
-# --- the scoreboard
+# --- the rating tracker
 
 
 @pytest.mark.checklist(130)
-def test_a_scoreboard_hears_of_every_game_of_a_collector(tmp_path: Path) -> None:
+def test_a_rating_tracker_hears_of_every_game_of_a_collector(tmp_path: Path) -> None:
     """Draws, games cut short and games over before the first move, with everybody who took part."""
     policies = players(0.0, 1.0)
     names = list(policies)

@@ -30,7 +30,7 @@ def play(
             "FOLDER (FOLDER/ID: that one), built by MAKE; or [b]random[/], MODULE:ATTR, FILE.py:ATTR as for rollout.",
         ),
     ] = "random",
-    seat: Annotated[
+    agent: Annotated[
         str | None,
         typer.Option(metavar="AGENT", help="Which agent you play.", show_default="the first, then the next, and so on"),
     ] = None,
@@ -71,20 +71,20 @@ def play(
             player = player.policy()
         with make(env, 1, backend="sync", env_kwargs=arguments.env_kwargs(settings or [])) as envs:
             agents = envs.agents
-            if seat is not None and seat not in agents:
-                raise ArgumentError(f"--seat {seat}: there is no such agent; there are {', '.join(agents)}")
+            if agent is not None and agent not in agents:
+                raise ArgumentError(f"--agent {agent}: there is no such agent; there are {', '.join(agents)}")
             if len(agents) < 2:
                 raise ArgumentError(f"{env} has one agent, {agents[0]}: there is nobody to play against")
             you, other = HumanPolicy(envs.spec.name, console), AnnouncingPolicy(name, player)
 
-            def seat_of(number: int) -> str:
-                return seat or agents[number % len(agents)]
+            def agent_of(number: int) -> str:
+                return agent or agents[number % len(agents)]
 
             table = PlayCallback(console, you, other, name, agents)
             collector = Collector(
                 envs,
                 {_YOU: you, name: other},
-                lambda agent, episode: _YOU if agent == seat_of(episode.number) else name,
+                lambda agent, episode: _YOU if agent == agent_of(episode.number) else name,
                 agent_connectors=before,
                 action_connectors=behind,
                 callbacks=[table],

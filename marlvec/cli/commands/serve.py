@@ -56,7 +56,7 @@ def collector_of(
                 f"--connectors: {', '.join(opponents)} bring what they learned with; ID=CHAIN for others"
             )
         seeing = {**chains, **{name: one.agent_connectors() for name, one in opponents.items()}}
-    named, played_by = arguments.cast(named, mapping, envs.agents, envs.groups)
+    named, played_by = arguments.assign_policies(named, mapping, envs.agents, envs.groups)
     collector = Collector(
         envs,
         named,

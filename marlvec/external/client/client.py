@@ -46,7 +46,7 @@ class Client:
         url: ``ws://host:port/``, as `Server.url` says.
         token: What the server asks for; see `find_token`. A server that asks for none is refused then.
         timeout: Seconds that each call waits at most; None: for ever.
-        patience: Seconds to go on trying to reach a server that is gone.
+        reconnect_timeout: Seconds to go on trying to reach a server that is gone.
         name: What to be called in the server's log.
         dicts: Whether everything goes by agent name also where there is one agent.
         local: Decides here, with weights from the server; see `LocalInference`. None: the server's collector decides.
@@ -69,15 +69,15 @@ class Client:
         *,
         token: str | None = None,
         timeout: float | None = None,
-        patience: float = 60.0,
+        reconnect_timeout: float = 60.0,
         name: str = "",
         dicts: bool = False,
         local: LocalInference | None = None,
     ) -> None:
         if token is not None:
             check_token(token)
-        if not patience > 0:
-            raise ArgumentError(f"patience must be seconds above 0, got {patience!r}")
+        if not reconnect_timeout > 0:
+            raise ArgumentError(f"reconnect_timeout must be seconds above 0, got {reconnect_timeout!r}")
         # Here, and not above: all of them need libraries that are extras.
         from marlvec.external.client.client_episodes import ClientEpisodes
         from marlvec.external.client.env_form import EnvForm
@@ -85,7 +85,7 @@ class Client:
 
         self.timeout = timeout
         self._url = url
-        caller = RequestChannel(url, token, name, patience)
+        caller = RequestChannel(url, token, name, reconnect_timeout)
         self._finalizer = weakref.finalize(self, caller.close)
         try:
             self._runs = ClientEpisodes(caller, EnvForm(caller.welcome), local)

@@ -176,7 +176,7 @@ class ClientEpisodes:
     def pay(self, key: Hashable, rewards: Any, infos: Any) -> None:
         """Note rewards and infos; see `Client.log_returns`."""
         run = self._running(key)
-        paid, told = dict(run.rewards), dict(run.infos)
+        paid, new_infos = dict(run.rewards), dict(run.infos)
         for name, reward in self.form.check(rewards, "rewards").items():
             try:
                 number = float(reward)
@@ -186,8 +186,8 @@ class ClientEpisodes:
                 raise ContractError(f"reward of agent {name!r}: expected a finite number, got {reward!r}")
             paid[name] = paid.get(name, 0.0) + number
         for name, info in ({} if infos is None else self.form.write_infos(infos)).items():
-            told[name] = {**told.get(name, {}), **info}
-        run.rewards, run.infos = paid, told
+            new_infos[name] = {**new_infos.get(name, {}), **info}
+        run.rewards, run.infos = paid, new_infos
 
     def leave(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None

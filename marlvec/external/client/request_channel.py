@@ -52,7 +52,7 @@ class RequestChannel:
         url: Where it is.
         token: What it asks for, or None.
         name: What to be called there.
-        patience: Seconds to go on trying to reach it, each time that it is gone.
+        reconnect_timeout: Seconds to go on trying to reach it, each time that it is gone.
 
     Raises:
         ConnectionLost: It cannot be reached.
@@ -64,20 +64,20 @@ class RequestChannel:
         era: How many sessions there have been before: one more after each that was lost.
     """
 
-    def __init__(self, url: str, token: str | None, name: str, patience: float) -> None:
-        self._url, self._token, self._name, self._patience = url, token, name, patience
+    def __init__(self, url: str, token: str | None, name: str, reconnect_timeout: float) -> None:
+        self._url, self._token, self._name, self._reconnect_timeout = url, token, name, reconnect_timeout
         self._lock = threading.Condition()
         self._stream = MessageStream(_KEPT)
         self._pending_requests: dict[int, PendingRequest] = {}
         self._link: ClientConnection | None = None
         self._reading = self._closed = False
-        self._dismissed = False  # whether the server has said goodbye, and nobody was told yet
+        self._server_closing = False  # whether the server has said goodbye, and nobody was told yet
         self._lost: Exception | None = None
         self._gone_since = 0.0
         self._attempts = 0
         self._next_attempt = 0.0
         self.era = 0
-        self.welcome = self._dial(time.monotonic() + min(patience, _HANDSHAKE_SECONDS))
+        self.welcome = self._dial(time.monotonic() + min(reconnect_timeout, _HANDSHAKE_SECONDS))
         self._helper = threading.Thread(target=self._help, name="marlvec-client", daemon=True)
         self._helper.start()
 
@@ -205,7 +205,7 @@ class RequestChannel:
                 self._lost = self._lost or error
                 self._gone_since = time.monotonic()
                 self._attempts, self._next_attempt = 0, self._gone_since
-                self._dismissed = isinstance(self._lost, RefusedError) and self._lost.code == "closing"
+                self._server_closing = isinstance(self._lost, RefusedError) and self._lost.code == "closing"
         link.close()
 
     # --- coming back
@@ -213,9 +213,9 @@ class RequestChannel:
     def _come_back(self, timeout: float, deadline: float | None) -> None:
         """One attempt, when it is due."""
         now = time.monotonic()
-        until = self._gone_since + self._patience
-        if self._dismissed or (now >= until and self._attempts):
-            self._gone_since, self._attempts, self._dismissed = now, 0, False  # whoever calls next may try again
+        until = self._gone_since + self._reconnect_timeout
+        if self._server_closing or (now >= until and self._attempts):
+            self._gone_since, self._attempts, self._server_closing = now, 0, False  # whoever calls next may try again
             raise ConnectionLost(f"{self._url} is gone: {self._lost}")
         if now < self._next_attempt:
             pause = min(self._next_attempt - now, timeout)
@@ -301,7 +301,7 @@ class RequestChannel:
                 self._lock.wait_for(lambda: self._closed, pause)
                 if self._closed:
                     return
-                if self._reading or self._dismissed:
+                if self._reading or self._server_closing:
                     continue
                 self._reading = True
             try:

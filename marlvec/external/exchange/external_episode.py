@@ -23,7 +23,7 @@ OnLost = Callable[[Exception], None]
 
 
 class ExternalEpisode:
-    """An episode outside. Made by `Door.begin`; never waits, and may be used from any thread, one call at a time.
+    """An episode outside, made by `EpisodeGateway.begin`. Never waits; any thread may use it, one call at a time.
 
     What is said goes to the collector in rows, one per env step: `ask` and `log_action` are the observation at which
     agents act, `end` is the last row. What was paid, told and ended in between travels with the next row.
@@ -32,10 +32,10 @@ class ExternalEpisode:
 
     Args:
         exchange: Where rows go.
-        inspection: What checks them.
+        checker: What checks them.
         env_id: Its slot.
         training_enabled: Whether it goes into batches.
-        on_lost: Is told, once, that this side has lost the episode.
+        on_lost: Called once, when this side has lost the episode.
         max_steps: After how many steps it is cut; None: never.
         account: Where its bytes are counted, or None: nowhere.
 
@@ -49,7 +49,7 @@ class ExternalEpisode:
     def __init__(
         self,
         exchange: RowExchange,
-        inspection: ValueChecker,
+        checker: ValueChecker,
         env_id: int,
         *,
         training_enabled: bool,
@@ -60,7 +60,7 @@ class ExternalEpisode:
         self.id = next(exchange.numbers)
         self.env_id, self.training_enabled, self.account = env_id, training_enabled, account
         self.over: Exception | None = None
-        self._exchange, self._inspection, self._on_lost = exchange, inspection, on_lost
+        self._exchange, self._checker, self._on_lost = exchange, checker, on_lost
         self._first, self._steps_left = True, max_steps
         self._waiting: Answer | None = None
         self._alive: set[int] = set()
@@ -77,7 +77,7 @@ class ExternalEpisode:
     @property
     def agents(self) -> tuple[str, ...]:
         """Names of the agents that are in it: they have had an observation, and have not ended."""
-        return tuple(self._inspection.agents[a] for a in sorted(self._alive))
+        return tuple(self._checker.agents[a] for a in sorted(self._alive))
 
     @property
     def is_waiting(self) -> bool:
@@ -170,16 +170,16 @@ class ExternalEpisode:
         with self._calling(call):
             if not self.has_room:
                 raise BusyError(f"{self.backlog} rows wait for the collector; expected fewer, wait_for_room() first")
-            seen, seen_masks = self._inspection.observations(obs, masks, acting=True)
+            seen, seen_masks = self._checker.observations(obs, masks, acting=True)
             actions, are_env = logged
-            done = {} if actions is None else self._inspection.actions(actions, seen, are_env=are_env)
+            done = {} if actions is None else self._checker.actions(actions, seen, are_env=are_env)
             self._check_acting(seen, done, asks=answer is not None)
             self._note(*self._outcome(rewards, infos))
             if self._steps_left == 1 and not self._first:
                 self._cut(seen)
             key = "logged_action" if are_env else "off_policy_action"
             for a, action in done.items():
-                self._infos.setdefault(self._inspection.agents[a], {})[key] = action
+                self._infos.setdefault(self._checker.agents[a], {})[key] = action
             self._alive.update(seen)
             self._waiting = answer
             row = self._row(obs=seen, masks=seen_masks)
@@ -187,7 +187,7 @@ class ExternalEpisode:
             self._exchange.put(self.env_id, row)
 
     def _check_acting(self, seen: Mapping[int, Any], done: Mapping[int, Any], *, asks: bool) -> None:
-        names = self._inspection.agents
+        names = self._checker.agents
         if not seen:
             raise StateError("expected the observation of an agent that acts, got none")
         if gone := [names[a] for a in seen if a in self._gone]:
@@ -271,7 +271,7 @@ class ExternalEpisode:
         """
         with self._calling("end", waiting=True):
             given = {} if final_obs is None else final_obs
-            self._inspection.indices(given, "final_obs")
+            self._checker.indices(given, "final_obs")
             ended = self._endings({**dict.fromkeys(self.agents), **given}, terminated, truncated)
             self._note(*self._outcome(rewards, infos, ended), ended)
             self._waiting = None
@@ -295,7 +295,7 @@ class ExternalEpisode:
                 self.over = EpisodeOver(f"episode {self.id} was abandoned: {type(error).__name__}: {error}")
                 self._waiting = None
                 self._exchange.lose(self, error)
-        self._exchange.tell()
+        self._exchange.notify()
 
     def wait_for_room(self, timeout: float | None = None) -> None:
         """Wait until another row may be put down.
@@ -352,7 +352,7 @@ class ExternalEpisode:
         except MarlvecError as error:
             raise type(error)(f"{call}() of episode {self.id} in slot {self.env_id}: {error}") from None
         finally:
-            self._exchange.tell()
+            self._exchange.notify()
 
     def _check(self, call: str, *, waiting: bool) -> None:
         if self.over is not None:
@@ -364,42 +364,42 @@ class ExternalEpisode:
         self, rewards: Any, infos: Any, ended: Mapping[int, Ending] | None = None
     ) -> tuple[dict[int, float], Info]:
         """What is paid and told now, checked. Nothing has changed: `_note` does that."""
-        paid = {} if rewards is None else self._inspection.rewards(rewards)
+        paid = {} if rewards is None else self._checker.rewards(rewards)
         for a in self._gone.intersection(paid):
             if a not in self._ended and a not in (ended or {}):
-                raise StateError(f"agent {self._inspection.agents[a]!r} has ended, and cannot be paid {paid[a]}")
-        return paid, {} if infos is None else self._inspection.infos(infos)
+                raise StateError(f"agent {self._checker.agents[a]!r} has ended, and cannot be paid {paid[a]}")
+        return paid, {} if infos is None else self._checker.infos(infos)
 
-    def _note(self, paid: Mapping[int, float], told: Info, ended: Mapping[int, Ending] | None = None) -> None:
+    def _note(self, paid: Mapping[int, float], new_infos: Info, ended: Mapping[int, Ending] | None = None) -> None:
         """Put it to what was said since the last row. Takes as long as there is of it, however much was said before."""
         rewards, before = self._rewards, self._bytes
         for a, reward in paid.items():
             rewards[a] = rewards[a] + reward if a in rewards else reward
-        for who, info in told.items():
+        for who, info in new_infos.items():
             known = self._infos.setdefault(who, {})
             if self.account is not None:
                 self._bytes += growth(known, info)
             known.update(info)
         if ended:
             self._ended.update(ended)
-            self._bytes += len(ended) * self._inspection.agent_bytes
+            self._bytes += len(ended) * self._checker.agent_bytes
         if self.account is not None:
             self.account.add(said=self._bytes - before)
 
     def _endings(self, final_obs: Any, terminated: Flags | None, truncated: Flags) -> dict[int, Ending]:
-        names = self._inspection.agents
-        found = self._inspection.indices(final_obs, "final_obs")
+        names = self._checker.agents
+        found = self._checker.indices(final_obs, "final_obs")
         if self._first and found:
             raise StateError("nobody has acted yet, so nobody can end; end() without final_obs")
         if gone := [names[a] for a in found if a in self._gone]:
             raise StateError(f"agents {gone} have ended already in this episode")
-        seen, _ = self._inspection.observations(
+        seen, _ = self._checker.observations(
             {names[a]: obs for a, obs in found.items() if obs is not None}, None, acting=False
         )
-        cut = self._inspection.flags(truncated, found, "truncated")
+        cut = self._checker.flags(truncated, found, "truncated")
         over = {a: not cut[a] for a in found}
         if terminated is not None:
-            over = self._inspection.flags(terminated, found, "terminated")
+            over = self._checker.flags(terminated, found, "terminated")
         if neither := [names[a] for a in found if not (over[a] or cut[a])]:
             raise ArgumentError(f"agents {neither} end, so they must be terminated or truncated")
         return {a: (seen.get(a), over[a], cut[a]) for a in found}
@@ -420,7 +420,7 @@ class ExternalEpisode:
         self._first, self._ended, self._infos = False, {}, {}
         self._rewards = paid if first else {}
         if self.account is not None:
-            row.cost = _ROW + self._bytes + (len(row.obs) + obs_of_ended) * self._inspection.agent_bytes
+            row.cost = _ROW + self._bytes + (len(row.obs) + obs_of_ended) * self._checker.agent_bytes
             self.account.add(said=-self._bytes, rows=row.cost)
             self._bytes = 0
         return row

@@ -19,7 +19,7 @@ class EpisodeGateway:
 
     Args:
         exchange: Where rows go.
-        inspection: What checks them.
+        checker: What checks them.
         max_episode_steps: After how many steps an episode is cut; None: never.
 
     Attributes:
@@ -27,9 +27,9 @@ class EpisodeGateway:
         num_envs: N: as many episodes can run at a time.
     """
 
-    def __init__(self, exchange: RowExchange, inspection: ValueChecker, max_episode_steps: int | None = None) -> None:
-        self._exchange, self._inspection, self._max_steps = exchange, inspection, max_episode_steps
-        self.agents = inspection.agents
+    def __init__(self, exchange: RowExchange, checker: ValueChecker, max_episode_steps: int | None = None) -> None:
+        self._exchange, self._checker, self._max_steps = exchange, checker, max_episode_steps
+        self.agents = checker.agents
         self.num_envs = len(exchange.places)
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class EpisodeGateway:
                     )
             episode = ExternalEpisode(
                 exchange,
-                self._inspection,
+                self._checker,
                 free[0],
                 training_enabled=training_enabled,
                 on_lost=on_lost,
@@ -106,7 +106,7 @@ class EpisodeGateway:
                 account=account,
             )
             exchange.sit(free[0], episode)
-        exchange.tell()
+        exchange.notify()
         return episode
 
     def free_slots(self, on_free: Callable[[], None]) -> list[int]:
@@ -120,7 +120,7 @@ class EpisodeGateway:
             exchange.look_for_idle(time.monotonic())
             exchange.when_free(on_free)
             free = exchange.free()
-        exchange.tell()
+        exchange.notify()
         return free
 
     def drop(self, account: Account, reason: BaseException) -> None:
@@ -135,13 +135,13 @@ class EpisodeGateway:
             for place in exchange.places:
                 for episode in {row.episode for row in place.rows if row.episode.account is account}:
                     exchange.lose(episode, reason)
-        exchange.tell()
+        exchange.notify()
 
     def fail(self, error: Exception) -> None:
         """Have whoever collects raise this, as soon as can be. No episode is lost by it."""
         with self._exchange.lock:
             self._exchange.fail(error)
-        self._exchange.tell()
+        self._exchange.notify()
 
     def arrive(self) -> None:
         """Somebody drives from now on: the collector relies on it, until `depart`."""
@@ -154,4 +154,4 @@ class EpisodeGateway:
             assert self._exchange.drivers
             self._exchange.drivers -= 1
             self._exchange.look_around()
-        self._exchange.tell()
+        self._exchange.notify()

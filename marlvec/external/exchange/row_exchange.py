@@ -166,7 +166,7 @@ class RowExchange:
         deserted = self.drivers == 0 and all(place.episode is None for place in self.places)
         return deserted or self.closed or bool(self._errors)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call what was to be called; without the lock."""
         while True:
             with self.lock:
@@ -201,16 +201,16 @@ class RowExchange:
                     place.asked, place.since = None, now
                 self._look(i)
             self._changed.notify_all()
-        self.tell()
+        self.notify()
         return due
 
-    def take(self, timeout: float | None, most: int, patience: float) -> list[Taken]:
+    def take(self, timeout: float | None, most: int, wait_for_more: float) -> list[Taken]:
         """Take the next rows of places that have what is wanted; wait for the first one.
 
         Args:
             timeout: Seconds; None for ever.
             most: How many rows to take.
-            patience: Seconds to wait for more, once there is one, as long as somebody is at work on one.
+            wait_for_more: Seconds to wait for more, once there is one, as long as somebody is at work on one.
 
         Returns:
             Slots, ascending, and their rows; empty if time ran out.
@@ -222,10 +222,10 @@ class RowExchange:
         """
         ends = float("inf") if timeout is None else time.monotonic() + timeout
         self._listen(1, ends)
-        if patience > 0 and 0 < len(self._ready) < most:
+        if wait_for_more > 0 and 0 < len(self._ready) < most:
             with self.lock:
                 enough = min(most, sum(place.is_awaited for place in self.places))
-            self._listen(enough, time.monotonic() + patience)
+            self._listen(enough, time.monotonic() + wait_for_more)
         with self.lock:
             if self.closed:
                 raise ClosedError("the vectorizer was closed while somebody waited for its envs")
@@ -248,7 +248,7 @@ class RowExchange:
                 is_over = len(self._ready) >= enough or self._is_hopeless or now >= ends
                 self._ring_at = None if is_over else enough
                 until = min(self._look_at, ends)
-            self.tell()
+            self.notify()
             if is_over:
                 return
             with suppress(queue.Empty):
@@ -301,7 +301,7 @@ class RowExchange:
                 else:
                     place.recalled = True
                     self._look(i)
-        self.tell()
+        self.notify()
 
     def close(self) -> None:
         """Nobody will take anything any more: everybody outside is told."""
@@ -314,7 +314,7 @@ class RowExchange:
             self._wait_for_place.clear()
             self._changed.notify_all()
             self._ring()
-        self.tell()
+        self.notify()
 
     def _let_go(self, episode: RowSource, reason: Exception) -> None:
         """This side loses an episode, and the other one is to hear of it, if it has not ended it already."""

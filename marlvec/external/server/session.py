@@ -37,7 +37,7 @@ from marlvec.external.server.slot_queue import SlotQueue
 from marlvec.external.server.value_readers import ValueReaders
 from marlvec.external.server.weight_store import WeightStore
 
-__all__ = ["SessionEpisode", "TOLD", "tell", "CLOSE_CODES", "Session"]
+__all__ = ["SessionEpisode", "REPORTS", "apply_report", "CLOSE_CODES", "Session"]
 
 
 @dataclass(slots=True)
@@ -62,18 +62,18 @@ class SessionEpisode:
     held: deque[tuple[int, bytes]] = field(default_factory=deque)
 
 
-TOLD = frozenset({Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END})
+REPORTS = frozenset({Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END})
 """Messages that say something to an episode."""
 
 
-def tell(
+def apply_report(
     episode: ExternalEpisode, message: Message, readers: ValueReaders, answer: Callable[[dict[str, Any]], None]
 ) -> None:
     """Say it.
 
     Args:
         episode: To whom.
-        message: One of `TOLD`.
+        message: One of `REPORTS`.
         readers: What reads values.
         answer: Is told the actions, where some are asked for.
 
@@ -349,11 +349,11 @@ class Session:
             self._send(Type.OK, {"re": running.re})
             return True
 
-    def _tell(self, message: Message) -> None:
+    def _apply_report(self, message: Message) -> None:
         number = message.fields["episode"]
         running = self._running[number]
         assert running.episode is not None  # `EpisodeStates.check` lets nothing come before that
-        tell(running.episode, message, self._readers, lambda actions: self._answer(number, actions))
+        apply_report(running.episode, message, self._readers, lambda actions: self._answer(number, actions))
         self._check_waiting()
         if message.type is Type.STEP:
             running.re = message.number
@@ -470,7 +470,7 @@ class Session:
 
 _DO: dict[Type, Callable[[Session, Message], None]] = {
     Type.BEGIN: Session._begin,
-    **dict.fromkeys(TOLD, Session._tell),
+    **dict.fromkeys(REPORTS, Session._apply_report),
     Type.ABANDON: Session._abandon,
     Type.WEIGHTS: Session._fetch,
     Type.PART: Session._fetch,

@@ -203,7 +203,7 @@ class OpponentPool(Mapping[str, Opponent]):
         capacity: How many there may be, anchors not counted; None: any number.
         leaves: Who leaves when there are too many: `oldest`, `thinned`, ``weakest(ratings)``, or a function.
         when: When `offer` takes a snapshot: as soon as one of these says so.
-        board: A scoreboard, on which a snapshot begins with its learner's rating.
+        board: A rating tracker, on which a snapshot begins with its learner's rating.
 
     Raises:
         ArgumentError: ``capacity`` is not positive, or there is a pool in the folder: `load` it.

@@ -100,7 +100,7 @@ class MatchTable:
             self._pairs[a, b] = _plus(self._pairs.get((a, b), WinCount()), new, self.decay)
             self._totals[a] = _plus(self._totals.get(a, WinCount()), new, 1.0)
 
-    def tally(self, one: str, other: str) -> WinCount:
+    def win_count(self, one: str, other: str) -> WinCount:
         """Results of one policy against another, less what has decayed; of no games where they never met."""
         return self._pairs.get((one, other), WinCount())
 
@@ -110,7 +110,7 @@ class MatchTable:
 
     def win_rate(self, one: str, other: str) -> float:
         """Wins and half the draws of one policy against another, as a share; NaN where they never met."""
-        return self.tally(one, other).win_rate
+        return self.win_count(one, other).win_rate
 
     def payoffs(self, players: Sequence[str] | None = None, *, unknown: float = math.nan) -> NDArray[np.float64]:
         """Win rates of all against all: (P, P), row against column, 0.5 on the diagonal.
@@ -131,7 +131,7 @@ class MatchTable:
     def forget(self, player: str) -> None:
         """Drop all of a policy's results; others keep their totals."""
         self._totals.pop(player, None)
-        self._pairs = {pair: tally for pair, tally in self._pairs.items() if player not in pair}
+        self._pairs = {pair: count for pair, count in self._pairs.items() if player not in pair}
 
     # --- to look at, and to keep
 
@@ -146,7 +146,7 @@ class MatchTable:
         for name in (*self.players, "win rate"):
             table.add_column(Text(name), justify="right", no_wrap=True)
         for one in self.players:
-            cells = [_cell(self.tally(one, other)) for other in self.players]
+            cells = [_cell(self.win_count(one, other)) for other in self.players]
             table.add_row(Text(one), *cells, _share(self.total(one).win_rate))
         return table
 
@@ -175,8 +175,8 @@ def _plus(old: WinCount, new: WinCount, decay: float) -> WinCount:
     return WinCount(old.wins * decay + new.wins, old.draws * decay + new.draws, old.losses * decay + new.losses)
 
 
-def _cell(tally: WinCount) -> str:
-    return f"{tally.wins:.4g}–{tally.draws:.4g}–{tally.losses:.4g}" if tally.games else "·"
+def _cell(count: WinCount) -> str:
+    return f"{count.wins:.4g}–{count.draws:.4g}–{count.losses:.4g}" if count.games else "·"
 
 
 def _share(rate: float) -> str:

@@ -51,7 +51,7 @@ def answer(number: int) -> dict[str, int]:
 def drive(kind: str, url: str, i: int, seed: int) -> None:
     env = factory(kind, i)
     try:
-        with Client(url, timeout=60, patience=20) as client:
+        with Client(url, timeout=60, reconnect_timeout=20) as client:
             first = seed
             while True:
                 CASES[kind][1](client, env, i, first)
@@ -291,12 +291,12 @@ def test_masks_in_the_observation_and_beside_it() -> None:
 
 def test_who_is_not_there_and_who_closes() -> None:
     with pytest.raises(ConnectionLost, match="nobody answers"):
-        Client("ws://127.0.0.1:1/", patience=0.1)
+        Client("ws://127.0.0.1:1/", reconnect_timeout=0.1)
     for url in ("http://127.0.0.1:1/", "127.0.0.1:80", "wss://127.0.0.1:1/", ""):
         with pytest.raises(ArgumentError, match="url|TLS"):
             Client(url)
-    with pytest.raises(ArgumentError, match="patience"):
-        Client("ws://127.0.0.1:1/", patience=0)
+    with pytest.raises(ArgumentError, match="reconnect_timeout"):
+        Client("ws://127.0.0.1:1/", reconnect_timeout=0)
     with served(2) as there:
         client = Client(there.url, timeout=5)
         episode = client.start_episode()
@@ -313,7 +313,7 @@ def test_who_is_not_there_and_who_closes() -> None:
 
 
 def test_a_server_that_closes_says_so() -> None:
-    with served(2, collect=False) as there, Client(there.url, timeout=5, patience=0.2) as client:
+    with served(2, collect=False) as there, Client(there.url, timeout=5, reconnect_timeout=0.2) as client:
         episode = client.start_episode()
         there.server.close()
         there.server.close()

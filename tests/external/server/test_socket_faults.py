@@ -809,7 +809,7 @@ def test_a_server_that_is_killed_and_comes_back() -> None:
     process, port = run_server(0)
     client = None
     try:
-        client = Client(f"ws://127.0.0.1:{port}/", timeout=3, patience=60)
+        client = Client(f"ws://127.0.0.1:{port}/", timeout=3, reconnect_timeout=60)
         one = obs_of(1)
         episode = client.start_episode()
         client.get_action(episode, {"a": one, "b": one})
@@ -891,7 +891,7 @@ def test_ipv6_alone() -> None:
             with Client(server.url, timeout=5) as client:
                 client.start_episode()
             with pytest.raises(ConnectionLost):
-                Client(f"ws://127.0.0.1:{server.port}/", patience=0.2)
+                Client(f"ws://127.0.0.1:{server.port}/", reconnect_timeout=0.2)
 
 
 # --- pages of others (CVE-2026-27482 and its kind)
