@@ -104,7 +104,6 @@ class Delivery:
             if eps_id not in self._episodes.eps_id_N and not self._batch_builder.holds(eps_id):
                 untrained.remove(eps_id)
         self._metrics.timers["batch"].add(perf_counter() - began)
-        self._policy_set.drop_idle(loop)
         if self._complete:
             del loop.finished[: len(taken)]
         else:
@@ -132,24 +131,24 @@ class BatchBuilder:
         reward_dtype: Dtype of the batches' rewards; None to leave it as it is.
     """
 
-    def __init__(self, runners: Sequence[PolicyRunner], reward_dtype: DTypeLike | None) -> None:
+    def __init__(self, runners: Mapping[int, PolicyRunner], reward_dtype: DTypeLike | None) -> None:
         self._runners = runners
         self._reward_dtype = None if reward_dtype is None else np.dtype(reward_dtype)
         self._next_unroll = 0
 
     def all_closed(self) -> list[IntArray]:
-        """Slots of all closed transitions, per role."""
-        return [runner.trajectories.closed() for runner in self._runners]
+        """Slots of all closed transitions, per runner."""
+        return [runner.trajectories.closed() for runner in self._runners.values()]
 
     def of_episodes(self, eps_ids: Sequence[int]) -> list[IntArray]:
-        """Slots of these episodes' transitions, per role."""
+        """Slots of these episodes' transitions, per runner."""
         wanted = np.array(eps_ids, np.int64)
-        return [runner.trajectories.closed(wanted) for runner in self._runners]
+        return [runner.trajectories.closed(wanted) for runner in self._runners.values()]
 
     def first_closed(self, amount: int) -> list[IntArray]:
         """Slots of the ``amount`` transitions that were closed first: by tick, then env, then agent."""
         slots = self.all_closed()
-        orders = [runner.trajectories.closing_order(s) for runner, s in zip(self._runners, slots, strict=True)]
+        orders = [runner.trajectories.closing_order(s) for runner, s in zip(self._runners.values(), slots, strict=True)]
         ticks, lanes = (np.concatenate(part) for part in zip(*orders, strict=True))
         chosen = np.zeros(len(ticks), np.bool_)
         chosen[np.lexsort((lanes, ticks))[:amount]] = True
@@ -159,7 +158,7 @@ class BatchBuilder:
     def holds(self, eps_id: int) -> bool:
         """Whether rows of an episode are still to come."""
         wanted = np.array([eps_id])
-        return any(len(runner.trajectories.of_episodes(wanted)) for runner in self._runners)
+        return any(len(runner.trajectories.of_episodes(wanted)) for runner in self._runners.values())
 
     def make(
         self,
@@ -170,20 +169,21 @@ class BatchBuilder:
         """Make batches of these transitions; none of them is forgotten before `forget`.
 
         Args:
-            slots: Per role, ascending.
+            slots: Per runner, ascending.
             is_trained: Whether a policy gets a batch. Rows of the others are only shown to learner connectors.
             untrained: Ids of episodes that are for no batch, and shown to nobody.
         """
         found: dict[str, Rows] = {}
         unroll = self._next_unroll
-        shown = [runner.trajectories.without(own, untrained) for runner, own in zip(self._runners, slots, strict=True)]
+        runners = tuple(self._runners.values())
+        shown = [runner.trajectories.without(own, untrained) for runner, own in zip(runners, slots, strict=True)]
         trained = [
             runner
-            for runner, own in zip(self._runners, shown, strict=True)
+            for runner, own in zip(runners, shown, strict=True)
             if len(own) and not runner.is_frozen and is_trained(runner.policy_id)
         ]
         all_are_shown = any(len(runner.learner_connectors) for runner in trained)
-        for runner, own in zip(self._runners, shown, strict=True):
+        for runner, own in zip(runners, shown, strict=True):
             if len(own) and (all_are_shown or runner in trained):
                 columns, unroll = runner.trajectories.read(own, unroll)
                 if self._reward_dtype is not None:
@@ -197,16 +197,16 @@ class BatchBuilder:
         """Forget transitions that are in batches.
 
         Args:
-            slots: Per role, ascending.
+            slots: Per runner, ascending.
             slot_L: (L,) each lane's present slot, or -1; moved along in place.
-            policy_L: (L,) index of the role that plays each lane.
+            policy_L: (L,) number of the policy that plays each lane.
         """
-        for runner, own in zip(self._runners, slots, strict=True):
+        for runner, own in zip(self._runners.values(), slots, strict=True):
             if len(own):
                 runner.forget(own, slot_L, policy_L)
 
     def _connected(self, runners: Sequence[PolicyRunner], found: Mapping[str, Rows]) -> dict[str, SampleBatch]:
-        """Send these roles' rows through their learner connectors, each piece of which may look at all rows first."""
+        """Send these runners' rows through their learner connectors, each piece of which may look at all rows first."""
         batches = {}
         for runner in runners:
             if len(runner.learner_connectors):

@@ -130,6 +130,7 @@ class Gathering:
                 raise BusyError("collect() while another thread collects with this collector")
             self._collecting = me
         try:
+            self._policy_set.drop_retired()
             if self._loop.state == "new":
                 self._loop.start(entropy=self._entropy, seed=self._seed)
             needed, turns = partial(self._delivery.envs_needed, goal), self._turns
@@ -138,7 +139,6 @@ class Gathering:
                 if is_stopped():
                     return None
                 with turns:
-                    self._policy_set.hand_over(self._loop)
                     self._loop.step(needed)
             with turns:
                 batch = self._delivery.deliver(goal, self._trained)
@@ -474,7 +474,7 @@ class Collector(Gathering):
 
     def train(self) -> Self:
         """Let all connectors learn their statistics, but for those of frozen policies."""
-        for runner in self._runners:
+        for runner in self._runners.values():
             if runner.is_frozen:
                 continue
             for chain in runner.chains:
@@ -483,7 +483,7 @@ class Collector(Gathering):
 
     def eval(self) -> Self:
         """Freeze all connectors' statistics."""
-        for runner in self._runners:
+        for runner in self._runners.values():
             for chain in runner.chains:
                 chain.eval()
         return self
@@ -526,40 +526,20 @@ class Collector(Gathering):
         self._policy_set.add(policy_id, policy, like, own, is_frozen=frozen)
         self._count_policies()
 
-    def replace_policy(self, policy_id: str, policy: NewPolicy) -> None:
-        """Let another policy decide from the next row on, under the same id and with the same connectors.
+    def remove_policy(self, policy_id: str) -> None:
+        """Remove a policy that plays in no running episode, between two calls of `collect`. It is not asked again.
 
-        Its columns (``logp``, …) must be those of the old one while rows of that are still to come.
+        Rows of it that no batch holds yet still come, under its id. A mapping function must not name it any more.
 
         Args:
             policy_id: Which.
-            policy: The new policy; set up with the same spaces, and a seed of its own.
 
         Raises:
             KeyError: There is no such policy.
-            ArgumentError: The new one is no policy, or has an id already.
+            StateError: It plays in running episodes, or by a fixed mapping. Nothing has changed: have the mapping
+                function name others, and try again once those episodes have ended.
         """
-        self._policy_set.replace(policy_id, policy, self._loop.slot_L)
-
-    def remove_policy(self, policy_id: str, remap_to: str | None = None) -> None:
-        """Remove a policy, between two calls of `collect`. It is not asked again.
-
-        The agents it plays in running episodes go over to ``remap_to``: those that are to act now at once, the others
-        when their turn comes, so that what the old one decided last still has its outcome. For the new policy and its
-        agent connectors an agent begins with the row it takes over (``first``; ``t`` counts on). So it does in a fixed
-        mapping. Rows of the old policy that no batch holds yet still come, under its id. A mapping function must not
-        name it any more.
-
-        Args:
-            policy_id: Which.
-            remap_to: Who takes its place; None where nobody has to.
-
-        Raises:
-            KeyError: There is no such policy, or no ``remap_to``.
-            StateError: It plays somebody, and ``remap_to`` is None. Nothing has changed.
-            ContractError: ``remap_to`` plays agents of other spaces. Nothing has changed.
-        """
-        self._policy_set.remove(policy_id, remap_to, self._loop)
+        self._policy_set.remove(policy_id, self._loop.living)
         self._count_policies()
 
     @property
@@ -573,7 +553,7 @@ class Collector(Gathering):
 
     def _count_policies(self) -> None:
         """Have metrics know all policies there are, and those of the episodes they are over."""
-        known = [runner.policy_id for runner in self._runners]
+        known = [runner.policy_id for runner in self._runners.values()]
         known += [name for record in self.metrics.episodes for name in record.policies]
         self.metrics.policies = tuple(dict.fromkeys(known))
 

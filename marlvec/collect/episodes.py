@@ -75,7 +75,7 @@ class EpisodeTracker:
     Args:
         num_envs: N.
         agents: Agent names, in order.
-        policy_ids: Ids of the policies, in order; arrays hold positions in it.
+        policy_ids: Ids of the policies, in order, numbered from 0; arrays hold their numbers.
         mapping: Who plays whom.
 
     Raises:
@@ -83,7 +83,7 @@ class EpisodeTracker:
         ArgumentError: It names an unknown agent, or misses one; or it is a function of other arguments.
 
     Attributes:
-        policy_NA: (N, A) int64, index of the policy that plays each agent in the running episode.
+        policy_NA: (N, A) int64, number of the policy that plays each agent in the running episode.
         eps_id_N: (N,) int64, id of the running episode.
         steps_N: (N,) int64, env steps since the collector was made or reset.
         length_N: (N,) int64, env steps made in the running episode.
@@ -95,8 +95,9 @@ class EpisodeTracker:
 
     def __init__(self, num_envs: int, agents: Sequence[str], policy_ids: Sequence[str], mapping: PolicyMapping) -> None:
         self._agents = tuple(agents)
-        self._policy_ids = tuple(policy_ids)
-        self._index = {name: i for i, name in enumerate(policy_ids)}
+        self._policy_ids: Mapping[int, str] = {}  # by number
+        self._numbers: dict[str, int] = {}  # of those that may be named
+        self.set_policies(dict(enumerate(policy_ids)))
         n, a = num_envs, len(self._agents)
         self.policy_NA = np.zeros((n, a), np.int64)
         self.eps_id_N = np.full(n, -1, np.int64)
@@ -117,13 +118,12 @@ class EpisodeTracker:
         self.untrained: set[int] = set()
         self._first_id = 0
         self._function = mapping if callable(mapping) else None
-        self._seats_A: list[int] = []  # who plays whom where that is fixed
-        self._moved = False  # whether a fixed mapping was changed; running episodes keep whom they have
+        self._fixed_A: list[int] = []  # each agent's policy where that is fixed
         if callable(mapping):
             _check_arity(mapping)
         else:
-            self._seats_A = self._static(mapping)
-            self.policy_NA[:] = self._seats_A
+            self._fixed_A = self._static(mapping)
+            self.policy_NA[:] = self._fixed_A
 
     @property
     def is_static(self) -> bool:
@@ -134,7 +134,7 @@ class EpisodeTracker:
     def mapping(self) -> PolicyMapping:
         """Who plays whom in episodes that begin."""
         return self._function or {
-            name: self._policy_ids[i] for name, i in zip(self._agents, self._seats_A, strict=True)
+            name: self._policy_ids[i] for name, i in zip(self._agents, self._fixed_A, strict=True)
         }
 
     def _static(self, mapping: str | Mapping[str, str]) -> list[int]:
@@ -154,10 +154,10 @@ class EpisodeTracker:
 
     def _known(self, policy_id: str, who: str) -> int:
         try:
-            return self._index[policy_id]
+            return self._numbers[policy_id]
         except (KeyError, TypeError):
             raise KeyError(
-                f"{who} gave the policy id {policy_id!r}; the known ones are {list(self._index)}: give one of those, "
+                f"{who} gave the policy id {policy_id!r}; the known ones are {list(self._numbers)}: give one of those, "
                 f"or add the other to policies, or by add_policy()"
             ) from None
 
@@ -179,43 +179,30 @@ class EpisodeTracker:
         self._truncated_NA[env_ids] = False
         self._began_N[env_ids] = perf_counter()
         function = self._function
-        if function is None and not self._moved:
+        if function is None:
             return False
         before = self.policy_NA[env_ids]
-        if function is None:
-            self.policy_NA[env_ids] = self._seats_A
-        else:
-            for i in env_ids.tolist():
-                episode = Episode(*self.identity(i), entropy)
-                self.policy_NA[i] = [
-                    self._known(function(name, episode), f"policy_mapping({name!r}, {episode})")
-                    for name in self._agents
-                ]
+        for i in env_ids.tolist():
+            episode = Episode(*self.identity(i), entropy)
+            self.policy_NA[i] = [
+                self._known(function(name, episode), f"policy_mapping({name!r}, {episode})") for name in self._agents
+            ]
         return bool((before != self.policy_NA[env_ids]).any())
 
-    def recast(self, policy_ids: Sequence[str], leaving: Collection[str] = ()) -> None:
-        """Policies have come or go: arrays hold positions in these ids, and nobody may be mapped to a leaving one."""
-        self._policy_ids = tuple(policy_ids)
-        self._index = {name: i for i, name in enumerate(policy_ids) if name not in leaving}
+    def set_policies(self, policy_ids: Mapping[int, str], retired: Collection[str] = ()) -> None:
+        """Policies have come or gone: these are there, by number, and nobody may be mapped to a retired one."""
+        self._policy_ids = policy_ids
+        self._numbers = {name: number for number, name in policy_ids.items() if name not in retired}
 
-    def seats(self, index: int) -> list[str]:
+    def fixed_agents(self, number: int) -> list[str]:
         """Agents whom a policy plays by a fixed mapping."""
-        return [name for name, i in zip(self._agents, self._seats_A, strict=False) if i == index]
+        return [name for name, own in zip(self._agents, self._fixed_A, strict=False) if own == number]
 
-    def runs(self, index: int) -> BoolArray:
-        """Where a policy plays in running episodes: (N, A)."""
-        runs_NA: BoolArray = (self.policy_NA == index) & (self.eps_id_N >= 0)[:, None]
-        return runs_NA
-
-    def reseat(self, old: int, new: int) -> None:
-        """Let ``new`` play, from each env's next episode on, whom ``old`` plays by a fixed mapping."""
-        self._seats_A = [new if i == old else i for i in self._seats_A]
-        self._moved = True
-
-    def close_up(self, index: int) -> None:
-        """A policy that plays nobody is gone: those behind it move up."""
-        self.policy_NA[self.policy_NA > index] -= 1
-        self._seats_A = [i - (i > index) for i in self._seats_A]
+    def running_of(self, number: int, living: IntArray) -> IntArray:
+        """Where a policy plays in running episodes of these envs: (n, 2) env and agent."""
+        runs_NA = (self.policy_NA == number) & (self.eps_id_N >= 0)[:, None]
+        found = np.argwhere(runs_NA)
+        return found[np.isin(found[:, 0], living)]
 
     def identity(self, env_id: int) -> tuple[int, int, int]:
         """The running episode's id, its env, and its number there."""

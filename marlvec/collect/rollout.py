@@ -122,7 +122,7 @@ class RolloutLoop:
         self._transformed = []
         self._entropy = entropy
         self.slot_L[:] = -1
-        for runner in self._runners:
+        for runner in self._runners.values():
             runner.clear()
         # What is in no batch now never will be, also where Ctrl-C came between two counts.
         self._metrics.env_steps_lost = self._metrics.env_steps - self._handed_env_steps
@@ -203,7 +203,7 @@ class RolloutLoop:
         answers: list[PolicyAnswer] = []
         waiting: list[ReadyRows] = []
         idle: list[tuple[PolicyRunner, IntArray]] = []
-        for runner in self._runners:
+        for runner in self._runners.values():
             ready, rest = runner.ready, _NONE
             if runner.group_index >= 0 and len(runner.noops.lanes):
                 lanes = runner.noops.lanes
@@ -246,7 +246,7 @@ class RolloutLoop:
             self._episodes.turn_L[answer.ready.places] += 1
             self._metrics.agent_steps += len(lanes)
             self.undelivered.decisions += len(lanes)
-        for runner, rest in zip(self._runners, waiting, strict=True):
+        for runner, rest in zip(self._runners.values(), waiting, strict=True):
             runner.ready = rest
         for runner, lanes in idle:
             runner.noops.lanes = np.setdiff1d(runner.noops.lanes, lanes)
@@ -256,7 +256,7 @@ class RolloutLoop:
         self._metrics.timers["action_connectors"].add(sending - decided)
 
     def _seen_before(self, runner: PolicyRunner, ready: ReadyRows) -> PolicyAnswer | None:
-        """The answer that a role's action connectors have seen in a call that failed at another's: they see it once."""
+        """The answer that its action connectors have seen in a call that failed at another's: they see it once."""
         for answer in self._transformed:
             if answer.runner is runner and np.array_equal(answer.ready.lanes, ready.lanes):
                 answer.ready = ready
@@ -288,7 +288,7 @@ class RolloutLoop:
         slot_NA = self.slot_L.reshape(len(self.scheduler.all_ids), -1)
         still_open, closed = int(np.count_nonzero(slot_NA[env_ids] >= 0)), 0
         slot_NA[env_ids] = -1
-        for runner in self._runners:
+        for runner in self._runners.values():
             slots = runner.trajectories.of_episodes(eps_ids)
             if len(slots):
                 closed += len(runner.trajectories.closed(eps_ids))
@@ -358,14 +358,14 @@ class RolloutLoop:
 
     def _begin(self, env_ids: IntArray) -> None:
         """Forget these envs' episodes, and begin the next ones of those that live; who plays whom is settled here."""
-        for runner in self._runners:
+        for runner in self._runners.values():
             runner.begin(env_ids)
         self._ended_agents.forget(env_ids)
         env_ids = self.scheduler.of_living(env_ids)
         if self._episodes.begin(env_ids, self._entropy) or not self._router.playing:
             self._router.update()
         self._callback_list.create(
-            env_ids, self._episodes, [runner.policy_id for runner in self._runners], self._entropy
+            env_ids, self._episodes, {n: runner.policy_id for n, runner in self._runners.items()}, self._entropy
         )
 
     def _observe(self, env_step: EnvStep) -> None:

@@ -139,9 +139,8 @@ def test_one_may_come_later_or_take_anothers_place(form: Callable[[], Any]) -> N
             collector.add_policy("b", make())
             who[0] = "b"
             batches.append(collector.collect(episodes=6))
-            collector.replace_policy("b", make())
             batches.append(collector.collect(episodes=6))
-            collector.remove_policy("a", remap_to="b")
+            collector.remove_policy("a")
             found.append([*batches, collector.collect(env_steps=12)])
     for one, other in zip(*found, strict=True):
         same(one, other)
@@ -305,7 +304,6 @@ def test_what_is_no_policy_says_what_to_give(given: Any, message: str) -> None:
             lambda: Collector(each, given),
             lambda: Collector(each, {"main": given}),
             lambda: collector.add_policy("b", given),
-            lambda: collector.replace_policy("a", given),
             lambda: OpponentPool(Reference).add("x", given),
             lambda: evaluate_match({"a": Reference(), "b": given}, Nim, 2, backend="sync"),
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,23 +23,23 @@ _REMEMBERED = 64  # sets of envs whose rows are remembered: the same envs often 
 
 
 class PolicyRouter:
-    """The roles, and who of them plays which agents.
+    """The policies' runners, and which agents each of them plays.
 
     Args:
-        runners: All of them.
+        runners: All of them, by number.
         groups: The envs' groups of agents.
         agents: Agent names.
-        policy_NA: (N, A) index of each agent's role; read anew at every `update`.
-        seed: PolicyRunner's number → its policy's seed.
+        policy_NA: (N, A) number of each agent's policy; read anew at every `update`.
+        seed: A policy's number → its seed.
 
     Attributes:
-        runners, groups: as given; roles come and go, in the same list.
-        playing: Roles that play somebody in a running episode, group by group.
+        runners, groups: as given; runners come and go, in the same mapping.
+        playing: Runners of policies that play somebody in a running episode, group by group.
     """
 
     def __init__(
         self,
-        runners: list[PolicyRunner],
+        runners: Mapping[int, PolicyRunner],
         groups: Sequence[AgentGroup],
         agents: tuple[str, ...],
         policy_NA: IntArray,
@@ -55,11 +55,11 @@ class PolicyRouter:
         self._players: list[list[PolicyRunner]] = [[] for _ in groups]
         self.playing: list[PolicyRunner] = []
         self._everyone: dict[tuple[int, bytes], Selection] = {}
-        for runner in self.runners:
+        for runner in self.runners.values():
             self.prepare(runner)
 
     def prepare(self, runner: PolicyRunner) -> None:
-        """Give a role its group of agents where there is one only, with no need to wait and see whom it plays."""
+        """Give a runner its group of agents where there is one only, with no need to wait and see whom it plays."""
         if len(self.groups) == 1:
             self.bind(runner, 0)
 
@@ -71,12 +71,12 @@ class PolicyRouter:
         """
         self._everyone.clear()
         for g, columns in enumerate(self._columns):
-            found = np.unique(self._policy_NA[:, columns]).tolist()
-            self._players[g] = [self.bind(self.runners[i], g) for i in found]
+            found = np.unique(self._policy_NA[:, columns]).tolist()  # where no episode runs, also of some who are gone
+            self._players[g] = [self.bind(self.runners[i], g) for i in found if i in self.runners]
         self.playing = [runner for players in self._players for runner in players]
 
     def bind(self, runner: PolicyRunner, g: int) -> PolicyRunner:
-        """Make sure that a role may play agents of a group.
+        """Make sure that a policy may play agents of a group.
 
         Raises:
             ContractError: It plays those of another one.
@@ -93,8 +93,8 @@ class PolicyRouter:
         return runner
 
     def everyone(self, runner: PolicyRunner, env_ids: IntArray) -> Selection:
-        """All rows a role plays in these envs: the same object where the same envs are asked for again."""
-        key = runner.index, env_ids.tobytes()
+        """All rows a policy plays in these envs: the same object where the same envs are asked for again."""
+        key = runner.number, env_ids.tobytes()
         if (found := self._everyone.get(key)) is None:
             mask = np.ones((len(env_ids), len(self._columns[runner.group_index])), np.bool_)
             found = self._select(runner, env_ids, mask)
@@ -106,18 +106,18 @@ class PolicyRouter:
         return found
 
     def pick(self, runner: PolicyRunner, chosen: Selection, array_nA: AnyArray) -> AnyArray:
-        """A role's rows of an array over all agents."""
+        """A policy's rows of an array over all agents."""
         return chosen.pick(array_nA[:, self._columns[runner.group_index]])
 
     def select(self, runner: PolicyRunner, env_ids: IntArray, mask_nA: BoolArray) -> Selection:
-        """Rows a role plays, where a mask over these envs is True."""
+        """Rows a policy plays, where a mask over these envs is True."""
         columns = self._columns[runner.group_index]
         return self._select(runner, env_ids, mask_nA if len(self.groups) == 1 else mask_nA[:, columns])
 
     def _select(self, runner: PolicyRunner, env_ids: IntArray, mask: BoolArray) -> Selection:
         columns = self._columns[runner.group_index]
         if len(self._players[runner.group_index]) > 1:
-            mask = mask & (self._policy_NA[env_ids[:, None], columns] == runner.index)
+            mask = mask & (self._policy_NA[env_ids[:, None], columns] == runner.number)
         flat = np.flatnonzero(mask)
         env_id = env_ids[flat // len(columns)]
         agent = columns[flat % len(columns)]

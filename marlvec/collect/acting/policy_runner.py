@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from marlvec.collect.acting.given_actions import GivenActions
 from marlvec.collect.acting.noop_actions import GroupActions, NoopActions, declared_noop
-from marlvec.collect.acting.raw_rows import RawRows
 from marlvec.collect.storage.slot_buffer import BATCH_COLUMNS, SlotBuffer
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.env_ids import Where
@@ -149,7 +148,6 @@ class PolicyRunner:
     """A policy in its place.
 
     Args:
-        index: Its position among all roles; moves up when one before it goes.
         number: How many policies the collector had before this one, in its whole life.
         policy_id: Its id.
         policies: Where the policy is found under it.
@@ -165,8 +163,8 @@ class PolicyRunner:
         noops: Agents whose rows its connectors took out; there once it is bound.
         off_policy: What its agents do without asking it; likewise.
         trajectories: What it saw and did.
-        raw: What the envs last told its agents.
         is_frozen: Whether it is never trained.
+        is_retired: Whether it was removed, and some of its rows are still to come.
     """
 
     noops: NoopActions
@@ -174,7 +172,6 @@ class PolicyRunner:
 
     def __init__(
         self,
-        index: int,
         number: int,
         policy_id: str,
         policies: Mapping[str, Policy],
@@ -184,15 +181,14 @@ class PolicyRunner:
         num_agents: int,
         num_lanes: int,
     ) -> None:
-        self.index, self.number, self.policy_id, self._policies = index, number, policy_id, policies
+        self.number, self.policy_id, self._policies = number, policy_id, policies
         self.agent_connectors, self.action_connectors = agent_connectors, action_connectors
         self.learner_connectors = learner_connectors
         self.group_index = -1
         self.ready = ReadyRows.none()
-        self._who, self._num_agents, self._num_lanes = f"policy {policy_id!r}", num_agents, num_lanes
+        self._who, self._num_agents = f"policy {policy_id!r}", num_agents
         self.trajectories = SlotBuffer(self._who, num_lanes)
-        self.raw = RawRows(num_agents, num_lanes)
-        self.is_frozen = False
+        self.is_frozen = self.is_retired = False
         self._declared = False
         self._env_tree: SpaceTree | None = None
         self._policy_tree: SpaceTree | None = None
@@ -225,7 +221,7 @@ class PolicyRunner:
         return self._policies[self.policy_id]
 
     def set_up(self, policy: Policy, seed: int) -> None:
-        """Tell a policy the spaces of this role."""
+        """Tell a policy the spaces of its agents."""
         policy.setup(self.agent_connectors.output_space_, self.action_connectors.policy_space_, seed=seed)
 
     @property
@@ -239,8 +235,6 @@ class PolicyRunner:
         Raises:
             ContractError: The connectors changed which rows these are, or took out one that must stay.
         """
-        if not rows["last"][0]:  # they are all last, or none is
-            self.raw.note(rows)
         try:
             out = self.agent_connectors(rows)
         except Exception as error:
@@ -302,29 +296,11 @@ class PolicyRunner:
         Args:
             slots: Which; see `SlotBuffer.forget`.
             slot_L: (L,) each lane's slot that is ready or open, or -1; moved along in place.
-            policy_L: (L,) index of the role that plays each lane.
+            policy_L: (L,) number of the policy that plays each lane.
         """
-        lanes = np.flatnonzero((slot_L >= 0) & (policy_L == self.index))
+        lanes = np.flatnonzero((slot_L >= 0) & (policy_L == self.number))
         slot_L[lanes] = self.trajectories.forget(slots, slot_L[lanes])
         self.ready.move(slot_L[self.ready.lanes])
-
-    def forget_answers(self, slot_L: IntArray) -> None:
-        """Let the next answer have other columns, where none of the present policy's is left; rows stay.
-
-        Args:
-            slot_L: (L,) each lane's slot that is ready or open, or -1; moved along in place.
-        """
-        ready = self.ready
-        if len(self.trajectories) > len(ready.lanes):
-            return
-        trajectories = SlotBuffer(self._who, self._num_lanes)
-        if len(ready.lanes):
-            waiting = self.trajectories.rows(ready.where)
-            ready.move(trajectories.append(waiting, ready.lanes, 0, self.trajectories.env_t(ready.where)))
-            slot_L[ready.lanes] = ready.slots
-        self.trajectories = trajectories
-        if self.group_index >= 0:
-            self.off_policy.knows_columns = False
 
     def act(self, ready: ReadyRows, *, explore: bool) -> PolicyAnswer:
         """Ask the policy about ready rows.
@@ -372,7 +348,7 @@ class PolicyRunner:
         return actions, extras
 
     def _split(self, output: PolicyOutput) -> tuple[Tree, Mapping[str, Tree]]:
-        assert self._policy_tree is not None  # a role that has rows was bound
+        assert self._policy_tree is not None  # one that has rows was bound
         try:
             return split_output(output, self._policy_tree)
         except ContractError as error:
@@ -384,7 +360,7 @@ class PolicyRunner:
         Raises:
             ContractError: Wrong structure, shape or dtype, or NaN; names the policy.
         """
-        assert self._policy_tree is not None  # a role that has rows was bound
+        assert self._policy_tree is not None  # one that has rows was bound
         assert self._env_tree is not None
         given = self._flatten(self._policy_tree, answer.rows["actions"], "actions")
         own = [

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_router import PolicyRouter
-from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
+from marlvec.collect.acting.policy_runner import PolicyRunner
 from marlvec.collect.episodes import EpisodeTracker
-from marlvec.collect.rollout import RolloutLoop
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Pipeline
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy, PolicyLike, PolicyMap, as_policy
 from marlvec.policies.policy_map import policy_or_make
-from marlvec.trees import map_tree
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["pipelines_for", "PoliciesToTrain", "TrainedPolicies", "Chain", "PolicySet", "Connectors", "NewPolicy"]
@@ -133,10 +130,10 @@ _KINDS: tuple[type[Pipeline[Any]], ...] = (AgentPipeline, ActionPipeline, Learne
 
 
 class PolicySet:
-    """The roles, who of them leaves, and all that changes when one comes or goes.
+    """The policies that act, each with its runner, and what changes when one comes or goes.
 
-    A policy that is removed is asked no more. Its role stays, *leaving*, for as long as an agent waits for the outcome
-    of what it decided last, and until its last rows are in a batch; then it is gone.
+    A policy is removed when it plays in no running episode. Where rows of it are in no batch yet its runner stays,
+    *retired*, until they are.
 
     Args:
         envs: The envs.
@@ -146,10 +143,9 @@ class PolicySet:
         seed: A policy's number, from 0 → its seed.
 
     Attributes:
-        policies: As given; without those that leave.
+        policies: As given.
         pipelines: Policy id to pipeline, of agent, action and learner connectors.
-        runners: All roles, leaving ones too.
-        leaving: Runner that leaves to the one that takes its place.
+        runners: All runners by number, in order, retired ones too.
         router: Who plays whom.
     """
 
@@ -168,40 +164,36 @@ class PolicySet:
             for kind, given in zip(_KINDS, connectors, strict=True)
         )
         self._count = 0
-        self.runners: list[PolicyRunner] = []
+        self.runners: dict[int, PolicyRunner] = {}
         for name in policies:
-            self.runners.append(self._runner(name))
-        self.leaving: dict[PolicyRunner, PolicyRunner] = {}
+            self._append(name)
         self.router = PolicyRouter(self.runners, envs.spec.groups, envs.agents, episodes.policy_NA, seed)
         if episodes.is_static:
             self.router.update()
 
-    def _runner(self, name: str) -> PolicyRunner:
+    def _append(self, name: str) -> PolicyRunner:
         n, a = self._envs.num_envs, self._envs.agent_num
         before, behind, learner = (found[name] for found in self.pipelines)
-        return PolicyRunner(
-            len(self.runners), self._next_number(), name, self.policies, before, behind, learner, a, n * a
-        )
-
-    def _next_number(self) -> int:
-        self._count += 1
-        return self._count - 1
+        number, self._count = self._count, self._count + 1
+        runner = PolicyRunner(number, name, self.policies, before, behind, learner, a, n * a)
+        self.runners[number] = runner
+        return runner
 
     def find(self, policy_id: str) -> PolicyRunner:
-        """The role of a policy that does not leave.
+        """The runner of a policy that was not removed.
 
         Raises:
             KeyError: There is none; lists those there are.
         """
-        for runner in self.runners:
-            if runner.policy_id == policy_id and runner not in self.leaving:
+        for runner in self.runners.values():
+            if runner.policy_id == policy_id and not runner.is_retired:
                 return runner
         raise KeyError(f"no policy {policy_id!r}; the policies are {list(self.policies)}")
 
     def reseed(self) -> None:
         """Begin new random streams in all policies."""
-        for runner in self.runners:
-            if runner.group_index >= 0 and runner not in self.leaving:
+        for runner in self.runners.values():
+            if runner.group_index >= 0 and not runner.is_retired:
                 runner.policy.reseed(self._seed(runner.number))
 
     # --- coming
@@ -219,8 +211,9 @@ class PolicySet:
         if not isinstance(policy_id, str):
             raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
         if policy_id in self.policies:
-            raise ArgumentError(f"there is a policy {policy_id!r} already: call replace_policy(), or choose another id")
-        if any(runner.policy_id == policy_id for runner in self.leaving):
+            raise ArgumentError(f"there is a policy {policy_id!r} already: choose another id")
+        self.drop_retired()
+        if any(runner.policy_id == policy_id for runner in self.runners.values()):
             raise StateError(
                 f"a policy {policy_id!r} was removed and has rows that are still to come: collect them, or choose "
                 f"another id"
@@ -231,16 +224,16 @@ class PolicySet:
         self.policies[policy_id] = given  # type: ignore[assignment]  # a PolicyMap takes functions, too
         for pipelines, chain in zip(self.pipelines, made, strict=True):
             pipelines[policy_id] = chain
-        self.runners.append(self._runner(policy_id))
+        runner = self._append(policy_id)
         if is_frozen:
-            self.runners[-1].freeze()
+            runner.freeze()
         try:
-            self.router.prepare(self.runners[-1])
+            self.router.prepare(runner)
         except BaseException:
-            self.runners.pop()
-            self._let_go(policy_id)
+            del self.runners[runner.number]
+            self._forget(policy_id)
             raise
-        self._recast()
+        self._tell_episodes()
 
     def _policy(self, policy_id: str, given: NewPolicy) -> Policy | Callable[[], PolicyLike]:
         """What was given, as a policy; a `PolicyMap` takes a function that builds one, too."""
@@ -270,153 +263,49 @@ class PolicySet:
             )
         return _default(kind)()
 
-    def replace(self, policy_id: str, policy: NewPolicy, slot_L: IntArray) -> None:
-        """See `Collector.replace_policy`."""
-        runner = self.find(policy_id)
-        given = self._policy(policy_id, policy)
-        number = self._next_number()
-        if isinstance(given, Policy) and runner.group_index >= 0:
-            runner.set_up(given, self._seed(number))
-        self.policies[policy_id] = given  # type: ignore[assignment]  # a PolicyMap takes functions, too
-        if not isinstance(given, Policy) and runner.group_index >= 0:
-            runner.set_up(runner.policy, self._seed(number))
-        # Another object, so that an answer of the old policy which a failed call has left behind is not taken for its.
-        fresh = self.runners[runner.index] = copy.copy(runner)
-        self.leaving = {old: fresh if other is runner else other for old, other in self.leaving.items()}
-        fresh.number = number
-        fresh.forget_answers(slot_L)
-        if self.router.playing:
-            self.router.update()
-
     # --- going
 
-    def remove(self, policy_id: str, remap_to: str | None, loop: RolloutLoop) -> None:
-        """See `Collector.remove_policy`."""
-        runner = self.find(policy_id)
-        target = None if remap_to is None else self.find(remap_to)
-        if target is runner:
-            raise ArgumentError(f"policy {policy_id!r} cannot take its own place; name another one as remap_to")
-        plays_NA = self._episodes.runs(runner.index)
-        plays_NA[np.setdiff1d(np.arange(self._envs.num_envs), loop.living)] = False
-        waited_for = [old for old, other in self.leaving.items() if other is runner]
-        if target is None:
-            self._check_idle(runner, plays_NA, waited_for)
-        else:
-            if runner.group_index >= 0 and (plays_NA.any() or self._episodes.seats(runner.index) or waited_for):
-                self.router.bind(target, runner.group_index)
-            self._episodes.reseat(runner.index, target.index)
-            for old in waited_for:
-                self.leaving[old] = target
-        # Where no running episode waits for the policy that leaves, nothing is handed over: it stands for itself.
-        self.leaving[runner] = runner if target is None else target
-        self._let_go(policy_id)
-        self._recast()
-        self._settle_masked(loop)
-        if loop.state in ("new", "lost"):  # no row that is there will be in a batch
-            self._episodes.policy_NA[self._episodes.policy_NA == runner.index] = self.leaving[runner].index
-            self._drop(runner)
-        else:
-            self.hand_over(loop)
-            self.drop_idle(loop)
+    def remove(self, policy_id: str, living: IntArray) -> None:
+        """See `Collector.remove_policy`.
 
-    def _check_idle(
-        self, runner: PolicyRunner, plays_NA: NDArray[np.bool_], waited_for: Sequence[PolicyRunner]
-    ) -> None:
-        """Raise where somebody would have to take this role's place."""
-        if seats := self._episodes.seats(runner.index):
-            why = f"by the policy_mapping it plays {seats}"
-        elif plays_NA.any():
-            env, agent = np.argwhere(plays_NA)[0].tolist()
-            count = int(np.count_nonzero(plays_NA))
-            why = f"it plays {count} agents in running episodes, {self._envs.agents[agent]!r} of env {env} first"
-        elif waited_for:
-            why = f"it takes the place of {waited_for[0].policy_id!r} in running episodes"
-        else:
-            return
-        raise StateError(
-            f"policy {runner.policy_id!r} cannot be removed: {why}. Say who takes its place: "
-            f"remove_policy({runner.policy_id!r}, remap_to=...)"
-        )
-
-    def hand_over(self, loop: RolloutLoop) -> None:
-        """Give rows that wait for a policy that leaves to the one in its place, through that one's connectors.
-
-        Raises:
-            Exception: What those connectors raise; the loop's state is then ``"lost"``.
+        Args:
+            policy_id: Which.
+            living: Ids of the envs that are not masked.
         """
-        for old, new in self.leaving.items():
-            if len(old.ready.lanes):
-                state, loop.state = loop.state, "lost"
-                self._pass_on(old, new, loop.slot_L)
-                loop.state = state
+        runner = self.find(policy_id)
+        if agents := self._episodes.fixed_agents(runner.number):
+            raise StateError(f"policy {policy_id!r} cannot be removed: by the policy_mapping it plays {agents}")
+        plays = self._episodes.running_of(runner.number, living)
+        if len(plays):
+            env, agent = plays[0].tolist()
+            raise StateError(
+                f"policy {policy_id!r} cannot be removed: it plays {len(plays)} agents in running episodes, "
+                f"{self._envs.agents[agent]!r} of env {env} first. Have the mapping name others, and remove it once "
+                f"those have ended"
+            )
+        runner.is_retired = True
+        self._forget(policy_id)
+        self.drop_retired()
 
-    def _pass_on(self, old: PolicyRunner, new: PolicyRunner, slot_L: IntArray) -> None:
-        lanes, agents = old.ready.lanes, self._envs.agents
-        raw = old.raw.of(lanes)
-        # For its new policy it is the agent's first row, and what was paid before was for the old one's decision.
-        raw = raw.replace(first=np.ones(len(lanes), np.bool_), reward=np.zeros(len(lanes)))
-        given = old.off_policy.among(lanes)
-        if given.any():
-            actions, _ = old.off_policy.answer(raw.take(given), lanes[given], _nobody)
-            for i, lane in enumerate(lanes[given].tolist()):
-                where = f"env {lane // len(agents)}: agent {agents[lane % len(agents)]!r}"
-                new.off_policy.note(lane, map_tree(itemgetter(i), actions), where)
-            old.off_policy.forget(lanes)
-        rows, kept = new.observe(raw)
-        old.ready = ReadyRows.none()
-        self._episodes.policy_NA.reshape(-1)[lanes] = new.index
-        slot_L[lanes] = -1
-        if kept is not None:
-            new.noops.add(lanes[~kept])
-            lanes = lanes[kept]
-        if len(lanes):
-            env_t = self._episodes.length_N[lanes // len(agents)]
-            slots = new.trajectories.append(rows.columns, lanes, 0, env_t)  # it closes nothing, so nobody asks when
-            slot_L[lanes] = slots
-            new.ready = new.ready.join(ReadyRows.block(lanes, lanes, slots))
-        self.router.update()
+    def drop_retired(self) -> None:
+        """Let removed policies go for good whose last rows are in a batch, or will be in none."""
+        for runner in tuple(self.runners.values()):
+            if runner.is_retired and not len(runner.trajectories.closed()):
+                del self.runners[runner.number]
+        self._tell_episodes()
 
-    def drop_idle(self, loop: RolloutLoop) -> None:
-        """Let those go for good who leave, play nobody, and have no row that is still to come."""
-        if not self.leaving:
-            return
-        self._settle_masked(loop)
-        for runner in tuple(self.leaving):
-            if not self._episodes.runs(runner.index).any() and not len(runner.trajectories.closed()):
-                self._drop(runner)
-
-    def _settle_masked(self, loop: RolloutLoop) -> None:
-        """Have masked envs, in which nobody plays any more, name no role that may go."""
-        policy_NA, living = self._episodes.policy_NA, loop.living
-        if len(living):
-            policy_NA[np.setdiff1d(np.arange(len(policy_NA)), living)] = policy_NA[living[0]]
-
-    def _drop(self, runner: PolicyRunner) -> None:
-        del self.leaving[runner]
-        self.runners.remove(runner)
-        for later in self.runners[runner.index :]:
-            later.index -= 1
-        self._episodes.close_up(runner.index)
-        self._recast()
-        if self.router.playing:
-            self.router.update()
-
-    def _let_go(self, policy_id: str) -> None:
+    def _forget(self, policy_id: str) -> None:
         for table in (self.policies, *self.pipelines):
             del table[policy_id]
 
-    def _recast(self) -> None:
-        leaving = [runner.policy_id for runner in self.leaving]
-        self._episodes.recast([runner.policy_id for runner in self.runners], leaving)
+    def _tell_episodes(self) -> None:
+        known = {number: runner.policy_id for number, runner in self.runners.items()}
+        self._episodes.set_policies(known, [runner.policy_id for runner in self.runners.values() if runner.is_retired])
 
 
 def _default(kind: type[Any]) -> Callable[[], Any]:
     make: Callable[[], Any] = kind.default
     return make
-
-
-def _nobody(_: Any) -> Any:
-    raise AssertionError("every action was given")  # so no policy is asked
 
 
 def named(policies: Mapping[str, PolicyLike] | PolicyLike) -> MutableMapping[str, Policy]:

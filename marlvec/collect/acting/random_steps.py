@@ -42,7 +42,7 @@ class RandomSteps:
         self.is_over = not steps
 
     def note(self, runner: PolicyRunner, ready: ReadyRows) -> None:
-        """Draw for those of a role's ready rows that have such a step to make, and for which nothing is noted yet.
+        """Draw for those of a policy's ready rows that have such a step to make, and for which nothing is noted yet.
 
         Raises:
             ContractError: A mask allows nothing; names the env and the agent.

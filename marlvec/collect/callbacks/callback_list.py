@@ -97,7 +97,7 @@ class CallbackList:
         return record
 
     def create(
-        self, env_ids: NDArray[np.int64], episodes: EpisodeTracker, policy_ids: Sequence[str], entropy: int
+        self, env_ids: NDArray[np.int64], episodes: EpisodeTracker, policy_ids: Mapping[int, str], entropy: int
     ) -> None:
         """Episodes are about to begin."""
         for i in env_ids.tolist() if self._follows else ():

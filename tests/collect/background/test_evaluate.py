@@ -173,9 +173,12 @@ def test_who_plays_whom_and_statistics_by_agent_and_policy() -> None:
 
 def test_policies_that_have_come_and_gone_play_as_they_would_in_training() -> None:
     with sync("parallel", 2, 2) as envs, sync("parallel", 2, 2) as others:
-        collector = Collector(envs, {"a": EchoPolicy(0), "b": EchoPolicy(1)}, "a", seed=0)
+        who = ["a"]
+        collector = Collector(envs, {"a": EchoPolicy(0), "b": EchoPolicy(1)}, lambda *_: who[0], seed=0)
         collector.collect(env_steps=5)
-        collector.remove_policy("a", remap_to="b")  # and some of its rows are still to come
+        who[0] = "b"
+        collector.reset()
+        collector.remove_policy("a")
         assert list(collector.evaluate(2, others).versions) == ["b"]
         collector.collect(env_steps=50)
         collector.add_policy("c", EchoPolicy(2), like="b")

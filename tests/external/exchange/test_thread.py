@@ -339,9 +339,11 @@ def test_policies_come_and_go_while_slots_are_empty() -> None:
         choice = ["old"]
         collector.collect(episodes=2)
         choice[0] = "new"
-        collector.remove_policy("old", remap_to="new")
+        collector.collect(episodes=8)
+        collector.remove_policy("old")
         collector.collect(episodes=3)
-        assert [runner.policy_id for runner in collector._runners] == ["new"]
+        collector.collect(episodes=3)
+        assert [runner.policy_id for runner in collector._runners.values()] == ["new"]
 
 
 def test_collecting_in_the_background_and_from_here_again() -> None:
