@@ -40,28 +40,166 @@ from marlvec.policies.policy_copy import copies_of, eval_copies
 from marlvec.vector.seeding import check_seed
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["Gathering", "Collector"]
+__all__ = ["Collector"]
 
 
-class Gathering:
-    """What `Collector` does once it is made; it says what these attributes are."""
+_POLICY_STREAM = 0x706F6C696379  # "policy"
+_EVALUATION_STREAM = 0x6576616C  # "eval"
+_RANDOM_STREAM = 0x7761726D  # of the random steps
+_EVALUATION_ROUNDS = 8  # between two looks at which envs are still wanted
 
-    metrics: Metrics
-    _loop: RolloutLoop
-    _delivery: Delivery
-    _policy_set: PolicySet
-    _callback_list: CallbackList
-    _trained: TrainedPolicies
-    _count_by: Unit
-    _batch_size: int | None
-    _seed: int | None
-    _entropy: int
 
-    def __init__(self) -> None:
-        self._turns = UpdateLock()
+class Collector:
+    """Collects experience: per policy, one row per agent decision.
+
+    Each tick, every policy answers all rows that wait for it, of all envs, in one call; the envs step; what comes back
+    goes through the agent connectors at once and waits. So an observation passes them once, and a policy that changes
+    between two calls of `collect` decides with its new weights from the first row on. A transition runs from an agent's
+    decision to its next turn, or to its own end, with all the env paid it in between; at an end ``next_obs`` is the
+    agent's final observation, through the same connectors. What a batch holds does not depend on the autoreset mode.
+
+    Where an env is built anew or masked, because of a fault or of `RestartQuietly`, the episode it was in is lost: all
+    its rows that no batch holds yet are dropped and count for nothing, its connectors' state is reset, it is in no
+    statistics, and the others go on as if nothing had happened. In truncate mode earlier batches may hold its
+    beginning; nothing follows on the last row there, which is neither terminated nor truncated. `Metrics` counts what
+    was lost. Masked envs are left out from then on.
+
+    The envs belong to the caller: the collector resets them at its first `collect`, and never closes them. Where
+    somebody else resets or steps them, it says so (`EnvsDriven`) and goes on with `reset`.
+
+    Args:
+        envs: The envs.
+        policies: Policy id to policy; or one policy, which gets the id ``"main"``. A `PolicyMap` is used as it is. An
+            object with a method ``act(rows)``, or a function of rows, will do for a policy.
+        policy_mapping: Who plays whom: a policy id, a dict of agent name to id, or a function
+            ``(agent name, episode) -> id``, called once per episode and agent. None: the only policy there is. All
+            agents that one policy plays must have the same spaces.
+        policy_mapping_fn: RLlib's name for the same; give one of the two.
+        agent_connectors: Between envs and policies. One chain (a pipeline or a list of connectors), copied per policy
+            where there are several; or policy id to chain; or None for ``AgentPipeline.default()``.
+        action_connectors: Between policies and envs, likewise; None for ``ActionPipeline.default()``.
+        learner_connectors: Between batches and learners, likewise; None for none. They see every policy's rows before
+            they change their own. Those of a policy that has no rows in a batch are not called.
+        policies_to_train: Ids of the policies that get batches, or a function ``(policy id) -> bool``, asked at each
+            batch about those that have rows; None: all. What the others did is in no batch, and nowhere else missing:
+            metrics, ``batch.agent_steps`` and the amounts that `collect` takes count the decisions of all.
+        batch_mode: ``"truncate"``: batches of exactly the asked size, which cut through episodes; ``"complete"``:
+            whole episodes only.
+        count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
+        batch_size: How much a batch of ``for batch in collector`` and of `background` is, as ``count_by`` counts.
+        overlap: Whether policies answer for one half of the envs while the workers step the other, in a fixed order.
+            Batches are the same, to the bit, as long as policies and connectors answer each row for itself: one that
+            draws from one random stream for all rows, or keeps running statistics, meets rows in another order, which
+            is the same one each time. Callbacks hear of half of the envs at a time.
+        random_steps: So many env steps, the first of this collector, are made with uniformly random legal actions, as
+            many in every env. No policy is asked; rows of them are marked in the column ``off_policy``, and what
+            policies add says nothing there (NaN, 0).
+        reward_dtype: Dtype of rewards in batches, e.g. ``np.float32``; None leaves float64. Metrics stay float64.
+        callbacks: Who is told what happens, in this order: a `Callback`, or a dict of its methods' names to functions,
+            or a function that has one of these names. They belong to the caller, too: nobody closes them.
+        explore: Whether policies explore; may be set between calls.
+        seed: Seeds the envs' first reset (as ``envs.reset(seed=seed)``), every policy and every episode's ``rng``, each
+            with a stream of its own. None: from the operating system.
+        window: Number of last episodes that metrics are over.
+        evaluation_envs: Those that `evaluate` plays in, where it is given none; not those that are collected from.
+
+    Raises:
+        ArgumentError: An argument is wrong.
+        KeyError: The mapping names an unknown policy; lists the known ones.
+        ContractError: A policy is to play agents of different spaces.
+
+    Attributes:
+        envs, policies: As given; policies by id, what is none as `marlvec.policies.as_policy` makes one of it.
+        agent_connectors, action_connectors, learner_connectors: Pipeline by policy id.
+        metrics: Returns, lengths, durations, totals, timers.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv,
+        policies: Mapping[str, PolicyLike] | PolicyLike,
+        policy_mapping: PolicyMapping | None = None,
+        *,
+        policy_mapping_fn: PolicyMapping | None = None,
+        agent_connectors: Connectors = None,
+        action_connectors: Connectors = None,
+        learner_connectors: Connectors = None,
+        policies_to_train: PoliciesToTrain = None,
+        batch_mode: Literal["truncate", "complete"] = "truncate",
+        count_by: Literal["env_steps", "agent_steps"] = "env_steps",
+        batch_size: int | None = None,
+        overlap: bool = False,
+        random_steps: int = 0,
+        reward_dtype: DTypeLike | None = None,
+        callbacks: Iterable[CallbackLike] = (),
+        explore: bool = True,
+        seed: int | None = None,
+        window: int = 100,
+        evaluation_envs: VectorEnv | None = None,
+    ) -> None:
+        if batch_mode not in ("truncate", "complete"):
+            raise ArgumentError(f"batch_mode must be 'truncate' or 'complete', got {batch_mode!r}")
+        if count_by not in ("env_steps", "agent_steps"):
+            raise ArgumentError(f"count_by must be 'env_steps' or 'agent_steps', got {count_by!r}")
+        self.envs = envs
+        self.policies = named(policies)
+        self._batch_mode, self._count_by = batch_mode, count_by
+        self._batch_size = (
+            None if batch_size is None else count_from(batch_size, f"Collector(batch_size={batch_size!r})")
+        )
+        self._seed = None if seed is None else check_seed(seed)
+        self._entropy = _entropy(self._seed)
+        ids = tuple(self.policies)
+        if policy_mapping_fn is not None:
+            if policy_mapping is not None:
+                raise ArgumentError("policy_mapping and policy_mapping_fn are two names of one argument; give one")
+            policy_mapping = policy_mapping_fn
+        if policy_mapping is None:
+            if len(ids) > 1:
+                raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")
+            policy_mapping = ids[0]
+        self._trained = TrainedPolicies(policies_to_train, ids)
+        if evaluation_envs is not None:
+            self._check_apart(evaluation_envs, "Collector(evaluation_envs=...)")
+        self._evaluation_envs, self._evaluations = evaluation_envs, 0
+        self._episodes = EpisodeTracker(envs.num_envs, envs.agents, ids, policy_mapping)
+        connectors = agent_connectors, action_connectors, learner_connectors
+        self._policy_set = PolicySet(envs, self.policies, connectors, self._episodes, self._policy_seed)
+        self.agent_connectors, self.action_connectors, self.learner_connectors = self._policy_set.pipelines
+        self._runners = self._policy_set.runners
+        self.metrics = Metrics(envs.agents, ids, window=window)
+        complete = batch_mode == "complete"
+        self._callback_list = CallbackList(callbacks, envs, self.metrics)
+        self._loop = RolloutLoop(
+            envs,
+            self._policy_set.router,
+            self._episodes,
+            self.metrics,
+            keep_finished=complete,
+            explore=explore,
+            overlap=overlap,
+            callback_list=self._callback_list,
+            random_steps=self._random_steps(random_steps),
+        )
+        self._delivery = Delivery(
+            self._loop,
+            BatchBuilder(self._runners, reward_dtype),
+            self._policy_set,
+            self._episodes,
+            self.metrics,
+            agent_num=envs.agent_num,
+            complete=complete,
+        )
+        self._update_lock = UpdateLock()
         self._collecting: int | None = None  # the thread that collects
         self._entering = threading.Lock()
         self._background: Background | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Collector of {list(self.policies)} in {self.envs!r}: batch_mode={self._batch_mode!r}, "
+            f"{self.metrics.env_steps} env steps, {self.metrics.episodes_total} episodes>"
+        )
 
     # --- one batch
 
@@ -133,14 +271,14 @@ class Gathering:
             self._policy_set.drop_retired()
             if self._loop.state == "new":
                 self._loop.start(entropy=self._entropy, seed=self._seed)
-            needed, turns = partial(self._delivery.envs_needed, goal), self._turns
+            needed, lock = partial(self._delivery.envs_needed, goal), self._update_lock
             self._loop.scheduler.begin_call(needed)
             while needed() or self._loop.scheduler.is_in_a_round:
                 if is_stopped():
                     return None
-                with turns:
+                with lock:
                     self._loop.step(needed)
-            with turns:
+            with lock:
                 batch = self._delivery.deliver(goal, self._trained)
             self._loop.note_handed(batch.env_steps, batch.agent_steps)
             try:
@@ -151,7 +289,7 @@ class Gathering:
             return batch
         finally:
             # Stores alone: where Ctrl-C has come, no call is made that another one could end.
-            self._turns.stepping = self._collecting = None
+            self._update_lock.stepping = self._collecting = None
 
     def _goal(
         self, call: str, steps: int | None, env_steps: int | None, agent_steps: int | None, episodes: int | None
@@ -276,7 +414,7 @@ class Gathering:
     def _settle(self) -> None:
         """Take in what is on the way."""
         if self._loop.state != "lost":
-            with self._turns:
+            with self._update_lock:
                 self._loop.settle()
 
     def _leave_background(self) -> None:
@@ -292,7 +430,7 @@ class Gathering:
         Raises:
             StateError: In a callback that is told of a step.
         """
-        return self._turns.updating()
+        return self._update_lock.updating()
 
     # --- anew
 
@@ -315,162 +453,6 @@ class Gathering:
         elif self._loop.state == "new":
             seed = self._seed
         self._loop.start(entropy=self._entropy, seed=seed)
-
-
-_POLICY_STREAM = 0x706F6C696379  # "policy"
-_EVALUATION_STREAM = 0x6576616C  # "eval"
-_WARM_UP_STREAM = 0x7761726D  # "warm"
-_EVALUATION_ROUNDS = 8  # between two looks at which envs are still wanted
-
-
-class Collector(Gathering):
-    """Collects experience: per policy, one row per agent decision.
-
-    Each tick, every policy answers all rows that wait for it, of all envs, in one call; the envs step; what comes back
-    goes through the agent connectors at once and waits. So an observation passes them once, and a policy that changes
-    between two calls of `collect` decides with its new weights from the first row on. A transition runs from an agent's
-    decision to its next turn, or to its own end, with all the env paid it in between; at an end ``next_obs`` is the
-    agent's final observation, through the same connectors. What a batch holds does not depend on the autoreset mode.
-
-    Where an env is built anew or masked, because of a fault or of `RestartQuietly`, the episode it was in is lost: all
-    its rows that no batch holds yet are dropped and count for nothing, its connectors' state is reset, it is in no
-    statistics, and the others go on as if nothing had happened. In truncate mode earlier batches may hold its
-    beginning; nothing follows on the last row there, which is neither terminated nor truncated. `Metrics` counts what
-    was lost. Masked envs are left out from then on.
-
-    The envs belong to the caller: the collector resets them at its first `collect`, and never closes them. Where
-    somebody else resets or steps them, it says so (`EnvsDriven`) and goes on with `reset`.
-
-    Args:
-        envs: The envs.
-        policies: Policy id to policy; or one policy, which gets the id ``"main"``. A `PolicyMap` is used as it is. An
-            object with a method ``act(rows)``, or a function of rows, will do for a policy.
-        policy_mapping: Who plays whom: a policy id, a dict of agent name to id, or a function
-            ``(agent name, episode) -> id``, called once per episode and agent. None: the only policy there is. All
-            agents that one policy plays must have the same spaces.
-        policy_mapping_fn: RLlib's name for the same; give one of the two.
-        agent_connectors: Between envs and policies. One chain (a pipeline or a list of connectors), copied per policy
-            where there are several; or policy id to chain; or None for ``AgentPipeline.default()``.
-        action_connectors: Between policies and envs, likewise; None for ``ActionPipeline.default()``.
-        learner_connectors: Between batches and learners, likewise; None for none. They see every policy's rows before
-            they change their own. Those of a policy that has no rows in a batch are not called.
-        policies_to_train: Ids of the policies that get batches, or a function ``(policy id) -> bool``, asked at each
-            batch about those that have rows; None: all. What the others did is in no batch, and nowhere else missing:
-            metrics, ``batch.agent_steps`` and the amounts that `collect` takes count the decisions of all.
-        batch_mode: ``"truncate"``: batches of exactly the asked size, which cut through episodes; ``"complete"``:
-            whole episodes only.
-        count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
-        batch_size: How much a batch of ``for batch in collector`` and of `background` is, as ``count_by`` counts.
-        overlap: Whether policies answer for one half of the envs while the workers step the other, in a fixed order.
-            Batches are the same, to the bit, as long as policies and connectors answer each row for itself: one that
-            draws from one random stream for all rows, or keeps running statistics, meets rows in another order, which
-            is the same one each time. Callbacks hear of half of the envs at a time.
-        random_steps: So many env steps, the first of this collector, are made with uniformly random legal actions, as
-            many in every env. No policy is asked; rows of them are marked in the column ``off_policy``, and what
-            policies add says nothing there (NaN, 0).
-        reward_dtype: Dtype of rewards in batches, e.g. ``np.float32``; None leaves float64. Metrics stay float64.
-        callbacks: Who is told what happens, in this order: a `Callback`, or a dict of its methods' names to functions,
-            or a function that has one of these names. They belong to the caller, too: nobody closes them.
-        explore: Whether policies explore; may be set between calls.
-        seed: Seeds the envs' first reset (as ``envs.reset(seed=seed)``), every policy and every episode's ``rng``, each
-            with a stream of its own. None: from the operating system.
-        window: Number of last episodes that metrics are over.
-        evaluation_envs: Those that `evaluate` plays in, where it is given none; not those that are collected from.
-
-    Raises:
-        ArgumentError: An argument is wrong.
-        KeyError: The mapping names an unknown policy; lists the known ones.
-        ContractError: A policy is to play agents of different spaces.
-
-    Attributes:
-        envs, policies: As given; policies by id, what is none as `marlvec.policies.as_policy` makes one of it.
-        agent_connectors, action_connectors, learner_connectors: Pipeline by policy id.
-        metrics: Returns, lengths, durations, totals, timers.
-    """
-
-    def __init__(
-        self,
-        envs: VectorEnv,
-        policies: Mapping[str, PolicyLike] | PolicyLike,
-        policy_mapping: PolicyMapping | None = None,
-        *,
-        policy_mapping_fn: PolicyMapping | None = None,
-        agent_connectors: Connectors = None,
-        action_connectors: Connectors = None,
-        learner_connectors: Connectors = None,
-        policies_to_train: PoliciesToTrain = None,
-        batch_mode: Literal["truncate", "complete"] = "truncate",
-        count_by: Literal["env_steps", "agent_steps"] = "env_steps",
-        batch_size: int | None = None,
-        overlap: bool = False,
-        random_steps: int = 0,
-        reward_dtype: DTypeLike | None = None,
-        callbacks: Iterable[CallbackLike] = (),
-        explore: bool = True,
-        seed: int | None = None,
-        window: int = 100,
-        evaluation_envs: VectorEnv | None = None,
-    ) -> None:
-        super().__init__()
-        if batch_mode not in ("truncate", "complete"):
-            raise ArgumentError(f"batch_mode must be 'truncate' or 'complete', got {batch_mode!r}")
-        if count_by not in ("env_steps", "agent_steps"):
-            raise ArgumentError(f"count_by must be 'env_steps' or 'agent_steps', got {count_by!r}")
-        self.envs = envs
-        self.policies = named(policies)
-        self._batch_mode, self._count_by = batch_mode, count_by
-        self._batch_size = (
-            None if batch_size is None else count_from(batch_size, f"Collector(batch_size={batch_size!r})")
-        )
-        self._seed = None if seed is None else check_seed(seed)
-        self._entropy = _entropy(self._seed)
-        ids = tuple(self.policies)
-        if policy_mapping_fn is not None:
-            if policy_mapping is not None:
-                raise ArgumentError("policy_mapping and policy_mapping_fn are two names of one argument; give one")
-            policy_mapping = policy_mapping_fn
-        if policy_mapping is None:
-            if len(ids) > 1:
-                raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")
-            policy_mapping = ids[0]
-        self._trained = TrainedPolicies(policies_to_train, ids)
-        if evaluation_envs is not None:
-            self._check_apart(evaluation_envs, "Collector(evaluation_envs=...)")
-        self._evaluation_envs, self._evaluations = evaluation_envs, 0
-        self._episodes = EpisodeTracker(envs.num_envs, envs.agents, ids, policy_mapping)
-        connectors = agent_connectors, action_connectors, learner_connectors
-        self._policy_set = PolicySet(envs, self.policies, connectors, self._episodes, self._policy_seed)
-        self.agent_connectors, self.action_connectors, self.learner_connectors = self._policy_set.pipelines
-        self._runners = self._policy_set.runners
-        self.metrics = Metrics(envs.agents, ids, window=window)
-        complete = batch_mode == "complete"
-        self._callback_list = CallbackList(callbacks, envs, self.metrics)
-        self._loop = RolloutLoop(
-            envs,
-            self._policy_set.router,
-            self._episodes,
-            self.metrics,
-            keep_finished=complete,
-            explore=explore,
-            overlap=overlap,
-            callback_list=self._callback_list,
-            warm_up=self._warm_up(random_steps),
-        )
-        self._delivery = Delivery(
-            self._loop,
-            BatchBuilder(self._runners, reward_dtype),
-            self._policy_set,
-            self._episodes,
-            self.metrics,
-            agent_num=envs.agent_num,
-            complete=complete,
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"<Collector of {list(self.policies)} in {self.envs!r}: batch_mode={self._batch_mode!r}, "
-            f"{self.metrics.env_steps} env steps, {self.metrics.episodes_total} episodes>"
-        )
 
     def train(self) -> Self:
         """Let all connectors learn their statistics, but for those of frozen policies."""
@@ -650,11 +632,11 @@ class Collector(Gathering):
         if envs is self.envs or getattr(envs, "envs", None) is self.envs:
             raise ArgumentError(f"{who} cannot play in the envs that are collected from; make() others")
 
-    def _warm_up(self, steps: Any) -> RandomSteps:
+    def _random_steps(self, steps: Any) -> RandomSteps:
         number = (
             0 if isinstance(steps, (int, np.integer)) and not steps else count_from(steps, f"random_steps={steps!r}")
         )
-        return RandomSteps(number, self.envs.num_envs, self.envs.agents, self._seed_of(_WARM_UP_STREAM, 0))
+        return RandomSteps(number, self.envs.num_envs, self.envs.agents, self._seed_of(_RANDOM_STREAM, 0))
 
     def _policy_seed(self, number: int) -> int:
         return self._seed_of(_POLICY_STREAM, number)

@@ -56,7 +56,7 @@ class RolloutLoop:
         explore: Whether policies explore.
         overlap: Whether policies answer for some envs while others step.
         callback_list: Who is told what happens.
-        warm_up: In which steps agents act at random.
+        random_steps: In which steps agents act at random.
 
     Attributes:
         state: ``"new"``: nothing runs yet. ``"ready"``: between two steps; envs may be on the way. ``"lost"``: a call
@@ -80,7 +80,7 @@ class RolloutLoop:
         explore: bool,
         overlap: bool,
         callback_list: CallbackList,
-        warm_up: RandomSteps,
+        random_steps: RandomSteps,
     ) -> None:
         n, a = envs.num_envs, envs.agent_num
         self._envs, self._router, self._episodes, self._metrics = envs, router, episodes, metrics
@@ -89,7 +89,7 @@ class RolloutLoop:
         self._keep_finished = keep_finished
         self._ended_agents = EndedAgents(n, envs.agents)
         self.scheduler = scheduler_for(envs, overlap=overlap)
-        self._callback_list, self._warm_up = callback_list, warm_up
+        self._callback_list, self._random_steps = callback_list, random_steps
         self.explore = explore
         self.state: Literal["new", "ready", "lost"] = "new"
         self.undelivered = Counters()
@@ -212,8 +212,8 @@ class RolloutLoop:
                 mine = chosen[ready.lanes // self._envs.agent_num]
                 ready, rest = ready.take(mine), ready.take(~mine)
             if len(ready.lanes):
-                if not self._warm_up.is_over:
-                    self._warm_up.note(runner, ready)
+                if not self._random_steps.is_over:
+                    self._random_steps.note(runner, ready)
                 answers.append(self._seen_before(runner, ready) or runner.act(ready, explore=self.explore))
             waiting.append(rest)
         decided = perf_counter()
@@ -235,8 +235,8 @@ class RolloutLoop:
         except Exception:
             self.state = "ready"  # nothing was
             raise
-        if not self._warm_up.is_over:
-            self._warm_up.count(acting_envs)
+        if not self._random_steps.is_over:
+            self._random_steps.count(acting_envs)
         for answer in answers:
             runner, lanes = answer.runner, answer.ready.lanes
             runner.trajectories.answer(answer.ready.where, answer.parts)

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree, map_tree, tree_leaves
 
-__all__ = ["checked", "ids", "named_leaves"]
+__all__ = ["checked", "named_leaves"]
 
 
 def named_leaves(columns: Mapping[str, Tree]) -> Iterator[tuple[str, Any]]:
@@ -41,26 +40,6 @@ def checked(columns: Mapping[str, Tree]) -> tuple[dict[str, Tree], int]:
     if length < 0:
         raise ArgumentError("a SampleBatch needs at least one column")
     return found, length
-
-
-def ids(columns: Mapping[str, Tree], name: str, why: str) -> NDArray[Any]:
-    """A column of one number a row, (n,).
-
-    Args:
-        columns: The columns.
-        name: Which of them.
-        why: What needs it, for the message.
-
-    Raises:
-        ArgumentError: It is missing, or has another shape.
-    """
-    if name not in columns:
-        raise ArgumentError(f"{why} needs a column {name!r}; the columns are {list(columns)}")
-    shape = getattr(columns[name], "shape", None)
-    if shape is None or len(shape) != 1:
-        got = "a tree" if shape is None else f"shape {tuple(shape)}"
-        raise ArgumentError(f"{why} needs one {name!r} a row, got {got}; of sequences (B, T, …), call unpad() first")
-    return np.asarray(columns[name])
 
 
 def _as_array(leaf: Any) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.batch.batch_columns import checked, ids, named_leaves
+from marlvec.collect.batch.batch_columns import checked, named_leaves
 from marlvec.collect.batch.converters import as_sample_batch, as_tensordict, as_tensors
 from marlvec.collect.batch.npz import read_npz, write_npz
 from marlvec.collect.batch.parquet import read_parquet, write_parquet
-from marlvec.collect.episode.cuts import check_size, episodes, fragments
+from marlvec.collect.episode.cuts import check_size, episodes, fragments, ids
 from marlvec.connectors import PadSequences, Rows, UnpadSequences
 from marlvec.connectors.rows import join_columns
 from marlvec.errors import ArgumentError, CheckpointError

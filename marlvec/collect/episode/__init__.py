@@ -1,4 +1,4 @@
-"""Episodes as values: per-agent tracks on a map of env time, made of a batch's rows."""
+"""Episodes as values: per-agent agent episodes on a map of env time, made of a batch's rows."""
 
 from marlvec.collect.episode.multi_agent_episode import MultiAgentEpisode
 from marlvec.collect.episode.single_agent_episode import SingleAgentEpisode

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.arguments import whole_number
-from marlvec.collect.batch.batch_columns import ids
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree
 
-__all__ = ["check_size", "episodes", "fragments", "moments"]
+__all__ = ["check_size", "episodes", "fragments", "ids", "moments"]
 
 IntArray = NDArray[np.int64]
 Columns = Mapping[str, Tree]
@@ -30,6 +29,26 @@ def check_size(name: str, value: Any) -> int:
     if size is None or size < 1:
         raise ArgumentError(f"{name} must be a whole number of at least 1, got {value!r}")
     return size
+
+
+def ids(columns: Columns, name: str, why: str) -> NDArray[Any]:
+    """A column of one number a row, (n,).
+
+    Args:
+        columns: The columns.
+        name: Which of them.
+        why: What needs it, for the message.
+
+    Raises:
+        ArgumentError: It is missing, or has another shape.
+    """
+    if name not in columns:
+        raise ArgumentError(f"{why} needs a column {name!r}; the columns are {list(columns)}")
+    shape = getattr(columns[name], "shape", None)
+    if shape is None or len(shape) != 1:
+        got = "a tree" if shape is None else f"shape {tuple(shape)}"
+        raise ArgumentError(f"{why} needs one {name!r} a row, got {got}; of sequences (B, T, …), call unpad() first")
+    return np.asarray(columns[name])
 
 
 def fragments(columns: Columns, n: int) -> list[tuple[int, int]]:

@@ -25,10 +25,10 @@ Agent = int | str
 class MultiAgentEpisode:
     """An episode's rows by agent, on a map of env time.
 
-    Agents act at different times, are born late and end early. Each has tracks of its own, in which its decisions are
-    counted as the agent made them; what they have in common is the number of env steps since the reset (``env_t``). An
-    agent has more than one `SingleAgentEpisode` where its policy was changed in the middle, or where it ended and came
-    back.
+    Agents act at different times, are born late and end early. Each has agent episodes of its own, in which its
+    decisions are counted as the agent made them; what they have in common is the number of env steps since the reset
+    (``env_t``). An agent has more than one `SingleAgentEpisode` where its policy was changed in the
+    middle, or where it ended and came back.
 
     It holds what batches hold: decisions whose outcome is known, behind the agent connectors. So `cut` divides it as
     two calls of ``collect`` would have. No method changes an episode; arrays are shared with what it was made of, and
@@ -43,10 +43,10 @@ class MultiAgentEpisode:
         agents: Names of all agents of the env, in order; None where they are not known.
 
     Raises:
-        ArgumentError: There is no track, or two of one agent overlap; or an agent has no name.
+        ArgumentError: There is no agent episode, or two of one agent overlap; or an agent has no name.
 
     Attributes:
-        eps_id, env_id, tracks, agents: As given.
+        eps_id, env_id, agent episodes, agents: As given.
     """
 
     __slots__ = ("agent_episodes", "agents", "env_id", "eps_id")
@@ -61,9 +61,9 @@ class MultiAgentEpisode:
         self.eps_id, self.env_id, self.agent_episodes = eps_id, env_id, tuple(agent_episodes)
         self.agents = None if agents is None else tuple(agents)
         if not self.agent_episodes:
-            raise ArgumentError("an episode needs at least one track")
+            raise ArgumentError("an episode needs at least one agent episode")
         check_order(self.agent_episodes, f"eps_id {eps_id}")
-        highest = max(track.agent_index for track in self.agent_episodes)
+        highest = max(single.agent_index for single in self.agent_episodes)
         if self.agents is not None and highest >= len(self.agents):
             raise ArgumentError(f"eps_id {eps_id} has rows of agent {highest}, and agents names {len(self.agents)}")
 
@@ -73,8 +73,8 @@ class MultiAgentEpisode:
     ) -> list[MultiAgentEpisode]:
         """Make episodes of policies' rows, in the order of ``eps_id``.
 
-        A new track begins where the agent had ended, where another policy takes over, and where decisions are missing.
-        Phantom rows are left out.
+        A new agent episode begins where the agent had ended, where another policy takes over, and where decisions are
+        missing. Phantom rows are left out.
 
         Args:
             batches: Policy id to the columns of its rows.
@@ -92,7 +92,7 @@ class MultiAgentEpisode:
         return self.env_stop - self.env_start
 
     def __repr__(self) -> str:
-        lines = [f"  {track}" for track in self.agent_episodes]
+        lines = [f"  {single}" for single in self.agent_episodes]
         head = f"MultiAgentEpisode {self.eps_id} of env {self.env_id}, env steps {self.env_start} to {self.env_stop}"
         return "\n".join([head, *lines])
 
@@ -103,26 +103,26 @@ class MultiAgentEpisode:
         """A: how many agents there are; without names, how many there must be."""
         if self.agents is not None:
             return len(self.agents)
-        return max(track.agent_index for track in self.agent_episodes) + 1
+        return max(single.agent_index for single in self.agent_episodes) + 1
 
     @property
     def env_start(self) -> int:
         """Env step of its first decision."""
-        return min(track.env_start for track in self.agent_episodes)
+        return min(single.env_start for single in self.agent_episodes)
 
     @property
     def env_stop(self) -> int:
         """Env step of its last outcome."""
-        return max(track.env_stop for track in self.agent_episodes)
+        return max(single.env_stop for single in self.agent_episodes)
 
     def episodes_of(self, agent: Agent) -> tuple[SingleAgentEpisode, ...]:
-        """An agent's tracks, in order of time; none where it made no decision.
+        """An agent's agent episodes, in order of time; none where it made no decision.
 
         Raises:
             KeyError: There is no such agent.
         """
         index = self._index(agent)
-        return tuple(track for track in self.agent_episodes if track.agent_index == index)
+        return tuple(single for single in self.agent_episodes if single.agent_index == index)
 
     def decided(self, start: int | None = None, stop: int | None = None) -> NDArray[np.bool_]:
         """Who decided when: (S, A) for env steps ``start`` to ``stop - 1``; None for the episode's own.
@@ -132,11 +132,11 @@ class MultiAgentEpisode:
         """
         steps = self._steps(start, stop)
         found = np.zeros((len(steps), self.agent_num), np.bool_)
-        for track in self.agent_episodes:
-            found[:, track.agent_index] |= track.places("t", steps) >= track.lookback
+        for single in self.agent_episodes:
+            found[:, single.agent_index] |= single.places("t", steps) >= single.lookback
         return found
 
-    # --- reading by env time; by an agent's own time read its tracks
+    # --- reading by env time; by an agent's own time read its agent episodes
 
     def at(
         self,
@@ -172,7 +172,7 @@ class MultiAgentEpisode:
         steps = self._steps(start, stop, ends=True)
         if agent is not None:
             return self._of_agent(name, self._index(agent), steps, fill)
-        if fill is None and len({track.agent_index for track in self.agent_episodes}) < self.agent_num:
+        if fill is None and len({single.agent_index for single in self.agent_episodes}) < self.agent_num:
             raise IndexError(f"{name!r}: not all agents have rows; say with fill= what is to stand there")
         like = self.agent_episodes[0]
         columns = []
@@ -189,15 +189,15 @@ class MultiAgentEpisode:
         return zip_trees(stacked, columns)
 
     def _of_agent(self, name: str, index: int, steps: NDArray[np.int64], fill: Any) -> Tree:
-        agent_episodes = [track for track in self.agent_episodes if track.agent_index == index]
+        agent_episodes = [single for single in self.agent_episodes if single.agent_index == index]
         if not agent_episodes:
             raise IndexError(f"agent {index} has no rows in this episode, so there is no {name!r} of it")
         if len(agent_episodes) == 1:
             return agent_episodes[0].at_steps(name, steps, fill)
-        # Where one track ends and the next begins in the same step, the later one counts: it is what it decided on.
-        where = [track.places(name, steps) for track in agent_episodes]
-        joined = join_columns([{name: track.whole(name)} for track in agent_episodes])[name]
-        sizes = [track.size(name) for track in agent_episodes]
+        # Where one ends and the next begins in the same step, the later one counts: it is what the agent decided on.
+        where = [single.places(name, steps) for single in agent_episodes]
+        joined = join_columns([{name: single.whole(name)} for single in agent_episodes])[name]
+        sizes = [single.size(name) for single in agent_episodes]
         places = np.full(len(steps), -1, np.int64)
         for own, offset in zip(where, np.cumsum([0, *sizes]).tolist(), strict=False):
             places = np.where(own >= 0, own + offset, places)
@@ -224,7 +224,7 @@ class MultiAgentEpisode:
         """
         if check_step("lookback", lookback) < 0:
             raise ArgumentError(f"lookback must be at least 0, got {lookback}")
-        parts = [track.cut(check_step("env_step", env_step), lookback) for track in self.agent_episodes]
+        parts = [single.cut(check_step("env_step", env_step), lookback) for single in self.agent_episodes]
         heads, tails = ([part for part in side if part is not None] for side in zip(*parts, strict=True))
         return self._of(heads), self._of(tails)
 
@@ -249,31 +249,31 @@ class MultiAgentEpisode:
                 f"got eps_id {other.eps_id} of env {other.env_id}, agents {other.agents}"
             )
         agent_episodes = list(self.agent_episodes)
-        for track in other.agent_episodes:
-            before = next((one for one in reversed(agent_episodes) if one.agent_index == track.agent_index), None)
-            if before is not None and before.goes_on_in(track):
-                agent_episodes[agent_episodes.index(before)] = before.joined(track)
-            elif track.lookback:
-                raise ArgumentError(f"{track} has a lookback that is not in the part before it: {before}")
+        for single in other.agent_episodes:
+            before = next((one for one in reversed(agent_episodes) if one.agent_index == single.agent_index), None)
+            if before is not None and before.goes_on_in(single):
+                agent_episodes[agent_episodes.index(before)] = before.joined(single)
+            elif single.lookback:
+                raise ArgumentError(f"{single} has a lookback that is not in the part before it: {before}")
             else:
-                agent_episodes.append(track)
-        agent_episodes.sort(key=lambda track: track.agent_index)  # stable, so that those of one agent stay in order
+                agent_episodes.append(single)
+        agent_episodes.sort(key=lambda single: single.agent_index)  # stable, so that those of one agent stay in order
         return MultiAgentEpisode(self.eps_id, self.env_id, agent_episodes, self.agents)
 
     def rows(self) -> dict[str, dict[str, Tree]]:
         """Policy id to the columns of its rows, ordered by agent and time, without lookbacks.
 
         Raises:
-            ArgumentError: Two tracks of one policy differ in their columns.
+            ArgumentError: Two agent episodes of one policy differ in their columns.
         """
         found: dict[str, list[Mapping[str, Tree]]] = {}
-        for track in self.agent_episodes:
-            if not len(track):
+        for single in self.agent_episodes:
+            if not len(single):
                 continue
-            columns = track.rows()
-            ids = {"eps_id": self.eps_id, "env_id": self.env_id, "agent_index": track.agent_index}
-            columns |= {name: np.full(len(track), value, np.int64) for name, value in ids.items()}
-            found.setdefault(track.policy_id, []).append(columns)
+            columns = single.rows()
+            ids = {"eps_id": self.eps_id, "env_id": self.env_id, "agent_index": single.agent_index}
+            columns |= {name: np.full(len(single), value, np.int64) for name, value in ids.items()}
+            found.setdefault(single.policy_id, []).append(columns)
         return {policy_id: join_columns(parts) for policy_id, parts in found.items()}
 
     # --- plain data
@@ -284,7 +284,7 @@ class MultiAgentEpisode:
             "eps_id": self.eps_id,
             "env_id": self.env_id,
             "agents": None if self.agents is None else list(self.agents),
-            "agent_episodes": [track.state_dict() for track in self.agent_episodes],
+            "agent_episodes": [single.state_dict() for single in self.agent_episodes],
         }
 
     @classmethod
@@ -295,7 +295,7 @@ class MultiAgentEpisode:
             ArgumentError: Its parts do not fit each other.
             KeyError: One is missing.
         """
-        agent_episodes = [SingleAgentEpisode.from_state_dict(track) for track in state["agent_episodes"]]
+        agent_episodes = [SingleAgentEpisode.from_state_dict(single) for single in state["agent_episodes"]]
         return cls(int(state["eps_id"]), int(state["env_id"]), agent_episodes, state["agents"])
 
     def _of(self, agent_episodes: list[SingleAgentEpisode]) -> MultiAgentEpisode | None:

@@ -1,4 +1,4 @@
-"""From rows of batches to tracks."""
+"""From rows of batches to agent episodes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.batch.batch_columns import ids
-from marlvec.collect.episode.cuts import episodes
+from marlvec.collect.episode.cuts import episodes, ids
 from marlvec.collect.episode.single_agent_episode import SingleAgentEpisode
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree, map_tree
@@ -24,16 +23,16 @@ _IDENTITY = ("eps_id", "env_id", "agent_index")
 
 
 def read_agent_episodes(batches: Mapping[str, Columns]) -> dict[tuple[int, int], list[SingleAgentEpisode]]:
-    """Tracks of every episode in some policies' rows, ordered by agent and time.
+    """Agent episodes of every episode in some policies' rows, ordered by agent and time.
 
-    A track ends where the agent ends, where another policy takes over, and where decisions are missing. Phantom rows
-    are left out.
+    An agent episode ends where the agent ends, where another policy takes over, and where decisions are missing.
+    Phantom rows are left out.
 
     Args:
         batches: Policy id to columns.
 
     Returns:
-        (eps_id, env_id) to tracks, ascending.
+        (eps_id, env_id) to agent episodes, ascending.
 
     Raises:
         ArgumentError: A column is missing; an ``eps_id`` is of several episodes; or rows of one agent do not follow on
@@ -41,12 +40,12 @@ def read_agent_episodes(batches: Mapping[str, Columns]) -> dict[tuple[int, int],
     """
     found: dict[tuple[int, int], list[SingleAgentEpisode]] = {}
     for policy_id, columns in batches.items():
-        for eps_id, env_id, track in _agent_episodes(policy_id, columns):
-            found.setdefault((eps_id, env_id), []).append(track)
+        for eps_id, env_id, single in _agent_episodes(policy_id, columns):
+            found.setdefault((eps_id, env_id), []).append(single)
     if len({eps_id for eps_id, _ in found}) < len(found):
         raise ArgumentError("an eps_id has rows of several envs; split batches of several collectors one by one")
     for key, agent_episodes in found.items():
-        agent_episodes.sort(key=lambda track: (track.agent_index, track.first_t))
+        agent_episodes.sort(key=lambda single: (single.agent_index, single.first_t))
         check_order(agent_episodes, f"eps_id {key[0]}")
     return dict(sorted(found.items()))
 
@@ -55,7 +54,7 @@ def check_order(agent_episodes: Sequence[SingleAgentEpisode], where: str) -> Non
     """Make sure that an agent decides one thing at a time.
 
     Raises:
-        ArgumentError: Two tracks of one agent overlap.
+        ArgumentError: Two agent episodes of one agent overlap.
     """
     for one, other in pairwise(agent_episodes):
         if one.agent_index == other.agent_index and one.first_t + len(one) > other.first_t:

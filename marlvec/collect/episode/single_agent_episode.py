@@ -29,10 +29,10 @@ class SingleAgentEpisode:
     ``env_t``, and ``state`` where there is one) there are T + 1 entries: where the agent decided, and where the outcome
     of its last decision came. Of all other columns (``actions``, ``rewards``, ``t``, ``logp``, …) there are T.
 
-    A track may carry a *lookback*: decisions that came before its own and belong to the chunk before. They are read
-    with negative positions, and count nowhere else: not in ``len()``, nor in ``track["obs"]``, nor in `rows`.
+    It may carry a *lookback*: decisions that came before its own and belong to the chunk before. They are read
+    with negative positions, and count nowhere else: not in ``len()``, nor in ``episode["obs"]``, nor in `rows`.
 
-    Tracks come from `MultiAgentBatch.episodes` and `MultiAgentEpisode.cut`; arrays may be shared with those, and are
+    They come from `MultiAgentBatch.episodes` and `MultiAgentEpisode.cut`; arrays may be shared with those, and are
     not to be written to.
 
     Args:
@@ -63,7 +63,7 @@ class SingleAgentEpisode:
 
     @classmethod
     def of_rows(cls, agent_index: int, policy_id: str, rows: Columns) -> SingleAgentEpisode:
-        """Make a track of an agent's rows, one decision after the other.
+        """Make an episode of an agent's rows, one decision after the other.
 
         Raises:
             ArgumentError: A row's next observation is not what the next row begins with.
@@ -158,13 +158,13 @@ class SingleAgentEpisode:
     def get(self, name: str, start: int | None = None, stop: int | None = None, *, fill: Any = None) -> Tree:
         """Copy entries ``start`` to ``stop - 1`` of a column, counted in the agent's own decisions or moments.
 
-        0 is the track's first one, and -1 the last of the lookback: a negative number never counts from the end.
+        0 is its first decision, and -1 the last of the lookback: a negative number never counts from the end.
 
         Args:
             name: The column.
             start: First position; None for 0.
             stop: Position after the last one; None for the end.
-            fill: What stands where the track and its lookback have nothing; None to refuse that.
+            fill: What stands where it and its lookback have nothing; None to refuse that.
 
         Raises:
             KeyError: There is no such column.
@@ -203,7 +203,7 @@ class SingleAgentEpisode:
         return self.gather(self.whole(name), name, self.places(name, env_steps), fill)
 
     def gather(self, column: Tree, name: str, places: IntArray, fill: Any) -> Tree:
-        """Entries of a column, of this or of all of the agent's tracks, by position; see `windows.gather`."""
+        """Entries of a column, of this or of all of the agent's agent episodes, by position; see `windows.gather`."""
         return gather(column, places, fill, f"{name!r} of agent {self.agent_index} by env step")
 
     def places(self, name: str, env_steps: IntArray) -> IntArray:
@@ -238,12 +238,12 @@ class SingleAgentEpisode:
         return head, None if p == self._total else self._part(max(0, p - lookback), self._total, min(lookback, p))
 
     def goes_on_in(self, other: SingleAgentEpisode) -> bool:
-        """Whether another track's first decision is the one after the last of this."""
+        """Whether another one's first decision is the one after the last of this."""
         follows = (other.agent_index, other.policy_id) == (self.agent_index, self.policy_id)
         return follows and not self.is_done and other.first_t == self.first_t + len(self)
 
     def joined(self, other: SingleAgentEpisode) -> SingleAgentEpisode:
-        """This track and the one it goes on in, whose lookback falls away.
+        """This one and the one it goes on in, whose lookback falls away.
 
         Raises:
             ArgumentError: It does not begin with what this one ends with, or has other columns.
@@ -284,12 +284,12 @@ class SingleAgentEpisode:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
-        """The track of which `state_dict` gave this.
+        """The episode of which `state_dict` gave this.
 
         Raises:
             ArgumentError: Its columns do not fit each other.
         """
-        track = cls(
+        episode = cls(
             int(state["agent_index"]),
             str(state["policy_id"]),
             state["moments"],
@@ -297,14 +297,16 @@ class SingleAgentEpisode:
             tuple(state["order"]),
             int(state["lookback"]),
         )
-        total = track._total
-        for name in (*track._moments, *track._decisions):
-            wanted = total + (name in track._moments)
-            if any(len(leaf) != wanted for _, leaf in tree_leaves(track.whole(name))):
-                raise ArgumentError(f"column {name!r} of agent {track.agent_index} should have {wanted} entries")
-        if not 0 <= track.lookback <= total or not total:
-            raise ArgumentError(f"agent {track.agent_index} has a lookback of {track.lookback} and {total} decisions")
-        return track
+        total = episode._total
+        for name in (*episode._moments, *episode._decisions):
+            wanted = total + (name in episode._moments)
+            if any(len(leaf) != wanted for _, leaf in tree_leaves(episode.whole(name))):
+                raise ArgumentError(f"column {name!r} of agent {episode.agent_index} should have {wanted} entries")
+        if not 0 <= episode.lookback <= total or not total:
+            raise ArgumentError(
+                f"agent {episode.agent_index} has a lookback of {episode.lookback} and {total} decisions"
+            )
+        return episode
 
     @property
     def _total(self) -> int:

@@ -190,7 +190,7 @@ class Versioned(Policy):
         self.calls += 1
         self.entered.set()
         # Nothing public tells who waits without waiting for it.
-        until(lambda: self.need_not_wait.is_set() or self.collector._turns._waiting)
+        until(lambda: self.need_not_wait.is_set() or self.collector._update_lock._waiting)
         time.sleep(0.0005)
         used = np.tile([before[0], self.weights[1]], (len(rows), 1))
         return np.zeros(len(rows), int), {"used": used}
