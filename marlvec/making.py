@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from marlvec.envs.making.catalog import ENVPOOL
-from marlvec.envs.making.recipe import EnvKwargs, RenderModes, Wrapper, write_recipes
+from marlvec.envs.making.recipe import EnvKwargs, EnvRecipe, RenderModes, Wrapper, write_recipes
 from marlvec.errors import ArgumentError, EnvArgumentError
 from marlvec.registry import EnvLike, resolve_all
+from marlvec.vector.backends.auto import choose_backend
 from marlvec.vector.backends.native import is_exact, make_native
 from marlvec.vector.backends.pool import make_pool
 from marlvec.vector.backends.process import AsyncVectorEnv
@@ -23,6 +24,9 @@ from marlvec.vector.settings import SettingsArguments
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["make"]
+
+_ProcessOptions = tuple[tuple[str, Any, Any], ...]
+"""Options that only worker processes have: name, value, default."""
 
 # What other libraries call an argument of make() by a name that does not come near.
 _SYNONYMS = {"env_num": "num_envs", "asynchronous": "backend", "vectorization_mode": "backend"}
@@ -68,7 +72,9 @@ def make(
             this process, for envs that have them (docs/native.md); ``"pool"``: one object that holds all envs, e.g.
             ``gymnasium.make_vec``'s (docs/interop.md), and the only one for EnvPool's ids, so leave it out there;
             ``"auto"``: native where that has the same numbers bit for bit, is installed and supports all that is asked
-            for, else async.
+            for; else sync where worker processes would cost more than they bring, which is found out by stepping two
+            of the envs in a process of their own first; else async. ``repr(envs)`` says what was taken and why, and
+            the numbers are the same either way. Who asks for something of processes gets async.
         num_workers: Worker processes or threads; default: one per core that this process may use, by its affinity and
             the quota of its container, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
@@ -150,7 +156,7 @@ def make(
         "on_fault": on_fault,
         "max_restarts": max_restarts,
     }
-    processes = (
+    processes: _ProcessOptions = (
         ("context", context, None),
         ("shared_memory", shared_memory, True),
         ("daemon", daemon, True),
@@ -161,35 +167,50 @@ def make(
         if backend not in ("async", "auto", "pool"):
             raise ArgumentError(f"backend={backend!r}: EnvPool's envs run in threads of its own; leave it out")
         backend = "pool"
-    if backend == "auto":
-        asks_for_processes = any(value != default for _, value, default in processes)
-        backend = "async" if asks_for_processes or not is_exact(recipes) else "native"
+    reason = ""
     with _suggesting(kwargs):
-        if backend == "async":
-            return AsyncVectorEnv(
-                recipes,
-                num_workers=num_workers,
-                context=context,
-                shared_memory=shared_memory,
-                daemon=daemon,
-                worker=worker,
-                step_timeout=step_timeout,
-                **settings,
-            )
-        if backend not in ("sync", "thread", "native", "pool"):
-            raise ArgumentError(
-                f"backend must be 'async', 'thread', 'sync', 'native', 'pool' or 'auto', got {backend!r}"
-            )
-        for name, value, default in processes:
-            if value != default:
-                raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
-        if backend == "native":
-            return make_native(recipes, num_workers, settings)
-        if backend == "thread":
-            return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
-        if num_workers is not None:
-            raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend={backend!r} has none")
-        return make_pool(recipes, settings) if backend == "pool" else SyncVectorEnv(recipes, **settings)
+        if backend == "auto":
+            backend, reason = _choose(recipes, num_workers, settings, processes)
+        envs = _build(backend, recipes, num_workers, settings, processes)
+    envs.backend_reason = reason
+    return envs
+
+
+def _choose(
+    recipes: list[EnvRecipe], num_workers: int | None, settings: SettingsArguments, processes: _ProcessOptions
+) -> tuple[str, str]:
+    """The backend that ``"auto"`` means for these envs, and why."""
+    if any(value != default for _, value, default in processes):
+        return "async", "what is asked for needs worker processes"
+    if is_exact(recipes):
+        return "native", "its compiled form has the same numbers"
+    if num_workers is not None:
+        return "async", "num_workers is given"
+    return choose_backend(recipes, settings)
+
+
+def _build(
+    backend: str,
+    recipes: list[EnvRecipe],
+    num_workers: int | None,
+    settings: SettingsArguments,
+    processes: _ProcessOptions,
+) -> VectorEnv:
+    if backend == "async":
+        options: dict[str, Any] = {name: value for name, value, _ in processes}
+        return AsyncVectorEnv(recipes, num_workers=num_workers, **options, **settings)
+    if backend not in ("sync", "thread", "native", "pool"):
+        raise ArgumentError(f"backend must be 'async', 'thread', 'sync', 'native', 'pool' or 'auto', got {backend!r}")
+    for name, value, default in processes:
+        if value != default:
+            raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
+    if backend == "native":
+        return make_native(recipes, num_workers, settings)
+    if backend == "thread":
+        return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
+    if num_workers is not None:
+        raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend={backend!r} has none")
+    return make_pool(recipes, settings) if backend == "pool" else SyncVectorEnv(recipes, **settings)
 
 
 @contextmanager

@@ -109,6 +109,7 @@ class VectorEnvBase(Described, ABC):
         done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
+        backend_reason: Why it is that one, where ``make(backend="auto")`` chose it, else empty.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``.
         lockstep: Whether an env that was asked for something comes back by itself. False where that is up to somebody
             outside, so that nobody should wait for a certain one.
@@ -118,6 +119,7 @@ class VectorEnvBase(Described, ABC):
     """
 
     backend: str = "?"
+    backend_reason: str = ""
     lockstep: bool = True
     _place: str = "?"  # where envs run, for messages
 

@@ -250,6 +250,7 @@ class VectorEnv(Controls):
         done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
+        backend_reason: Why it is that one, where ``make(backend="auto")`` chose it, else empty.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``: what becomes of an env at which something goes wrong.
         brings_state: Whether each reset and step brings the envs' global state: ``make(..., state=True)``.
         drive_count: Goes up whenever somebody resets or steps envs or takes their rows. A `Collector` sees by it that
@@ -462,9 +463,10 @@ class VectorEnv(Controls):
     def __repr__(self) -> str:
         name = type(self).__name__
         groups = ", ".join(f"{group}: {len(members)}" for group, members in self.groups.items())
+        chosen = f"backend={self.backend!r} ({self.backend_reason}), " if self.backend_reason else ""
         return (
             f"<{name} of {self.spec.name}: num_envs={self.num_envs}, agent_num={self.agent_num} ({groups}), "
-            f"autoreset_mode={self.autoreset_mode!r}, {self._calls}>"
+            f"autoreset_mode={self.autoreset_mode!r}, {chosen}{self._calls}>"
         )
 
     @property

@@ -1,0 +1,99 @@
+"""Whether worker processes would bring more than they cost: the choice behind ``make(backend="auto")``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter, thread_time
+from typing import Any
+
+from marlvec.envs.making.recipe import EnvRecipe
+from marlvec.vector.backends.process import AsyncVectorEnv
+from marlvec.vector.processes.worker import WorkerLink
+from marlvec.vector.settings import SettingsArguments
+from marlvec.vector.shards.partition import usable_cores
+
+__all__ = ["choose_backend"]
+
+_OVERHEAD = (
+    100e-6  # seconds that a step over two worker processes costs more than one in this process; docs/benchmarks.md
+)
+_STEPS = 64  # of one env, and of two
+_MAX_SECONDS = 2.0  # for slow envs, for which far fewer steps say enough
+_WAITS = 3.0  # times its processor time: an env that takes so much longer waits for something
+
+
+def choose_backend(recipes: Sequence[EnvRecipe], settings: SettingsArguments) -> tuple[str, str]:
+    """Step two of the envs in a worker process of their own, which is gone afterwards, and compare costs.
+
+    In this process a step over N envs costs N times what one env's does; over W workers ceil(N / W) times that, and
+    the messages. What an env costs is taken as processor time, so that a busy machine does not decide; an env that
+    mostly waits (for a simulator, a socket) counts with its wall clock time.
+
+    Args:
+        recipes: One per env.
+        settings: Those of `make`.
+
+    Returns:
+        ``"sync"`` or ``"async"``, and why, with the figures.
+
+    Raises:
+        EnvRaised: An env's constructor, reset or step raised.
+    """
+    num_envs = len(recipes)
+    workers = min(num_envs, usable_cores())
+    share = -(-num_envs // workers)
+    if workers == 1:
+        return ("sync", "one core, or one env: nothing could run side by side")
+    seconds = _seconds_of_a_step(recipes[:2], settings)
+    saved = (num_envs - share) * seconds
+    which = (
+        f"a step of one env takes {_readable(seconds)}; {workers} worker processes would save {_readable(saved)} a step"
+    )
+    if saved < _OVERHEAD:
+        return ("sync", f"{which}, and cost about {_readable(_OVERHEAD)}")
+    return ("async", which)
+
+
+def _seconds_of_a_step(recipes: Sequence[EnvRecipe], settings: SettingsArguments) -> float:
+    """What a second env adds to a step, so that the messages, which both kinds of steps need, do not count."""
+    plain: SettingsArguments = {**settings, "copy": False, "on_fault": "raise", "autoreset_mode": "same_step"}
+    with AsyncVectorEnv(recipes, num_workers=1, worker=_serve_timed, **plain) as envs:
+        envs.reset()
+        began = perf_counter()
+        for _ in range(_STEPS):
+            for ids in ([0], [0, 1]):
+                envs.send(envs.random_action(env_ids=ids), ids)
+                envs.recv(min_envs=len(ids))
+            if perf_counter() - began > _MAX_SECONDS:
+                break
+        times: list[tuple[int, float, float]] = envs.exec_func(_timed, [0])[0]
+    cpu, wall = (
+        median(times[i][column] for i in range(1, len(times), 2))
+        - median(times[i][column] for i in range(0, len(times), 2))
+        for column in (1, 2)
+    )
+    return max(wall if wall > _WAITS * cpu else cpu, 0.0)
+
+
+_TIMES: list[tuple[int, float, float]] = []  # in the worker process: how many envs, processor time, wall clock time
+
+
+def _serve_timed(link: WorkerLink) -> None:
+    """A worker's loop that notes what its steps cost."""
+    for request in link.requests():
+        cpu, wall = thread_time(), perf_counter()
+        link.answer(request)
+        if request.operation == "send":
+            _TIMES.append((len(request.ids), thread_time() - cpu, perf_counter() - wall))
+
+
+def _timed(_env: Any) -> list[tuple[int, float, float]]:
+    return _TIMES
+
+
+def _readable(seconds: float) -> str:
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.3g} µs"
