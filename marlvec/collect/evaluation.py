@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.metrics.episode_record import EpisodeRecord
+from marlvec.collect.metrics.episode_table import EpisodeRecord
 from marlvec.collect.metrics.metrics import Stats, stats_of_agents, stats_of_policy
 
 __all__ = ["Evaluation", "EpisodeQuotas"]

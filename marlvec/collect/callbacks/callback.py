@@ -6,7 +6,7 @@ from typing import Literal
 
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.episode_step import EpisodeStep, RunningEpisode
-from marlvec.collect.metrics.episode_record import EpisodeRecord
+from marlvec.collect.metrics.episode_table import EpisodeRecord
 from marlvec.collect.metrics.metrics import Metrics
 
 __all__ = ["HOOKS", "Callback", "LossReason"]

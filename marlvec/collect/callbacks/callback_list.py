@@ -14,7 +14,7 @@ from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.callback import HOOKS, Callback, LossReason
 from marlvec.collect.callbacks.episode_step import EpisodeStep, RunningEpisode
 from marlvec.collect.episodes import EpisodeTracker
-from marlvec.collect.metrics.episode_record import EpisodeRecord
+from marlvec.collect.metrics.episode_table import EpisodeRecord
 from marlvec.collect.metrics.metrics import Metrics, as_number
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.errors import ArgumentError, StateError

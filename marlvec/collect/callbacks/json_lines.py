@@ -9,7 +9,7 @@ from typing import Self
 
 from marlvec.collect.callbacks.callback import Callback
 from marlvec.collect.callbacks.episode_step import RunningEpisode
-from marlvec.collect.metrics.episode_record import EpisodeRecord
+from marlvec.collect.metrics.episode_table import EpisodeRecord
 
 __all__ = ["JSONLinesLogger"]
 

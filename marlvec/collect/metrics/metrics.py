@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from marlvec.collect.metrics.episode_record import EpisodeRecord
+from marlvec.collect.metrics.episode_table import EpisodeRecord
 from marlvec.errors import ArgumentError
 
 __all__ = [
