@@ -12,10 +12,10 @@ from marlvec.collect.acting.policy_runner import PolicyRunner
 from marlvec.collect.acting.policy_set import PolicySet, TrainedPolicies
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.collect.episodes import EpisodeTracker
-from marlvec.collect.metrics.metrics import EpisodeRecord, Metrics
+from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout import RolloutLoop
-from marlvec.collect.rollout_state import Counters
-from marlvec.collect.sample_target import MEASURES, SampleTarget
+from marlvec.collect.rollout_state import Counters, WholeEpisode
+from marlvec.collect.sample_target import SampleTarget
 from marlvec.connectors import Rows
 
 __all__ = ["Delivery", "BatchBuilder"]
@@ -58,7 +58,7 @@ class Delivery:
         """
         unit, everyone = goal.unit, self._num_envs
         if self._complete:
-            there = sum(MEASURES[unit](record) for _, _, record in self._loop.finished)
+            there = sum(getattr(episode, unit) for episode in self._loop.finished)
             if pending:  # that much may end with them
                 there += {
                     "env_steps": pending + self._episodes.steps_running,
@@ -80,14 +80,14 @@ class Delivery:
     def deliver(self, goal: SampleTarget, trained: TrainedPolicies) -> MultiAgentBatch:
         """Make the batch, and forget what is in it."""
         loop = self._loop
-        taken: list[EpisodeRecord] = []
+        taken: list[WholeEpisode] = []
         if self._complete:
             there = 0
             while there < goal.amount:
-                taken.append(loop.finished[len(taken)][2])
-                there += MEASURES[goal.unit](taken[-1])
-            slots = self._batch_builder.of_episodes([record.eps_id for record in taken])
-            env_steps = sum(record.length for record in taken)
+                taken.append(loop.finished[len(taken)])
+                there += getattr(taken[-1], goal.unit)
+            slots = self._batch_builder.of_episodes([episode.eps_id for episode in taken])
+            env_steps = sum(episode.env_steps for episode in taken)
         else:
             slots = (
                 self._batch_builder.first_closed(goal.amount)

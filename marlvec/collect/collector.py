@@ -536,7 +536,7 @@ class Collector:
     def _count_policies(self) -> None:
         """Have metrics know all policies there are, and those of the episodes they are over."""
         known = [runner.policy_id for runner in self._runners.values()]
-        known += [name for record in self.metrics.episodes for name in record.policies]
+        known += self.metrics.policies_seen
         self.metrics.policies = tuple(dict.fromkeys(known))
 
     @property

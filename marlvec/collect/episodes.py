@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.metrics.metrics import EpisodeRecord
+from marlvec.collect.metrics.episode_table import FinishedEpisodes
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.errors import ArgumentError, ContractError
 
@@ -241,27 +241,24 @@ class EpisodeTracker:
         self._number_N[env_ids] += 1
         return int((self.length_N[env_ids] - self._handed_N[env_ids]).sum())
 
-    def finish(self, env_ids: IntArray) -> list[EpisodeRecord]:
+    def finish(self, env_ids: IntArray) -> FinishedEpisodes:
         """Close the accounts of episodes that ended, in the order given."""
-        now = perf_counter()
-        ids = self._policy_ids
-        records = [
-            EpisodeRecord(
-                eps_id=int(self.eps_id_N[i]),
-                env_id=i,
-                number=int(self._number_N[i]),
-                length=int(self.length_N[i]),
-                returns_A=self._returns_NA[i].copy(),
-                lengths_A=self._turn_NA[i].copy(),
-                present_A=self._present_NA[i].copy(),
-                truncated_A=self._truncated_NA[i].copy(),
-                policies=tuple(ids[k] for k in self.policy_NA[i].tolist()),
-                duration=now - float(self._began_N[i]),
-            )
-            for i in env_ids.tolist()
-        ]
+        finished = FinishedEpisodes(
+            eps_id=self.eps_id_N[env_ids],
+            env_id=env_ids,
+            number=self._number_N[env_ids],
+            length=self.length_N[env_ids],
+            returns=self._returns_NA[env_ids],
+            lengths=self._turn_NA[env_ids],
+            present=self._present_NA[env_ids],
+            truncated=self._truncated_NA[env_ids],
+            policy=self.policy_NA[env_ids],
+            duration=perf_counter() - self._began_N[env_ids],
+            made=np.full(len(env_ids), None, np.object_),
+            policy_ids=self._policy_ids,
+        )
         self._number_N[env_ids] += 1
-        return records
+        return finished
 
     def leave(self, env_ids: IntArray) -> None:
         """No episode runs in these envs until one begins."""

@@ -5,7 +5,6 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 
 from __future__ import annotations
 
-from bisect import insort
 from time import perf_counter
 from typing import Literal
 
@@ -19,8 +18,8 @@ from marlvec.collect.acting.random_steps import RandomSteps
 from marlvec.collect.acting.row_builder import RowBuilder
 from marlvec.collect.callbacks.callback_list import CallbackList
 from marlvec.collect.episodes import EndedAgents, EpisodeTracker
-from marlvec.collect.metrics.metrics import EpisodeRecord, Metrics
-from marlvec.collect.rollout_state import Counters
+from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.rollout_state import Counters, WholeEpisode
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.scheduling.lockstep import EnvsNeeded
 from marlvec.collect.scheduling.on_demand import scheduler_for
@@ -52,7 +51,7 @@ class RolloutLoop:
         router: Who plays whom.
         episodes: The accounts of the running episodes.
         metrics: Where finished episodes and times go.
-        keep_finished: Whether to keep the records of episodes that ended.
+        keep_finished: Whether to note episodes that ended.
         explore: Whether policies explore.
         overlap: Whether policies answer for some envs while others step.
         callback_list: Who is told what happens.
@@ -62,8 +61,7 @@ class RolloutLoop:
         state: ``"new"``: nothing runs yet. ``"ready"``: between two steps; envs may be on the way. ``"lost"``: a call
             failed half-way through a step.
         undelivered: What has come in and is in no batch yet.
-        finished: Episodes that ended and are in no batch yet, as (round, env, record) and in this order; only while
-            ``keep_finished``.
+        finished: Episodes that ended and are in no batch yet, in order; only while ``keep_finished``.
         slot_L: (L,) each lane's stored row that is ready or open, or -1.
         explore: Whether policies explore.
         scheduler: What goes to the envs and comes back.
@@ -94,7 +92,7 @@ class RolloutLoop:
         self.state: Literal["new", "ready", "lost"] = "new"
         self.undelivered = Counters()
         self._handed_env_steps = self._handed_agent_steps = 0
-        self.finished: list[tuple[int, int, EpisodeRecord]] = []
+        self.finished: list[WholeEpisode] = []
         self.slot_L = np.full(n * a, -1, np.int64)
         self._entropy = 0
         self._transformed: list[PolicyAnswer] = []  # what action connectors have seen in a call that failed there
@@ -334,13 +332,20 @@ class RolloutLoop:
                 f"env {int(env_ids[i])} ended its episode, but agent {self._envs.agents[a]!r} was neither terminated "
                 f"nor truncated"
             )
-        records = self._callback_list.end(self._episodes.finish(env_ids))
-        self.undelivered.episodes += len(records)
-        for record in records:
-            self._metrics.add(record)
+        finished = self._episodes.finish(env_ids)
+        self._callback_list.end(finished)
+        self.undelivered.episodes += len(finished)
+        self._metrics.add(finished)
         if self._keep_finished:
-            for record in records:
-                insort(self.finished, (int(self.scheduler.round_N[record.env_id]), record.env_id, record))
+            columns = (
+                self.scheduler.round_N[env_ids],
+                env_ids,
+                finished.eps_id,
+                finished.length,
+                finished.lengths.sum(axis=1),
+            )
+            self.finished += map(WholeEpisode, *(column.tolist() for column in columns))
+            self.finished.sort()
         self.scheduler.leave_out_masked(env_step)
         ended = env_step.env_ids[env_step.done]
         begun = self.scheduler.begin_next(env_step, ended, self._idle_actions)

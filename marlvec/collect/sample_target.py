@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from marlvec.arguments import whole_number
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.metrics.metrics import EpisodeRecord
 from marlvec.errors import ArgumentError
 
-__all__ = ["MEASURES", "BatchSchedule", "SampleTarget", "Unit", "count_from", "sample_target"]
+__all__ = ["BatchSchedule", "SampleTarget", "Unit", "count_from", "sample_target"]
 
 Unit: TypeAlias = Literal["env_steps", "agent_steps", "episodes"]
-
-MEASURES: dict[Unit, Callable[[EpisodeRecord], int]] = {
-    "env_steps": lambda record: record.length,
-    "agent_steps": lambda record: int(record.lengths_A.sum()),
-    "episodes": lambda record: 1,
-}
-"""How much of each an episode is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +13,7 @@ from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.callback import HOOKS, Callback, LossReason
 from marlvec.collect.callbacks.episode_step import EpisodeStep, RunningEpisode
 from marlvec.collect.episodes import EpisodeTracker
-from marlvec.collect.metrics.episode_table import EpisodeRecord
+from marlvec.collect.metrics.episode_table import EpisodeRecord, FinishedEpisodes
 from marlvec.collect.metrics.metrics import Metrics, as_number
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.errors import ArgumentError, StateError
@@ -79,14 +78,14 @@ class CallbackList:
         self._created.clear()
         self.lose(np.arange(len(self._running_N)), ["reset"] * len(self._running_N))
 
-    def end(self, records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
-        """Episodes have ended. Returns their records with what callbacks have noted."""
-        return [self._end(record) for record in records] if self._follows else list(records)
+    def end(self, episodes: FinishedEpisodes) -> None:
+        """Episodes have ended; what callbacks have noted goes into their records."""
+        for i, env_id in enumerate(episodes.env_id.tolist() if self._follows else ()):
+            episode: RunningEpisode = self._running_N[env_id]
+            self._running_N[env_id] = None
+            self._end(episode, episodes.record(i, episode.custom))
 
-    def _end(self, record: EpisodeRecord) -> EpisodeRecord:
-        episode: RunningEpisode = self._running_N[record.env_id]
-        self._running_N[record.env_id] = None
-        record = replace(record, custom=episode.custom)
+    def _end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
         self._tell("on_episode_end", episode, record)
         for name, value in list(episode.custom.items()):
             try:
@@ -94,7 +93,6 @@ class CallbackList:
             except ArgumentError as error:
                 del episode.custom[name]
                 self._held.append(error)
-        return record
 
     def create(
         self, env_ids: NDArray[np.int64], episodes: EpisodeTracker, policy_ids: Mapping[int, str], entropy: int

@@ -1,14 +1,22 @@
-"""What is on record of one finished episode."""
+"""What is on record of the last finished episodes: a row of arrays each, and an object of it where somebody asks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EpisodeRecord"]
+from marlvec.errors import ArgumentError
+
+__all__ = ["EpisodeRecord", "EpisodeTable", "FinishedEpisodes"]
+
+AnyArray = NDArray[Any]
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -33,10 +41,10 @@ class EpisodeRecord:
     env_id: int
     number: int
     length: int
-    returns_A: NDArray[np.float64]
-    lengths_A: NDArray[np.int64]
-    present_A: NDArray[np.bool_]
-    truncated_A: NDArray[np.bool_]
+    returns_A: FloatArray
+    lengths_A: IntArray
+    present_A: BoolArray
+    truncated_A: BoolArray
     policies: tuple[str, ...]
     duration: float
     custom: Mapping[str, float] = field(default_factory=dict)
@@ -45,3 +53,132 @@ class EpisodeRecord:
     def episode_return(self) -> float:
         """Sum of all agents' returns."""
         return float(self.returns_A.sum())
+
+
+@dataclass(slots=True)
+class FinishedEpisodes:
+    """Episodes that have finished, a row each, in the order in which they did.
+
+    Attributes:
+        eps_id, env_id, number, length: (k,) int64; see `EpisodeRecord`.
+        returns, lengths, present, truncated: (k, A) float64, int64, bool, bool.
+        policy: (k, A) int64, number of each agent's policy.
+        duration: (k,) float64.
+        made: (k,) each one's `EpisodeRecord`, or None until somebody has asked for it.
+        policy_ids: Policy ids by number, of these at least.
+    """
+
+    eps_id: IntArray
+    env_id: IntArray
+    number: IntArray
+    length: IntArray
+    returns: FloatArray
+    lengths: IntArray
+    present: BoolArray
+    truncated: BoolArray
+    policy: IntArray
+    duration: FloatArray
+    made: NDArray[np.object_]
+    policy_ids: Mapping[int, str]
+
+    def __len__(self) -> int:
+        return len(self.eps_id)
+
+    def record(self, i: int, custom: Mapping[str, float] | None = None) -> EpisodeRecord:
+        """Row i as an object: the same one each time.
+
+        Args:
+            i: Which.
+            custom: What callbacks have noted; only the first call may give it.
+        """
+        record: EpisodeRecord | None = self.made[i]
+        if record is None:
+            record = self.made[i] = EpisodeRecord(
+                eps_id=int(self.eps_id[i]),
+                env_id=int(self.env_id[i]),
+                number=int(self.number[i]),
+                length=int(self.length[i]),
+                returns_A=self.returns[i].copy(),
+                lengths_A=self.lengths[i].copy(),
+                present_A=self.present[i].copy(),
+                truncated_A=self.truncated[i].copy(),
+                policies=tuple([self.policy_ids[k] for k in self.policy[i].tolist()]),
+                duration=float(self.duration[i]),
+                custom={} if custom is None else custom,
+            )
+        return record
+
+
+_COLUMNS = tuple(name for name in FinishedEpisodes.__slots__ if name != "policy_ids")
+_DTYPES: Mapping[str, type[Any]] = {
+    **dict.fromkeys(_COLUMNS, np.int64),
+    **dict.fromkeys(("returns", "duration"), np.float64),
+    **dict.fromkeys(("present", "truncated"), np.bool_),
+    "made": np.object_,
+}
+_PER_AGENT = {"returns", "lengths", "present", "truncated", "policy"}
+
+
+class EpisodeTable:
+    """The last finished episodes.
+
+    Rows are added behind those there are. Where there is no more room the last ones go into new arrays, so what stands
+    in a row is never written over.
+
+    Args:
+        num_agents: A.
+        window: How many episodes count.
+
+    Attributes:
+        window: As given.
+        size: Number of episodes that were ever added.
+    """
+
+    def __init__(self, num_agents: int, window: int) -> None:
+        if window < 1:
+            raise ArgumentError(f"the metrics' window must be at least 1 episode, got {window}")
+        self.window, self._num_agents = window, num_agents
+        self.size = 0
+        self._arrays = self._room(0)
+        self._first = 0  # number of the episode in the arrays' first row
+        self._known: Mapping[int, str] = {}  # the last ids that came with rows
+
+    def _room(self, rows: int) -> FinishedEpisodes:
+        a = self._num_agents
+        shapes = {name: (rows, a) if name in _PER_AGENT else (rows,) for name in _COLUMNS}
+        arrays: dict[str, Any] = {name: np.empty(shape, _DTYPES[name]) for name, shape in shapes.items()}
+        return FinishedEpisodes(**arrays, policy_ids={})
+
+    def __len__(self) -> int:
+        return min(self.size, self.window)
+
+    def add(self, episodes: FinishedEpisodes) -> None:
+        """Add rows."""
+        start, stop = self.size - self._first, self.size - self._first + len(episodes)
+        if stop > len(self._arrays):
+            start, stop = self._move(len(episodes))
+        arrays = self._arrays
+        for name in _COLUMNS:
+            getattr(arrays, name)[start:stop] = getattr(episodes, name)
+        if episodes.policy_ids is not self._known:  # policies have come or gone
+            arrays.policy_ids = {**arrays.policy_ids, **episodes.policy_ids}
+            self._known = episodes.policy_ids
+        self.size += len(episodes)
+
+    def _move(self, more: int) -> tuple[int, int]:
+        """Make room for more rows behind the last ones, and forget the names of policies that play in none of them."""
+        kept = self.last()
+        start = len(kept)
+        room = self._room(2 * (start + more))
+        for name in _COLUMNS:
+            getattr(room, name)[:start] = getattr(kept, name)
+        room.policy_ids = {number: kept.policy_ids[number] for number in np.unique(kept.policy).tolist()}
+        self._arrays, self._first, self._known = room, self.size - start, {}
+        return start, start + more
+
+    def last(self, k: int | None = None) -> FinishedEpisodes:
+        """The last k episodes, oldest first, and no more than the window is long; views that are for reading."""
+        stop = self.size - self._first
+        rows = slice(stop - (len(self) if k is None else min(k, len(self))), stop)
+        arrays: dict[str, Any] = {name: getattr(self._arrays, name)[rows] for name in _COLUMNS}
+        return FinishedEpisodes(**arrays, policy_ids=self._arrays.policy_ids)

@@ -6,10 +6,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-from marlvec.collect.metrics.episode_table import EpisodeRecord
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.metrics.episode_table import EpisodeRecord, EpisodeTable, FinishedEpisodes
 from marlvec.errors import ArgumentError
 
 __all__ = [
@@ -76,6 +78,24 @@ def stats_of_policy(records: Iterable[EpisodeRecord], policy_id: str) -> dict[st
     )
 
 
+def _of_rows(found: FinishedEpisodes, rows: slice | NDArray[np.bool_]) -> dict[str, Stats]:
+    """`stats_of_episodes` of some of these."""
+    return {
+        "return": Stats.of(found.returns[rows].sum(axis=1).tolist()),
+        "length": Stats.of(found.length[rows].tolist()),
+        "duration": Stats.of(found.duration[rows].tolist()),
+    }
+
+
+def _of_seats(found: FinishedEpisodes, chosen: NDArray[np.bool_]) -> dict[str, Stats]:
+    """`stats_of_agents` of those that (k, A) says."""
+    return {
+        "return": Stats.of(found.returns[chosen].tolist()),
+        "length": Stats.of(found.lengths[chosen].tolist()),
+        "duration": Stats.of(found.duration[np.nonzero(chosen)[0]].tolist()),
+    }
+
+
 TIMERS = ("inference", "action_connectors", "env_wait", "agent_connectors", "ingest", "batch", "callbacks")
 """Policies; both sides' connectors; waiting for envs; book-keeping; batches, with their connectors; callbacks."""
 
@@ -131,10 +151,8 @@ class Metrics:
     """
 
     def __init__(self, agents: tuple[str, ...], policies: tuple[str, ...], *, window: int = 100) -> None:
-        if window < 1:
-            raise ArgumentError(f"the metrics' window must be at least 1 episode, got {window}")
+        self._table = EpisodeTable(len(agents), window)
         self.agents, self.policies = agents, policies
-        self._window: deque[EpisodeRecord] = deque(maxlen=window)
         self._values: dict[str, deque[float]] = {}
         self.env_steps = 0
         self.agent_steps = 0
@@ -146,10 +164,10 @@ class Metrics:
         self.agent_steps_lost = 0
         self.timers = {name: Timer() for name in TIMERS}
 
-    def add(self, record: EpisodeRecord) -> None:
-        """Count a finished episode."""
-        self._window.append(record)
-        self.episodes_total += 1
+    def add(self, episodes: FinishedEpisodes) -> None:
+        """Count finished episodes."""
+        self._table.add(episodes)
+        self.episodes_total += len(episodes)
 
     def add_value(self, name: str, value: float) -> None:
         """Note a number of your own, to be found in `last_values` and, with those before it, in `custom`.
@@ -164,37 +182,46 @@ class Metrics:
             ArgumentError: It is no number.
         """
         number = as_number(value, f"metrics.add_value({name!r})")
-        values = self._values.setdefault(name, deque(maxlen=self._window.maxlen))
+        values = self._values.setdefault(name, deque(maxlen=self._table.window))
         if not math.isnan(number):
             values.append(number)
 
     @property
     def episodes(self) -> list[EpisodeRecord]:
         """The last finished episodes, oldest first; at most as many as the window is long."""
-        return list(self._window)
+        return self.latest(self._table.window)
 
     def latest(self, k: int) -> list[EpisodeRecord]:
         """The last k of those, or all if they are fewer, oldest first."""
-        return list(islice(reversed(self._window), k))[::-1]
+        found = self._table.last(k)
+        return [found.record(i) for i in range(len(found))]
+
+    @property
+    def policies_seen(self) -> list[str]:
+        """Ids of the policies that played in those, in the order in which they came."""
+        found = self._table.last()
+        policies, first = np.unique(found.policy, return_index=True)
+        return list(dict.fromkeys(found.policy_ids[number] for number in policies[np.argsort(first)].tolist()))
 
     @property
     def returns(self) -> Stats:
         """Of whole episodes: the sum over all agents."""
-        return Stats.of(e.episode_return for e in self._window)
+        return Stats.of(self._table.last().returns.sum(axis=1).tolist())
 
     @property
     def lengths(self) -> Stats:
         """Env steps an episode."""
-        return Stats.of(e.length for e in self._window)
+        return Stats.of(self._table.last().length.tolist())
 
     @property
     def durations(self) -> Stats:
         """Seconds an episode."""
-        return Stats.of(e.duration for e in self._window)
+        return Stats.of(self._table.last().duration.tolist())
 
     def env(self, env_id: int) -> dict[str, Stats]:
         """``return``, ``length`` and ``duration`` of one env's episodes."""
-        return stats_of_episodes(e for e in self._window if e.env_id == env_id)
+        found = self._table.last()
+        return _of_rows(found, found.env_id == env_id)
 
     def agent(self, name: str) -> dict[str, Stats]:
         """``return``, ``length`` (decisions) and ``duration`` of the episodes that one agent was in.
@@ -205,7 +232,8 @@ class Metrics:
         if name not in self.agents:
             raise KeyError(f"no agent {name!r}; there are {list(self.agents)}")
         a = self.agents.index(name)
-        return stats_of_agents([(e, a) for e in self._window if e.present_A[a]])
+        found = self._table.last()
+        return _of_seats(found, found.present & (np.arange(len(self.agents)) == a))
 
     def policy(self, policy_id: str) -> dict[str, Stats]:
         """``return``, ``length`` (decisions) and ``duration`` of the agents that one policy played, each on its own.
@@ -215,7 +243,9 @@ class Metrics:
         """
         if policy_id not in self.policies:
             raise KeyError(f"no policy {policy_id!r}; there are {list(self.policies)}")
-        return stats_of_policy(self._window, policy_id)
+        found = self._table.last()
+        numbers = [number for number, name in found.policy_ids.items() if name == policy_id]
+        return _of_seats(found, found.present & np.isin(found.policy, numbers))
 
     @property
     def last_values(self) -> dict[str, float]:
@@ -240,8 +270,8 @@ class Metrics:
 
     def _of_episodes(self) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
-        for record in self._window:
-            for name, value in record.custom.items():
+        for record in self._table.last().made.tolist():
+            for name, value in record.custom.items() if record is not None else ():
                 numbers = found.setdefault(name, [])
                 if not math.isnan(value):
                     numbers.append(value)
@@ -249,6 +279,7 @@ class Metrics:
 
     def summary(self) -> dict[str, Any]:
         """Return everything as plain dicts and numbers."""
+        found = self._table.last()
         return {
             "env_steps": self.env_steps,
             "agent_steps": self.agent_steps,
@@ -258,8 +289,8 @@ class Metrics:
             "noop_steps": self.noop_steps,
             "env_steps_lost": self.env_steps_lost,
             "agent_steps_lost": self.agent_steps_lost,
-            **_plain(stats_of_episodes(self._window)),
-            "envs": {i: _plain(self.env(i)) for i in sorted({e.env_id for e in self._window})},
+            **_plain(_of_rows(found, slice(None))),
+            "envs": {i: _plain(self.env(i)) for i in np.unique(found.env_id).tolist()},
             "agents": {name: _plain(self.agent(name)) for name in self.agents},
             "policies": {name: _plain(self.policy(name)) for name in self.policies},
             "custom": _plain(self.custom),
