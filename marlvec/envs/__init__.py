@@ -5,6 +5,7 @@ from marlvec.envs.adapters.detect import adapt
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
 from marlvec.envs.adapters.parallel import ParallelAdapter
 from marlvec.envs.adapters.rllib import RLlibAdapter
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, AgentGroup, EnvSpec, Info
@@ -15,6 +16,7 @@ from marlvec.envs.wrappers.time_limit import TimeLimit
 __all__ = [
     "COMMON",
     "AgentGroup",
+    "AutoresetMode",
     "EnvSpec",
     "GymnasiumAdapter",
     "Info",

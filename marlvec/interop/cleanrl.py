@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
+from marlvec.interop.rows.view_checks import NEXT_BEGINS_AT_ONCE, check_view
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["CleanRLVectorEnv"]
@@ -41,11 +42,7 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
     """
 
     def __init__(self, envs: VectorEnv) -> None:
-        if envs.autoreset_mode != "same_step":
-            raise ArgumentError(
-                f"CleanRLVectorEnv: expected envs with autoreset_mode='same_step', in which a new episode's first "
-                f"observation comes with the old one's end, got {envs.autoreset_mode!r}"
-            )
+        check_view(envs, "CleanRLVectorEnv", NEXT_BEGINS_AT_ONCE, modes=[AutoresetMode.SAME_STEP])
         super().__init__(envs)
         self._alive = np.ones(self.num_envs, np.bool_)
         self._returns = np.zeros(self.num_envs)

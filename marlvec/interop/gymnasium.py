@@ -23,11 +23,6 @@ from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["GymnasiumVectorEnv"]
 
-_MODES = {
-    "same_step": AutoresetMode.SAME_STEP,
-    "next_step": AutoresetMode.NEXT_STEP,
-    "disabled": AutoresetMode.DISABLED,
-}
 _FINAL = ("final_obs", "final_info")
 _AGENT_AXIS = ("alive", "acting", "reset_mask")  # says nothing that is new where an env has one agent
 _STATES = ("state", "final_state")
@@ -83,10 +78,10 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.single_action_space = deepcopy(group.action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.metadata = {**envs.metadata, "autoreset_mode": _MODES[envs.autoreset_mode]}
+        self.metadata = {**envs.metadata, "autoreset_mode": AutoresetMode[envs.autoreset.mode.name]}
         self.render_mode = render_mode_of(envs)
         self._group = group
-        self._same_step = envs.autoreset_mode == "same_step"
+        self._same_step = envs.autoreset.begins_at_once
         # Keys of the view itself; what an env says under one of them is put aside.
         self._taken = {*_FINAL, *(_AGENT_AXIS if envs.agent_num > 1 else ())}
         self._taken |= set() if group.mask_size is None else {"action_mask"}

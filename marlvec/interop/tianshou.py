@@ -14,9 +14,10 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError
-from marlvec.interop.rows.view_checks import value_at
+from marlvec.interop.rows.view_checks import check_view, one_group, value_at
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
@@ -49,18 +50,10 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
 
     def __init__(self, envs: VectorEnv) -> None:
         # Not that of the base class, which would have a worker per row.
-        if envs.autoreset_mode != "disabled" or not envs.copy:
-            raise ArgumentError(
-                f"{type(self).__name__}: Tianshou resets envs itself and keeps what it is given: expected "
-                f"autoreset_mode='disabled' and copy=True, got {envs.autoreset_mode!r} and copy={envs.copy}; "
-                f"{type(self).__name__}.make() does that"
-            )
-        if len(envs.groups) > 1:
-            raise ArgumentError(
-                f"{type(self).__name__}: Tianshou stacks the agents' observations, so their spaces must be equal; "
-                f"{envs.spec.name} has groups {', '.join(envs.groups)}. make(..., pad=True) makes one of them"
-            )
-        (self._group,) = envs.spec.groups
+        view = type(self).__name__
+        why = "Tianshou resets envs itself and keeps what it is given"
+        check_view(envs, view, why, modes=[AutoresetMode.DISABLED], copies=True, has_make=True)
+        self._group = one_group(envs, view)  # Tianshou stacks the agents' observations
         self.envs = envs
         self.env_num = self.wait_num = envs.num_envs * (envs.agent_num if self._row_per_agent else 1)
         self.is_async = self.is_closed = False

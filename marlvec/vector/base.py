@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
 from marlvec.spaces import batch_space
@@ -106,6 +107,7 @@ class VectorEnvBase(Described, ABC):
 
     Attributes:
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``; also in ``metadata["autoreset_mode"]``.
+        autoreset: What follows from it: ``begins_at_once``, ``begins_on_next_step`` or ``caller_begins``.
         done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
@@ -127,7 +129,8 @@ class VectorEnvBase(Described, ABC):
         if num_envs < 1:
             raise ArgumentError(f"num_envs must be at least 1, got {num_envs}")
         self.num_envs = num_envs
-        self.autoreset_mode = settings.autoreset_mode
+        self.autoreset = AutoresetRules.of(settings.autoreset_mode)
+        self.autoreset_mode: str = self.autoreset.mode.value
         self.done_on = settings.done_on
         self.copy = bool(settings.copy)
         self.on_fault = settings.on_fault
@@ -155,7 +158,7 @@ class VectorEnvBase(Described, ABC):
             self.num_envs,
             len(spec.agents),
             mode=self._settings.on_fault,
-            autoreset_mode=self.autoreset_mode,
+            autoreset=self.autoreset,
             budget=self._budget,
         )
 
@@ -365,7 +368,7 @@ class VectorEnvBase(Described, ABC):
         arrived, report = self._take_arrived()
         ids = self._everyone if everything or len(arrived) == self.num_envs else arrived
         self._calls.have_episodes(arrived)
-        if self.autoreset_mode == "disabled":
+        if self.autoreset.caller_begins:
             self._calls.lose_episodes(arrived[self._buffers.done[arrived] & ~self._recovery.masked[arrived]])
         self._recovery.handed_out(arrived, len(arrived) == self.num_envs, self._buffers)
         result = self._result(ids, report)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from marlvec.arguments import check_choice
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.vector.faults.restarts import RestartLimit, restart_limit
 
 __all__ = ["Settings", "SettingsArguments", "AUTORESET_MODES", "DONE_ON", "VALIDATE_MODES", "ON_FAULT"]
@@ -70,7 +71,7 @@ class Settings:
         }
 
 
-AUTORESET_MODES = ("same_step", "next_step", "disabled")
+AUTORESET_MODES = tuple(mode.value for mode in AutoresetMode)
 DONE_ON = ("all", "any")
 VALIDATE_MODES = ("strict", "sample", "warn", "off")
 ON_FAULT = ("raise", "restart", "mask")

@@ -393,9 +393,9 @@ def test_seed_and_options_reach_the_env_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_envs": 2, "autoreset_mode": "disabled"}, "got num_envs=2, autoreset_mode='disabled'"),
-        ({"num_envs": 1}, "got num_envs=1, autoreset_mode='same_step'"),
-        ({"num_envs": 1, "autoreset_mode": "next_step"}, "expected num_envs=1, autoreset_mode='disabled'"),
+        ({"num_envs": 2, "autoreset_mode": "disabled"}, "got num_envs=2 and autoreset_mode='disabled'"),
+        ({"num_envs": 1}, "got num_envs=1 and autoreset_mode='same_step'"),
+        ({"num_envs": 1, "autoreset_mode": "next_step"}, "expected num_envs=1 and autoreset_mode='disabled'"),
     ],
 )
 def test_it_must_drive_its_env_alone(options: dict[str, Any], message: str) -> None:

@@ -460,7 +460,7 @@ def test_masks_that_come_with_infos_are_asked_for() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     for options in ({"autoreset_mode": "next_step"}, {"copy": False}):
-        with pytest.raises(ArgumentError, match="expected copy=True"):
+        with pytest.raises(ArgumentError, match="'disabled' and copy=True"):
             TorchRLEnv.make("simple_spread", 2, backend="sync", **options)
     with pytest.raises(UnsupportedSpaceError, match="observation: Text"):
         TorchRLEnv.make(partial(SampleEnv, Text(5), SPACES["discrete"]), 1, backend="sync")

@@ -92,7 +92,7 @@ class EpisodeStep:
         for result in self._results:
             ids, stacked = result.env_ids.tolist(), result.infos
             found |= zip(ids, infos_to_list(stacked, agents, len(ids)), strict=True)
-            if self._envs.autoreset_mode == "same_step":  # where an episode ended, those are the next one's
+            if self._envs.autoreset.begins_at_once:  # where an episode ended, those are the next one's
                 finals = zip(ids, infos_to_list(stacked.get("final_info", {}), agents, len(ids)), strict=True)
                 found |= {i: info for i, info in finals if i in ended}
         return [found[i] for i in self.env_ids.tolist()]

@@ -227,12 +227,12 @@ class LockstepScheduler:
         Returns:
             Those that have begun one.
         """
-        mode, waiting = self._envs.autoreset_mode, env_ids
-        if mode == "same_step":
+        autoreset, waiting = self._envs.autoreset, env_ids
+        if autoreset.begins_at_once:
             return env_ids
         env_step.own()
         while len(waiting := self.of_living(waiting)):
-            if mode == "next_step":
+            if autoreset.begins_on_next_step:
                 self.check_alone()
                 self._envs.send(idle(waiting), waiting)  # a step that belongs to no round
                 self._note_sent(waiting)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marlvec.envs.adapters.return_values import AgentId, contract_error, mapping
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON, Info
 from marlvec.envs.wrapper_chain import wrapper_chain
 
@@ -53,21 +54,19 @@ def resets_itself(env: Any, name: str) -> bool:
     metadata = getattr(env, "metadata", None)
     if not isinstance(metadata, Mapping):
         return False
-    mode = metadata.get("autoreset_mode")
-    if mode is None:
+    if (word := metadata.get("autoreset_mode")) is None:
         return bool(metadata.get("autoreset", False))
-    # Text, or Gymnasium's enum: "same_step", "SameStep", "same-step".
-    plain = str(getattr(mode, "value", mode)).lower().replace("_", "").replace("-", "")
-    if plain == "disabled":
-        return False
-    if plain != "samestep":
-        contract_error(
-            name,
-            "metadata",
-            f"autoreset_mode is {mode!r}: expected an env that leaves resets to marlvec "
-            f"('disabled'), or resets itself in the step that ends its episode ('same_step')",
-        )
-    return True
+    match AutoresetMode.named(word):
+        case AutoresetMode.DISABLED:
+            return False
+        case AutoresetMode.SAME_STEP:
+            return True
+    contract_error(
+        name,
+        "metadata",
+        f"autoreset_mode is {word!r}: expected an env that leaves resets to marlvec "
+        f"('disabled'), or resets itself in the step that ends its episode ('same_step')",
+    )
 
 
 def take_finals(told: Info | None, ended: Mapping[str, AgentId], env: str) -> EndAndBegin:

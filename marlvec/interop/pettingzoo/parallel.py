@@ -11,10 +11,11 @@ from gymnasium.spaces import Box, Dict, Space
 from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ActionError, ArgumentError, ContractError
 from marlvec.interop.rows.infos import merged
-from marlvec.interop.rows.view_checks import render_mode_of, value_at
+from marlvec.interop.rows.view_checks import check_view, render_mode_of, value_at
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
@@ -53,11 +54,8 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
     """
 
     def __init__(self, envs: VectorEnv) -> None:
-        if envs.num_envs != 1 or envs.autoreset_mode != "disabled":
-            raise ArgumentError(
-                "ParallelView drives one env by itself: expected num_envs=1, autoreset_mode='disabled', "
-                f"got num_envs={envs.num_envs}, autoreset_mode={envs.autoreset_mode!r}; ParallelView.make() does that"
-            )
+        why = "it drives one env by itself"
+        check_view(envs, "ParallelView", why, num_envs=1, modes=[AutoresetMode.DISABLED], has_make=True)
         self.envs = envs
         self.possible_agents = list(envs.agents)
         self.agents: list[str] = []

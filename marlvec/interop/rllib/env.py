@@ -8,9 +8,10 @@ from typing import Any, Self
 
 from gymnasium.spaces import Dict
 
-from marlvec.errors import ArgumentError, MissingExtraError
+from marlvec.envs.autoreset import AutoresetMode
+from marlvec.errors import MissingExtraError
 from marlvec.interop.rllib.dicts import AgentDicts
-from marlvec.interop.rows.view_checks import render_mode_of
+from marlvec.interop.rows.view_checks import check_view, render_mode_of
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.vector_env import VectorEnv
@@ -51,13 +52,15 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
     """
 
     def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
-        if envs.num_envs != 1 or envs.autoreset_mode != "disabled" or not envs.copy:
-            raise ArgumentError(
-                "RLlibMultiAgentEnv drives one env by itself: expected num_envs=1, autoreset_mode='disabled' and "
-                "copy=True, got "
-                f"num_envs={envs.num_envs}, autoreset_mode={envs.autoreset_mode!r} and copy={envs.copy}; "
-                "RLlibMultiAgentEnv.make() does that"
-            )
+        check_view(
+            envs,
+            "RLlibMultiAgentEnv",
+            "it drives one env by itself",
+            num_envs=1,
+            modes=[AutoresetMode.DISABLED],
+            copies=True,
+            has_make=True,
+        )
         self.envs = envs
         self.possible_agents = list(envs.agents)
         self.agents = list(envs.agents)

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 from gymnasium.spaces import Dict
 from gymnasium.vector.utils import batch_space
 
-from marlvec.errors import ArgumentError, BusyError, MissingExtraError
+from marlvec.envs.autoreset import AutoresetMode
+from marlvec.errors import BusyError, MissingExtraError
 from marlvec.interop.rllib.dicts import AgentDicts, EnvDicts
-from marlvec.interop.rows.view_checks import render_mode_of
+from marlvec.interop.rows.view_checks import check_view, render_mode_of
 from marlvec.vector.vector_env import VectorEnv
 
 try:
@@ -51,12 +52,15 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
     closed = True  # until there is something to close; RLlib's class asks as it is thrown away
 
     def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
-        if envs.autoreset_mode != "next_step" or not envs.copy or envs.on_fault == "mask":
-            raise ArgumentError(
-                "RLlibVectorEnv: RLlib wants an episode's end and the next one's beginning in two steps, keeps what it "
-                "is given, and has no place for envs that stay out: expected autoreset_mode='next_step', copy=True and "
-                f"on_fault='raise' or 'restart', got {envs.autoreset_mode!r}, copy={envs.copy} and {envs.on_fault!r}"
-            )
+        check_view(
+            envs,
+            "RLlibVectorEnv",
+            "RLlib wants an episode's end and the next one's beginning in two steps, keeps what it is given, and has "
+            "no place for envs that stay out",
+            modes=[AutoresetMode.NEXT_STEP],
+            copies=True,
+            on_fault=["raise", "restart"],
+        )
         super().__init__()
         self.vectorizer = envs
         self.num_envs = envs.num_envs

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.errors import ActionError, ArgumentError, ContractError
+from marlvec.errors import ActionError, ContractError
+from marlvec.interop.rows.view_checks import one_group
 from marlvec.spaces import Leaf
 from marlvec.vector.vector_env import VectorEnv
 
@@ -34,12 +35,7 @@ class AgentRows:
     """
 
     def __init__(self, envs: VectorEnv, view: str) -> None:
-        if len(envs.groups) > 1:
-            raise ArgumentError(
-                f"{view}: expected envs whose agents have equal spaces, one group; {envs.spec.name} has "
-                f"{len(envs.groups)}: {', '.join(envs.groups)}. make(..., pad=True) makes them equal"
-            )
-        (self.group,) = envs.spec.groups
+        self.group = one_group(envs, view)
         self.agent_num = envs.agent_num
         self.row_num = envs.num_envs * envs.agent_num
         self._env_num = envs.num_envs

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ArgumentError
 from marlvec.interop.rows.agent_rows import AgentRows, cleared
 from marlvec.interop.rows.infos import merged, split_infos
-from marlvec.interop.rows.view_checks import value_at
+from marlvec.interop.rows.view_checks import NEXT_BEGINS_AT_ONCE, check_view, value_at
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
@@ -79,11 +80,7 @@ class RowDriver:
 
     def __init__(self, envs: VectorEnv, view: str) -> None:
         self.rows = AgentRows(envs, view)
-        if envs.autoreset_mode != "same_step":
-            raise ArgumentError(
-                f"{view}: expected envs with autoreset_mode='same_step', in which a new episode's first observation "
-                f"comes with the old one's end, got {envs.autoreset_mode!r}"
-            )
+        check_view(envs, view, NEXT_BEGINS_AT_ONCE, modes=[AutoresetMode.SAME_STEP])
         self.envs = envs
         self.alive, self.acting, self.acted, self.lost = np.zeros((4, self.rows.row_num), np.bool_)
         self._returns = np.zeros(self.rows.row_num)

@@ -1,17 +1,84 @@
-"""What views look up in batched envs: single values out of leaves, and the render mode."""
+"""What views ask of the envs they are given: which settings they can serve, single values, the render mode."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
+from marlvec.envs.autoreset import AutoresetMode
+from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ArgumentError, EnvRaised
 from marlvec.spaces import SpaceTree
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["value_at", "render_mode_of"]
+__all__ = ["NEXT_BEGINS_AT_ONCE", "check_view", "one_group", "render_mode_of", "value_at"]
+
+NEXT_BEGINS_AT_ONCE = "a new episode's first observation comes with the old one's end"
+"""Why some views need the same-step mode."""
+
+
+def check_view(
+    envs: VectorEnv,
+    view: str,
+    why: str,
+    *,
+    modes: Sequence[AutoresetMode] = (),
+    num_envs: int | None = None,
+    copies: bool = False,
+    on_fault: Sequence[str] = (),
+    has_make: bool = False,
+) -> None:
+    """Make sure that a view can serve these envs.
+
+    Args:
+        envs: The envs.
+        view: Who asks.
+        why: What makes it ask, one clause of the message.
+        modes: Autoreset modes that it can serve; empty: all.
+        num_envs: How many envs it drives; None: any number.
+        copies: Whether it keeps what it is given, so that ``copy=True`` is needed.
+        on_fault: Values of ``on_fault`` that it can serve; empty: all.
+        has_make: Whether the view has a ``make()`` that sets all this.
+
+    Raises:
+        ArgumentError: It cannot.
+    """
+    needs: list[tuple[str, Any, Sequence[Any]]] = []  # setting, what it is, what it may be
+    if num_envs is not None:
+        needs.append(("num_envs", envs.num_envs, (num_envs,)))
+    if modes:
+        needs.append(("autoreset_mode", envs.autoreset_mode, [mode.value for mode in modes]))
+    if copies:
+        needs.append(("copy", envs.copy, (True,)))
+    if on_fault:
+        needs.append(("on_fault", envs.on_fault, on_fault))
+    if all(got in allowed for _, got, allowed in needs):
+        return
+    expected = _join([f"{name}={' or '.join(map(repr, allowed))}" for name, _, allowed in needs])
+    given = _join([f"{name}={got!r}" for name, got, _ in needs])
+    remedy = f"; {view}.make() does that" if has_make else ""
+    raise ArgumentError(f"{view}: {why}: expected {expected}, got {given}{remedy}")
+
+
+def one_group(envs: VectorEnv, view: str) -> AgentGroup:
+    """The one group of all agents.
+
+    Args:
+        envs: The envs.
+        view: Who asks.
+
+    Raises:
+        ArgumentError: There are several.
+    """
+    if len(envs.groups) > 1:
+        raise ArgumentError(
+            f"{view}: expected envs whose agents have equal spaces, one group; {envs.spec.name} has "
+            f"{len(envs.groups)}: {', '.join(envs.groups)}. make(..., pad=True) makes them equal"
+        )
+    return envs.spec.groups[0]
 
 
 def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]) -> Any:
@@ -41,3 +108,7 @@ def render_mode_of(envs: VectorEnv) -> str | None:
             return None
         raise
     return modes.pop() if len(modes) == 1 else None
+
+
+def _join(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))

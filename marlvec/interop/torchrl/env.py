@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import Options, spread_options
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
+from marlvec.interop.rows.view_checks import check_view
 from marlvec.interop.torchrl.grouping import GroupMap, GroupPlaces, group_agents, seat
 from marlvec.interop.torchrl.snapshot import EnvSnapshot, scatter
 from marlvec.making import make
@@ -101,11 +103,13 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         reward_dtype: torch.dtype = torch.float32,
         device: Any = None,
     ) -> None:
-        if envs.autoreset_mode == "next_step" or not envs.copy:
-            raise ArgumentError(
-                "TorchRLEnv: TorchRL resets envs itself and keeps what it is given: expected copy=True and "
-                f"autoreset_mode='same_step' or 'disabled', got copy={envs.copy} and {envs.autoreset_mode!r}"
-            )
+        check_view(
+            envs,
+            "TorchRLEnv",
+            "TorchRL resets envs itself and keeps what it is given",
+            modes=[AutoresetMode.SAME_STEP, AutoresetMode.DISABLED],
+            copies=True,
+        )
         super().__init__(device=device, batch_size=(envs.num_envs,), allow_done_after_reset=True)
         self.envs = envs
         chosen = _TORCHRL_NAMES[group_map] if isinstance(group_map, MarlGroupMapType) else group_map
@@ -118,7 +122,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             {None: group.mask_size, True: group.choices, False: None}[action_masks] for group in envs.spec.groups
         ]
         self._reward_dtype = reward_dtype
-        self._same_step = envs.autoreset_mode == "same_step"
+        self._same_step = envs.autoreset.begins_at_once
         self._tells_faults = envs.on_fault != "raise"
         self._wants_masks = action_masks is not False
         self.result: VectorStep | None = None

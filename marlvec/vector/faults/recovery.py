@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.spec import Info
 from marlvec.errors import Failure, RestartQuietly
 from marlvec.vector.data.buffers import Buffers
@@ -98,7 +99,7 @@ class Recovery:
         num_envs: N.
         agent_num: A.
         mode: One of `ON_FAULT`.
-        autoreset_mode: What follows the end of an episode, a lost one too.
+        autoreset: What follows the end of an episode, a lost one too.
         budget: How many restarts there may be.
 
     Attributes:
@@ -108,15 +109,16 @@ class Recovery:
         exceptional: Whether requests for some envs must be looked at; see `split`.
     """
 
-    def __init__(self, num_envs: int, agent_num: int, *, mode: str, autoreset_mode: str, budget: RestartBudget) -> None:
+    def __init__(
+        self, num_envs: int, agent_num: int, *, mode: str, autoreset: AutoresetRules, budget: RestartBudget
+    ) -> None:
         self.mode = mode
         self.incarnations = np.zeros(num_envs, np.int64)
         self.masked = np.zeros(num_envs, np.bool_)
         self.log = FaultLog()
         self.exceptional = False
         self._budget = budget
-        self._at_once = autoreset_mode == "same_step"
-        self._next_step = autoreset_mode == "next_step"
+        self._autoreset = autoreset
         self._alive = np.zeros((num_envs, agent_num), np.bool_)  # as the caller knows them
         self._over = np.zeros(num_envs, np.bool_)
         self._seeds: list[int | None] = [None] * num_envs
@@ -212,10 +214,10 @@ class Recovery:
         options: list[dict[str, Any] | None] = []
         for i in ids.tolist():
             seeds.append(self._seed(i))
-            begin.append(self._at_once or self._revived[i] != "fault")
+            begin.append(self._autoreset.begins_at_once or self._revived[i] != "fault")
             options.append(self._resets.get(i))
             keep.append(self._revived[i] == "end")
-            if begin[-1] or self._next_step:
+            if begin[-1] or self._autoreset.begins_on_next_step:
                 self._fresh.discard(i)
         anew = [build or i in self._unbuilt for i in ids.tolist()]
         self._unbuilt.difference_update(ids.tolist())
@@ -225,7 +227,7 @@ class Recovery:
         """What the row of an env that is revived will tell."""
         if i in self._resets:
             return "reset"
-        return "autoreset" if self._next_step and self._over[i] else "fault"
+        return "autoreset" if self._autoreset.begins_on_next_step and self._over[i] else "fault"
 
     def _seed(self, i: int) -> int | None:
         seed = self._seeds[i]
@@ -244,7 +246,12 @@ class Recovery:
         for failure in report.failures:
             i = failure.env_id
             # In the same step its last episode had ended, and that is still to be told.
-            is_whole = self._at_once and failure.operation == "reset" and self._kind(i) == "fault" and buffers.done[i]
+            is_whole = (
+                self._autoreset.begins_at_once
+                and failure.operation == "reset"
+                and self._kind(i) == "fault"
+                and buffers.done[i]
+            )
             outcome, quiet = self._outcome(failure)
             if outcome == "restart":
                 kind = self._revived.get(i, "end" if is_whole else self._kind(i))
@@ -438,7 +445,7 @@ class Recovery:
             return
         buffers.clear_final_obs(i)
         self._write_fault(i, buffers)
-        if i in self._resets or (self._over[i] and not self._at_once):  # nothing was lost
+        if i in self._resets or (self._over[i] and not self._autoreset.begins_at_once):  # nothing was lost
             self._resets.pop(i, None)
             buffers.events[i] = False
             self._causes.pop(i, None)

@@ -8,13 +8,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.making.catalog import gymnasium_entry
 from marlvec.envs.making.factory import EnvFactory
 from marlvec.envs.making.recipe import EnvRecipe
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.vector.pools.envpool import EnvPoolAdapter
 from marlvec.vector.pools.form import form_of
-from marlvec.vector.pools.gymnasium import AUTORESET_MODES, GymnasiumPool
+from marlvec.vector.pools.gymnasium import GYMNASIUM_MODES, GymnasiumPool
 from marlvec.vector.pools.pool import Pool
 
 __all__ = ["adapt_pool", "build_pool"]
@@ -127,7 +128,7 @@ def _gymnasium_envs(factory: EnvFactory, num_envs: int, given: Mapping[str, Any]
     kwargs.setdefault("vectorization_mode", "sync")
     options = dict(kwargs.pop("vector_kwargs", {}))
     if str(getattr(kwargs["vectorization_mode"], "value", kwargs["vectorization_mode"])) != "vector_entry_point":
-        options.setdefault("autoreset_mode", AUTORESET_MODES[autoreset_mode])
+        options.setdefault("autoreset_mode", GYMNASIUM_MODES[AutoresetMode(autoreset_mode)])
         kwargs.setdefault("disable_env_checker", True)
     try:
         return gymnasium.make_vec(env_id, num_envs, vector_kwargs=options, **kwargs)

@@ -55,7 +55,7 @@ class EnvPoolAdapter(Pool):
         if not 1 <= n <= form.num_envs:
             raise ArgumentError(f"num_envs={n}, but {form.name} holds {form.num_envs} envs")
         self.num_envs, self.num_spares = n, form.num_envs - n
-        self.batch_size, self.own_mode = form.batch_size, form.own_mode
+        self.batch_size, self.autoreset = form.batch_size, form.autoreset
         # With several players EnvPool waits for batch_size envs even where these are all of them.
         self.alone = form.batch_size >= form.num_envs and form.num_players == 1
         self._pool, self._open = pool, open

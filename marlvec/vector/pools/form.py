@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.errors import ContractError
 
 __all__ = ["PoolForm", "form_of"]
@@ -25,7 +26,7 @@ class PoolForm:
         action_space: One player's.
         mask_size: Length of the masks that it says it gives, or None.
         max_episode_steps: After how many steps it ends episodes, or None where it does not say.
-        own_mode: See `Pool`.
+        autoreset: See `Pool`.
         metadata: Its metadata.
     """
 
@@ -37,7 +38,7 @@ class PoolForm:
     action_space: Any
     mask_size: int | None = None
     max_episode_steps: int | None = None
-    own_mode: str = "next_step"
+    autoreset: AutoresetMode = AutoresetMode.NEXT_STEP
     metadata: Mapping[str, Any]
 
 
@@ -69,7 +70,8 @@ def form_of(pool: Any, *, name: str | None = None) -> PoolForm:
     legal = states.get("info:legal_action_mask")
     limit = said("max_episode_steps", None)
     metadata = dict(getattr(pool, "metadata", {}))
-    own_mode = metadata.pop("autoreset_mode", None)
+    autoreset = AutoresetMode.declared_by(metadata, name) or AutoresetMode.NEXT_STEP
+    metadata.pop("autoreset_mode", None)
     return PoolForm(
         name=name,
         num_envs=int(num_envs),
@@ -79,7 +81,7 @@ def form_of(pool: Any, *, name: str | None = None) -> PoolForm:
         action_space=action_space,
         mask_size=int(legal.shape[-1]) if legal is not None and len(legal.shape) == 1 else None,
         max_episode_steps=None if limit is None else int(limit),
-        own_mode=str(getattr(own_mode, "name", own_mode or "next_step")).lower(),
+        autoreset=autoreset,
         metadata=metadata,
     )
 

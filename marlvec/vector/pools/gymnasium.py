@@ -12,13 +12,14 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from marlvec.envs.adapters.gymnasium import AGENT
+from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
 from marlvec.vector.pools.pool import FinalRows, Pool, PoolReply
 
-__all__ = ["AUTORESET_MODES", "GymnasiumPool"]
+__all__ = ["GYMNASIUM_MODES", "GymnasiumPool"]
 
 Ids = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -40,11 +41,11 @@ class GymnasiumPool(Pool):
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
         name = envs.spec.id if envs.spec is not None else type(envs.unwrapped).__name__
-        mode = envs.metadata.get("autoreset_mode")
+        mode = AutoresetMode.declared_by(envs.metadata, name)
         if mode is None:
             raise ContractError(f"{name}: expected metadata['autoreset_mode'] to say what it does when an episode ends")
         self.num_envs = self.batch_size = int(envs.num_envs)
-        self.own_mode = str(getattr(mode, "name", mode)).lower()
+        self.autoreset = mode
         self._envs = envs
         self._asynchronous = envs if isinstance(envs, AsyncVectorEnv) else None  # a wrapper has no halves of calls
         self._of_envs = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))  # not one that is all of them
@@ -118,7 +119,7 @@ class GymnasiumPool(Pool):
         endings = None
         ended = terminated | truncated
         infos = dict(infos)
-        if self.own_mode == "same_step":
+        if self.autoreset is AutoresetMode.SAME_STEP:
             if ended.any():
                 endings = self._endings(ended, infos)
             infos = {
@@ -185,5 +186,5 @@ def _at(values: Any, i: int) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-AUTORESET_MODES = {mode.name.lower(): mode for mode in gymnasium.vector.AutoresetMode}
+GYMNASIUM_MODES = {mode: gymnasium.vector.AutoresetMode[mode.name] for mode in AutoresetMode}
 """Gymnasium's names for ours."""

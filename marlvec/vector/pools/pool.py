@@ -85,9 +85,9 @@ class Pool(ABC):
         num_envs: N, the envs that are for use: 0 to N - 1.
         num_spares: Further ones, N to N + num_spares - 1, of which nobody hears: they fill up batches.
         batch_size: How many rows `recv` waits for, unless it is ``alone``.
-        own_mode: What the pool does by itself when an episode ends: ``"next_step"``: the next `send` to that env
-            begins another, whatever the action; ``"disabled"``: nothing; ``"same_step"``: it begins another at once,
-            and tells of the old one in `PoolReply.endings`.
+        autoreset: What the pool does by itself when an episode ends, an `AutoresetMode` or its name: ``"next_step"``:
+            the next `send` to that env begins another, whatever the action; ``"disabled"``: nothing; ``"same_step"``:
+            it begins another at once, and tells of the old one in `PoolReply.endings`.
         whole: Whether `send` takes all envs only.
         alone: Whether it answers every call by itself, of however many envs, and takes no other meanwhile.
     """
@@ -96,7 +96,7 @@ class Pool(ABC):
     num_envs: int
     num_spares: int = 0
     batch_size: int
-    own_mode: str
+    autoreset: str
     whole: bool = False
     alone: bool = True
 

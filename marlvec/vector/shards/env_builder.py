@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from marlvec.envs.adapters.detect import adapt
+from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.spec import EnvSpec
 from marlvec.envs.wrapper_chain import innermost
@@ -32,7 +33,7 @@ class EnvBuilder:
     Args:
         factories: One zero-argument callable per env.
         first_env_id: Global index of the first one.
-        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
+        autoreset: What happens when an episode ends.
         keep_state: Whether global states are wanted.
         spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
 
@@ -47,14 +48,14 @@ class EnvBuilder:
         self,
         factories: Sequence[Callable[[], Any]],
         first_env_id: int,
-        autoreset_mode: str,
+        autoreset: AutoresetRules,
         *,
         keep_state: bool,
         spaces: str,
     ) -> None:
         self._factories = list(factories)
         self._first = first_env_id
-        self._mode = autoreset_mode
+        self._autoreset = autoreset
         self._keep_state = keep_state
         self._spaces = spaces
         self._inner: dict[int, Any] = {}
@@ -135,15 +136,7 @@ class EnvBuilder:
         """Refuse settings that this env cannot serve."""
         if self._keep_state and env.state_space is None:
             raise ArgumentError(f"state=True, and {env.name} has no global state: it declares no state_space")
-        if env.resets_itself and self._mode != "same_step":
-            raise ArgumentError(
-                f"{env.name} resets itself in the step that ends its episode: expected autoreset_mode='same_step', "
-                f"got {self._mode!r}"
-            )
-        if env.resets_itself and self._keep_state:
-            raise ArgumentError(
-                f"state=True, and {env.name} resets itself: the state in which an episode ended is gone by then"
-            )
+        self._autoreset.check_env(env.name, resets_itself=env.resets_itself, keeps_state=self._keep_state)
 
     def _check_spec(self, spec: EnvSpec, env_id: int) -> None:
         if not hasattr(self, "spec"):

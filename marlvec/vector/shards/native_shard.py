@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
+from marlvec.envs.autoreset import AutoresetRules
 from marlvec.errors import ArgumentError
 from marlvec.native.env_view import NativeEnvView
 from marlvec.native.native_env import Ids, NativeEnv
@@ -57,7 +58,7 @@ class NativeShard:
         self.spec = env.spec()
         if keep_state and self.spec.state_space is None:
             raise ArgumentError(f"state=True, and {env.name} has no global state: it declares no state_space")
-        self._mode = autoreset_mode
+        self._autoreset = AutoresetRules.of(autoreset_mode)
         self._keep_state = keep_state
         self._limit = max_episode_steps
         self._elapsed = np.zeros(env.num_worlds, np.int64)
@@ -144,7 +145,7 @@ class NativeShard:
     def _step(self, ids: Ids) -> Report:
         report = Report()
         self._clear_step(rows_of(ids))
-        if self._mode == "next_step" and np.count_nonzero(over := self._over[rows_of(ids)]):
+        if self._autoreset.begins_on_next_step and np.count_nonzero(over := self._over[rows_of(ids)]):
             begin, ids = ids[over], ids[~over]
             self._begin(begin, report)
             self._buffers.reset_mask[begin] = True
@@ -189,9 +190,9 @@ class NativeShard:
             assert buffers.state is not None
             assert buffers.final_state is not None
             buffers.final_state[rows] = buffers.state[rows]
-        if self._mode == "next_step":
+        if self._autoreset.begins_on_next_step:
             self._over[rows] = True
-        elif self._mode == "same_step":
+        elif self._autoreset.begins_at_once:
             for i in ids.tolist() if report.infos else ():
                 if i in report.infos:
                     report.final_infos[i] = report.infos.pop(i)

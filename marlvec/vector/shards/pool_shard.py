@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
+from marlvec.envs.autoreset import AutoresetMode, AutoresetRules
 from marlvec.errors import ArgumentError, BusyError, ContractError
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.infos import InfoColumns
@@ -49,8 +50,9 @@ class PoolShard:
         self.spec = pool.spec
         self.line = PoolQueue(pool)
         self._pool = pool
-        self._mode = autoreset_mode
-        self._check_mode()
+        self._autoreset = AutoresetRules.of(autoreset_mode)
+        self._check_batches(self._autoreset)
+        self._next_episode = self._autoreset.next_episode_request(AutoresetMode(pool.autoreset))
         n = pool.num_envs
         self._everyone = np.arange(n)
         self._over = np.zeros(n, np.bool_)  # next_step: the episode is over, the next step begins another
@@ -66,23 +68,21 @@ class PoolShard:
         self._declares_mask = group.mask_size is not None
         self._masked = self._declares_mask  # a mask has been written
 
-    def _check_mode(self) -> None:
-        pool, mode = self._pool, self._mode
-        name = f"autoreset_mode={mode!r}: {pool.spec.name}"
-        if pool.own_mode == "same_step" and mode != "same_step":
-            raise ArgumentError(f"{name} begins the next episode in the same step by itself; take 'same_step'")
-        if pool.whole and pool.own_mode != mode and not (pool.own_mode == "disabled" and mode == "same_step"):
-            raise ArgumentError(f"{name} steps all its envs at once, and its own mode is {pool.own_mode!r}; take that")
+    def _check_batches(self, autoreset: AutoresetRules) -> None:
+        """Refuse a mode that the pool does not serve, and batches that would never be full."""
+        pool = self._pool
+        autoreset.check_pool(pool.spec.name, AutoresetMode(pool.autoreset), steps_all=pool.whole)
         if 0 < pool.num_spares < pool.batch_size - 1 and not pool.alone:
             raise ArgumentError(
                 f"{pool.spec.name} hands out {pool.batch_size} rows at a time: expected no spare envs or at least "
                 f"{pool.batch_size - 1}, got {pool.num_spares}"
             )
-        if missing := self.line.short_of(1) if mode == "same_step" else self.line.short_of(pool.num_envs):
+        if missing := self.line.short_of(1 if autoreset.begins_at_once else pool.num_envs):
             raise ArgumentError(
-                f"{name} hands out {pool.batch_size} rows at a time, and {missing} more envs are needed as spares to "
-                f"fill up batches. PoolVectorEnv(pool, num_envs=…) leaves envs over, and marlvec.make() provides them; "
-                f"or take 'next_step' and a batch_size that divides num_envs={pool.num_envs}"
+                f"autoreset_mode={autoreset.mode.value!r}: {pool.spec.name} hands out {pool.batch_size} rows at a "
+                f"time, and {missing} more envs are needed as spares to fill up batches. PoolVectorEnv(pool, "
+                f"num_envs=…) leaves envs over, and marlvec.make() provides them; or take 'next_step' and a "
+                f"batch_size that divides num_envs={pool.num_envs}"
             )
 
     def attach(self, buffers: Buffers) -> None:
@@ -122,7 +122,7 @@ class PoolShard:
             began = np.array(self._over[rows])
             self._over[rows] = False
         going = ids
-        if began is not None and self._pool.own_mode == "disabled":
+        if began is not None and self._next_episode == "reset":
             self._begin(ids[began])
             going = ids[~began]
         if len(going):
@@ -206,7 +206,7 @@ class PoolShard:
         fresh = self._fresh[rows]
         began = fresh if np.count_nonzero(fresh) else None
         self._check_beginnings(reply, ended, began)
-        if began is not None and self._mode == "same_step" and np.count_nonzero(again := self._again[rows]):
+        if began is not None and self._autoreset.begins_at_once and np.count_nonzero(again := self._again[rows]):
             self._buffers.reward[ids[~again]] = reply.reward[~again]
             self._again[rows] = False
         else:
@@ -283,9 +283,9 @@ class PoolShard:
     def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
         """Episodes are over; begin the next ones if the mode says so. Returns who is ready."""
         over = reply.env_ids[done]
-        if self._mode == "next_step":
+        if self._autoreset.begins_on_next_step:
             self._over[over] = True
-        if self._mode != "same_step":
+        if not self._autoreset.begins_at_once:
             return reply.env_ids
         if reply.endings is not None:
             report.final_infos.update(reply.endings.infos)
@@ -295,7 +295,7 @@ class PoolShard:
             self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
         report.final_infos.update({i: report.infos.pop(i) for i in over.tolist() if i in report.infos})
         self._fresh[over] = self._again[over] = True
-        if self._pool.own_mode == "next_step":
+        if self._next_episode == "step":
             self._send(over)
         else:
             self._begin(over)

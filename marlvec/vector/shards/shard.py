@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
@@ -73,11 +74,11 @@ class Shard:
     ) -> None:
         self._first = first_env_id
         self.progress: memoryview[int] | list[int] = [0]
-        self._mode = autoreset_mode
+        self._autoreset = AutoresetRules.of(autoreset_mode)
         self._done_on_any = done_on == "any"
         self._keep_state = keep_state
         self._pace = 0.0  # seconds an env step took of late
-        self._builder = EnvBuilder(factories, first_env_id, autoreset_mode, keep_state=keep_state, spaces=spaces)
+        self._builder = EnvBuilder(factories, first_env_id, self._autoreset, keep_state=keep_state, spaces=spaces)
         self._absent: set[int] = set()  # envs that were closed, and could not be built again
         self.envs: list[MultiAgentEnv] = self._builder.build_all(limit or RestartLimit(), retry=retry)
         self.spec: EnvSpec = self._builder.spec
@@ -288,7 +289,7 @@ class Shard:
 
     def _step_without_episode(self, i: int, report: Report) -> None:
         """In next_step mode the step after the last one begins the next episode; otherwise it is a mistake."""
-        if self._mode == "next_step" and self._status[i] == _OVER:
+        if self._autoreset.begins_on_next_step and self._status[i] == _OVER:
             self._reset_env(i, None, None, report)
             self._buffers.reset_mask[i] = True
         else:
@@ -344,7 +345,7 @@ class Shard:
             assert buffers.state is not None
             assert buffers.final_state is not None
             buffers.final_state[i] = buffers.state[i]
-        if self._mode == "same_step":
+        if self._autoreset.begins_at_once:
             if info := report.infos.pop(i, None):
                 report.final_infos[i] = info
             self._reset_env(i, None, None, report)
