@@ -15,7 +15,7 @@ from marlvec.errors import StateError
 
 __all__ = ["UpdateLock", "Background"]
 
-_LOOK_AGAIN = 1.0  # seconds; who ended by Ctrl-C may have told nobody
+_LOOK_AGAIN = 1.0  # seconds; who ended by Ctrl-C may have told nobody, and one just before a wait does not end it
 
 
 class UpdateLock:
@@ -171,7 +171,7 @@ class Background:
                 if self._closed or (not self._collecting and self._course.next_goal is None):
                     raise StopIteration
                 self._start()
-                self._changed.wait()
+                self._changed.wait(_LOOK_AGAIN)
 
     def close(self) -> None:
         """Stop collecting, and wait until it has stopped. May be called again."""

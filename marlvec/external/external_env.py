@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +23,7 @@ from marlvec.errors import (
     StateError,
 )
 from marlvec.external.exchange.external_episode import ExternalEpisode, Flags
+from marlvec.external.exchange.row_exchange import LONGEST_WAIT
 
 if TYPE_CHECKING:
     from marlvec.external.vector_env import ExternalVectorEnv
@@ -258,7 +259,7 @@ class ExternalEnv:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         raise
-                    self._changed.wait(left)
+                    self._changed.wait(LONGEST_WAIT if left is None else min(left, LONGEST_WAIT))
                     continue
                 self._runs[key] = Running(episode, box)
                 return key
@@ -298,13 +299,17 @@ class ExternalEnv:
         run, seconds = self._running(episode_id), self._seconds(timeout)
         if not run.asked:
             raise StateError(f"wait_for_action({episode_id!r}): nothing was asked; get_action() first")
-        try:
-            answer = run.box.get(timeout=None if seconds is None else max(0.0, seconds))
-        except queue.Empty:
-            raise AnswerTimeout(
-                f"episode {episode_id!r}: no action within {seconds} s; is anybody collecting? It stays asked for: "
-                f"wait_for_action(), or end_episode()"
-            ) from None
+        deadline = float("inf") if seconds is None else time.monotonic() + seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            with suppress(queue.Empty):
+                answer = run.box.get(timeout=min(left, LONGEST_WAIT))
+                break
+            if left <= LONGEST_WAIT:
+                raise AnswerTimeout(
+                    f"episode {episode_id!r}: no action within {seconds} s; is anybody collecting? It stays asked "
+                    f"for: wait_for_action(), or end_episode()"
+                )
         run.asked = False
         if isinstance(answer, Exception):
             self._forget(episode_id)

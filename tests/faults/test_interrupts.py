@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
+
+from marlvec import Collector, RandomPolicy, external
+from marlvec.external import ExternalEnv
+from tests.vector.support.kinds import vectorize
+from tests.waiting import Gate, GatedEnv, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,3 +107,66 @@ def test_after_ctrl_c_the_next_call_works_or_says_why_not(backend: str) -> None:
     assert interrupted == 150
     # A few are broken, as a rule, where it was in the middle of a message: how many is a matter of where Ctrl-C hit.
     assert settled > broken
+
+
+@contextmanager
+def unheard_ctrl_c() -> Iterator[None]:
+    """Ctrl-C while this thread waits, in a way that does not end its wait: as one that comes just before it.
+
+    Python notes a signal in whatever thread the system hands it to, and raises when the main thread looks next.
+    """
+    waiter, late, over = threading.get_native_id(), threading.Event(), threading.Event()
+
+    def looks_asleep() -> bool:
+        stats = [Path(f"/proc/self/task/{waiter}/stat").read_text().rpartition(")")[2].split()[0] for _ in range(20)]
+        return set(stats) == {"S"}
+
+    def interrupt() -> None:
+        until(looks_asleep)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        if not over.wait(40):
+            late.set()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        over.set()
+        helper.join()
+    assert not late.is_set(), "it was not heard until the wait ended"
+
+
+@pytest.mark.fault("A25")
+@pytest.mark.parametrize("backend", ["thread", "async"])
+def test_a_wait_for_envs_hears_of_ctrl_c_that_came_just_before_it(backend: str, tmp_path: Path) -> None:
+    with Gate(tmp_path) as gate, vectorize(backend, [partial(GatedEnv, gate, length=9)] * 2) as envs:
+        envs.reset(seed=0)
+        try:
+            with unheard_ctrl_c():
+                envs.step(np.ones((2, envs.agent_num), np.int64))
+        finally:
+            gate.let_through(100)
+
+
+@pytest.mark.fault("A25")
+@pytest.mark.parametrize("wait", ["collect", "collect in the background", "get_action", "begin"])
+def test_a_wait_for_the_other_side_hears_of_ctrl_c_that_came_just_before_it(wait: str) -> None:
+    with external.make({"agent": (Box(0, 1, (1,), np.float32), Discrete(2))}) as envs:
+        collector, game = Collector(envs, RandomPolicy(), seed=0), ExternalEnv(envs)
+        episode = None if wait.startswith("collect") else game.start_episode()
+        calls: dict[str, Callable[[], object]] = {
+            "collect": lambda: collector.collect(1),
+            "get_action": lambda: game.get_action(episode, [0]),
+            "begin": lambda: game.start_episode(),
+        }
+        if wait in calls:
+            with unheard_ctrl_c():
+                calls[wait]()
+            return
+        with pytest.raises(EOFError, match="enough"), collector.background(1) as batches:
+            with unheard_ctrl_c():
+                next(batches)
+            envs.gateway.fail(EOFError("enough"))

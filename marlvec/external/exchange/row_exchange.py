@@ -16,9 +16,11 @@ from typing import Literal
 from marlvec.errors import ClosedError, DriverGone, EpisodeCut
 from marlvec.external.exchange.row import ExternalRow, RowSource
 
-__all__ = ["RowExchange", "Taken"]
+__all__ = ["LONGEST_WAIT", "RowExchange", "Taken"]
 
 _LOG = logging.getLogger("marlvec")
+# Ctrl-C that comes between Python's last look at signals and a wait does not end that wait: none may be for ever.
+LONGEST_WAIT = 1.0
 
 Taken = tuple[int, ExternalRow | None]
 """A slot and its next row; None where it was recalled, and there is none."""
@@ -131,9 +133,9 @@ class RowExchange:
         self._wait_for_place[callback] = None
 
     def wait(self, deadline: float | None) -> bool:
-        """Wait until something has changed for those outside; False if time ran out."""
-        left = None if deadline is None else deadline - time.monotonic()
-        return (left is None or left > 0) and self._changed.wait(left)
+        """Wait until something may have changed for those outside; False if time ran out."""
+        left = float("inf") if deadline is None else deadline - time.monotonic()
+        return left > 0 and (self._changed.wait(min(left, LONGEST_WAIT)) or left > LONGEST_WAIT)
 
     def lose(self, episode: RowSource, reason: BaseException) -> None:
         """An episode is lost: its rows that were not taken are nobody's, and the collector is told if it knows it."""
@@ -252,7 +254,7 @@ class RowExchange:
             if is_over:
                 return
             with suppress(queue.Empty):
-                self._bell.get(timeout=None if until == float("inf") else max(0.0, until - now))
+                self._bell.get(timeout=min(max(0.0, until - now), LONGEST_WAIT))
 
     def look_for_idle(self, now: float) -> None:
         """Lose episodes of which nothing was heard for too long, if it is time to look."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -30,6 +31,9 @@ from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["ThreadVectorEnv"]
+
+# Ctrl-C that comes between Python's last look at signals and a wait does not end that wait: none may be for ever.
+_LONGEST_WAIT = 1.0
 
 
 class ThreadVectorEnv(VectorEnv):
@@ -170,12 +174,14 @@ class WorkerThreads:
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until there is a reply; whether there is one."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self.replies:
+            left = max(0.0, deadline - time.monotonic())
             try:
-                self.bell.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                self.bell.get(timeout=min(left, _LONGEST_WAIT))
             except queue.Empty:
-                return bool(self.replies)
+                if left <= _LONGEST_WAIT:
+                    return bool(self.replies)
         return True
 
     def run_dry(self) -> None:

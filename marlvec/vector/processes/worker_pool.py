@@ -37,6 +37,8 @@ __all__ = ["WorkerPool", "NewWorker", "noise", "WorkerStarter"]
 _MOMENT = 0.01  # seconds in which workers that are killed together are gone
 _LOOK = 400e-6  # seconds to look for an answer before sleeping
 _LONG = 2e6  # seconds, as many as poll() can count in milliseconds
+# Ctrl-C that comes between Python's last look at signals and a wait does not end that wait: none may be for ever.
+_LONGEST_WAIT_MS = 1000
 
 
 @dataclass
@@ -150,7 +152,11 @@ class WorkerPool:
             Workers to hear; empty if time ran out.
         """
         poll = self._any if waiting_for is None else self._one[waiting_for]
-        events = self._patience.wait(poll, None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+        if timeout is None:
+            while not (events := self._patience.wait(poll, _LONGEST_WAIT_MS)):
+                pass
+        else:
+            events = self._patience.wait(poll, max(0, int(timeout * 1000 + 0.999)))
         ready = [self._by_fd[fd] for fd, _ in events]
         for fd, event in events:
             if event & ~select.POLLIN:
