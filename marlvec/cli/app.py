@@ -330,6 +330,33 @@ def serve(
 
 
 @app.command()
+def bench(
+    env: Env,
+    num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many copies of it.")] = 16,
+    seconds: Annotated[float, typer.Option(min=0.01, metavar="S", help="Of stepping, for each backend.")] = 3.0,
+    num_workers: NumWorkers = None,
+    settings: Settings = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    traceback: Traceback = False,
+) -> None:
+    """Step an env on every backend that runs it, and say which to take.
+
+    Random actions, in turns; the time is that of `step()` alone, on the wall clock, so nothing else should be running.
+    What has to be compiled is compiled before.
+    """
+    from marlvec.cli import arguments
+    from marlvec.cli.commands import bench as benchmark
+
+    settle_in()
+    with plain_errors(traceback):
+        kwargs = arguments.env_kwargs(settings or [])
+        figures, refused = benchmark.bench(
+            env, num_envs, num_workers, kwargs, seconds, Console(stderr=True, emoji=False)
+        )
+        benchmark.print_bench(stdout(), env, num_envs, figures, refused, as_json=as_json)
+
+
+@app.command()
 def envs(
     filter: Annotated[
         str | None,

@@ -1,0 +1,183 @@
+"""``marlvec bench``: how many steps a second each backend makes of one env, and which to take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from marlvec.errors import ArgumentError, ContractError, MissingExtraError
+from marlvec.making import make
+from marlvec.vector import VectorEnv
+
+__all__ = ["Figures", "bench", "print_bench", "recommended"]
+
+_ROUNDS = 7  # in which the backends take turns, so that a machine that is busy for a while is so for all of them
+_CLOSE = 1.1  # how much faster another backend must be before it is worth a second process
+_SIMPLEST = ("sync", "native", "thread", "async", "pool")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one backend did.
+
+    Attributes:
+        backend: Its name.
+        env_steps_per_second: Median over the rounds; of all envs together.
+        agent_steps_per_second: Those times the agents that an env has.
+        slowest, fastest: Env steps a second in the slowest and the fastest round.
+        workers: Worker processes or threads; 0 where envs run in this process.
+    """
+
+    backend: str
+    env_steps_per_second: float
+    agent_steps_per_second: float
+    slowest: float
+    fastest: float
+    workers: int
+
+
+def bench(
+    env: str,
+    num_envs: int,
+    num_workers: int | None,
+    env_kwargs: Mapping[str, Any] | None,
+    seconds: float,
+    console: Console,
+) -> tuple[list[Figures], dict[str, str]]:
+    """Step an env with random actions on each backend that has it, in turns.
+
+    Drawing the actions is not counted, nor are starting, the first steps and what is compiled in them.
+
+    Args:
+        env: What to build, as `make` takes it.
+        num_envs: N.
+        num_workers: For the backends that have workers; None: one for each usable core.
+        env_kwargs: Arguments for the envs.
+        seconds: Of stepping, for each backend.
+        console: Where the progress bar goes; nothing is shown if it is no terminal.
+
+    Returns:
+        The figures of each backend, fastest first; and backend → why it does not run this env.
+
+    Raises:
+        ArgumentError: No backend runs it, or it cannot be built; as `make`.
+    """
+    running: dict[str, VectorEnv] = {}
+    refused: dict[str, str] = {}
+    with (
+        ExitStack() as stack,
+        Progress(console=console, disable=not console.is_terminal, transient=True) as bar,
+    ):
+        task = bar.add_task(f"{env} × {num_envs}", total=len(_SIMPLEST) * (_ROUNDS + 1))
+        for backend in _SIMPLEST:
+            workers = num_workers if backend in ("async", "thread") else None
+            try:
+                envs = make(
+                    env, num_envs, backend=backend, num_workers=workers, copy=False, env_kwargs=dict(env_kwargs or {})
+                )
+            except (ArgumentError, ContractError, MissingExtraError) as error:
+                refused[backend] = str(error).splitlines()[0]
+                bar.advance(task, _ROUNDS + 1)
+                continue
+            running[backend] = stack.enter_context(envs)
+            envs.reset(seed=0)
+            _stepping(envs, seconds / (2 * _ROUNDS))
+            bar.advance(task)
+        if not running:
+            raise ArgumentError(
+                f"no backend runs {env}: " + "; ".join(f"{name}: {why}" for name, why in refused.items())
+            )
+        rates: dict[str, list[float]] = {backend: [] for backend in running}
+        for _ in range(_ROUNDS):
+            for backend, envs in running.items():
+                rates[backend].append(_stepping(envs, seconds / _ROUNDS))
+                bar.advance(task)
+        figures = [
+            Figures(
+                backend,
+                median(rates[backend]),
+                median(rates[backend]) * envs.agent_num,
+                min(rates[backend]),
+                max(rates[backend]),
+                getattr(envs, "num_workers", 0),
+            )
+            for backend, envs in running.items()
+        ]
+    return sorted(figures, key=lambda one: -one.env_steps_per_second), refused
+
+
+def _stepping(envs: VectorEnv, seconds: float) -> float:
+    """Env steps a second, over so many seconds within `step`, and at least two steps."""
+    spent, steps = 0.0, 0
+    while spent < seconds or steps < 2:
+        actions = envs.random_action()
+        began = perf_counter()
+        envs.step(actions)
+        spent += perf_counter() - began
+        steps += 1
+    return steps * envs.num_envs / spent
+
+
+def recommended(figures: list[Figures]) -> Figures:
+    """The simplest backend of those that come within a tenth of the fastest."""
+    good = [one for one in figures if one.env_steps_per_second * _CLOSE >= figures[0].env_steps_per_second]
+    return min(good, key=lambda one: _SIMPLEST.index(one.backend))
+
+
+def print_bench(
+    console: Console, env: str, num_envs: int, figures: list[Figures], refused: Mapping[str, str], *, as_json: bool
+) -> None:
+    """Print what each backend did, and which to take: a table, or one JSON object."""
+    best = recommended(figures)
+    if as_json:
+        said = {
+            "env": env,
+            "num_envs": num_envs,
+            "backends": [asdict(one) for one in figures],
+            "refused": dict(refused),
+            "recommended": best.backend,
+        }
+        console.print(json.dumps(said, indent=2), markup=False, highlight=False, soft_wrap=True)
+        return
+    table = Table(title=f"{env} × {num_envs}, step() with random actions", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("backend")
+    for name in ("env steps/s", "agent steps/s", "slowest to fastest round"):
+        table.add_column(name, justify="right")
+    for one in figures:
+        name = f"{one.backend} ({one.workers} worker{'s' * (one.workers != 1)})" if one.workers else one.backend
+        table.add_row(
+            Text(name, "bold" if one is best else ""),
+            f"{one.env_steps_per_second:,.0f}",
+            f"{one.agent_steps_per_second:,.0f}",
+            f"{one.slowest:,.0f} – {one.fastest:,.0f}",
+        )
+    console.print(table)
+    for name, why in refused.items():
+        console.print(f"{name}: {why}", style="dim", markup=False, highlight=False)
+    others = [one for one in figures if one is not best]
+    ahead = ", ".join(f"{_times(best, one)} × {one.backend}" for one in others)
+    default = (
+        "the default" if best.backend == "async" else f'make("{env}", num_envs={num_envs}, backend="{best.backend}")'
+    )
+    console.print(
+        f"Take {best.backend}: {default}" + (f"; {ahead}" if ahead else ""),
+        style="green",
+        markup=False,
+        highlight=False,
+    )
+
+
+def _times(one: Figures, other: Figures) -> str:
+    ratio = one.env_steps_per_second / other.env_steps_per_second
+    return f"{ratio:,.1f}" if ratio < 10 else f"{ratio:,.0f}"
