@@ -69,7 +69,7 @@ class ExternalVectorEnv(VectorEnv):
     """
 
     backend = "external"
-    _place = "this process"
+    _place_name = "this process"
 
     def __init__(
         self,
@@ -121,17 +121,17 @@ class ExternalVectorEnv(VectorEnv):
         Returns:
             As `VectorEnv.drain`. Slots in which no episode had begun come with a row in which nobody is alive.
         """
-        self._calls.check_open()
+        self._call_state.check_open()
         self._exchange.recall()
         return super().drain(timeout)
 
-    def _send_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
+    def _request_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
         if options is not None:
             raise ArgumentError(f"{call}(options={options!r}): episodes begin outside, where these do not reach")
-        super()._send_reset(call, seed, options, env_ids)
+        super()._request_reset(call, seed, options, env_ids)
 
-    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        self._sending = True
+    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._is_sending = True
         if operation not in ("reset", "step", "send"):
             self._others.append((operation, env_ids, arguments))
             return
@@ -147,18 +147,18 @@ class ExternalVectorEnv(VectorEnv):
         except Exception as error:  # it is the simulator's own affair
             row.episode.abandon(error)
 
-    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+    def _receive(self, timeout: float | None, everyone: bool) -> bool:
         if self._others:
             operation, env_ids, arguments = self._others.pop(0)
-            self._news.append((env_ids, self._shard.run(operation, env_ids.tolist(), arguments)))
+            self._replies.append((env_ids, self._shard.run(operation, env_ids.tolist(), arguments)))
             return True
         most, wait_for_more = (self.num_envs, 0.0) if everyone else (self._most, self._batch_wait)
         taken = self._exchange.take(timeout, most, wait_for_more)
         try:
             if taken:
-                self._news.append((np.array([i for i, _ in taken], np.int64), self._write(taken)))
+                self._replies.append((np.array([i for i, _ in taken], np.int64), self._write(taken)))
         except BaseException:  # Ctrl-C in the middle: what was taken is in pieces
-            self._calls.broken = BrokenError("recv() was interrupted while it took rows up")
+            self._call_state.broken = BrokenError("recv() was interrupted while it took rows up")
             raise
         return bool(taken)
 

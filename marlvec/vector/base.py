@@ -123,7 +123,7 @@ class VectorEnvBase(Described, ABC):
     backend: str = "?"
     backend_reason: str = ""
     lockstep: bool = True
-    _place: str = "?"  # where envs run, for messages
+    _place_name: str = "?"  # where envs run, for messages
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
         if num_envs < 1:
@@ -137,16 +137,16 @@ class VectorEnvBase(Described, ABC):
         self.brings_state = bool(settings.state)
         self._settings = settings
         self._copier = BufferReuse()  # of arrays of all envs' rows
-        self._calls = CallState(num_envs)
+        self._call_state = CallState(num_envs)
         self._everyone = np.arange(num_envs)
         self._everyone.flags.writeable = False
         self._budget = RestartBudget(settings.limit)
         self._rng = random_stream(None)  # for `random_action`
         self._report = Report()  # of replies that have arrived and were not handed out yet
-        self._news: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that came in just now
+        self._replies: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that came in just now
         self.drive_count = 0
-        self._sending = False  # whether a request is being sent, so that an interrupt would leave it in pieces
-        self._taking = False  # whether a reply is being taken in, so that an interrupt would lose it
+        self._is_sending = False  # whether a request is being sent, so that an interrupt would leave it in pieces
+        self._is_reading = False  # whether a reply is being taken in, so that an interrupt would lose it
 
     def _bind(self, spec: EnvSpec, buffers: Buffers) -> None:
         """Take on what is known once the envs are built."""
@@ -165,8 +165,8 @@ class VectorEnvBase(Described, ABC):
     # --- what a backend provides ---
 
     @abstractmethod
-    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        """Ask these idle envs to do something; must not wait. Sets ``_sending`` where there is no way back.
+    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        """Ask these idle envs to do something; must not wait. Sets ``_is_sending`` where there is no way back.
 
         Args:
             operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows are wanted as they become ready),
@@ -180,8 +180,8 @@ class VectorEnvBase(Described, ABC):
         """
 
     @abstractmethod
-    def _gather(self, timeout: float | None, everyone: bool) -> bool:
-        """Wait for replies and put them into ``_news``: envs that are ready now, and what they report.
+    def _receive(self, timeout: float | None, everyone: bool) -> bool:
+        """Wait for replies and put them into ``_replies``: envs that are ready now, and what they report.
 
         Args:
             timeout: Seconds; None for ever.
@@ -194,11 +194,11 @@ class VectorEnvBase(Described, ABC):
             WorkerLost: A worker is gone.
         """
 
-    def _start_worker(self, w: int) -> None:
+    def _restart_worker(self, w: int) -> None:
         """Start a worker in the place of one that is gone; must not wait. Requests to it may have been made before."""
         raise NotImplementedError  # only where workers are processes
 
-    def _abandon(self) -> bool:
+    def _forget_requests(self) -> bool:
         """Wait until nothing of what was asked is under way, and forget its replies; False where that cannot be."""
         return False
 
@@ -208,14 +208,14 @@ class VectorEnvBase(Described, ABC):
 
     # --- the way out, and the way in ---
 
-    def _begin(
+    def _request(
         self, call: str, operation: str, ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...] = ()
     ) -> None:
         if not len(ids) and call in STREAM:
             return  # nobody to wait for
-        calls, recovery = self._calls, self._recovery
+        calls, recovery = self._call_state, self._recovery
         before, driven = calls.outstanding, self.drive_count
-        self._sending = False
+        self._is_sending = False
         try:
             if operation != "control" and operation != "state":
                 self.drive_count = driven + 1
@@ -227,31 +227,31 @@ class VectorEnvBase(Described, ABC):
                 calls.lose_episodes(ids)  # until the new ones have begun
                 arguments = recovery.note_reset(ids, *arguments)
             if not recovery.exceptional:
-                self._dispatch(operation, ids, arguments)
+                self._send_request(operation, ids, arguments)
                 return
-            requests, ready = recovery.split((operation, ids, arguments), self._buffers)
+            requests, ready = recovery.divert((operation, ids, arguments), self._buffers)
             for request in requests:
-                self._dispatch(*request)
-            self._arrive(ready, None)
+                self._send_request(*request)
+            self._take_in(ready, None)
         except WorkerLost as loss:
-            self._give_up(loss)
+            self._break(loss)
         except BaseException:  # something cannot be pickled, or Ctrl-C
-            if self._sending:
+            if self._is_sending:
                 calls.torn = f"{call}() was interrupted while it was being sent"
             else:
-                calls.retract(ids, before)
+                calls.undo_begin(ids, before)
                 self.drive_count = driven
             raise
 
-    def _fetch_all(self, call: str, timeout: float | None = None) -> VectorStep:
+    def _fetch(self, call: str, timeout: float | None = None) -> VectorStep:
         """The rows of the envs that ``call`` asked, or of all after a partial reset."""
-        self._calls.check_pending(call)
-        self._wait_for(self._calls.outstanding, timeout, f"{call}_fetch")
+        self._call_state.check_pending(call)
+        self._wait(self._call_state.outstanding, timeout, f"{call}_fetch")
         return self._deliver(everything=True)
 
-    def _wait_for(self, wanted: int, timeout: float | None, call: str) -> None:
+    def _wait(self, wanted: int, timeout: float | None, call: str) -> None:
         """Take in replies until ``wanted`` envs are ready."""
-        calls, recovery = self._calls, self._recovery
+        calls, recovery = self._call_state, self._recovery
         deadline = None if timeout is None else time.monotonic() + timeout
         while calls.arrived < wanted:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -259,23 +259,23 @@ class VectorEnvBase(Described, ABC):
             sooner = pause is not None and (left is None or pause < left)
             try:
                 if pause == 0.0:
-                    self._taking = True  # what is due is forgotten before it is asked for
-                    self._bring_back()
-                    self._taking = False
+                    self._is_reading = True  # what is due is forgotten before it is asked for
+                    self._restart_due()
+                    self._is_reading = False
                     continue
-                in_time = bool(self._news) or self._gather(pause if sooner else left, wanted == calls.outstanding)
-                self._taking = True
-                for ids, report in self._news:
-                    self._arrive(ids, report)
-                self._news.clear()
-                self._taking = False
+                in_time = bool(self._replies) or self._receive(pause if sooner else left, wanted == calls.outstanding)
+                self._is_reading = True
+                for ids, report in self._replies:
+                    self._take_in(ids, report)
+                self._replies.clear()
+                self._is_reading = False
             except WorkerLost as loss:
-                self._lose(loss)
+                self._handle_lost_worker(loss)
                 continue
             except Exception:
                 raise
             except BaseException:
-                if self._taking:
+                if self._is_reading:
                     calls.torn = f"{call}() was interrupted in the middle of a reply"
                 raise
             if not in_time and not sooner:
@@ -284,116 +284,116 @@ class VectorEnvBase(Described, ABC):
                     f"their requests stay pending, fetch again"
                 )
 
-    def _arrive(self, ids: NDArray[np.int64], report: Report | None) -> None:
+    def _take_in(self, ids: NDArray[np.int64], report: Report | None) -> None:
         """Take in one reply."""
         recovery = self._recovery
-        if self._calls.pending not in CONTROL_CALLS:
+        if self._call_state.pending not in CONTROL_CALLS:
             if report is not None and report.failures:
-                ids = recovery.see_to(ids, report, self._buffers)
+                ids = recovery.handle_failures(ids, report, self._buffers)
             if recovery.busy:
-                report = recovery.arrived(ids, report, self._buffers)
-        self._calls.arrive(ids)
+                report = recovery.complete_rows(ids, report, self._buffers)
+        self._call_state.arrive(ids)
         if report is not None:
             self._report.update(report)
 
-    def _bring_back(self) -> None:
+    def _restart_due(self) -> None:
         """Restart what is due."""
         for kind, index in self._recovery.due():
             try:
                 if kind == "env":
-                    self._dispatch(*self._recovery.rebuild(index))
+                    self._send_request(*self._recovery.rebuild(index))
                 else:
-                    self._start_worker(index)
+                    self._restart_worker(index)
             except WorkerLost as loss:
-                self._lose(loss)
+                self._handle_lost_worker(loss)
 
-    def _lose(self, loss: WorkerLost) -> None:
+    def _handle_lost_worker(self, loss: WorkerLost) -> None:
         """A worker is gone: have its envs brought back or masked, or raise."""
-        calls = self._calls
+        calls = self._call_state
         control = calls.pending in CONTROL_CALLS
         # It returns what could be done and does not raise: a traceback through it would hold on to the buffers.
         done = self._recovery.worker_lost(loss, calls.pending, self._buffers, control=control)
         if done is None:
-            self._give_up(loss)
+            self._break(loss)
         requests, ready = done
         for request in requests:
-            self._dispatch(*request)
+            self._send_request(*request)
         report: Report | None = None
         if control and len(ready):
             failures = [Failure(i, calls.pending or "", str(loss.error), "", loss.error) for i in ready.tolist()]
             report = Report(failures=failures)
-        self._arrive(ready, report)
+        self._take_in(ready, report)
 
-    def _give_up(self, loss: WorkerLost) -> NoReturn:
+    def _break(self, loss: WorkerLost) -> NoReturn:
         """Raise what only close() can follow; what has arrived goes with it."""
-        self._calls.broken = loss.error
-        if self._calls.pending not in CONTROL_CALLS:
-            loss.error.result = self._result(*self._take_arrived())
+        self._call_state.broken = loss.error
+        if self._call_state.pending not in CONTROL_CALLS:
+            loss.error.result = self._make_step(*self._take_results())
         raise loss.error from None
 
-    def _settle(self) -> None:
+    def _drop_interrupted(self) -> None:
         """After an interrupted call: wait for what it asked, and throw that away."""
-        calls = self._calls
+        calls = self._call_state
         calls.check_open()
         if calls.torn:
-            if not self._abandon():
+            if not self._forget_requests():
                 calls.broken = BrokenError(calls.torn)
                 calls.check_open()
-            self._sending = self._taking = False
-            self._news.clear()
+            self._is_sending = self._is_reading = False
+            self._replies.clear()
             self._report = Report()
             self._recovery.forget()
             calls.forget()
             return
         is_control = calls.pending in CONTROL_CALLS
-        self._wait_for(calls.outstanding, None, calls.pending or "?")
-        arrived, _ = self._take_arrived()
+        self._wait(calls.outstanding, None, calls.pending or "?")
+        arrived, _ = self._take_results()
         if not is_control:
             calls.lose_episodes(arrived)
             self._recovery.handed_out(arrived, len(arrived) == self.num_envs, self._buffers)
         calls.interrupted = False
 
-    def _take_arrived(self) -> tuple[NDArray[np.int64], Report]:
+    def _take_results(self) -> tuple[NDArray[np.int64], Report]:
         """All that has arrived, and what was reported with it."""
         try:
             report, self._report = self._report, Report()
-            return self._calls.hand_out(), report
+            return self._call_state.hand_out(), report
         except BaseException:
-            self._calls.torn = f"{self._calls.pending}() was interrupted while its results were handed out"
+            self._call_state.torn = f"{self._call_state.pending}() was interrupted while its results were handed out"
             raise
 
     def _deliver(self, *, everything: bool = False) -> VectorStep:
         """Hand out rows of envs that were reset or stepped, or raise what went wrong in them."""
         self.drive_count += 1
-        arrived, report = self._take_arrived()
+        arrived, report = self._take_results()
         ids = self._everyone if everything or len(arrived) == self.num_envs else arrived
-        self._calls.have_episodes(arrived)
+        self._call_state.have_episodes(arrived)
         if self.autoreset.caller_begins:
-            self._calls.lose_episodes(arrived[self._buffers.done[arrived] & ~self._recovery.masked[arrived]])
+            self._call_state.lose_episodes(arrived[self._buffers.done[arrived] & ~self._recovery.masked[arrived]])
         self._recovery.handed_out(arrived, len(arrived) == self.num_envs, self._buffers)
-        result = self._result(ids, report)
+        result = self._make_step(ids, report)
         if wrong := self._validator.check(result, arrived):
             report.failures += [out_of_space(env_id, self._last_call, text) for env_id, text in wrong]
-            result = self._result(result.env_ids, report)
+            result = self._make_step(result.env_ids, report)
         if report.failures:
             none_left = bool(self._recovery.masked.all())
             try:
-                raise_failures(report.failures, self._place, result, can_go_on=not none_left)
+                raise_failures(report.failures, self._place_name, result, can_go_on=not none_left)
             except EnvFault as error:
                 if none_left:
-                    self._calls.broken = error
+                    self._call_state.broken = error
                 raise
         return result
 
-    def _result(self, ids: NDArray[np.int64], report: Report) -> VectorStep:
+    def _make_step(self, ids: NDArray[np.int64], report: Report) -> VectorStep:
         """Rows of those of these envs that did not fail; the others have no episode now."""
         if failed := [failure.env_id for failure in report.failures]:
             ids = ids[~np.isin(ids, failed)]
-            self._calls.lose_episodes(failed)
+            self._call_state.lose_episodes(failed)
         return VectorStep(
             self._buffers,
             ids,
-            self._rows(ids),
+            self._selection(ids),
             report,
             grouped=self.grouped,
             copy=self.copy,
@@ -401,7 +401,7 @@ class VectorEnvBase(Described, ABC):
             copier=self._copier,
         )
 
-    def _rows(self, ids: NDArray[np.int64]) -> Selection:
+    def _selection(self, ids: NDArray[np.int64]) -> Selection:
         """A slice where all envs are meant, in order: no index array, no copies."""
         if ids is self._everyone or (len(ids) == self.num_envs and np.array_equal(ids, self._everyone)):
             return slice(None)

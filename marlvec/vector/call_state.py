@@ -52,9 +52,10 @@ class CallState:
         self.outstanding = 0
         self.arrived = 0
         # Reentrant: an interrupt just after it was taken must not lock this thread out for good.
-        self.entered = threading.RLock()
+        self.lock = threading.RLock()
         self._batches: list[NDArray[np.int64]] = []  # envs that have arrived, first come first
-        self._whole: NDArray[np.int64] | None = None  # the envs of a call that is under way alone: no need to mark each
+        # The envs of a call that is under way alone: no need to mark each.
+        self._sole_call_ids: NDArray[np.int64] | None = None
         self._busy = np.zeros(num_envs, np.bool_)  # otherwise: in flight, or arrived and not handed out
         self._no_episode = np.ones(num_envs, np.bool_)
         self._all_run = False  # no env is without an episode: spares the look at each
@@ -70,8 +71,8 @@ class CallState:
     def in_flight(self) -> list[int]:
         """Envs that have not replied yet."""
         waiting = self._busy.copy()
-        if self._whole is not None:
-            waiting[self._whole] = True
+        if self._sole_call_ids is not None:
+            waiting[self._sole_call_ids] = True
         for batch in self._batches:
             waiting[batch] = False
         return np.flatnonzero(waiting).tolist()
@@ -122,14 +123,14 @@ class CallState:
     def begin(self, call: str, env_ids: NDArray[np.int64]) -> None:
         """These envs, all idle, get a request."""
         if self.pending is None:
-            self._whole = env_ids
+            self._sole_call_ids = env_ids
         else:
             self._mark_each()
             self._busy[env_ids] = True
         self.pending = call
         self.outstanding += len(env_ids)
 
-    def retract(self, env_ids: NDArray[np.int64], outstanding: int) -> None:
+    def undo_begin(self, env_ids: NDArray[np.int64], outstanding: int) -> None:
         """Undo `begin`, also one that was interrupted: nothing was sent.
 
         Args:
@@ -146,16 +147,16 @@ class CallState:
         """Nothing is pending, and no env has an episode; what was torn is whole again."""
         self.lose_episodes(np.arange(len(self._no_episode)))
         self._busy[:] = False
-        self._whole, self._batches = None, []
+        self._sole_call_ids, self._batches = None, []
         self.outstanding = self.arrived = 0
         self.pending = None
         self.interrupted = False
         self.torn = None
 
     def _mark_each(self) -> None:
-        if self._whole is not None:
-            self._busy[self._whole] = True
-            self._whole = None
+        if self._sole_call_ids is not None:
+            self._busy[self._sole_call_ids] = True
+            self._sole_call_ids = None
 
     def lose_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
         """These envs have no running episode until one is begun."""
@@ -182,8 +183,8 @@ class CallState:
         self.arrived = 0
         if everything:
             in_order, self.pending = self.pending not in STREAM, None
-            if self._whole is not None:
-                whole, self._whole = self._whole, None
+            if self._sole_call_ids is not None:
+                whole, self._sole_call_ids = self._sole_call_ids, None
                 return whole if in_order or len(whole) == len(self._busy) else _join(batches)
         self._mark_each()
         ids = _join(batches)
@@ -198,9 +199,9 @@ def _join(batches: list[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 class _HasCalls(Protocol):
-    _calls: CallState
+    _call_state: CallState
 
-    def _settle(self) -> None: ...
+    def _drop_interrupted(self) -> None: ...
 
 
 _P = ParamSpec("_P")
@@ -213,15 +214,15 @@ def alone(method: Callable[Concatenate[_V, _P], _R]) -> Callable[Concatenate[_V,
 
     @wraps(method)
     def call(self: _V, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        entered = self._calls.entered
-        if not entered.acquire(blocking=False):
+        lock = self._call_state.lock
+        if not lock.acquire(blocking=False):
             raise BusyError(f"{method.__name__}() while another thread is in a call of this vectorizer")
         try:
-            if (self._calls.interrupted or self._calls.torn) and not self._calls.closed:
-                self._settle()
+            if (self._call_state.interrupted or self._call_state.torn) and not self._call_state.closed:
+                self._drop_interrupted()
             return method(self, *args, **kwargs)
         finally:
-            entered.release()
+            lock.release()
 
     return call
 
@@ -236,7 +237,7 @@ def whole(method: Callable[Concatenate[_V, _P], _R]) -> Callable[Concatenate[_V,
         except Exception:
             raise
         except BaseException:
-            self._calls.interrupted = self._calls.pending is not None
+            self._call_state.interrupted = self._call_state.pending is not None
             raise
 
     return call

@@ -152,9 +152,9 @@ class Controls(VectorEnvBase):
         """
         if self.spec.state_space is None:
             raise ArgumentError(f"{self.spec.name} has no global state: it declares no state_space")
-        self._calls.check_idle("state")
-        self._calls.check_episodes(self._everyone, "state")
-        self._begin("state", "state", self._everyone)
+        self._call_state.check_idle("state")
+        self._call_state.check_episodes(self._everyone, "state")
+        self._request("state", "state", self._everyone)
         self._answers("state", None)
         assert self._buffers.state is not None
         return self._buffers.state.copy()
@@ -165,7 +165,7 @@ class Controls(VectorEnvBase):
     def agents_at(self, env_id: int) -> tuple[str, ...]:
         """Names of the agents that are alive in one env now, in order of the agent axis."""
         ids = check_env_ids([env_id], self.num_envs)
-        self._calls.check_free(ids, "agents_at")
+        self._call_state.check_free(ids, "agents_at")
         return tuple(
             name for name, alive in zip(self.agents, self._buffers.alive[ids[0]].tolist(), strict=True) if alive
         )
@@ -187,10 +187,10 @@ class Controls(VectorEnvBase):
             UnsupportedSpaceError: The action space is of a class that has no ``sample``.
         """
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
-        self._calls.check_free(ids, "random_action")
-        self._calls.check_episodes(ids, "random_action")
+        self._call_state.check_free(ids, "random_action")
+        self._call_state.check_episodes(ids, "random_action")
         rng = self._rng if seed is None else np.random.default_rng(check_seed(seed))
-        rows, buffers = self._rows(ids), self._buffers
+        rows, buffers = self._selection(ids), self._buffers
         return random_actions(
             self.spec,
             rng,
@@ -203,7 +203,7 @@ class Controls(VectorEnvBase):
     # --- how a control call goes ---
 
     def _chosen(self, call: str, indices: EnvIds | None) -> NDArray[np.int64]:
-        self._calls.check_idle(call)
+        self._call_state.check_idle(call)
         return self._everyone if indices is None else check_env_ids(indices, self.num_envs)
 
     def _ask(self, call: str, command: Command, indices: EnvIds | None) -> None:
@@ -212,13 +212,13 @@ class Controls(VectorEnvBase):
 
     def _ask_each(self, call: str, commands: Sequence[Command], ids: NDArray[np.int64]) -> None:
         self._asked = ids
-        self._begin(call, "control", ids, (commands,))
+        self._request(call, "control", ids, (commands,))
 
     def _answers(self, call: str, timeout: float | None) -> tuple[Any, ...]:
-        self._calls.check_pending(call)
-        self._wait_for(self._calls.outstanding, timeout, f"{call}_fetch")
-        _, report = self._take_arrived()
-        raise_failures(report.failures, self._place, report.answers)
+        self._call_state.check_pending(call)
+        self._wait(self._call_state.outstanding, timeout, f"{call}_fetch")
+        _, report = self._take_results()
+        raise_failures(report.failures, self._place_name, report.answers)
         if call == "state":
             return ()  # it is in the buffers
         masked = self._recovery.masked
@@ -296,8 +296,8 @@ class VectorEnv(Controls):
         env_ids: EnvIds | None = None,
     ) -> None:
         """Ask for a reset; `reset_fetch` or `recv` brings the result. Arguments as in `reset`."""
-        self._calls.check_idle("reset_send")
-        self._send_reset("reset", seed, options, env_ids)
+        self._call_state.check_idle("reset_send")
+        self._request_reset("reset", seed, options, env_ids)
 
     @alone
     def reset_fetch(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
@@ -306,7 +306,7 @@ class VectorEnv(Controls):
         Raises:
             FetchTimeout: Not all envs replied within ``timeout`` seconds; fetch again for the same reply.
         """
-        result = self._fetch_all("reset", timeout)
+        result = self._fetch("reset", timeout)
         return result.obs, result.infos
 
     @whole
@@ -332,16 +332,16 @@ class VectorEnv(Controls):
             EnvRaised, EnvTimeout, WorkerDied: Something went wrong in an env or its worker, and ``on_fault`` does not
                 say to go on; names it.
         """
-        self._calls.check_idle("step")
-        self._send_actions("step", actions, self._everyone)
-        result = self._fetch_all("step")
+        self._call_state.check_idle("step")
+        self._request_step("step", actions, self._everyone)
+        result = self._fetch("step")
         return result.obs, result.rewards, result.terminated, result.truncated, result.infos
 
     @alone
     def step_send(self, actions: Any) -> None:
         """Send actions to all envs; `step_fetch` brings the result."""
-        self._calls.check_idle("step_send")
-        self._send_actions("step", actions, self._everyone)
+        self._call_state.check_idle("step_send")
+        self._request_step("step", actions, self._everyone)
 
     @alone
     def step_fetch(
@@ -352,7 +352,7 @@ class VectorEnv(Controls):
         Raises:
             FetchTimeout: Not all envs replied within ``timeout`` seconds; fetch again for the same reply.
         """
-        result = self._fetch_all("step", timeout)
+        result = self._fetch("step", timeout)
         return result.obs, result.rewards, result.terminated, result.truncated, result.infos
 
     step_async, step_wait = step_send, step_fetch
@@ -375,7 +375,7 @@ class VectorEnv(Controls):
             BusyError: One of these envs has a request in flight or a result not yet received, or a call that is not
                 ``send`` or ``async_reset`` is pending.
         """
-        self._send_reset("async_reset", seed, options, env_ids)
+        self._request_reset("async_reset", seed, options, env_ids)
 
     @alone
     def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
@@ -390,8 +390,8 @@ class VectorEnv(Controls):
                 or ``async_reset`` is pending.
         """
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
-        self._calls.check_free(ids, "send")
-        self._send_actions("send", actions, ids)
+        self._call_state.check_free(ids, "send")
+        self._request_step("send", actions, ids)
 
     @alone
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
@@ -408,7 +408,7 @@ class VectorEnv(Controls):
             NothingPendingError: Nothing was sent.
             FetchTimeout: Too few envs replied in time; nothing is lost, call again.
         """
-        calls = self._calls
+        calls = self._call_state
         calls.check_open()
         if calls.pending is None:
             raise NothingPendingError("recv() with nothing sent; send(), async_reset() or reset_send() first")
@@ -418,7 +418,7 @@ class VectorEnv(Controls):
         wanted = outstanding if min_envs is None else min_envs
         if min_envs is not None and not 1 <= min_envs <= outstanding:
             raise ArgumentError(f"min_envs must be from 1 to {outstanding} (the envs in flight), got {min_envs}")
-        self._wait_for(wanted, timeout, "recv")
+        self._wait(wanted, timeout, "recv")
         return self._deliver()
 
     @alone
@@ -435,11 +435,11 @@ class VectorEnv(Controls):
             BusyError: A control call is pending; fetch it instead.
             FetchTimeout: Not all envs replied in time; nothing is lost, call again.
         """
-        calls = self._calls
+        calls = self._call_state
         calls.check_open()
         if calls.pending is not None and calls.pending not in _ROWS:
             raise BusyError(f"drain() while {calls.pending}() is pending; {calls.pending}_fetch() first")
-        self._wait_for(calls.outstanding, timeout, "drain")
+        self._wait(calls.outstanding, timeout, "drain")
         return self._deliver()
 
     def close(self, timeout: float = 5.0) -> None:
@@ -448,8 +448,8 @@ class VectorEnv(Controls):
         Args:
             timeout: Seconds to let envs finish; what is not gone by then is killed.
         """
-        if not self._calls.closed:
-            self._calls.closed = True
+        if not self._call_state.closed:
+            self._call_state.closed = True
             del self._buffers  # the memory goes now, or with the last view of it that the caller keeps
             self._copier.forget()
             self._shut_down(timeout)
@@ -466,7 +466,7 @@ class VectorEnv(Controls):
         chosen = f"backend={self.backend!r} ({self.backend_reason}), " if self.backend_reason else ""
         return (
             f"<{name} of {self.spec.name}: num_envs={self.num_envs}, agent_num={self.agent_num} ({groups}), "
-            f"autoreset_mode={self.autoreset_mode!r}, {chosen}{self._calls}>"
+            f"autoreset_mode={self.autoreset_mode!r}, {chosen}{self._call_state}>"
         )
 
     @property
@@ -497,18 +497,18 @@ class VectorEnv(Controls):
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._calls.closed
+        return self._call_state.closed
 
-    def _send_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
+    def _request_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
-        self._calls.check_free(ids, call)
+        self._call_state.check_free(ids, call)
         seeds = spread_seeds(seed, ids.tolist(), self.num_envs)
         spread_out = spread_options(options, len(ids))
         if ids is self._everyone and isinstance(seed, (int, np.integer)):
             self._rng = random_stream(int(seed))
-        self._begin(call, "reset", ids, (seeds, spread_out))
+        self._request(call, "reset", ids, (seeds, spread_out))
 
-    def _send_actions(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
-        self._calls.check_episodes(ids, call)
-        self._action_writer.write(self._buffers, actions, ids, self._rows(ids))
-        self._begin(call, call, ids)
+    def _request_step(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
+        self._call_state.check_episodes(ids, call)
+        self._action_writer.write(self._buffers, actions, ids, self._selection(ids))
+        self._request(call, call, ids)

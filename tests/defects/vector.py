@@ -78,7 +78,7 @@ def fault_flag_forgotten(patch: Patch) -> None:
     def forget(report: Any, recovery: Recovery, *rest: Any) -> None:
         report.faults = {i: cause for i, cause in report.faults.items() if recovery.masked[i]}
 
-    after(patch, Recovery, "arrived", forget)
+    after(patch, Recovery, "complete_rows", forget)
 
 
 @found_by(MACHINE)
@@ -107,16 +107,16 @@ def whole_episode_told_as_lost(patch: Patch) -> None:
 @found_by(MACHINE)
 def masked_end_told_again(patch: Patch) -> None:
     """A masked env tells of its end in each row."""
-    split = Recovery.split
+    split = Recovery.divert
 
     def tell(recovery: Recovery, request: Any, buffers: Buffers) -> Any:
-        told = set(recovery._told)
+        told = set(recovery._masked_untold)
         parts = split(recovery, request, buffers)
-        for i in told - recovery._told:
+        for i in told - recovery._masked_untold:
             buffers.done[i] = True
         return parts
 
-    patch.setattr(Recovery, "split", tell)
+    patch.setattr(Recovery, "divert", tell)
 
 
 @found_by(MACHINE)
@@ -147,11 +147,11 @@ def lost_idle_env_not_told(patch: Patch) -> None:
     worker_lost = Recovery.worker_lost
 
     def forget(recovery: Recovery, *what: Any, control: bool) -> Any:
-        before = set(recovery._lost)
+        before = set(recovery._lost_idle)
         done = worker_lost(recovery, *what, control=control)
         if recovery.mode == "restart":
-            recovery._lost &= before
-            recovery._look()
+            recovery._lost_idle &= before
+            recovery._update_flags()
         return done
 
     patch.setattr(Recovery, "worker_lost", forget)
@@ -163,11 +163,11 @@ def only_the_culprit_is_lost(patch: Patch) -> None:
     worker_lost = Recovery.worker_lost
 
     def blame(recovery: Recovery, loss: WorkerLost, *rest: Any, control: bool) -> Any:
-        before = set(recovery._lost)
+        before = set(recovery._lost_idle)
         done = worker_lost(recovery, loss, *rest, control=control)
         if loss.culprits:
-            recovery._lost -= set(loss.env_ids.tolist()) - set(loss.culprits) - before
-            recovery._look()
+            recovery._lost_idle -= set(loss.env_ids.tolist()) - set(loss.culprits) - before
+            recovery._update_flags()
         return done
 
     patch.setattr(Recovery, "worker_lost", blame)
@@ -180,8 +180,8 @@ def neighbour_lost_too(patch: Patch) -> None:
     def lose(told: Any, recovery: Recovery, failure: Any, *rest: Any) -> None:
         neighbour = failure.env_id - 1
         if told is None and neighbour >= 0 and neighbour not in recovery._revived:
-            recovery._lost.add(neighbour)
-            recovery._look()
+            recovery._lost_idle.add(neighbour)
+            recovery._update_flags()
 
     after(patch, Recovery, "_restart", lose)
 
@@ -200,14 +200,14 @@ def siblings_rows_cleared(patch: Patch) -> None:
 @found_by(f"{RESTART}::test_one_env_begins_anew_and_the_others_do_not_notice")
 def wrong_env_blamed(patch: Patch) -> None:
     """A worker that died is said to have been at work on another env."""
-    bury = WorkerPool.bury
+    bury = WorkerPool.reap
 
     def blame(worker_pool: WorkerPool, *who: Any, **how: Any) -> WorkerExit:
         worker_exit = bury(worker_pool, *who, **how)
         at = worker_exit.at_work_on
         return worker_exit if at is None else replace(worker_exit, at_work_on=max(worker_exit.first, at - 1))
 
-    patch.setattr(WorkerPool, "bury", blame)
+    patch.setattr(WorkerPool, "reap", blame)
 
 
 # --- the next incarnation
@@ -216,11 +216,11 @@ def wrong_env_blamed(patch: Patch) -> None:
 @found_by(MACHINE)
 def incarnation_not_counted(patch: Patch) -> None:
     """Envs that were lost with their neighbour's worker are not counted as built anew."""
-    worker_lost, anew = Recovery.worker_lost, Recovery._anew
+    worker_lost, anew = Recovery.worker_lost, Recovery._count_restarts
 
     def lose(recovery: Recovery, loss: WorkerLost, *rest: Any, control: bool) -> Any:
         asked = [] if control else loss.in_flight.tolist()
-        with during(recovery, "_anew", lambda ids: anew(recovery, asked)):
+        with during(recovery, "_count_restarts", lambda ids: anew(recovery, asked)):
             return worker_lost(recovery, loss, *rest, control=control)
 
     patch.setattr(Recovery, "worker_lost", lose)
@@ -234,7 +234,7 @@ def seed_not_advanced(patch: Patch) -> None:
         for i in ids:
             recovery._since[i] -= 1
 
-    after(patch, Recovery, "_anew", keep)
+    after(patch, Recovery, "_count_restarts", keep)
 
 
 @found_by(MACHINE, in_workers=True)
@@ -304,8 +304,8 @@ def restarts_without_limit(patch: Patch) -> None:
     worker_lost = Recovery.worker_lost
 
     def count(recovery: Recovery, loss: WorkerLost, *rest: Any, control: bool) -> Any:
-        spend = recovery._budget.spend
-        with during(recovery._budget, "spend", lambda _, why: spend(("worker", loss.error.pid), why)):
+        spend = recovery._budget.try_restart
+        with during(recovery._budget, "try_restart", lambda _, why: spend(("worker", loss.error.pid), why)):
             return worker_lost(recovery, loss, *rest, control=control)
 
     patch.setattr(Recovery, "worker_lost", count)
@@ -317,7 +317,7 @@ def restarts_without_limit(patch: Patch) -> None:
 @found_by(MACHINE)
 def double_delivery(patch: Patch) -> None:
     """The first part of an answer is delivered again with the second."""
-    take = AsyncVectorEnv._take
+    take = AsyncVectorEnv._read_reply
 
     def again(envs: AsyncVectorEnv, w: int) -> str | None:
         queue = envs._worker_pool.outstanding[w]
@@ -327,13 +327,13 @@ def double_delivery(patch: Patch) -> None:
             queue[0] = number, ids[: len(queue[0][1])]
         return wrong
 
-    patch.setattr(AsyncVectorEnv, "_take", again)
+    patch.setattr(AsyncVectorEnv, "_read_reply", again)
 
 
 @found_by(MACHINE)
 def last_reply_lost_before_a_death(patch: Patch) -> None:
     """What a worker had said before it died is not read."""
-    take, go_on = AsyncVectorEnv._take, WorkerStarter.go_on
+    take, go_on = AsyncVectorEnv._read_reply, WorkerStarter.advance
 
     def lose(envs: AsyncVectorEnv, w: int) -> str | None:
         if w in envs._worker_pool.closed:
@@ -345,14 +345,14 @@ def last_reply_lost_before_a_death(patch: Patch) -> None:
             raise ChannelClosed
         return go_on(starter, w)
 
-    patch.setattr(AsyncVectorEnv, "_take", lose)
-    patch.setattr(WorkerStarter, "go_on", lose_news)
+    patch.setattr(AsyncVectorEnv, "_read_reply", lose)
+    patch.setattr(WorkerStarter, "advance", lose_news)
 
 
 @found_by(MACHINE)
 def outstanding_requests_not_cleared(patch: Patch) -> None:
     """A worker that was replaced still owes the answers of the one before it."""
-    loss_of = AsyncVectorEnv._loss
+    loss_of = AsyncVectorEnv._lost
 
     def owe(envs: AsyncVectorEnv, w: int, *rest: Any) -> WorkerLost:
         owed = list(envs._worker_pool.outstanding[w])
@@ -360,19 +360,19 @@ def outstanding_requests_not_cleared(patch: Patch) -> None:
         envs._worker_pool.outstanding[w].extend(owed)
         return loss
 
-    patch.setattr(AsyncVectorEnv, "_loss", owe)
+    patch.setattr(AsyncVectorEnv, "_lost", owe)
 
 
 @found_by(MACHINE)
 def stale_reply_after_a_timeout(patch: Patch) -> None:
     """A fetch that runs out of time forgets its request; the late answer is taken for that to the next one."""
-    wait_for, take = VectorEnvBase._wait_for, AsyncVectorEnv._take
+    wait_for, take = VectorEnvBase._wait, AsyncVectorEnv._read_reply
 
     def forget(engine: VectorEnvBase, *what: Any) -> None:
         try:
             wait_for(engine, *what)
         except FetchTimeout:
-            engine._calls.retract(engine._everyone, 0)
+            engine._call_state.undo_begin(engine._everyone, 0)
             raise
 
     def mistake(envs: AsyncVectorEnv, w: int) -> str | None:
@@ -380,8 +380,8 @@ def stale_reply_after_a_timeout(patch: Patch) -> None:
         queue[0] = queue[0][0], queue[-1][1]  # the number of the first one, the envs of the last
         return take(envs, w)
 
-    patch.setattr(VectorEnvBase, "_wait_for", forget)
-    patch.setattr(AsyncVectorEnv, "_take", mistake)
+    patch.setattr(VectorEnvBase, "_wait", forget)
+    patch.setattr(AsyncVectorEnv, "_read_reply", mistake)
 
 
 @found_by(MACHINE)
@@ -395,7 +395,7 @@ def ended_env_has_an_episode(patch: Patch) -> None:
             return deliver(engine, **how)
         finally:
             if engine.autoreset_mode == "disabled":
-                engine._calls.have_episodes(lost)
+                engine._call_state.have_episodes(lost)
 
     patch.setattr(VectorEnvBase, "_deliver", go_on)
 

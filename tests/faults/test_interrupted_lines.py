@@ -91,7 +91,7 @@ def run(name, mode, step):
             finally:
                 sys.settrace(None)
             hit = left[0] <= 0
-            if envs._calls.pending in ("send", "async_reset") and not envs._calls.torn:
+            if envs._call_state.pending in ("send", "async_reset") and not envs._call_state.torn:
                 envs.drain()  # a stream goes on where it was
             for seed in (1, 2):
                 obs, _ = envs.reset(seed=seed)
@@ -104,7 +104,7 @@ def run(name, mode, step):
                 if name != "fall":
                     assert [decode(row[0])[0] for row in obs] == list(range(N)), "its own rows"
                     assert [decode(row[0])[3] for row in obs] == [1] * N, "of this step"
-            assert envs._calls.pending is None and envs.exec_func(lambda env: 5) == (5,) * N
+            assert envs._call_state.pending is None and envs.exec_func(lambda env: 5) == (5,) * N
     return count
 
 print(sum(run(name, mode, STEP) for name in NAMES for mode in MODES))

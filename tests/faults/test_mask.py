@@ -188,7 +188,7 @@ def test_an_env_that_wanted_to_be_built_anew_and_lost_its_worker_is_out(backend:
         envs.step(acts(envs))
         envs.step_send(acts(envs))
         pid = envs.worker_pids[0]
-        while not envs._worker_pool.has_said(0):  # type: ignore[attr-defined]  # nothing public tells it without hearing it
+        while not envs._worker_pool.has_unread(0):  # type: ignore[attr-defined]  # nothing public tells it without hearing it
             time.sleep(0.002)
         os.kill(pid, signal.SIGKILL)
         wait_gone([pid], 60)

@@ -119,7 +119,7 @@ def test_noise_in_a_step(on_fault: str, name: str) -> None:
     with make(on_fault=on_fault, step_timeout=timeout) as envs:
         envs.reset(seed=0)
         envs.exec_func(plan, [NOISY], ("before", "after")[turn // 2 % 2], data)
-        envs._number = 2  # what comes next is request 3, which some of the noise pretends to answer
+        envs._request_number = 2  # what comes next is request 3, which some of the noise pretends to answer
         kind, words = WorkerDied, "came out of its reply pipe|answered request"
         if must_wait:
             kind, words = EnvTimeout, "did not come back within step_timeout"  # type: ignore[assignment]
@@ -135,7 +135,7 @@ def test_half_a_message_and_then_silence(on_fault: str, size: int) -> None:
     with make(on_fault=on_fault, step_timeout=0.5) as envs:
         envs.reset(seed=0)
         envs.exec_func(plan, [NOISY], "after", data, True)
-        envs._number = 2
+        envs._request_number = 2
         survives(envs, on_fault, EnvTimeout, "env 1 did not come back within step_timeout.*", envs.worker_pids[0])
 
 

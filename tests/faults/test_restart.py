@@ -563,7 +563,7 @@ def test_a_worker_that_dies_before_its_env_is_built_anew() -> None:
     with vectorize("async", factories, num_workers=1) as envs:
         envs.reset(seed=0)
         envs.send(acts(envs))
-        until(lambda: envs._worker_pool.has_said(0))  # that it wants to be; nothing public tells it without hearing it
+        until(lambda: envs._worker_pool.has_unread(0))  # nothing public tells it without reading it
         os.kill(envs.worker_pids[0], signal.SIGKILL)
         wait_gone(envs.worker_pids, LONG)
         with pytest.raises(WorkerDied):

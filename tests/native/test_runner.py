@@ -120,7 +120,7 @@ def test_any_calls_bring_what_sync_brings(data: Any, mode: str, limit: int | Non
         same(a.reset(seed=9), b.reset(seed=9))
         for _ in range(data.draw(st.integers(1, 12))):
             kind = data.draw(st.sampled_from(["step", "step", "reset", "send"]))
-            over = b._calls._no_episode.copy()
+            over = b._call_state._no_episode.copy()
             if kind == "reset" or (over.any() and mode == "disabled"):
                 chosen = sorted({*data.draw(ids), *np.flatnonzero(over).tolist()})
                 seeds = [data.draw(st.one_of(st.none(), st.integers(0, 2**64 - 1))) for _ in chosen]
@@ -134,7 +134,7 @@ def test_any_calls_bring_what_sync_brings(data: Any, mode: str, limit: int | Non
                 first, second = a.recv(), b.recv()
                 assert first.env_ids.tolist() == second.env_ids.tolist()
                 same((first.obs, first.rewards, first.infos), (second.obs, second.rewards, second.infos))
-        if not b._calls._no_episode.any():
+        if not b._call_state._no_episode.any():
             same(a.state(), b.state())
 
 

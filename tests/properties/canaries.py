@@ -112,19 +112,19 @@ def rewards_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
 
 @canary
 def request_forgotten_at_a_timeout(patch: pytest.MonkeyPatch) -> None:
-    wait_for = VectorEnvBase._wait_for
+    wait_for = VectorEnvBase._wait
 
     def forget(engine: VectorEnvBase, wanted: int, timeout: float | None, call: str) -> None:
         try:
             wait_for(engine, wanted, timeout, call)
         except FetchTimeout:
-            calls = engine._calls
-            calls.pending, calls._whole, calls._batches = None, None, []
+            calls = engine._call_state
+            calls.pending, calls._sole_call_ids, calls._batches = None, None, []
             calls.outstanding = calls.arrived = 0
             calls._busy[:] = False
             raise
 
-    patch.setattr(VectorEnvBase, "_wait_for", forget)
+    patch.setattr(VectorEnvBase, "_wait", forget)
 
 
 @canary
@@ -143,19 +143,19 @@ def rows_delivered_twice(patch: pytest.MonkeyPatch) -> None:
 
 @canary
 def sent_rows_in_env_order(patch: pytest.MonkeyPatch) -> None:
-    send = VectorEnv._send_actions
-    patch.setattr(VectorEnv, "_send_actions", lambda envs, call, actions, ids: send(envs, call, actions, np.sort(ids)))
+    send = VectorEnv._request_step
+    patch.setattr(VectorEnv, "_request_step", lambda envs, call, actions, ids: send(envs, call, actions, np.sort(ids)))
 
 
 @canary
 def received_rows_in_env_order(patch: pytest.MonkeyPatch) -> None:
-    rows = VectorEnvBase._rows
+    rows = VectorEnvBase._selection
 
     def in_order(engine: VectorEnvBase, ids: Any) -> Any:
         found = rows(engine, ids)
         return found if isinstance(found, slice) else np.sort(found)
 
-    patch.setattr(VectorEnvBase, "_rows", in_order)
+    patch.setattr(VectorEnvBase, "_selection", in_order)
 
 
 @canary

@@ -67,8 +67,8 @@ def test_one_env_cannot_be_mixed_up() -> None:
 class Rows(SyncVectorEnv):
     """Broken in the rows it hands out, however they are asked for."""
 
-    def _result(self, ids: Any, report: Any) -> VectorStep:
-        result = super()._result(ids, report)
+    def _make_step(self, ids: Any, report: Any) -> VectorStep:
+        result = super()._make_step(ids, report)
         self.spoil(result)
         return result
 
@@ -190,7 +190,7 @@ class SharesAttributes(SyncVectorEnv):
 
 class StepsWithoutReset(SyncVectorEnv):
     def step(self, actions: Any) -> Any:
-        if self._calls.pending is None and not self._calls._all_run:
+        if self._call_state.pending is None and not self._call_state._all_run:
             self.reset()
         return super().step(actions)
 

@@ -48,7 +48,7 @@ class NativeVectorEnv(VectorEnv):
     """
 
     backend = "native"
-    _place = "this process"
+    _place_name = "this process"
 
     def __init__(
         self,
@@ -82,21 +82,21 @@ class NativeVectorEnv(VectorEnv):
         self._bind(spec, buffers)
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate="strict")
 
-    def _send_actions(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
-        self._calls.check_episodes(ids, call)
-        self._action_writer.write(self._buffers, actions, ids, self._rows(ids))
+    def _request_step(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
+        self._call_state.check_episodes(ids, call)
+        self._action_writer.write(self._buffers, actions, ids, self._selection(ids))
         self._env.check_actions(ids)
-        self._begin(call, call, ids)
+        self._request(call, call, ids)
 
-    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        self._sending = True
+    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._is_sending = True
         self._requests.append((operation, env_ids, arguments))
 
-    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+    def _receive(self, timeout: float | None, everyone: bool) -> bool:
         if not self._requests:  # an interrupt came before the request
             time.sleep(timeout or 0.0)
             if timeout is None:
-                self._news.append((np.array(self._calls.in_flight, np.int64), None))
+                self._replies.append((np.array(self._call_state.in_flight, np.int64), None))
             return timeout is None
         operation, env_ids, arguments = self._requests.pop(0)
         try:
@@ -105,23 +105,23 @@ class NativeVectorEnv(VectorEnv):
             self._forget()
             raise
         except Exception as error:
-            self._calls.broken = BrokenError(f"the worlds are left in the middle of a {operation}: {error}")
+            self._call_state.broken = BrokenError(f"the worlds are left in the middle of a {operation}: {error}")
             raise
         except BaseException:  # Ctrl-C in the middle: nobody knows how far they came, so they have to be reset
             self._forget()
             raise
-        self._news.append((env_ids, report or None))
+        self._replies.append((env_ids, report or None))
         return True
 
     def _forget(self) -> None:
         """What is in flight is lost: those envs are idle, without an episode."""
         self.drive_count += 1
-        left = np.array(self._calls.in_flight, np.int64)
-        self._calls.arrive(left)
-        self._calls.hand_out()
-        self._calls.lose_episodes(left)
+        left = np.array(self._call_state.in_flight, np.int64)
+        self._call_state.arrive(left)
+        self._call_state.hand_out()
+        self._call_state.lose_episodes(left)
         self._requests.clear()
-        self._news.clear()
+        self._replies.clear()
 
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()
@@ -147,7 +147,7 @@ def make_native(recipes: Sequence[EnvRecipe], num_workers: int | None, settings:
         # Before somebody waits for a step. Of one world arrays have another layout, and functions another form.
         _warm_up(found.build(min(len(recipes), 2)))
     except TypeError as error:
-        raise_failures([capture(0, "__init__", error)], NativeVectorEnv._place)
+        raise_failures([capture(0, "__init__", error)], NativeVectorEnv._place_name)
         raise
     return NativeVectorEnv(
         env,

@@ -59,7 +59,7 @@ class PoolVectorEnv(VectorEnv):
     """
 
     backend = "pool"
-    _place = "the pool"
+    _place_name = "the pool"
 
     def __init__(self, pool: Any, *, num_envs: int | None = None, **settings: Unpack[SettingsArguments]) -> None:
         chosen = Settings(**settings)
@@ -78,12 +78,12 @@ class PoolVectorEnv(VectorEnv):
         self._bind(spec, buffers)
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate="strict")
 
-    def _send_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
+    def _request_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
-        self._calls.check_free(ids, call)
+        self._call_state.check_free(ids, call)
         self._pool.check_reset(ids, spread_seeds(seed, ids.tolist(), self.num_envs), spread_options(options, len(ids)))
         self._check_batch(call, len(ids))
-        super()._send_reset(call, seed, options, env_ids)
+        super()._request_reset(call, seed, options, env_ids)
 
     def _check_batch(self, call: str, count: int) -> None:
         """A call that is under way alone must be able to end."""
@@ -93,31 +93,31 @@ class PoolVectorEnv(VectorEnv):
                 f"no spare envs to fill up the last batch; {missing} are missing. Take a number that divides"
             )
 
-    def _send_actions(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
-        self._calls.check_episodes(ids, call)
+    def _request_step(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
+        self._call_state.check_episodes(ids, call)
         if self._pool.whole and len(ids) < self.num_envs:
             raise ArgumentError(f"{call}(): {self.spec.name} steps all its envs at once, got {ids.tolist()}")
-        super()._send_actions(call, actions, ids)
+        super()._request_step(call, actions, ids)
 
-    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        self._sending = True
+    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._is_sending = True
         if operation == "control":
             self._asked_controls.append((env_ids, arguments[0]))
         elif operation == "reset":
-            self._shard.ask_reset(env_ids, *arguments, alone=self._calls.outstanding == len(env_ids))
+            self._shard.ask_reset(env_ids, *arguments, alone=self._call_state.outstanding == len(env_ids))
         else:
             self._shard.ask_step(env_ids)
 
-    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+    def _receive(self, timeout: float | None, everyone: bool) -> bool:
         if self._asked_controls:
             ids, commands = self._asked_controls.pop(0)
-            self._news.append((ids, self._control(ids, commands)))
+            self._replies.append((ids, self._control(ids, commands)))
             return True
         line = self._shard.line
         if line.empty:  # an interrupt came before the request
             time.sleep(timeout or 0.0)
             if timeout is None:
-                self._news.append((np.array(self._calls.in_flight, np.int64), None))
+                self._replies.append((np.array(self._call_state.in_flight, np.int64), None))
             return timeout is None
         try:
             reply = line.receive(timeout)
@@ -127,11 +127,11 @@ class PoolVectorEnv(VectorEnv):
         except BusyError:  # nothing was done
             raise
         except BaseException as error:  # nobody knows what of it was done
-            self._calls.broken = BrokenError(
+            self._call_state.broken = BrokenError(
                 f"the pool is left in the middle of a call: {type(error).__name__}: {error}"
             )
             raise
-        self._news.append((ids, report or None))
+        self._replies.append((ids, report or None))
         return True
 
     def _control(self, ids: NDArray[np.int64], commands: Sequence[Any]) -> Report:
@@ -191,7 +191,7 @@ def make_pool(recipes: Sequence[EnvRecipe], settings: SettingsArguments) -> Pool
     except MarlvecError:
         raise
     except Exception as error:
-        raise_failures([capture(0, "__init__", error)], PoolVectorEnv._place)
+        raise_failures([capture(0, "__init__", error)], PoolVectorEnv._place_name)
         raise
     try:
         return PoolVectorEnv(pool, **settings)

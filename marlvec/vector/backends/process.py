@@ -22,7 +22,7 @@ from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes.report_packing import unpack_report
 from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker import WorkerLink
-from marlvec.vector.processes.worker_pool import NewWorker, WorkerPool, WorkerStarter, noise
+from marlvec.vector.processes.worker_pool import NewWorker, WorkerPool, WorkerStarter, garbled_reason
 from marlvec.vector.processes.worker_process import start_method
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.partition import Partition
@@ -68,7 +68,7 @@ class AsyncVectorEnv(VectorEnv):
     """
 
     backend = "async"
-    _place = "worker process"
+    _place_name = "worker process"
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class AsyncVectorEnv(VectorEnv):
         if shared_memory not in (True, False, "require"):
             raise ArgumentError(f"shared_memory must be True, False or 'require', got {shared_memory!r}")
         self.step_timeout = _seconds(step_timeout)
-        self._shares = Partition(self.num_envs, num_workers)
-        if -(-self.num_envs // self._shares.num_workers) > ch.MAX_COUNT:
+        self._partition = Partition(self.num_envs, num_workers)
+        if -(-self.num_envs // self._partition.num_workers) > ch.MAX_COUNT:
             raise ArgumentError(f"a worker can have {ch.MAX_COUNT} envs at most; more than num_workers={num_workers}")
-        self.num_workers = self._shares.num_workers
+        self.num_workers = self._partition.num_workers
         self.context = start_method(context)
         self._shared = bool(shared_memory)
-        self._worker_pool = WorkerPool(self._shares)
+        self._worker_pool = WorkerPool(self._partition)
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
         self._finalizer = weakref.finalize(self, WorkerPool.shut_down, self._worker_pool, 1.0 if daemon else None)
         self._worker_starter = WorkerStarter(
@@ -105,24 +105,24 @@ class AsyncVectorEnv(VectorEnv):
             loop=None if worker is None else pickle_or_explain(worker, "the worker loop"),
         )
         try:
-            spec, buffers, survived = self._worker_starter.begin(
+            spec, buffers, survived = self._worker_starter.start_all(
                 self._budget if chosen.on_fault == "restart" else None,
                 require=shared_memory == "require",
-                place=self._place,
+                place=self._place_name,
             )
         except BaseException:
-            self._calls.closed = True
+            self._call_state.closed = True
             self._finalizer()
             raise
         if chosen.on_fault != "restart":
-            self._worker_starter.dismiss()
+            self._worker_starter.forget_plans()
         self._bind(spec, buffers)
         self._recovery.note_survived(survived)
-        self._number = 1  # that of the last request; 0 is CLOSE's
-        self._plain_steps = self._shared and not buffers.has_objects
+        self._request_number = 1  # that of the last request; 0 is CLOSE's
+        self._steps_need_no_payload = self._shared and not buffers.has_objects
         self._watchdog = None if self.step_timeout is None else Watchdog(self.step_timeout)
-        self._one_fault_ends_all = chosen.on_fault == "raise"
-        self._doomed: list[tuple[int, str | None]] = []  # workers that are gone, which is yet to be dealt with
+        self._raises_on_fault = chosen.on_fault == "raise"
+        self._dead: list[tuple[int, str | None]] = []  # workers that are gone, which is yet to be dealt with
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -131,35 +131,35 @@ class AsyncVectorEnv(VectorEnv):
 
     # --- requests
 
-    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         code = ch.OPERATIONS[operation]
-        self._number = self._number % 0xFFFFFFFF + 1
-        if self._plain_steps and code in (ch.STEP, ch.SEND):
-            shares = self._shares
-            parts = shares.whole if env_ids is self._everyone else shares.addressed(env_ids)
-            self._sending = True
+        self._request_number = self._request_number % 0xFFFFFFFF + 1
+        if self._steps_need_no_payload and code in (ch.STEP, ch.SEND):
+            partition = self._partition
+            parts = partition.whole if env_ids is self._everyone else partition.addressed(env_ids)
+            self._is_sending = True
             for w, ids, places in parts:
-                self._request(w, code, ids, places)
+                self._ask_worker(w, code, ids, places)
             return
         requests = []
-        for w, positions in self._shares.split(env_ids):
+        for w, positions in self._partition.split(env_ids):
             ids = env_ids[positions]
             requests.append((w, code, ids, self._payload(code, w, ids, positions, arguments)))
-        self._sending = True
+        self._is_sending = True
         for request in requests:
-            self._request(*request)
+            self._ask_worker(*request)
 
-    def _request(self, w: int, code: int, ids: NDArray[np.int64], payload: bytes) -> None:
+    def _ask_worker(self, w: int, code: int, ids: NDArray[np.int64], payload: bytes) -> None:
         worker_pool = self._worker_pool
-        worker_pool.outstanding[w].append((self._number, ids))
+        worker_pool.outstanding[w].append((self._request_number, ids))
         if w in worker_pool.starting:
-            worker_pool.starting[w].requests.append((code, self._number, payload))
+            worker_pool.starting[w].requests.append((code, self._request_number, payload))
             return
         try:
-            worker_pool.workers[w].channel.send(code, self._number, payload)
+            worker_pool.workers[w].channel.send(code, self._request_number, payload)
         except ch.ChannelClosed as error:
-            if self._one_fault_ends_all:
-                raise self._loss(w, noise(error)) from None
+            if self._raises_on_fault:
+                raise self._lost(w, garbled_reason(error)) from None
             worker_pool.closed.add(w)  # what it said before is still to be read
 
     def _payload(
@@ -171,7 +171,7 @@ class AsyncVectorEnv(VectorEnv):
         arguments: tuple[Sequence[Any], ...],
     ) -> bytes:
         """What a request says beyond its code; ``positions`` are these envs' places in ``arguments``."""
-        local = ids - self._shares.starts[w]
+        local = ids - self._partition.starts[w]
         if code in (ch.STEP, ch.SEND):
             buffers = self._buffers
             packed = None if self._shared else buffers.pack_actions(ids)
@@ -180,7 +180,7 @@ class AsyncVectorEnv(VectorEnv):
             objects = _by_value([buffers.pack_object_actions(ids)], "the actions")
             return pickle.dumps((local.tolist(), packed, objects), protocol=5)
         own = [[argument[k] for k in positions.tolist()] for argument in arguments]
-        call = "reset" if code in (ch.RESET, ch.RESTART) else self._calls.pending or ""
+        call = "reset" if code in (ch.RESET, ch.RESTART) else self._call_state.pending or ""
         if code == ch.CONTROL or (call == "reset" and any(option is not None for option in own[1])):
             # Apart: the worker may fail to unpickle what is the caller's, and must know for which envs it was.
             each = list(zip(*own, strict=True))
@@ -190,11 +190,11 @@ class AsyncVectorEnv(VectorEnv):
 
     # --- replies
 
-    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+    def _receive(self, timeout: float | None, everyone: bool) -> bool:
         worker_pool = self._worker_pool
-        if self._doomed:
-            raise self._loss(*self._doomed.pop(0))
-        ready = worker_pool.heard()
+        if self._dead:
+            raise self._lost(*self._dead.pop(0))
+        ready = worker_pool.unread()
         if everyone and not ready and not worker_pool.starting:
             # Waiting for one after the other wakes this process less often than listening to all. The last one goes
             # first: where every core has a worker, we have ours back once that one has finished.
@@ -203,80 +203,80 @@ class AsyncVectorEnv(VectorEnv):
                 while queue:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
                     # Of those whose end was closed nothing more is heard by listening.
-                    heard = (worker_pool.closed and worker_pool.heard()) or self._listen(left, w)
+                    heard = (worker_pool.closed and worker_pool.unread()) or self._listen(left, w)
                     if not heard:
                         # Who is in time is not to be named among those who were not.
-                        if not self._doomed and (said := worker_pool.heard() or worker_pool.ready(0.0)):
-                            self._take_in(said)
-                        return bool(self._news)
-                    if not self._take_in(heard):
+                        if not self._dead and (said := worker_pool.unread() or worker_pool.wait(0.0)):
+                            self._read_replies(said)
+                        return bool(self._replies)
+                    if not self._read_replies(heard):
                         return True
             return True
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not self._news:
+        while not self._replies:
             left = None if timeout is None else max(0.0, deadline - time.monotonic())
-            ready = worker_pool.heard() or self._listen(left)
+            ready = worker_pool.unread() or self._listen(left)
             if not ready:
-                return bool(self._news)
-            self._take_in(ready)
+                return bool(self._replies)
+            self._read_replies(ready)
         return True
 
     def _listen(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
         """Wait for workers to say something, and see to it that none of them hangs."""
         dog, worker_pool = self._watchdog, self._worker_pool
         if dog is None:
-            return worker_pool.ready(timeout, waiting_for)
+            return worker_pool.wait(timeout, waiting_for)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             left = math.inf if timeout is None else deadline - time.monotonic()
-            ready = worker_pool.ready(max(0.0, min(left, dog.pause)), waiting_for)
-            if dog.is_due() and self._calls.pending not in CONTROL_CALLS:  # those take as long as they take
-                self._put_down(w for w in dog.look(worker_pool.busy()) if not worker_pool.has_said(w))
-                if self._doomed:
-                    return []  # what is there will be there: messages are read later, and who is gone is in crew.closed
+            ready = worker_pool.wait(max(0.0, min(left, dog.pause)), waiting_for)
+            if dog.is_due() and self._call_state.pending not in CONTROL_CALLS:  # those take as long as they take
+                self._kill_hung(w for w in dog.look(worker_pool.busy()) if not worker_pool.has_unread(w))
+                if self._dead:
+                    return []  # messages will still be there later, and who is gone is in worker_pool.closed
             if ready or left <= 0:
                 return ready  # never waited for again: a closed end is reported once
 
-    def _put_down(self, hung: Iterable[int]) -> None:
+    def _kill_hung(self, hung: Iterable[int]) -> None:
         """Kill workers that hang. Whatever they still say is not heard: being asked where it is may wake an env."""
         for w in hung:
-            self._worker_pool.put_down(w, self.step_timeout or 0.0)
-            self._doomed.append((w, None))
-        self._tell_loss()
+            self._worker_pool.kill_hung(w, self.step_timeout or 0.0)
+            self._dead.append((w, None))
+        self._raise_if_lost()
 
-    def _take_in(self, ready: Iterable[int]) -> bool:
+    def _read_replies(self, ready: Iterable[int]) -> bool:
         """Take in one reply of each of these workers. False where one is gone, and it is to be told next."""
-        self._take_each(ready)
-        self._tell_loss()
-        return not self._doomed
+        self._read_each(ready)
+        self._raise_if_lost()
+        return not self._dead
 
-    def _take_each(self, ready: Iterable[int]) -> None:
-        self._taking = True
+    def _read_each(self, ready: Iterable[int]) -> None:
+        self._is_reading = True
         for w in ready:
             how: str | None = None
             try:
                 if w in self._worker_pool.starting:
-                    how = self._worker_starter.go_on(w)
+                    how = self._worker_starter.advance(w)
                     self._recovery.note_survived(self._worker_starter.survived_lately())
                 elif self._worker_pool.outstanding[w]:
-                    how = self._take(w)
+                    how = self._read_reply(w)
                 if how is None:
                     continue
             except ch.ChannelClosed as error:
-                how = noise(error)
-            self._doomed.append((w, how))
-        self._taking = False
+                how = garbled_reason(error)
+            self._dead.append((w, how))
+        self._is_reading = False
 
-    def _tell_loss(self) -> None:
+    def _raise_if_lost(self) -> None:
         """Raise what there is to tell of a worker that is gone, unless others have news, which come first."""
-        if not self._doomed or self._news:
+        if not self._dead or self._replies:
             return
-        said = {*self._worker_pool.heard(), *self._worker_pool.ready(0.0)}
-        self._take_each(sorted(said - {w for w, _ in self._doomed}))
-        if not self._news:
-            raise self._loss(*self._doomed.pop(0))
+        said = {*self._worker_pool.unread(), *self._worker_pool.wait(0.0)}
+        self._read_each(sorted(said - {w for w, _ in self._dead}))
+        if not self._replies:
+            raise self._lost(*self._dead.pop(0))
 
-    def _take(self, w: int) -> str | None:
+    def _read_reply(self, w: int) -> str | None:
         """Take in one reply, if all of it is there; says what is wrong with it if it cannot be right.
 
         Raises:
@@ -295,11 +295,11 @@ class AsyncVectorEnv(VectorEnv):
         told, report = ids[:count], None
         if payload:
             try:
-                report = self._open(w, told, payload)
+                report = self._unpack_reply(w, told, payload)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                return noise(ch.Garbled(f"{len(payload):,} bytes that are no report: {summary_of(error)}"))
+                return garbled_reason(ch.Garbled(f"{len(payload):,} bytes that are no report: {summary_of(error)}"))
         if count < len(ids):
             queue[0] = (expected, ids[count:])
         else:
@@ -307,13 +307,13 @@ class AsyncVectorEnv(VectorEnv):
         if report is not None and report.failures:
             pid = self._worker_pool.workers[w].pid
             report.failures = [replace(failure, pid=pid, request=number) for failure in report.failures]
-        self._news.append((told, report))
+        self._replies.append((told, report))
         return None
 
-    def _open(self, w: int, ids: NDArray[np.int64], payload: bytes) -> Report | None:
+    def _unpack_reply(self, w: int, ids: NDArray[np.int64], payload: bytes) -> Report | None:
         """What a reply says beyond its header: rows that are not in shared memory are written, the rest is a report."""
-        first = self._shares.starts[w]
-        if self._plain_steps:
+        first = self._partition.starts[w]
+        if self._steps_need_no_payload:
             return unpack_report(payload, first)
         packed, objects, payload = pickle.loads(payload)
         if packed is not None:
@@ -326,15 +326,15 @@ class AsyncVectorEnv(VectorEnv):
 
     # --- workers that are gone
 
-    def _loss(self, w: int, how: str | None = None) -> WorkerLost:
+    def _lost(self, w: int, how: str | None = None) -> WorkerLost:
         """What there is to tell of a worker that is gone, or must go; also kills what it started."""
         worker_pool = self._worker_pool
-        worker_exit = worker_pool.bury(w, how, self._calls.pending)
-        if self._one_fault_ends_all:
-            error = error_of(worker_pool.bury_fellows(worker_exit, self._calls.pending), only_close_is_left=True)
+        worker_exit = worker_pool.reap(w, how, self._call_state.pending)
+        if self._raises_on_fault:
+            error = error_of(worker_pool.reap_others(worker_exit, self._call_state.pending), only_close_is_left=True)
         else:
             error = worker_exit.error(only_close_is_left=False)
-        everyone = self._shares.slices[w]
+        everyone = self._partition.slices[w]
         in_flight = [ids for _, ids in worker_pool.outstanding[w]]
         asked = np.concatenate(in_flight) if in_flight else everyone[:0]
         worker_pool.outstanding[w].clear()
@@ -342,14 +342,14 @@ class AsyncVectorEnv(VectorEnv):
             worker_pool.starting[w] = NewWorker()  # what it is asked from now on goes to the next one
         return WorkerLost(w, error, asked, np.setdiff1d(everyone, asked), worker_exit)
 
-    def _start_worker(self, w: int) -> None:
+    def _restart_worker(self, w: int) -> None:
         if (problem := self._worker_starter.start(w)) is not None:
-            raise self._loss(w, problem)
+            raise self._lost(w, problem)
 
     def _shut_down(self, timeout: float) -> None:
         self._finalizer.detach()
         failures = self._worker_pool.shut_down(timeout)
-        raise_failures(failures, self._place)
+        raise_failures(failures, self._place_name)
 
 
 def _by_value(values: Sequence[Any], what: str) -> bytes:

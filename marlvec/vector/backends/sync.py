@@ -35,7 +35,7 @@ class SyncVectorEnv(VectorEnv):
     """
 
     backend = "sync"
-    _place = "this process"
+    _place_name = "this process"
 
     def __init__(self, factories: Sequence[Callable[[], Any]], **settings: Unpack[SettingsArguments]) -> None:
         chosen = Settings(**settings)
@@ -46,7 +46,7 @@ class SyncVectorEnv(VectorEnv):
             failures = failed.failures
         else:
             failures = []
-        raise_failures(failures, self._place)
+        raise_failures(failures, self._place_name)
         buffers = Buffers(self._shard.spec, self.num_envs)
         self._shard.attach(buffers)
         self._requests: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
@@ -58,35 +58,35 @@ class SyncVectorEnv(VectorEnv):
         """The envs behind their adapters; ``.unwrapped`` of each is the user's own."""
         return tuple(self._shard.envs)
 
-    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        self._sending = True
+    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._is_sending = True
         self._requests.append((operation, env_ids, arguments))
 
-    def _gather(self, timeout: float | None, everyone: bool) -> bool:
+    def _receive(self, timeout: float | None, everyone: bool) -> bool:
         if not self._requests:  # an env is to be built anew, but not yet; or an interrupt came before the request
             time.sleep(timeout or 0.0)
             if timeout is None:
-                self._news.append((np.array(self._calls.in_flight, np.int64), None))
+                self._replies.append((np.array(self._call_state.in_flight, np.int64), None))
             return timeout is None
         try:
             operation, env_ids, arguments = self._requests.pop(0)
             report = self._shard.run(operation, env_ids.tolist(), arguments)
-            self._news.append((env_ids, report))
+            self._replies.append((env_ids, report))
         except Exception:
             raise
         except BaseException:
             # Ctrl-C in the middle of an env: nobody knows how far it came, so these envs have to be reset.
             self.drive_count += 1
-            left = np.array(self._calls.in_flight, np.int64)
-            self._calls.arrive(left)
-            self._calls.hand_out()
-            self._calls.lose_episodes(left)
+            left = np.array(self._call_state.in_flight, np.int64)
+            self._call_state.arrive(left)
+            self._call_state.hand_out()
+            self._call_state.lose_episodes(left)
             self._requests.clear()
-            self._news.clear()
+            self._replies.clear()
             raise
         return True
 
-    def _abandon(self) -> bool:
+    def _forget_requests(self) -> bool:
         self._requests.clear()
         return True
 
@@ -96,4 +96,4 @@ class SyncVectorEnv(VectorEnv):
         for failure in failures:
             if not isinstance(failure.exception, Exception):
                 raise failure.exception  # Ctrl-C is the caller's, not the env's
-        raise_failures(failures, self._place)
+        raise_failures(failures, self._place_name)

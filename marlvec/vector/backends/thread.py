@@ -57,7 +57,7 @@ class ThreadVectorEnv(VectorEnv):
     """
 
     backend = "thread"
-    _place = "worker thread"
+    _place_name = "worker thread"
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class ThreadVectorEnv(VectorEnv):
     ) -> None:
         chosen = Settings(**settings)
         super().__init__(len(factories), chosen)
-        self._shares = Partition(self.num_envs, num_workers)
-        self.num_workers = self._shares.num_workers
+        self._partition = Partition(self.num_envs, num_workers)
+        self.num_workers = self._partition.num_workers
         self._worker_pool = WorkerThreads()
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
         self._finalizer = weakref.finalize(self, WorkerThreads.shut_down, self._worker_pool, 1.0)
         try:
             spec, survived = self._start(factories, chosen)
             buffers = Buffers(spec, self.num_envs)
-            self._worker_pool.attach(buffers, self._shares)
+            self._worker_pool.attach(buffers, self._partition)
         except BaseException:
-            self._calls.closed = True
+            self._call_state.closed = True
             self._finalizer()
             raise
         self._bind(spec, buffers)
@@ -86,7 +86,7 @@ class ThreadVectorEnv(VectorEnv):
 
     def _start(self, factories: Sequence[Callable[[], Any]], settings: Settings) -> tuple[EnvSpec, list[Failure]]:
         """Start the threads and let them build their envs: their spec, and what went wrong before it went well."""
-        starts = self._shares.starts
+        starts = self._partition.starts
         for w in range(self.num_workers):
             self._worker_pool.start(w, factories[starts[w] : starts[w + 1]], starts[w], settings.of_shard())
         shards: dict[int, Shard] = {}
@@ -100,28 +100,28 @@ class ThreadVectorEnv(VectorEnv):
                 survived += told.survived
             else:
                 failures += told
-        raise_failures(failures, self._place)
+        raise_failures(failures, self._place_name)
         ordered = [shards[w] for w in range(self.num_workers)]
         _check_apart([env for shard in ordered for env in shard.envs])
         return agree_on_spec([shard.spec for shard in ordered], starts, settings.spaces), survived
 
-    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        self._sending = True
-        for w, positions in self._shares.split(env_ids):
+    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._is_sending = True
+        for w, positions in self._partition.split(env_ids):
             own = tuple([argument[k] for k in positions.tolist()] for argument in arguments)
-            self._worker_pool.requests[w].put((operation, env_ids[positions] - self._shares.starts[w], own))
+            self._worker_pool.requests[w].put((operation, env_ids[positions] - self._partition.starts[w], own))
 
-    def _gather(self, timeout: float | None, everyone: bool) -> bool:
-        worker_pool, starts = self._worker_pool, self._shares.starts
+    def _receive(self, timeout: float | None, everyone: bool) -> bool:
+        worker_pool, starts = self._worker_pool, self._partition.starts
         in_time = worker_pool.wait(timeout)
-        self._taking = True
+        self._is_reading = True
         while worker_pool.replies:
             w, ids, report = worker_pool.replies.popleft()
-            self._news.append((ids + starts[w], report.shifted(starts[w])))
-        self._taking = False
+            self._replies.append((ids + starts[w], report.shifted(starts[w])))
+        self._is_reading = False
         return in_time
 
-    def _abandon(self) -> bool:
+    def _forget_requests(self) -> bool:
         self._worker_pool.run_dry()
         return True
 
@@ -135,7 +135,7 @@ class ThreadVectorEnv(VectorEnv):
                 ResourceWarning,
                 stacklevel=3,
             )
-        raise_failures(failures, self._place)
+        raise_failures(failures, self._place_name)
 
 
 _Reply = tuple[int, NDArray[np.int64], Any]
@@ -194,10 +194,10 @@ class WorkerThreads:
             self.wait(None)
             missing -= self.replies.popleft()[2] is marker  # one of an earlier try, which was interrupted, is another
 
-    def attach(self, buffers: Buffers, shares: Partition) -> None:
+    def attach(self, buffers: Buffers, partition: Partition) -> None:
         """Give each thread its rows."""
         for w, requests in enumerate(self.requests):
-            requests.put(buffers.rows(shares.starts[w], shares.starts[w + 1]))
+            requests.put(buffers.rows(partition.starts[w], partition.starts[w + 1]))
 
     def shut_down(self, timeout: float) -> tuple[list[Failure], list[str]]:
         """Let the threads end. Returns what went wrong in the envs' own close(), and who is still busy."""

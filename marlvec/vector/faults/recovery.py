@@ -1,6 +1,6 @@
 """What becomes of envs at which something went wrong: nothing, a new incarnation, or a mask.
 
-This is bookkeeping alone: who is lost, who is due, what the caller has yet to be told. The engine asks, and acts.
+This is bookkeeping alone: who is lost, who is due, what the caller has yet to be told. `VectorEnvBase` asks, and acts.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Recovery:
         incarnations: (N,) int64, how often each env was built anew.
         masked: (N,) bool, envs that are out for good.
         log: What went wrong and was survived.
-        exceptional: Whether requests for some envs must be looked at; see `split`.
+        exceptional: Whether requests for some envs must be looked at; see `divert`.
     """
 
     def __init__(
@@ -123,15 +123,15 @@ class Recovery:
         self._over = np.zeros(num_envs, np.bool_)
         self._seeds: list[int | None] = [None] * num_envs
         self._since = [0] * num_envs  # incarnations since that seed was given
-        self._fresh: set[int] = set()  # new incarnations that have not begun an episode
-        self._lost: set[int] = set()  # idle envs whose episode is gone, which the caller does not know
+        self._not_begun: set[int] = set()  # new incarnations that have not begun an episode
+        self._lost_idle: set[int] = set()  # idle envs whose episode is gone, which the caller does not know
         self._unbuilt: set[int] = set()  # those of them that are to be built anew, too
-        self._told: set[int] = set()  # masked envs whose row still says that their episode ended
+        self._masked_untold: set[int] = set()  # masked envs whose row still says that their episode ended
         self._resets: dict[int, dict[str, Any] | None] = {}  # options of resets that are in flight
         self._revived: dict[int, str] = {}  # envs in flight → what their rows will tell: "fault", "autoreset", "reset"
         self._causes: dict[int, Failure] = {}  # of faults that the caller will be told of
         self._quietly: dict[int, int] = {}  # quiet restarts since an env last came through a step
-        self._held: dict[int, Info] = {}  # final infos of envs that are to be revived
+        self._held_final_infos: dict[int, Info] = {}  # final infos of envs that are to be revived
         self._any_masked = False
         self._due: list[tuple[float, int, str, int]] = []
         self._order = 0
@@ -146,18 +146,18 @@ class Recovery:
         for k, i in enumerate(ids.tolist()):
             if used[k] is not None:
                 self._seeds[i], self._since[i] = used[k], 0
-            elif i in self._fresh:
+            elif i in self._not_begun:
                 used[k] = self._seed(i)
             self._resets[i] = options[k]
             if not self.masked[i] and i not in self._unbuilt:
                 self._causes.pop(i, None)
-                self._lost.discard(i)
-        if self._fresh:
-            self._fresh.difference_update(ids.tolist())
-        self._look()
+                self._lost_idle.discard(i)
+        if self._not_begun:
+            self._not_begun.difference_update(ids.tolist())
+        self._update_flags()
         return used, options
 
-    def split(self, request: Request, buffers: Buffers) -> tuple[list[Request], IntArray]:
+    def divert(self, request: Request, buffers: Buffers) -> tuple[list[Request], IntArray]:
         """Take a request apart where some envs are lost or masked.
 
         Returns:
@@ -168,13 +168,13 @@ class Recovery:
         ready = ids[out]
         gone = np.zeros(len(ids), np.bool_)
         if operation in ROWS:
-            gone = np.array([i in self._lost for i in ids.tolist()], np.bool_) & ~out
-            for i in self._told.intersection(ready.tolist()):
+            gone = np.array([i in self._lost_idle for i in ids.tolist()], np.bool_) & ~out
+            for i in self._masked_untold.intersection(ready.tolist()):
                 buffers.events[i] = False
                 buffers.reward[i] = 0
-                self._told.discard(i)
-            for i in self._lost.intersection(ready.tolist()):
-                self._lost.discard(i)
+                self._masked_untold.discard(i)
+            for i in self._lost_idle.intersection(ready.tolist()):
+                self._lost_idle.discard(i)
                 self._write_masked(i, buffers)
         requests: list[Request] = []
         plain = ~(out | gone)
@@ -184,10 +184,10 @@ class Recovery:
             requests.append((operation, ids[plain], own))
         if gone.any():
             for i in ids[gone].tolist():
-                self._lost.discard(i)
+                self._lost_idle.discard(i)
                 self._revived[i] = self._kind(i)
             requests.append(self._revival(ids[gone], build=False))
-        self._look()
+        self._update_flags()
         return requests, ready
 
     def due_in(self) -> float | None:
@@ -218,7 +218,7 @@ class Recovery:
             options.append(self._resets.get(i))
             keep.append(self._revived[i] == "end")
             if begin[-1] or self._autoreset.begins_on_next_step:
-                self._fresh.discard(i)
+                self._not_begun.discard(i)
         anew = [build or i in self._unbuilt for i in ids.tolist()]
         self._unbuilt.difference_update(ids.tolist())
         return "revive", ids, (seeds, options, anew, begin, keep)
@@ -235,7 +235,7 @@ class Recovery:
 
     # --- what comes in
 
-    def see_to(self, ids: IntArray, report: Report, buffers: Buffers) -> IntArray:
+    def handle_failures(self, ids: IntArray, report: Report, buffers: Buffers) -> IntArray:
         """Look at failures that a reply tells of; those that are seen to are taken out of the report.
 
         Returns:
@@ -260,7 +260,7 @@ class Recovery:
                     waiting.append(i)
                     report.infos.pop(i, None)
                     if i in report.final_infos:
-                        self._held[i] = report.final_infos.pop(i)
+                        self._held_final_infos[i] = report.final_infos.pop(i)
                 else:
                     kept.append(told)
             elif outcome == "mask":
@@ -288,14 +288,14 @@ class Recovery:
     def _restart(self, failure: Failure, kind: str, *, quiet: bool) -> Failure | None:
         """Have an env built anew. Returns the failure to raise if there were too many, else None."""
         i = failure.env_id
-        pause = 0.0 if quiet else self._budget.spend(("env", i), failure.summary)
+        pause = 0.0 if quiet else self._budget.try_restart(("env", i), failure.summary)
         if pause is None:
             for table in (self._quietly, self._revived, self._causes):
                 table.pop(i, None)
-            self._fresh.add(i)
+            self._not_begun.add(i)
             return _with_history(failure, self._budget.history(("env", i)))
         self.log.note([i], [i], failure.operation, failure.summary, "restart", quiet=quiet)
-        self._anew([i])
+        self._count_restarts([i])
         self._revived[i] = kind
         self._causes.setdefault(i, failure)
         self._schedule(pause, "env", i)
@@ -329,23 +329,23 @@ class Recovery:
             self._mask(culprits, lost, cause, operation, summary)
             for i in asked.tolist():
                 self._write_masked(i, buffers)
-            self._lost.update(unaware)
-            self._look()
+            self._lost_idle.update(unaware)
+            self._update_flags()
             return None if self.masked.all() else ([], loss.in_flight)
-        pause = self._budget.spend(("worker", loss.worker), loss.reason)
+        pause = self._budget.try_restart(("worker", loss.worker), loss.reason)
         if pause is None:
             loss.error.args = (f"{loss.error} {self._budget.history(('worker', loss.worker))}",)
             return None
         self.log.note(culprits, lost, operation, summary, "restart", quiet=False)
-        self._anew(lost)
-        self._lost.update(unaware)
-        self._look()
+        self._count_restarts(lost)
+        self._lost_idle.update(unaware)
+        self._update_flags()
         for i in asked.tolist():
             kind = self._revived.get(i, self._kind(i))
             self._revived[i] = "fault" if kind == "end" else kind  # what it had written may be torn
         for i in lost:
             self._causes.setdefault(i, cause)
-            self._held.pop(i, None)
+            self._held_final_infos.pop(i, None)
         self._due = [entry for entry in self._due if entry[2] == "worker" or entry[3] not in lost]
         heapq.heapify(self._due)
         self._schedule(pause, "worker", loss.worker)
@@ -353,7 +353,7 @@ class Recovery:
             return [], loss.in_flight
         return [self._revival(asked, build=False)] if len(asked) else [], asked[:0]
 
-    def arrived(self, ids: IntArray, report: Report | None, buffers: Buffers) -> Report | None:
+    def complete_rows(self, ids: IntArray, report: Report | None, buffers: Buffers) -> Report | None:
         """Finish the rows of envs that were revived or masked; the report tells of their faults."""
         report = report or Report()
         failed = {failure.env_id for failure in report.failures}
@@ -364,8 +364,8 @@ class Recovery:
                     self._quietly.pop(i, None)
                 continue
             cause = self._causes.pop(i, None)
-            if i in self._held:
-                report.final_infos[i] = self._held.pop(i)
+            if i in self._held_final_infos:
+                report.final_infos[i] = self._held_final_infos.pop(i)
             if i in failed:
                 continue
             if kind == "autoreset":
@@ -391,15 +391,15 @@ class Recovery:
     def forget(self) -> None:
         """Nothing is in flight any more, and all episodes are gone; what was to be built anew still is."""
         self._unbuilt.update(self._revived)
-        self._lost.update(self._revived)
-        for table in (self._revived, self._resets, self._causes, self._held):
+        self._lost_idle.update(self._revived)
+        for table in (self._revived, self._resets, self._causes, self._held_final_infos):
             table.clear()
         self._due.clear()
-        self._look()
+        self._update_flags()
 
     @property
     def busy(self) -> bool:
-        """Whether replies must be looked at by `arrived`."""
+        """Whether replies must be looked at by `complete_rows`."""
         return bool(self._revived or self._any_masked or self._quietly)
 
     def note_survived(self, survived: Iterable[Survived]) -> None:
@@ -410,11 +410,11 @@ class Recovery:
 
     # --- the books
 
-    def _anew(self, ids: Iterable[int]) -> None:
+    def _count_restarts(self, ids: Iterable[int]) -> None:
         for i in ids:
             self.incarnations[i] += 1
             self._since[i] += 1
-            self._fresh.add(i)
+            self._not_begun.add(i)
 
     def _mask(self, culprits: list[int], lost: list[int], cause: Failure, operation: str, summary: str) -> None:
         self.log.note(culprits, lost, operation, summary, "mask", quiet=False)
@@ -422,7 +422,7 @@ class Recovery:
         for i in lost:
             self._causes.setdefault(i, cause)  # its episode was lost to what came first
             self._revived.pop(i, None)
-        self._look()
+        self._update_flags()
 
     def _write_fault(self, i: int, buffers: Buffers) -> None:
         """Let a row tell of the episode that was lost; its observation is the next one's already."""
@@ -439,7 +439,7 @@ class Recovery:
         buffers.acting[i] = False
         if buffers.state is not None:
             buffers.state[i] = 0
-        self._told.add(i)
+        self._masked_untold.add(i)
         if is_whole:
             self._causes.pop(i, None)
             return
@@ -454,9 +454,9 @@ class Recovery:
         self._order += 1
         heapq.heappush(self._due, (time.monotonic() + pause, self._order, kind, index))
 
-    def _look(self) -> None:
+    def _update_flags(self) -> None:
         self._any_masked = bool(self.masked.any())
-        self.exceptional = bool(self._lost or self._any_masked)
+        self.exceptional = bool(self._lost_idle or self._any_masked)
 
 
 def _with_history(failure: Failure, history: str) -> Failure:

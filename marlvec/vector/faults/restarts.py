@@ -86,7 +86,7 @@ class RestartBudget:
         self.limit = limit
         self._spent: dict[Hashable, deque[tuple[float, str]]] = {}
 
-    def spend(self, who: Hashable, why: str) -> float | None:
+    def try_restart(self, who: Hashable, why: str) -> float | None:
         """Ask for one more restart.
 
         Returns:

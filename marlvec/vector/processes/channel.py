@@ -252,11 +252,11 @@ class AdaptivePoller:
             sleep.
     """
 
-    __slots__ = ("_hope", "_window")
+    __slots__ = ("_share_short", "_window")
 
     def __init__(self, window: float) -> None:
         self._window = window
-        self._hope = 0.0  # share of short waits, of those lately
+        self._share_short = 0.0  # share of short waits, of those lately
 
     def wait(self, poll: select.poll, timeout_ms: int | None = None) -> list[tuple[int, int]]:
         """Do as ``poll.poll(timeout_ms)`` does."""
@@ -281,19 +281,19 @@ class AdaptivePoller:
 
     def _look(self, poll: select.poll, start: float) -> list[tuple[int, int]]:
         events: list[tuple[int, int]] = []
-        if self._hope > 0.5:
+        if self._share_short > 0.5:
             end = start + self._window
             try:
                 while not (events := poll.poll(0)) and time.perf_counter() < end:
                     os.sched_yield()
             except OSError:  # an env has taken this process's limit of files down below one
-                self._window = self._hope = 0.0
+                self._window = self._share_short = 0.0
         return events
 
     def _learn(self, took: float, *, ended: bool) -> None:
         short = took < self._window
         if ended or not short:
-            self._hope += 0.25 * (short - self._hope)
+            self._share_short += 0.25 * (short - self._share_short)
 
 
 def pair() -> tuple[Channel, tuple[int, int]]:

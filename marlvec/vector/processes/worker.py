@@ -92,16 +92,16 @@ class WorkerLink:
         self._buffers = buffers
         self._shared, self._window = shared, window
         self._has_objects = buffers.has_objects
-        self._plain_steps = shared and not buffers.has_objects
+        self._steps_need_no_payload = shared and not buffers.has_objects
         self._closing: int | None = None
 
     def requests(self) -> Iterator[Request]:
         """Wait for one request after the other, until the parent wants to close."""
         channel, everyone = self._channel, self.shard.everyone
-        poll, patience = select.poll(), AdaptivePoller(self._window)
+        poll, poller = select.poll(), AdaptivePoller(self._window)
         poll.register(channel.read_fd, select.POLLIN)
         while True:
-            message = patience.receive(poll, channel)
+            message = poller.receive(poll, channel)
             code = message.code
             if code == ch.CLOSE:
                 self._closing = message.number
@@ -115,7 +115,7 @@ class WorkerLink:
         """Unpack a request. One whose part from the caller cannot be unpickled is answered here, with that."""
         name, number, payload = _NAMES[message.code], message.number, message.payload
         is_step = message.code in (ch.STEP, ch.SEND)
-        if is_step and self._plain_steps:
+        if is_step and self._steps_need_no_payload:
             return Request(name, number, np.frombuffer(payload, np.int32).tolist())
         ids, told, given = pickle.loads(payload)
         if isinstance(given, bytes):
@@ -125,7 +125,7 @@ class WorkerLink:
                 given = load_each(given, names, where="its worker process")
             except SerialisationError as error:
                 failures = [capture(self._id(i), call, error) for i in ids]
-                self.reply(Request(name, number, ids), Report(failures=failures))
+                self._reply(Request(name, number, ids), Report(failures=failures))
                 return None
             given = given[0] if is_step else zip(*given, strict=True)
         if not is_step:
@@ -144,11 +144,11 @@ class WorkerLink:
         """Do what is asked, and reply."""
         if request.operation == "send":
             for part, report in self.shard.step_in_parts(request.ids):
-                self.reply(request, report, part)
+                self._reply(request, report, part)
         else:
-            self.reply(request, self.shard.run(request.operation, request.ids, request.arguments))
+            self._reply(request, self.shard.run(request.operation, request.ids, request.arguments))
 
-    def reply(self, request: Request, report: Report, part: Sequence[int] | None = None) -> None:
+    def _reply(self, request: Request, report: Report, part: Sequence[int] | None = None) -> None:
         """Say that these envs are ready: all that the request named, or the next ones of them.
 
         Args:
@@ -157,7 +157,7 @@ class WorkerLink:
             part: Which of its envs; None for all that have not been answered.
         """
         ids = request.ids if part is None else part
-        if self._plain_steps:
+        if self._steps_need_no_payload:
             payload = pack_report(report, self.first_env_id) if report else b""
         else:
             rows = np.array(ids)

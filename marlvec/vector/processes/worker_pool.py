@@ -32,7 +32,7 @@ from marlvec.vector.processes.worker import Plan
 from marlvec.vector.processes.worker_process import WorkerProcess
 from marlvec.vector.shards.partition import Partition, agree_on_spec, usable_cores
 
-__all__ = ["WorkerPool", "NewWorker", "noise", "WorkerStarter"]
+__all__ = ["WorkerPool", "NewWorker", "garbled_reason", "WorkerStarter"]
 
 _MOMENT = 0.01  # seconds in which workers that are killed together are gone
 _LOOK = 400e-6  # seconds to look for an answer before sleeping
@@ -56,7 +56,7 @@ class NewWorker:
     requests: list[tuple[int, int, bytes]] = field(default_factory=list)
 
 
-def noise(news: ChannelClosed) -> str | None:
+def garbled_reason(news: ChannelClosed) -> str | None:
     """What a worker must go for, if its channel tells of more than its end."""
     if not isinstance(news, Garbled):
         return None
@@ -67,11 +67,11 @@ class WorkerPool:
     """The workers of one vectorizer; apart from it, so that they can be let go of without it.
 
     Args:
-        shares: Who has which envs.
+        partition: Who has which envs.
 
     Attributes:
         owner: The process that started them.
-        shares: As given.
+        partition: As given.
         workers: In order of their envs.
         outstanding: Per worker, the requests that it owes answers to: number, and the envs yet to be answered for.
         starting: Those that are not at work yet.
@@ -80,34 +80,34 @@ class WorkerPool:
         memory_fd: The memory that they share, while it is open here; -1 when it is not.
     """
 
-    def __init__(self, shares: Partition) -> None:
+    def __init__(self, partition: Partition) -> None:
         self.owner = os.getpid()
-        self.shares = shares
+        self.partition = partition
         self.workers: list[WorkerProcess] = []
-        self.outstanding: list[deque[tuple[int, NDArray[np.int64]]]] = [deque() for _ in shares.slices]
+        self.outstanding: list[deque[tuple[int, NDArray[np.int64]]]] = [deque() for _ in partition.slices]
         self.starting: dict[int, NewWorker] = {}
         self.closed: set[int] = set()
-        self.progress: NDArray[np.int64] = np.zeros(len(shares.slices), np.int64)
+        self.progress: NDArray[np.int64] = np.zeros(len(partition.slices), np.int64)
         self.memory_fd = -1
         self._hung: dict[int, tuple[float, int, str]] = {}  # put down: seconds it was given, at work on, its stacks
         self._by_fd: dict[int, int] = {}
-        self._patience = AdaptivePoller(0.0)
-        self._any = select.poll()
-        self._one: list[select.poll] = []
+        self._poller = AdaptivePoller(0.0)
+        self._poll_any = select.poll()
+        self._poll_one: list[select.poll] = []
 
     def watch(self) -> None:
         """Listen to all workers from now on."""
         # Where each core has a worker, one that looks takes the core from it.
-        self._patience = AdaptivePoller(_LOOK if len(self.workers) < usable_cores() else 0.0)
-        self._one = [select.poll() for _ in self.workers]
+        self._poller = AdaptivePoller(_LOOK if len(self.workers) < usable_cores() else 0.0)
+        self._poll_one = [select.poll() for _ in self.workers]
         for w in range(len(self.workers)):
             self._watch(w)
 
     def _watch(self, w: int) -> None:
         fd = self.workers[w].channel.read_fd
         self._by_fd[fd] = w
-        self._any.register(fd, select.POLLIN)
-        for v, poll in enumerate(self._one):
+        self._poll_any.register(fd, select.POLLIN)
+        for v, poll in enumerate(self._poll_one):
             poll.register(fd, select.POLLIN if v == w else 0)  # with 0, a closed end is still reported
 
     def replace(self, w: int, worker: WorkerProcess) -> None:
@@ -119,7 +119,7 @@ class WorkerPool:
         self.starting.setdefault(w, NewWorker()).since = time.monotonic()
         self._watch(w)
 
-    def heard(self) -> list[int]:
+    def unread(self) -> list[int]:
         """Workers of whom something is there already: what came in while we were sending, or before their end."""
         if not self.closed and not any(worker.channel.inbox for worker in self.workers):
             return []
@@ -129,7 +129,7 @@ class WorkerPool:
             if (self.outstanding[w] or w in self.starting) and (w in self.closed or worker.channel.inbox)
         ]
 
-    def has_said(self, w: int) -> bool:
+    def has_unread(self, w: int) -> bool:
         """Whether something of this worker is there to read."""
         channel = self.workers[w].channel
         return bool(channel.inbox) or bool(select.select([channel.read_fd], [], [], 0)[0])
@@ -140,7 +140,7 @@ class WorkerPool:
             if queue and w not in self.starting:
                 yield w, queue[0][0], int(self.progress[w])
 
-    def ready(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
+    def wait(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
         """Wait until a worker has said something, or died.
 
         Args:
@@ -151,31 +151,31 @@ class WorkerPool:
         Returns:
             Workers to hear; empty if time ran out.
         """
-        poll = self._any if waiting_for is None else self._one[waiting_for]
+        poll = self._poll_any if waiting_for is None else self._poll_one[waiting_for]
         if timeout is None:
-            while not (events := self._patience.wait(poll, _LONGEST_WAIT_MS)):
+            while not (events := self._poller.wait(poll, _LONGEST_WAIT_MS)):
                 pass
         else:
-            events = self._patience.wait(poll, max(0, int(timeout * 1000 + 0.999)))
+            events = self._poller.wait(poll, max(0, int(timeout * 1000 + 0.999)))
         ready = [self._by_fd[fd] for fd, _ in events]
         for fd, event in events:
             if event & ~select.POLLIN:
-                self._gone(fd)
+                self._note_end(fd)
         return ready
 
-    def _gone(self, fd: int) -> None:
+    def _note_end(self, fd: int) -> None:
         """Stop listening to an end that was closed: it would be reported for ever."""
         self.closed.add(self._by_fd[fd])
-        self._forget(fd)
+        self._stop_listening(fd)
 
-    def _forget(self, fd: int) -> None:
+    def _stop_listening(self, fd: int) -> None:
         if self._by_fd.pop(fd, None) is not None:
-            for poll in (self._any, *self._one):
+            for poll in (self._poll_any, *self._poll_one):
                 poll.unregister(fd)
 
     # --- ends
 
-    def put_down(self, w: int, timeout: float) -> None:
+    def kill_hung(self, w: int, timeout: float) -> None:
         """Kill a worker that hangs, having asked it where. Its closed end is the news of that."""
         worker = self.workers[w]
         env = int(self.progress[w])  # being asked may wake it
@@ -185,7 +185,7 @@ class WorkerPool:
         self._hung[w] = (timeout, env, report)
         worker.kill()
 
-    def bury(self, w: int, how: str | None, call: str | None, *, building: bool = False) -> WorkerExit:
+    def reap(self, w: int, how: str | None, call: str | None, *, building: bool = False) -> WorkerExit:
         """See a worker off that is gone, or must go: kill what is left of it, and say what is known."""
         worker = self.workers[w]
         if how is None:
@@ -193,7 +193,7 @@ class WorkerPool:
         worker.kill()
         timeout, env, report = self._hung.get(w, (None, int(self.progress[w]), ""))
         queue = self.outstanding[w]
-        ids = self.shares.slices[w]
+        ids = self.partition.slices[w]
         worker_exit = WorkerExit(
             worker=w,
             pid=worker.pid,
@@ -209,17 +209,17 @@ class WorkerPool:
             report=report or worker.crash_report(),
             building=building or w in self.starting,
         )
-        self._forget(worker.channel.read_fd)
+        self._stop_listening(worker.channel.read_fd)
         worker.close()
         self.closed.discard(w)
         self.starting.pop(w, None)
         return worker_exit
 
-    def bury_fellows(self, first: WorkerExit, call: str | None) -> list[WorkerExit]:
+    def reap_others(self, first: WorkerExit, call: str | None) -> list[WorkerExit]:
         """See off those who went with another one, and a moment later."""
         time.sleep(_MOMENT)
         gone = [w for w, worker in enumerate(self.workers) if w != first.worker and worker.poll()]
-        return sorted([first, *(self.bury(w, None, call) for w in gone)], key=lambda worker_exit: worker_exit.worker)
+        return sorted([first, *(self.reap(w, None, call) for w in gone)], key=lambda worker_exit: worker_exit.worker)
 
     def close_memory(self) -> None:
         """Let go of the memory's descriptor; it stays mapped where it is."""
@@ -250,7 +250,7 @@ class WorkerPool:
             except ChannelClosed:
                 continue
         for worker in asked:
-            failures.extend(self._hear_close(worker, deadline))
+            failures.extend(self._read_close_reply(worker, deadline))
         for worker in self.workers:
             if not worker.wait(max(0.0, deadline - time.monotonic())):
                 worker.kill()
@@ -260,7 +260,7 @@ class WorkerPool:
         self.close_memory()
         return failures
 
-    def _hear_close(self, worker: WorkerProcess, deadline: float) -> list[Failure]:
+    def _read_close_reply(self, worker: WorkerProcess, deadline: float) -> list[Failure]:
         """Wait for a worker's answer to CLOSE, past any that are still under way."""
         channel = worker.channel
         try:
@@ -282,7 +282,7 @@ class WorkerStarter:
     """Starts workers, and replaces those that are gone.
 
     A new worker is told its plan and builds its envs, which may take long; it answers with their spec, is given its
-    rows, and says that it has them. Replacing one never waits: `start` and `go_on` take one step each.
+    rows, and says that it has them. Replacing one never waits: `start` and `advance` take one step each.
 
     Args:
         worker_pool: Where they go.
@@ -307,7 +307,7 @@ class WorkerStarter:
         loop: bytes | None,
     ) -> None:
         self._worker_pool, self._context, self._shared = worker_pool, context, shared
-        self._mode = settings["spaces"]
+        self._spaces_mode = settings["spaces"]
         plans: list[Plan] = [
             {
                 "factories": pickle_or_explain(list(factories[lo:hi]), f"the factory of envs {lo} to {hi - 1}"),
@@ -317,14 +317,14 @@ class WorkerStarter:
                 "shared": shared,
                 "shard": settings,
             }
-            for w, (lo, hi) in enumerate(pairwise(worker_pool.shares.starts))
+            for w, (lo, hi) in enumerate(pairwise(worker_pool.partition.starts))
         ]
         self._plans = [pickle.dumps(plan) for plan in plans]
         self._memory_fd = -1
         self._attach = b""
-        self._lately: list[Survived] = []
+        self._survived_lately: list[Survived] = []
 
-    def begin(
+    def start_all(
         self, budget: RestartBudget | None, *, require: bool, place: str
     ) -> tuple[EnvSpec, Buffers, list[Survived]]:
         """Hire all, and wait until they are at work.
@@ -338,7 +338,7 @@ class WorkerStarter:
             What one env looks like, everyone's rows, and what went wrong in building envs before it went well.
         """
         worker_pool = self._worker_pool
-        num_envs = len(worker_pool.shares.owner)
+        num_envs = len(worker_pool.partition.owner)
         limits.check_descriptors(len(self._plans))
         self._memory_fd = worker_pool.memory_fd = shared_memory.create()
         for _ in self._plans:
@@ -347,8 +347,8 @@ class WorkerStarter:
         for w, plan in enumerate(self._plans):
             with suppress(ChannelClosed):  # why, it may have said
                 worker_pool.workers[w].channel.send(ch.INIT, _SETUP_NUMBER, plan)
-        specs, survived = self._hear_specs(budget, place)
-        self._spec = spec = agree_on_spec(specs, worker_pool.shares.starts, self._mode)
+        specs, survived = self._read_specs(budget, place)
+        self._spec = spec = agree_on_spec(specs, worker_pool.partition.starts, self._spaces_mode)
         if require and (leaves := object_leaves(spec)):
             raise UnsupportedSpaceError(
                 f"shared_memory='require', but {', '.join(leaves)} cannot be there: not of fixed size. "
@@ -369,7 +369,7 @@ class WorkerStarter:
             self._receive(w)
         return spec, buffers, survived
 
-    def dismiss(self) -> None:
+    def forget_plans(self) -> None:
         """Nobody will be replaced: let go of what that would take."""
         self._plans.clear()
         self._worker_pool.close_memory()
@@ -387,7 +387,7 @@ class WorkerStarter:
             self._worker_pool.closed.add(w)  # why, it may have said
         return None
 
-    def go_on(self, w: int) -> str | None:
+    def advance(self, w: int) -> str | None:
         """Hear what a new worker has to say, and take the next step. Says what went wrong, if it did.
 
         Raises:
@@ -408,8 +408,8 @@ class WorkerStarter:
                 spec, packed = self._open_spec(w, told.payload)
             except SerialisationError as error:
                 return f"built envs again, but {error}; it ended"
-            self._lately += survived_failures(map(unpack_failure, packed))
-            if differs := self._spec.difference(spec, self._mode):
+            self._survived_lately += survived_failures(map(unpack_failure, packed))
+            if differs := self._spec.difference(spec, self._spaces_mode):
                 return f"built envs with other spaces than before: {differs}; it ended"
             new.has_spec = True
             channel.send(ch.ATTACH, _SETUP_NUMBER, self._attach)
@@ -421,10 +421,10 @@ class WorkerStarter:
 
     def survived_lately(self) -> list[Survived]:
         """What went wrong, and then right, in building envs anew; each is told once."""
-        lately, self._lately = self._lately, []
+        lately, self._survived_lately = self._survived_lately, []
         return lately
 
-    def _hear_specs(self, budget: RestartBudget | None, place: str) -> tuple[list[EnvSpec], list[Survived]]:
+    def _read_specs(self, budget: RestartBudget | None, place: str) -> tuple[list[EnvSpec], list[Survived]]:
         """What each worker's envs look like; raises what went wrong in building them."""
         worker_pool = self._worker_pool
         specs: dict[int, EnvSpec] = {}
@@ -432,13 +432,13 @@ class WorkerStarter:
         survived: list[Survived] = []
         waiting = set(range(len(self._plans)))
         while waiting:
-            for w in worker_pool.ready(None):
+            for w in worker_pool.wait(None):
                 if w not in waiting:  # it has told why its envs could not be built, and is gone now
                     continue
                 try:
                     told = worker_pool.workers[w].channel.take(_SETUP_NUMBER)
                 except ChannelClosed as error:
-                    survived.append(self._again(w, error, budget))
+                    survived.append(self._retry_start(w, error, budget))
                     continue
                 if told is None:
                     continue
@@ -451,11 +451,11 @@ class WorkerStarter:
         raise_failures(failures, place)
         return [specs[w] for w in range(len(self._plans))], survived
 
-    def _again(self, w: int, news: ChannelClosed, budget: RestartBudget | None) -> Survived:
+    def _retry_start(self, w: int, news: ChannelClosed, budget: RestartBudget | None) -> Survived:
         """Replace a worker that died while it built its envs for the first time."""
-        worker_exit = self._worker_pool.bury(w, noise(news), None, building=True)
+        worker_exit = self._exit_while_building(w, news)
         error = worker_exit.error(only_close_is_left=False)
-        pause = None if budget is None else budget.spend(("worker", w), worker_exit.reason)
+        pause = None if budget is None else budget.try_restart(("worker", w), worker_exit.reason)
         if budget is None or pause is None:
             if budget is not None:
                 error.args = (f"{error} {budget.history(('worker', w))}",)
@@ -467,13 +467,17 @@ class WorkerStarter:
             raise error from None
         return worker_exit.env_ids, str(worker_exit)
 
+    def _exit_while_building(self, w: int, news: ChannelClosed) -> WorkerExit:
+        """See a worker off that ended, or must, before it was at work for the first time."""
+        return self._worker_pool.reap(w, garbled_reason(news), None, building=True)
+
     def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[PackedFailure]]:
         """What a new worker says of its envs; their spaces may be of any class.
 
         Raises:
             SerialisationError: It cannot be rebuilt in this process.
         """
-        ids = self._worker_pool.shares.slices[w]
+        ids = self._worker_pool.partition.slices[w]
         spec: EnvSpec
         failures: list[PackedFailure]
         ((spec, failures),) = load_each(payload, [f"the spaces of envs {ids[0]} to {ids[-1]}"])
@@ -483,10 +487,10 @@ class WorkerStarter:
         try:
             self._worker_pool.workers[w].channel.send(code, _SETUP_NUMBER, payload)
         except ChannelClosed as error:
-            raise self._worker_pool.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None
+            raise self._exit_while_building(w, error).error(only_close_is_left=False) from None
 
     def _receive(self, w: int) -> None:
         try:
             self._worker_pool.workers[w].channel.recv()
         except ChannelClosed as error:
-            raise self._worker_pool.bury(w, noise(error), None, building=True).error(only_close_is_left=False) from None
+            raise self._exit_while_building(w, error).error(only_close_is_left=False) from None

@@ -135,7 +135,7 @@ class WorkerProcess:
             "path": sys.path,
             "mark": mark,
         }
-        with server.turn:
+        with server.lock:
             with self._ends(memory_fd) as fds, contextlib.ExitStack() as stack:
                 server.send(request, (*fds, *(_open_stream(fd, stack) for fd in (1, 2))))
             try:
@@ -167,7 +167,7 @@ class WorkerProcess:
                 finally:
                     os._exit(1)
         try:
-            self._server.ask({"do": "adopt", "pid": pid, "mark": mark})
+            self._server.ask({"do": "watch", "pid": pid, "mark": mark})
         except BaseException:
             self.close()
             os.kill(pid, signal.SIGKILL)

@@ -115,7 +115,7 @@ class EnvBuilder:
                 if not (quiet or (retry and not isinstance(error, NOT_RESTARTABLE))):
                     raise
                 failure = capture(self._first + i, "__init__", error)
-                pause = budget.spend(quiet, failure.summary)
+                pause = budget.try_restart(quiet, failure.summary)
                 if pause is None:
                     error.add_note(budget.history(quiet))
                     raise

@@ -52,7 +52,7 @@ class ObservationValidator:
         self._mode = mode
         self._agents = spec.agents
         self._calls = 0
-        self._told: set[tuple[int, str, str, str, str]] = set()
+        self._warned: set[tuple[int, str, str, str, str]] = set()
         self._checks = [
             _Check(g, k, group, leaf, members)
             for g, group in enumerate(spec.groups)
@@ -125,9 +125,9 @@ class ObservationValidator:
         """Warn once of each env with a problem that is new, though all of them be."""
         level = _levels_to_the_caller()
         for i, found in bad.items():
-            new = [problem for problem in found if problem.key not in self._told]
+            new = [problem for problem in found if problem.key not in self._warned]
             if new:
-                self._told.update(problem.key for problem in new)
+                self._warned.update(problem.key for problem in new)
                 warnings.warn(f"env {i}: {new[0]}{_and_more(found)}", ContractWarning, stacklevel=level)
 
 

@@ -75,7 +75,7 @@ class Doomed(SyncVectorEnv):
             super().send(actions, env_ids)
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
-        begins = self._calls.pending == "reset"
+        begins = self._call_state.pending == "reset"
         step = super().recv(min_envs, timeout)
         rows = dict(zip(step.env_ids.tolist(), range(len(step)), strict=True))
         lost: dict[int, str] = {}

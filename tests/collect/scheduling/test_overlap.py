@@ -42,11 +42,11 @@ class Scattered(SyncVectorEnv):
         self.largest = 0  # envs received in one call
         super().__init__(factories, **settings)
 
-    def _dispatch(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         if operation not in ("send", "reset"):
-            super()._dispatch(operation, env_ids, arguments)
+            super()._send_request(operation, env_ids, arguments)
             return
-        self._sending = True
+        self._is_sending = True
         for k in range(len(env_ids)):
             own = tuple([argument[k]] for argument in arguments)
             self._requests.insert(self.order.randint(0, len(self._requests)), (operation, env_ids[k : k + 1], own))
@@ -112,7 +112,7 @@ def test_rows_are_the_references_in_whatever_order_envs_come_back(
             check_batch(reference, collector.collect(**{unit: amount}), getattr(reference, batch_mode)(unit, amount))
         assert collector.metrics.env_steps == sum(world.steps for world in reference.worlds)
         assert collector.metrics.episodes_total == len(reference.records)
-        assert not envs._calls.pending  # nothing is on the way between two calls
+        assert not envs._call_state.pending  # nothing is on the way between two calls
 
 
 @pytest.mark.parametrize("mode", MODES)

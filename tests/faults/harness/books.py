@@ -31,7 +31,7 @@ class Books:
 
     def __init__(self, envs: AsyncVectorEnv, model: Model, limit: int) -> None:
         self.envs, self.model, self.limit = envs, model, limit
-        bounds = [len(part) for part in envs._shares.slices]
+        bounds = [len(part) for part in envs._partition.slices]
         self.shares = [tuple(range(sum(bounds[:w]), sum(bounds[: w + 1]))) for w in range(len(bounds))]
         self.killed: set[int] = set()
         self.stopped: set[int] = set()

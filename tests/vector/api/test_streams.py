@@ -118,7 +118,7 @@ def test_without_autoreset_a_stream_resets_its_envs_one_by_one(backend: str) -> 
         envs.async_reset(seed=0)
         episodes: Counter[int] = Counter()
         while min((episodes[i] for i in range(N)), default=0) < 3:
-            step = envs.recv(2 if envs._calls.outstanding > 1 else 1)
+            step = envs.recv(2 if envs._call_state.outstanding > 1 else 1)
             over = step.env_ids[step.done].tolist()
             for k in np.flatnonzero(step.done).tolist():
                 assert decode(step.final_obs[k][0]).t == 2 + step.env_ids[k]

@@ -161,7 +161,7 @@ def test_the_last_reply_of_a_worker_is_delivered_before_its_death(
         pid = envs.worker_pids[0]
         envs.step_send(acts(envs, 4))
         if fetch_late:
-            until(lambda: envs._worker_pool.has_said(0))  # nothing public tells it without hearing it
+            until(lambda: envs._worker_pool.has_unread(0))  # nothing public tells it without hearing it
             gate.let_through()
             wait_gone([pid], LONG)
         rewards = envs.step_fetch()[1]

@@ -48,7 +48,7 @@ class ForkServerClient:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self._number = 0
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
         with limits.asked_for("a fork server"):
             self.sock, theirs = socket.socketpair()
             with theirs:
@@ -69,12 +69,12 @@ class ForkServerClient:
         Raises:
             OSError: The server is gone, or says why it could not.
         """
-        with self.turn:
+        with self.lock:
             self.send(message)
             return self.answer()
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send a request; only with `turn`."""
+        """Send a request; only with `lock`."""
         self._number += 1
         try:
             send(self.sock, (self._number, message), fds)
@@ -82,7 +82,7 @@ class ForkServerClient:
             raise ConnectionError("marlvec's fork server is gone") from error
 
     def answer(self) -> Any:
-        """Wait for the answer; only with `turn`."""
+        """Wait for the answer; only with `lock`."""
         number = 0
         try:
             while number != self._number:  # one that came before was interrupted while it waited

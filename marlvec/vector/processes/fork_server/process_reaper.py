@@ -84,7 +84,7 @@ class ProcessReaper:
     """Workers from their start to their end, and beyond it.
 
     Args:
-        poll: What the process sleeps on; news of ends come there, and are for `tidy_up`.
+        poll: What the process sleeps on; news of ends come there, and are for `reap`.
     """
 
     def __init__(self, poll: select.poll) -> None:
@@ -111,7 +111,7 @@ class ProcessReaper:
         """Take a child of this process in."""
         self._workers[pid] = _Worker(mark)
 
-    def adopt(self, pid: int, mark: int) -> None:
+    def watch(self, pid: int, mark: int) -> None:
         """Take in a worker that is a child of the user's process, which waits for it and tells by `release`."""
         worker = self._workers[pid] = _Worker(mark)
         if sys.platform == "linux":
@@ -142,7 +142,7 @@ class ProcessReaper:
             return None
         return self._workers.pop(pid).exitcode
 
-    def tidy_up(self, ready: Iterable[int] = ()) -> None:
+    def reap(self, ready: Iterable[int] = ()) -> None:
         """See to those that have ended, and when it is time for it, to what they left.
 
         Args:

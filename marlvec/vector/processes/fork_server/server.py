@@ -101,7 +101,7 @@ def main(fd: int) -> None:
                 (number, message), fds = receive(sock)
                 send(sock, (number, _answer(sock, message, fds, reaper)))
             else:  # nobody waits for what has to be tidied up: requests first
-                reaper.tidy_up(ready)
+                reaper.reap(ready)
     except (EOFError, OSError):
         reaper.end()
 
@@ -119,8 +119,8 @@ def _answer(sock: socket.socket, message: dict[str, Any], fds: list[int], reaper
                     _become_worker(server, message, fds)
                 reaper.add(pid, message["mark"])
                 return pid
-            case "adopt":
-                reaper.adopt(message["pid"], message["mark"])
+            case "watch":
+                reaper.watch(message["pid"], message["mark"])
             case "release":
                 reaper.release(message["pid"])
             case "kill":
