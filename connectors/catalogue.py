@@ -1,4 +1,4 @@
-"""All connectors that come with marlvec."""
+"""The table of all connectors that come with marlvec, with the first line of each one's documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a connector: rows in, rows out."""
+"""`Connector`: the base class; rows in, rows out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain functions as connectors."""
+"""`agent_connector`, `action_connector` and `learner_connector`: decorators that make a function a connector."""
 
 from __future__ import annotations
 

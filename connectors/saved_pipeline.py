@@ -1,4 +1,4 @@
-"""What a file of a pipeline holds."""
+"""The content of a pipeline's file: its config and its learned state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries that marlvec does without, until somebody asks for them."""
+"""`import_extra`: imports an optional library, or says which extra to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees of arrays: a bare array, or dicts and tuples of trees.
+"""Functions on trees of arrays: a bare array, or dicts and tuples of trees.
 
 These few lines stand where `tree.map_structure` could: that one sorts dict keys, and so fails on keys of mixed types.
 Here keys keep their order. A list is an array still to be made, never structure.

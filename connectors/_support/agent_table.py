@@ -1,4 +1,4 @@
-"""State per (env, agent), as one array."""
+"""`AgentTable`: a connector's state as one array with a row per (env, agent)."""
 
 from __future__ import annotations
 

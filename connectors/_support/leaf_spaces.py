@@ -1,4 +1,4 @@
-"""Spaces seen leaf by leaf: one in a few words for people, and one with other leaves."""
+"""Functions on the leaves of a space: a short description of one, and the space with its leaves replaced."""
 
 from __future__ import annotations
 

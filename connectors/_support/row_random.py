@@ -1,4 +1,4 @@
-"""Random numbers that belong to rows, whatever batch a row stands in."""
+"""`RowRandom`: random numbers per (env, agent), the same whatever batch a row stands in."""
 
 from __future__ import annotations
 

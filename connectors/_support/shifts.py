@@ -1,4 +1,4 @@
-"""Which rows of an episode a view shows, counted from the row itself."""
+"""Relative row positions, such as -2 or "-3:0", that `AddView` and its like take."""
 
 from __future__ import annotations
 

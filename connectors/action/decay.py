@@ -1,4 +1,4 @@
-"""A number that goes from one value to another as agents decide."""
+"""`Decay`: a number that goes linearly from one value to another as an agent decides, for exploration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices in the place of continuous actions."""
+"""`DiscretizeActions`: a Discrete policy for an env with continuous (Box) actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A random action now and then."""
+"""`EpsilonGreedy`: a random action with probability epsilon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The action side as one connector."""
+"""`ActionPipeline`: the chain of connectors from a policy's answers to the env's actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent side as one connector."""
+"""`AgentPipeline`: the chain of connectors from the envs' rows to a policy's input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of a batch as arrays, and where its fragments begin and end."""
+"""Columns of a batch as arrays, and where its fragments (stretches of one agent's episode) begin and end."""
 
 from __future__ import annotations
 

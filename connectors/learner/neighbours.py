@@ -1,4 +1,4 @@
-"""Earlier and later values of a column, beside the row's own."""
+"""`AddLastObs` and `AddView`: earlier and later values of a column, added to the row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner side as one connector."""
+"""`LearnerPipeline`: the chain of connectors over finished batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches by the modules that learn from them."""
+"""`regroup`: shares out a batch's rows among the learner's modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Returns: rewards to go, and over several decisions."""
+"""`ReturnsToGo` and `NStep`: discounted returns to the fragment's end, and over n decisions."""
 
 from __future__ import annotations
 

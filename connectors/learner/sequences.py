@@ -1,4 +1,4 @@
-"""Rows as sequences, for policies that remember."""
+"""`PadSequences` and `UnpadSequences`: rows as (sequence, time) arrays for recurrent policies."""
 
 from __future__ import annotations
 

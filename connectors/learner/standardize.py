@@ -1,4 +1,4 @@
-"""Columns with mean 0 and standard deviation 1."""
+"""`Standardize`: columns of a batch with mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands beside a file, for the file to import."""
+"""Lets a policy file import the modules that stand beside it."""
 
 from __future__ import annotations
 

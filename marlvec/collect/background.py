@@ -1,4 +1,4 @@
-"""Batches that a thread collects while another one uses those before."""
+"""`Background`: a thread collects the next batches while the caller learns from the last one."""
 
 from __future__ import annotations
 

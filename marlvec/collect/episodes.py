@@ -1,4 +1,4 @@
-"""Which episode each env is in, who plays in it, and what it has paid so far."""
+"""`EpisodeTracker`: which episode each env is in, which policy plays each agent, and the returns so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well policies do: whole episodes, and statistics over them."""
+"""`Evaluation`: whole episodes without learning, and statistics over them."""
 
 from __future__ import annotations
 

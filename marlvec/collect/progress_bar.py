@@ -1,4 +1,4 @@
-"""How far long work has come, on the terminal."""
+"""The progress bar of long collecting."""
 
 from __future__ import annotations
 

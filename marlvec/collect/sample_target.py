@@ -1,4 +1,4 @@
-"""How much is asked for: in one batch, and in many."""
+"""`SampleTarget` and `BatchSchedule`: how much one batch, or a row of batches, is to hold."""
 
 from __future__ import annotations
 

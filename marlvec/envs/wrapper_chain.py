@@ -1,4 +1,4 @@
-"""The layers of an env: wrappers round wrappers round the env itself.
+"""The wrappers of an env, outermost first, and its attributes, wherever among them they are.
 
 Gymnasium's wrappers do not pass attributes on, PettingZoo's pass them on for reading only. So whoever wants an
 attribute has to look for the layer that owns it.

@@ -1,4 +1,4 @@
-"""What a client's episodes cost in memory: what they have said, and the collector has not taken yet."""
+"""`Account`: bytes that a client's episodes hold in the server before the collector takes them."""
 
 from __future__ import annotations
 

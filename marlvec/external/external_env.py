@@ -1,4 +1,4 @@
-"""A simulator in a thread of this process that runs at its own pace, and asks for actions."""
+"""`ExternalEnv`: a simulator in a thread of this process that runs at its own pace, and asks for actions."""
 
 from __future__ import annotations
 

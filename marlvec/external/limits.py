@@ -1,4 +1,4 @@
-"""What a server lets its clients do and use, and when it refuses."""
+"""`Limits`: how much memory, time and how many connections a server grants its clients."""
 
 from __future__ import annotations
 

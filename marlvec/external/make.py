@@ -1,4 +1,4 @@
-"""From a name or spaces to a vectorizer whose slots are filled from outside."""
+"""`make`: a vectorizer whose slots are filled from outside, from an env's name or spaces."""
 
 from __future__ import annotations
 

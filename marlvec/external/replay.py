@@ -1,4 +1,4 @@
-"""Replay of logged episodes: what was seen, done and paid, moment by moment."""
+"""`Replay`: feeds logged episodes through an external vectorizer, moment by moment."""
 
 from __future__ import annotations
 

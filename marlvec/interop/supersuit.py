@@ -1,4 +1,4 @@
-"""SuperSuit's road from a PettingZoo env to a vector env, on marlvec's vectorizer: the same calls, the same numbers.
+"""SuperSuit's functions from a PettingZoo env to a vector env, on marlvec's vectorizer.
 
 Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
 """

@@ -1,4 +1,4 @@
-"""Turn-based games for two: what every move does to the rows, whatever the game.
+"""`TurnGame`: base of native two-player games in which players take turns.
 
 The semantics are those of `marlvec.envs.adapters.aec`: one step is one move; after it, and after a reset, the player
 who moves next observes, and gets the mask of what it may do; at the end both observe. An illegal move ends the game as

@@ -1,4 +1,4 @@
-"""What a policy has learned, in a file: data alone, whole or not there."""
+"""`save_policy` and `load_policy`: a policy's learned state in a file, as data alone."""
 
 from __future__ import annotations
 

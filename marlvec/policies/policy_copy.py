@@ -1,4 +1,4 @@
-"""Policies and connectors that two collectors use: shared, or copied so that no trace is left in the original."""
+"""`PolicyCopy` and `SharedPolicy`: policies for a second collector, copied or shared without side effects."""
 
 from __future__ import annotations
 

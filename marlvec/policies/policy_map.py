@@ -1,4 +1,4 @@
-"""More policies than memory holds: those that were not used for longest wait in files."""
+"""`PolicyMap`: many policies of which only the last used are in memory; the others wait in files."""
 
 from __future__ import annotations
 

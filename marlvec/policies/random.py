@@ -1,4 +1,4 @@
-"""Random actions."""
+"""`RandomPolicy`: random actions, within action masks."""
 
 from __future__ import annotations
 

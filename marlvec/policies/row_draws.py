@@ -1,4 +1,4 @@
-"""Random numbers that belong to rows, in the form in which numpy's generators give them."""
+"""Random draws for rows, in the form of numpy's Generator methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts as policies: what an agent does at each of its turns, written for one agent at a time."""
+"""`ScriptedPolicy`: a function that says what one agent does at each of its turns, as a policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who lasts, where nobody beats all."""
+"""Alpha-Rank: a ranking of players who beat one another in circles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies against each other, to see who is better."""
+"""`evaluate_match`: plays matches between policies and counts wins."""
 
 from __future__ import annotations
 

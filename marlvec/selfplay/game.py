@@ -1,4 +1,4 @@
-"""One game: how it went, for the sides that played it."""
+"""`Game`: one finished game: its sides and their scores."""
 
 from __future__ import annotations
 

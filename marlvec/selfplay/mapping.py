@@ -1,4 +1,4 @@
-"""Who plays whom in self-play."""
+"""`SelfPlayMapping`: a policy mapping with learners, frozen opponents and a matchmaker."""
 
 from __future__ import annotations
 

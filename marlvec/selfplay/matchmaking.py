@@ -1,4 +1,4 @@
-"""Matchmakers: whom a learner plays next."""
+"""Matchmakers: which opponent a learner meets in the next episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the results of the games that are played."""
+"""`RatingTracker`: a callback that rates players by the games of a collector."""
 
 from __future__ import annotations
 

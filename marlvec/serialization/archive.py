@@ -1,4 +1,4 @@
-"""Files of data: one ``.npz`` each, whole or not there, and never executed.
+"""`write_archive` and `read_archive`: checked ``.npz`` files of plain data, written atomically, never executed.
 
 The file is an uncompressed zip of ``.npy`` entries, as `numpy.load` opens it with ``allow_pickle=False``. Its entry
 ``manifest`` holds JSON as bytes: the format, marlvec's version, and the data, in which ``{"$array": name}`` stands for

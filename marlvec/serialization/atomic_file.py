@@ -1,4 +1,4 @@
-"""Files that are there as a whole, or not at all."""
+"""`atomic_file`: a file that appears as a whole, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that stand for classes and functions in a config: what may be written down, and what may be built again."""
+"""`NameTable`: names of the classes and functions that a config may refer to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spaces taken apart and put together again."""
+"""Gymnasium spaces as plain data and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values as JSON-able data: what a connector was built with, and what it remembers.
+"""`encode` and `decode`: values such as arrays, spaces and connectors as JSON-able data.
 
 Numbers, texts, None, bools, lists and dicts stand for themselves, and arrays too: whoever writes the data to a file
 keeps those beside it. Everything else is a dict whose first key begins with ``$``:

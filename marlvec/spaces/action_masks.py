@@ -1,4 +1,4 @@
-"""Choices: what an action mask has entries for, one per value of each dimension of a Discrete or MultiDiscrete."""
+"""Action masks: one entry per value of each dimension of a Discrete or MultiDiscrete space."""
 
 from __future__ import annotations
 

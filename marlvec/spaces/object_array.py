@@ -1,4 +1,4 @@
-"""Spaces of whole batches, with a place for values that have no array form."""
+"""Batched spaces with an object array for leaves that have no fixed shape (Text, Graph, Sequence)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python objects as buffers keep them: members of their space, copied when they are written, and bounded in size."""
+"""Values of spaces without a fixed shape: checked, copied, and bounded in size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One space for agents whose spaces differ in size: the smallest in which each of them is the first corner.
+"""The smallest space that holds several spaces of different sizes, and where each of them lies in it.
 
 Observations: what an agent lacks is zero, and the bounds hold all agents' values and that zero. Actions: what an agent
 lacks is ignored; where choices are lacking, an action mask must say so.

@@ -1,4 +1,4 @@
-"""Whether a connector keeps to its contract: many small stories, told in many ways."""
+"""`check_connector`: plays many sampled episodes to a connector and checks that it keeps its contract."""
 
 from __future__ import annotations
 

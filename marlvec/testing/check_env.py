@@ -1,4 +1,4 @@
-"""Whether an env keeps to its contract: whole episodes on the raw env, strictly."""
+"""`check_env`: plays whole episodes on a raw env and checks that it keeps its contract."""
 
 from __future__ import annotations
 

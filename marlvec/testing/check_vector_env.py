@@ -1,4 +1,4 @@
-"""Whether a `VectorEnv` keeps to its contract: a suite of checks for any implementation of it."""
+"""`check_vector_env`: a suite of checks for any implementation of `VectorEnv`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests go out and replies come in, whatever the backend."""
+"""`VectorEnvBase`: sends requests and receives replies, whatever the backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state machine that guards every call: which call is pending, which envs are busy, which have an episode."""
+"""`CallState`: which call is pending, which envs are busy, and which have an episode."""
 
 from __future__ import annotations
 

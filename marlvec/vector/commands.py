@@ -1,4 +1,4 @@
-"""What can be asked of an env besides resets and steps: small commands that run where the env lives.
+"""Commands that run where an env lives: call a method, get or set an attribute, run a function, render.
 
 A command is called with a `MultiAgentEnv` and returns its answer. It is picklable, and what it hands to an env is a
 copy, so that no two envs, nor the caller and an env, come to share an object.

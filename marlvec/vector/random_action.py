@@ -1,4 +1,4 @@
-"""Random actions for all agents of many envs, in the form that `step` takes."""
+"""Random actions for all agents of many envs, within action masks, in the form that `step` takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one seed to one per env."""
+"""From one seed to one seed per env."""
 
 from __future__ import annotations
 

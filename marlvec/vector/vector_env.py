@@ -1,4 +1,4 @@
-"""The public face of many envs: arrays with an agent axis, and one state machine that guards every call.
+"""`VectorEnv`: the public class: many envs as arrays with an agent axis.
 
 Axis letters: N envs, A agents, A_g agents of a group. See docs/shapes.md for every array, axis by axis.
 """

@@ -1,4 +1,4 @@
-"""What a vectorizer hands out: rows of some envs, cut from the buffers."""
+"""`VectorStep`: the result of one step: rows of some envs, cut from the buffers."""
 
 from __future__ import annotations
 

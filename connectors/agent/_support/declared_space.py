@@ -1,4 +1,4 @@
-"""What a user's function returns, held to the space it declared."""
+"""Checks what a user's function returns against the space that was declared for it."""
 
 from __future__ import annotations
 

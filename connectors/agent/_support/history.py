@@ -1,4 +1,4 @@
-"""What each agent's last rows held."""
+"""`History`: the last k rows of each agent, for connectors that stack or delay."""
 
 from __future__ import annotations
 

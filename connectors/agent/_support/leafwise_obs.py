@@ -1,4 +1,4 @@
-"""What works on each leaf of an observation by itself: paths of leaves, vectors and one-hots."""
+"""Base of connectors that treat each leaf of an observation by itself: paths of leaves, vectors, one-hots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count, mean and variance that can be joined and parted."""
+"""Running count, mean and variance that can be merged and taken apart again (Chan et al. 1979)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Action masks that came as a part of the observation."""
+"""`ActionMaskFromObs`: the action mask is one entry of a Dict observation."""
 
 from __future__ import annotations
 

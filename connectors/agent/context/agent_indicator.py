@@ -1,4 +1,4 @@
-"""Who the agent is, as part of what it sees."""
+"""`AgentIndicator`: the agent's index, one-hot, appended to its observation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dead see nothing."""
+"""`DeathMask`: zeros as the observation of agents that are not alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of the whole env, as part of the observation."""
+"""`StateInObs`: shows each agent the env's global state, beside or behind its observation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the whole team sees, as part of what each of it sees."""
+"""`TeamObs`: shows each agent the last observations of all agents of its env with the same policy."""
 
 from __future__ import annotations
 

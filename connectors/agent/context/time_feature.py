@@ -1,4 +1,4 @@
-"""How far the episode has come, as part of the observation."""
+"""`TimeFeature`: the episode's time step, appended to the observation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that the policy is not asked about."""
+"""`FilterRows`: removes rows, so that the policy is not asked about them."""
 
 from __future__ import annotations
 

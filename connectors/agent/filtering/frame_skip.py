@@ -1,4 +1,4 @@
-"""Decisions that stand for several steps."""
+"""`FrameSkip`: the policy decides every k-th step; its action is repeated in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images without colour."""
+"""`GrayscaleObs`: images from RGB to gray."""
 
 from __future__ import annotations
 

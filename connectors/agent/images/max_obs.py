@@ -1,4 +1,4 @@
-"""The brightest of the last observations."""
+"""`MaxObs`: the pixelwise maximum of the last observations (against flicker in Atari)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images of another size."""
+"""`ResizeObs`: images scaled to another height and width."""
 
 from __future__ import annotations
 

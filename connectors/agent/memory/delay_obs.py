@@ -1,4 +1,4 @@
-"""Observations that come late."""
+"""`DelayObs`: each agent sees what it would have seen k rows ago."""
 
 from __future__ import annotations
 

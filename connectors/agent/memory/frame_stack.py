@@ -1,4 +1,4 @@
-"""The last k observations as one."""
+"""`FrameStack`: the last k observations along a new axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent did last."""
+"""`PrevActions`: shows the policy the agent's last actions."""
 
 from __future__ import annotations
 

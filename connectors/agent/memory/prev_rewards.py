@@ -1,4 +1,4 @@
-"""What the agent was paid last."""
+"""`PrevRewards`: shows the policy the agent's last rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recurrent policy remembers, carried from one of an agent's rows to the next."""
+"""`RnnState`: carries a recurrent policy's state from one row of an agent to its next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Earlier values of a column, beside the row's own."""
+"""`View`: earlier values of any column as a column of their own."""
 
 from __future__ import annotations
 

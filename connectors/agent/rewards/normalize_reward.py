@@ -1,4 +1,4 @@
-"""Rewards of a steady size."""
+"""`NormalizeReward`: rewards divided by the standard deviation of the discounted return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observations without some of their parts."""
+"""`DropKeys`: a Dict observation without some of its keys."""
 
 from __future__ import annotations
 

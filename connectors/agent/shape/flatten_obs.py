@@ -1,4 +1,4 @@
-"""Any observation as one vector."""
+"""`FlattenObs`: any observation space as one vector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observations made larger with zeros."""
+"""`PadObs`: observations padded with zeros to a larger shape."""
 
 from __future__ import annotations
 

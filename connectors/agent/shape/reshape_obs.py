@@ -1,4 +1,4 @@
-"""Observations of another shape."""
+"""`ReshapeObs`: observations of another shape with the same number of entries."""
 
 from __future__ import annotations
 

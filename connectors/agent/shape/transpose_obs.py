@@ -1,4 +1,4 @@
-"""Axes in another order."""
+"""`TransposeObs`: the axes of an observation in another order, such as channels first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observations of another dtype."""
+"""`CastObs`: observations in another dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observations of bounded size."""
+"""`ClipObs`: observations clipped to bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function of observations."""
+"""`MapObs`: a user's function of a batch of observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observations with mean 0 and standard deviation 1."""
+"""`NormalizeObs`: observations shifted and scaled to mean 0 and standard deviation 1, by running statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices as one-hot vectors, in place."""
+"""`OneHotObs`: Discrete and MultiDiscrete leaves as one-hot vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function of one agent's observation."""
+"""`PerAgent`: a user's function of one agent's observation at a time."""
 
 from __future__ import annotations
 

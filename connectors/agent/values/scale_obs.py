@@ -1,4 +1,4 @@
-"""Observations in a range of one's own."""
+"""`ScaleObs`: bounded observations rescaled to a range such as [0, 1]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``marlvec arena``: everybody against everybody."""
+"""``marlvec arena``: a tournament of every player against every other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One video: envs played side by side, filmed after every reset and every step."""
+"""``marlvec record``: a video of envs played side by side, a frame after every reset and step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rollout: collect in small pieces, under a progress bar, and keep the sums."""
+"""``marlvec rollout``: collects in small pieces under a progress bar, and sums up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers for trained policies, to whoever plays outside."""
+"""``marlvec serve``: trained policies answer simulators that connect over a socket."""
 
 from __future__ import annotations
 

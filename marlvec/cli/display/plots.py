@@ -1,4 +1,4 @@
-"""Pictures of a rollout and of a match: curves, distributions, heat maps. Needs matplotlib."""
+"""Plots of a rollout and of a tournament: curves, distributions, heat maps. Needs matplotlib."""
 
 from __future__ import annotations
 

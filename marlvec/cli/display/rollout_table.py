@@ -1,4 +1,4 @@
-"""What a rollout looks like in a terminal: a table of returns, shapes and speed."""
+"""The table that ``marlvec rollout`` prints: returns, shapes and speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tournament looks like in a terminal."""
+"""The table that ``marlvec arena`` prints."""
 
 from __future__ import annotations
 

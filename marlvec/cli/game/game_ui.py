@@ -1,4 +1,4 @@
-"""What games look like in a terminal, and what their moves are called."""
+"""`GameUI`: boards drawn as text, and the names of moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Somebody at the keyboard."""
+"""`HumanPolicy`: asks the person at the keyboard for each action."""
 
 from __future__ import annotations
 

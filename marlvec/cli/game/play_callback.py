@@ -1,4 +1,4 @@
-"""What is said at the table where a person plays: who sits where, what the others did, how it ended."""
+"""`PlayCallback`: prints who plays whom, what the others did, and how a game ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions that did not come from the policy: an env, or who plays in it, says what an agent does."""
+"""`GivenActions`: actions that did not come from the policy, because the env or somebody outside chose them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents whose rows were taken out by a connector: nobody decides for them, and their env still wants an action."""
+"""`NoopActions`: the actions of agents whose rows a connector has removed."""
 
 from __future__ import annotations
 

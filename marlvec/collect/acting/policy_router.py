@@ -1,4 +1,4 @@
-"""Who plays whom: from rows of envs to rows of policies, and from answers to the envs' actions."""
+"""`PolicyRouter`: which rows go to which policy, and from the policies' answers to the envs' actions."""
 
 from __future__ import annotations
 

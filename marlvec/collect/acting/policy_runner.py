@@ -1,4 +1,4 @@
-"""One policy with all that belongs to it: its connectors, its spaces, its ready rows, its trajectories."""
+"""`PolicyRunner`: one policy with its connectors, its spaces, its ready rows and its buffer."""
 
 from __future__ import annotations
 

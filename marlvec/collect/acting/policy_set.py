@@ -1,4 +1,4 @@
-"""A collector's policies with their connectors: some are there from the start, others come and go."""
+"""`PolicySet`: a collector's policies with their runners; they can be added and removed."""
 
 from __future__ import annotations
 

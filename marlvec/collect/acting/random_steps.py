@@ -1,4 +1,4 @@
-"""The first steps of a run, in which agents act at random."""
+"""`RandomSteps`: random actions in the first steps of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of all policies."""
+"""`MultiAgentBatch`: the batches of all policies from one `collect`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of one policy."""
+"""`SampleBatch`: the finished rows of one policy, and what learners do with them."""
 
 from __future__ import annotations
 

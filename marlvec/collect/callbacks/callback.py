@@ -1,4 +1,4 @@
-"""What may be told of what happens while collecting."""
+"""`Callback`: the base class of what is called while collecting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells callbacks what happens, and keeps what they raise until it can do no harm."""
+"""`CallbackList`: calls all callbacks, and raises what they raise once the data is safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of some envs, as callbacks see it."""
+"""`EpisodeStep` and `RunningEpisode`: one step of some envs, and an episode, as callbacks get them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line of JSON for each episode."""
+"""`JSONLinesLogger`: one line of JSON per finished episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How it goes, on the terminal, while it goes."""
+"""`LiveTable`: returns, speed and times on the terminal while collecting."""
 
 from __future__ import annotations
 

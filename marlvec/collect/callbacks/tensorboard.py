@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard."""
+"""`TensorBoardLogger`: metrics as TensorBoard's event files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a batch is cut: positions of rows that belong together."""
+"""Positions of the rows of one episode, agent or sequence in a batch."""
 
 from __future__ import annotations
 

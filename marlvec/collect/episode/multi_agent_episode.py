@@ -1,4 +1,4 @@
-"""One episode, or a stretch of one, as a value."""
+"""`MultiAgentEpisode`: one episode, or a part of one, with all its agents, taken from a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From rows of batches to agent episodes."""
+"""From rows of batches to `SingleAgentEpisode`s."""
 
 from __future__ import annotations
 

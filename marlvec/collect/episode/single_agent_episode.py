@@ -1,4 +1,4 @@
-"""What one agent saw and did in an episode, in order of time."""
+"""`SingleAgentEpisode`: what one agent observed, did and was rewarded, in order of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stretches of arrays that may reach beyond what is there."""
+"""Slices of arrays that may reach beyond their ends, filled up."""
 
 from __future__ import annotations
 

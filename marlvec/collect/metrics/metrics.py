@@ -1,4 +1,4 @@
-"""What happened in the episodes: returns, lengths, durations; what was lost; and where the time went."""
+"""`Metrics`: returns, lengths and durations of episodes, what was lost, and where the time went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came back from the envs, in one form whatever the autoreset mode."""
+"""`EnvStep`: the replies of some envs in one form, whatever the autoreset mode."""
 
 from __future__ import annotations
 

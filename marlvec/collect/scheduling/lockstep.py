@@ -1,4 +1,4 @@
-"""What goes to the envs and comes back, who is on the way, and who may go next.
+"""`LockstepScheduler`: steps all envs together, or in two fixed halves that overlap with the policies.
 
 Axis letters: N envs.
 """

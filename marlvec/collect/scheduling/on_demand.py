@@ -1,4 +1,4 @@
-"""Envs that somebody outside drives: whoever comes is served, and nobody in particular is waited for.
+"""`OnDemandScheduler`: serves envs driven from outside as their rows arrive.
 
 Axis letters: N envs.
 """

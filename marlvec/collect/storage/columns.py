@@ -1,4 +1,4 @@
-"""One named column of a growing table: a tree of arrays whose first axis has room to spare."""
+"""A named column of a buffer that grows: a tree of arrays with room to spare."""
 
 from __future__ import annotations
 

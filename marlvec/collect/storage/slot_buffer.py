@@ -1,4 +1,4 @@
-"""What one policy saw and did, as transitions.
+"""`SlotBuffer`: one policy's transitions, a slot per decision, linked to the agent's next one.
 
 Every row that came out of the agent connectors gets one *slot*, in order of time. A transition is a pair of slots: the
 one an agent acted on, and the agent's next: its next turn, or its end. Observation, reward and flags of the outcome are

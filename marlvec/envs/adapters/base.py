@@ -1,4 +1,4 @@
-"""What all adapters share: names, spaces without masks, metadata, reset arguments, state, close."""
+"""`Adapter`: what all adapters share: names, spaces without masks, metadata, reset arguments, state, close."""
 
 from __future__ import annotations
 

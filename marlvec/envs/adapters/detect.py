@@ -1,4 +1,4 @@
-"""From whatever env a factory returned to a `MultiAgentEnv`."""
+"""`adapt`: recognises what kind of env a factory returned, and puts the fitting adapter round it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Envs that reset themselves: how they say so, and how one step tells of two episodes."""
+"""Envs that reset themselves in the step that ends an episode: how they declare it, and what that step returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes for envs: small, picklable, and built only where they are called."""
+"""`EnvFactory`: builds one env from a registered entry; small and picklable."""
 
 from __future__ import annotations
 

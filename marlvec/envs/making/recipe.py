@@ -1,4 +1,4 @@
-"""From what the caller asks for to one recipe per env; nothing is built here before a worker calls it."""
+"""`EnvRecipe`: a factory with arguments, wrappers and limits, one per env; built only where a worker calls it."""
 
 from __future__ import annotations
 

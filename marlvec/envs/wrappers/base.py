@@ -1,4 +1,4 @@
-"""Envs round envs, behind the slot contract."""
+"""`EnvWrapper`: base of wrappers of a `MultiAgentEnv`."""
 
 from __future__ import annotations
 

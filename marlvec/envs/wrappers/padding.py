@@ -1,4 +1,4 @@
-"""Agents of different spaces as one group, by padding."""
+"""`PaddedEnv`: agents whose spaces differ in size as one group, by padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos of episodes, made where the envs live."""
+"""`RecordVideo`: videos of episodes, written by the worker that runs the env."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A seed for every reset, for PettingZoo AEC envs that do not keep a random stream of their own."""
+"""`SeedStream`: a new seed for every reset of AEC envs that would repeat themselves."""
 
 from __future__ import annotations
 

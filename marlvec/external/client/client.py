@@ -1,4 +1,4 @@
-"""A simulator in another process, which asks a `Server` for actions."""
+"""`Client`: a simulator in another process asks a `Server` for actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's episodes: what was said and not sent yet, what was asked and not answered yet."""
+"""`ClientEpisodes`: a client's running episodes: values not sent yet, actions not received yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection to a server: messages out, messages in. Any thread may send; one at a time reads."""
+"""`ClientConnection`: one WebSocket connection to a server; any thread may send, one at a time reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server says of agents and spaces; values that go there and come from there."""
+"""`EnvForm`: agents and spaces as the server declared them; packs and unpacks values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides in the client's process, with weights that the server has sent down."""
+"""`LocalActor`: runs a policy in the client's process, with weights from the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a client decides for itself."""
+"""`LocalInference`: the settings with which a client runs policies itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbered requests and their replies, over connections that break and come back.
+"""`RequestChannel`: numbered requests and their replies, over connections that may break and be made again.
 
 Whoever waits for a reply reads the connection, one thread at a time, and hands replies to all who wait: an answer
 reaches its thread without passing through another one. A helper thread reads when nobody does, so that the server's

@@ -1,4 +1,4 @@
-"""One episode that runs outside: what its simulator says, checked and put on its way."""
+"""`ExternalEpisode`: one episode that runs outside; checks its values and passes its rows on."""
 
 from __future__ import annotations
 

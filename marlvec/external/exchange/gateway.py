@@ -1,4 +1,4 @@
-"""Where episodes that run outside come in."""
+"""`EpisodeGateway`: begins external episodes, and gives each a slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody outside says of one moment of an episode."""
+"""`ExternalRow`: one moment of an external episode; `RowSource`: what an exchange knows of an episode."""
 
 from __future__ import annotations
 

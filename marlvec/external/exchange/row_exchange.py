@@ -1,4 +1,4 @@
-"""Where the two sides meet: simulators outside put rows down, the collector's thread takes them up."""
+"""`RowExchange`: the queue between simulators that bring rows and the collector's thread that takes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One slot of an external vectorizer, as the shard sees it: an env whose steps have been made already, outside."""
+"""`SlotEnv`: one slot of an external vectorizer as the env that a shard steps."""
 
 from __future__ import annotations
 

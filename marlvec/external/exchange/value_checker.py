@@ -1,4 +1,4 @@
-"""Whether what somebody outside says is what was declared. Nothing that passes here can break a collector."""
+"""`ValueChecker`: checks observations, actions, rewards and infos from outside against the declared spaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies: msgpack, and only what we use of it.
+"""Message bodies as msgpack, restricted to the types that the protocol uses.
 
 None, bools, ints of 64 bits, floats of 64 bits, UTF-8 texts, bytes, lists, and dicts whose keys are texts. No extension
 types (so no timestamps), no key twice, nothing after the end. How many items there may be is counted while they are

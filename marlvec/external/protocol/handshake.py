@@ -1,4 +1,4 @@
-"""From the first message to the welcome, on both sides.
+"""The handshake: versions, tokens and the declaration of spaces, on both sides.
 
     client                      server
     hello      ───────────────▶            which versions it speaks, 32 random bytes

@@ -1,4 +1,4 @@
-"""Which messages there are, who may send them, and what each of them holds. Whatever is not here is refused.
+"""The message types: who may send each, and what fields it has. Anything else is refused.
 
 Observations and actions are only looked at from outside here (a dict of agents);
 `marlvec.external.protocol.values` reads them, against the declared spaces.

@@ -1,4 +1,4 @@
-"""Spaces as plain data, for the welcome.
+"""Spaces as plain data, for the handshake.
 
     {"space": "box", "dtype": "float32", "shape": [2], "low": <number or array>, "high": <number or array>}
     {"space": "discrete", "dtype": "int64", "n": 5, "start": 0}

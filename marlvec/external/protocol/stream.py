@@ -1,4 +1,4 @@
-"""What follows the welcome: numbered messages, one reply to each, and connections that may break in between.
+"""`MessageStream`: numbered messages after the handshake, each replied to once, also after reconnections.
 
 A client numbers its messages 1, 2, 3, …; so does the server with its replies. Every message tells the number of the
 last one that came the other way, and what was told needs not be kept any longer. After a reconnection each side says

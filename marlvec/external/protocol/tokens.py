@@ -1,4 +1,4 @@
-r"""Tokens, and proofs of knowing one.
+r"""Tokens, and the proof that one knows one without sending it.
 
 A token never goes over the wire. Each side sends 32 random bytes, and proves with them that it knows the token:
 

@@ -1,4 +1,4 @@
-"""Observations and actions, as the declared spaces say.
+"""Observations and actions to bytes and back, as the declared spaces say.
 
 A Dict is a dict, a Tuple is a list, in the space's order; a leaf of shape ``()`` (Discrete, say) is a plain number or
 bool, every other leaf a raw array of exactly its shape and dtype.

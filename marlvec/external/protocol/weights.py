@@ -1,4 +1,4 @@
-"""Weights: trees of numbers, texts and arrays, as `Policy.state_dict` gives them.
+"""Policy weights to bytes and back: trees of numbers, texts and arrays, as `Policy.state_dict` gives them.
 
 None, bools, ints of 64 bits, floats, texts, bytes, lists and dicts with texts as keys stand for themselves; the rest is
 a dict whose one key begins with ``$``:

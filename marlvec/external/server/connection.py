@@ -1,4 +1,4 @@
-"""One client's socket: bytes in, whole messages out, and the other way round.
+"""`Connection`: one client's socket on the server's side: bytes in, whole messages out, and back.
 
 Read by the server's thread alone; anybody may `send`, at once if the socket takes it, so that an answer has no way to
 go but from the collector's thread into the kernel.

@@ -1,4 +1,4 @@
-"""Which WebSocket requests are let in. A browser sends what any page in it asks for, so the headers must fit.
+"""`RequestFilter`: which WebSocket upgrade requests are accepted, by their headers.
 
 Pages cannot forge ``Host`` and ``Origin``. A page of somebody else's site has another origin; one whose name was made
 to point here (DNS rebinding) has another host, too.

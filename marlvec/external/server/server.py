@@ -1,4 +1,4 @@
-"""Answers simulators in other processes, over a socket."""
+"""`Server`: answers simulators in other processes, over a socket."""
 
 from __future__ import annotations
 

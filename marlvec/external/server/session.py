@@ -1,4 +1,4 @@
-"""One client's requests, and the episodes they belong to. Outlives its connections.
+"""`Session`: one client's requests and episodes; it outlives broken connections.
 
 Requests come from the server's thread; answers of policies from the collector's. Whoever has the session's lock may
 take the exchange's, and never the other way round.

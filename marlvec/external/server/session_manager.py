@@ -1,4 +1,4 @@
-"""All connections and sessions of one server, and what is due when. Used by the server's thread alone."""
+"""`SessionManager`: all connections and sessions of a server, and their deadlines; only the server's thread uses it."""
 
 from __future__ import annotations
 

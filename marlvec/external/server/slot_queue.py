@@ -1,4 +1,4 @@
-"""Who gets the next slot: clients in turn, so that nobody's many episodes keep out another's one."""
+"""`SlotQueue`: which client gets the next free slot: each in turn."""
 
 from __future__ import annotations
 

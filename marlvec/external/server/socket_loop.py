@@ -1,4 +1,4 @@
-"""The server's thread: it waits for sockets, for those who call from other threads, and for what is due."""
+"""`SocketLoop`: the server's thread, which waits for sockets, calls from other threads, and deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reads and writes the values of every agent."""
+"""Readers and writers of every agent's values, for a session."""
 
 from __future__ import annotations
 

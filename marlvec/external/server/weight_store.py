@@ -1,4 +1,4 @@
-"""What policies have learned, in numbered versions, packed once for all clients."""
+"""`WeightStore`: policies' weights in numbered versions, packed once for all clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agents of N envs as rows, one per (env, agent): the form in which libraries for single agents take them.
+"""Agents of N envs as rows of one batch, the form in which single-agent libraries take them.
 
 Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
 """

@@ -1,4 +1,4 @@
-"""Steps of a vectorizer as libraries for single agents want them: flat rows, one dict of infos per row.
+"""`RowDriver`: steps a vectorizer for single-agent libraries: flat rows, one dict of infos per row.
 
 Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
 """

@@ -1,4 +1,4 @@
-"""What envs say of themselves, laid out for rows: one row per (env, agent), agents of an env side by side.
+"""Infos per row: one dict for each (env, agent), from one dict of arrays for all envs.
 
 Axis letters: N envs, A agents, R = N * A rows.
 """

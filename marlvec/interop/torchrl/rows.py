@@ -1,4 +1,4 @@
-"""Rows of a tensordict that are to be as they were, or to be blank."""
+"""Rows of a tensordict kept as they were, or blanked, in partial steps and resets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agents of some envs see at one moment, so that parts of it can be exchanged."""
+"""`EnvSnapshot`: observations, flags and masks of some envs at one moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PettingZoo's own envs, for a look at one world."""
+"""PettingZoo's own classic envs, built so that a native env's position can be put into them and drawn."""
 
 from __future__ import annotations
 

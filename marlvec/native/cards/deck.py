@@ -1,4 +1,4 @@
-"""Dealing cards."""
+"""Dealing cards from per-env random streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes to which place, for simple_line and simple_formation: distances, and the cheapest assignment.
+"""Distances and the cheapest assignment of agents to places, for simple_line and simple_formation.
 
 Distances are ``np.linalg.norm``, which is a dot product of the BLAS, and may use a fused multiply-add. So numpy itself
 computes them, for the whole batch: `norms`. The assignment is scipy's ``linear_sum_assignment``, step by step, so that

@@ -1,4 +1,4 @@
-"""Partial observability: each agent sees the nearest few of the others, and of the landmarks."""
+"""Partial observability: each agent observes its nearest neighbours and landmarks only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for who leaves a pool that is full."""
+"""Rules for which opponent leaves a full pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One policy as it was at one moment."""
+"""`Opponent`: one frozen snapshot of a policy."""
 
 from __future__ import annotations
 

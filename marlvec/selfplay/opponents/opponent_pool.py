@@ -1,4 +1,4 @@
-"""The pool of opponents, in memory and in a folder."""
+"""`OpponentPool`: frozen opponents in memory and in a folder."""
 
 from __future__ import annotations
 

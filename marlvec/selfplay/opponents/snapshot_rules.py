@@ -1,4 +1,4 @@
-"""Rules for when a learner is added to a pool."""
+"""Rules for when a learner's snapshot is added to a pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ratings fitted to all games at once."""
+"""`BradleyTerry`: ratings fitted to all games at once, with intervals."""
 
 from __future__ import annotations
 

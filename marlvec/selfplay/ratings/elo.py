@@ -1,4 +1,4 @@
-"""Elo's ratings."""
+"""`Elo`: ratings updated game by game."""
 
 from __future__ import annotations
 

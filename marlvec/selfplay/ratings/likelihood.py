@@ -1,4 +1,4 @@
-"""How likely games were, given everybody's strength, and the strengths under which they were likeliest."""
+"""The likelihood of games under the Bradley-Terry and Plackett-Luce models, and its maximum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ratings that know how sure they are."""
+"""`OpenSkill`: ratings with an uncertainty, by the openskill package."""
 
 from __future__ import annotations
 

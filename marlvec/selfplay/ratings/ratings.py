@@ -1,4 +1,4 @@
-"""What all ratings have in common."""
+"""`Ratings`: the base class of all ratings."""
 
 from __future__ import annotations
 

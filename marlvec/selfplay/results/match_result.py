@@ -1,4 +1,4 @@
-"""What a match came to: scores, win rates and their intervals."""
+"""`MatchResult` and `WinRate`: the score of a match, and win rates with intervals."""
 
 from __future__ import annotations
 

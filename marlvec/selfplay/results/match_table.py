@@ -1,4 +1,4 @@
-"""Who won against whom, and how often."""
+"""`MatchTable`: wins, draws and losses of every pair of players."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However rows are put into calls, the same comes out of each."""
+"""Check: results do not depend on how rows are put into calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single calls: what goes in stays as it was, what comes out is whole, lies in its space, and stays as it was."""
+"""Check: a single call leaves its input as it was, and its output lies in the declared space."""
 
 from __future__ import annotations
 

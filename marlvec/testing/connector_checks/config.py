@@ -1,4 +1,4 @@
-"""Built again from its config, a connector is the same."""
+"""Check: a connector built again from its config is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An episode's end is the end of what is remembered of it, and of nothing else."""
+"""Check: the end of an episode clears what is remembered of it, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner side: finished batches, in which each fragment stands for itself."""
+"""Checks of learner connectors: finished batches, in which each fragment is independent."""
 
 from __future__ import annotations
 

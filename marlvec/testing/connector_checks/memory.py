@@ -1,4 +1,4 @@
-"""Memory: what a connector remembers and has learned can be taken away, brought back, copied and merged."""
+"""Checks of a connector's state: saved, loaded, copied and merged."""
 
 from __future__ import annotations
 

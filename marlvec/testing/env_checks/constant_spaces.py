@@ -1,4 +1,4 @@
-"""Spaces that must be the same objects whenever they are asked for, and never change."""
+"""Check: spaces are the same objects whenever they are asked for, and do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts: who is born, who ends, and how, in one episode of a scripted env."""
+"""Scripts for test envs: which agents enter and end in an episode, and how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one state behind all scripted envs: clock, checksums, random stream, buffers. The envs are its faces."""
+"""`ScriptedState`: clock, checksums and random stream behind all scripted envs."""
 
 from __future__ import annotations
 

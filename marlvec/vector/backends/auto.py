@@ -1,4 +1,4 @@
-"""Whether worker processes would bring more than they cost: the choice behind ``make(backend="auto")``."""
+"""`choose_backend`: sync or async for ``make(backend="auto")``, by what a step costs."""
 
 from __future__ import annotations
 

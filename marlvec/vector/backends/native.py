@@ -1,4 +1,4 @@
-"""Envs as compiled worlds: thousands in one call, in this process, with their reference's numbers."""
+"""`NativeVectorEnv`: thousands of envs stepped by compiled kernels in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Envs in a pool: EnvPool's, Gymnasium's vector envs, or anything that looks like one, stepped many in one call."""
+"""`PoolVectorEnv`: envs in one object of another library: EnvPool's pools, Gymnasium's vector envs."""
 
 from __future__ import annotations
 

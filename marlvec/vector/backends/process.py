@@ -1,4 +1,4 @@
-"""Envs in worker processes that write into shared memory."""
+"""`AsyncVectorEnv`: envs in worker processes that write into shared memory."""
 
 from __future__ import annotations
 

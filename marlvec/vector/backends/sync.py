@@ -1,4 +1,4 @@
-"""All envs in the calling process: nothing to start, nothing to copy, and every breakpoint works."""
+"""`SyncVectorEnv`: all envs in the calling process."""
 
 from __future__ import annotations
 

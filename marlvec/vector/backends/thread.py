@@ -1,4 +1,4 @@
-"""Envs in threads of this process: for envs that let go of the interpreter lock, and for Pythons without one."""
+"""`ThreadVectorEnv`: envs in threads of this process, for envs that release the interpreter lock."""
 
 from __future__ import annotations
 

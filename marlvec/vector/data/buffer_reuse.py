@@ -1,4 +1,4 @@
-"""Copies of rows, in memory of older copies that nobody has any more."""
+"""`BufferReuse`: copies of large rows into memory of older copies that nobody holds any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every number that crosses a process, laid out once as flat leaf arrays over all rows.
+"""`Buffers`: observations, actions, rewards, flags and masks of all envs as flat arrays, on the heap or shared.
 
 `Buffers` reads and writes the same on the heap and in shared memory; who makes them decides which it is. Axis
 letters: N envs, A agents, A_g agents of a group.

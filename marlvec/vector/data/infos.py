@@ -1,4 +1,4 @@
-"""Infos: one dict of arrays for all envs, Gymnasium's way, without loss.
+"""Infos as Gymnasium's dict of arrays with presence masks, and back to one dict per env, without loss.
 
 Inside, one env's infos are ``{agent: {key: value}, "__common__": {key: value}}``. Outside they are
 

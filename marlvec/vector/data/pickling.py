@@ -1,4 +1,4 @@
-"""Values that are pickled one after the other, so that it is known which one cannot be unpickled."""
+"""Values pickled one after the other, so that an error names the one that cannot be unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call leaves behind apart from numbers in the buffers: infos, answers, failures."""
+"""`Report`: what a call brings back besides numbers: infos, answers, failures."""
 
 from __future__ import annotations
 

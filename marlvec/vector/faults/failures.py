@@ -1,4 +1,4 @@
-"""What becomes of an exception in an env or a worker: caught there, carried as data, raised once in the caller."""
+"""`Failure`: an exception of an env or worker, captured there and raised once in the caller."""
 
 from __future__ import annotations
 

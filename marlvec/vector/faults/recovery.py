@@ -1,4 +1,4 @@
-"""What becomes of envs at which something went wrong: nothing, a new incarnation, or a mask.
+"""`Recovery`: restarts or masks envs that raised, hung or died, as ``on_fault`` says.
 
 This is bookkeeping alone: who is lost, who is due, what the caller has yet to be told. `VectorEnvBase` asks, and acts.
 """

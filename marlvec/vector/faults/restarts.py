@@ -1,4 +1,4 @@
-"""How many restarts there may be, and how soon."""
+"""`RestartLimit` and `RestartBudget`: how many restarts are allowed, and how soon."""
 
 from __future__ import annotations
 

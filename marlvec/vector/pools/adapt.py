@@ -1,4 +1,4 @@
-"""From whatever holds many envs to a `Pool`, and from recipes for single envs to one pool of them all."""
+"""Recognises what kind of pool an object is, and makes one pool of recipes for single envs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EnvPool's pools, and whatever looks like one."""
+"""`EnvPoolAdapter`: EnvPool's pools as a `Pool`."""
 
 from __future__ import annotations
 

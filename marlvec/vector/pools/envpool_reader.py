@@ -1,4 +1,4 @@
-"""What a pool's ``recv()`` returns, read into a `PoolReply`.
+"""`EnvPoolReader`: what EnvPool's ``recv()`` returns, as a `PoolReply`.
 
 Rows of players stand flat, one after another, in whatever order envs became ready; here they get their agent axis.
 Axis letters: n envs, R rows (players of those envs), A agents.

@@ -1,4 +1,4 @@
-"""What an EnvPool-like pool looks like: its spaces, players and calls, found out from its config."""
+"""`PoolForm`: an EnvPool-like pool's spaces, players and calls, read from its config."""
 
 from __future__ import annotations
 

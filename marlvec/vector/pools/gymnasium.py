@@ -1,4 +1,4 @@
-"""Gymnasium's vector envs as pools of games for one."""
+"""`GymnasiumPool`: a Gymnasium vector env as a `Pool` of single-agent envs."""
 
 from __future__ import annotations
 

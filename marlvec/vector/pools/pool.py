@@ -1,4 +1,4 @@
-"""The contract of a pool: one object that steps many envs, written by somebody else.
+"""`Pool`: the contract of one object that steps many envs, written by another library.
 
 EnvPool's pools and Gymnasium's vector envs are brought to it by the adapters beside this file; `PoolVectorEnv`
 talks to nothing else. A pool is asked (`begin`, `send`) and answers later (`recv`), in whatever order its envs come.

@@ -1,4 +1,4 @@
-"""A doorbell: a small fixed header each way, a payload behind it if there is one; a closed end is the news of a death.
+"""`Channel`: pipes between parent and worker: a small fixed header each way, with a payload where there is one.
 
 Two pipes without any lock, so a killed process can take nothing along. Each message is a header of 16 bytes (code,
 number of envs it is about, sequence number, size of the payload with a mark that no other writer knows) and, only where

@@ -1,4 +1,4 @@
-"""What the machine has to have enough of: file descriptors, memory, processes.
+"""Checks of what the machine has: file descriptors, memory, processes, and how deep vectorizers are nested.
 
 Where it can be known beforehand, nothing is begun that could not be finished. Where not, an `OSError` that says that
 something ran out becomes a `ResourceError` that says what to do.

@@ -1,4 +1,4 @@
-"""The way of a report from a worker to the parent: pickled so that what fails is named."""
+"""Packs a worker's report for the pipe, so that an error names the value that cannot be pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One block of memory without a name, shared with workers by file descriptor.
+"""One block of anonymous shared memory, passed to workers by file descriptor.
 
 Nothing here appears in /dev/shm or any temp folder, so nothing can be left behind there, whoever is killed.
 """

@@ -1,4 +1,4 @@
-"""Where each thread of a worker is: written down by the worker when it crashes, or when it is asked to.
+"""`StackDump`: the stacks of a worker's threads, written when it crashes or is asked to.
 
 Each worker has a file without a name for it. Python's faulthandler writes there from within a signal handler, so it
 works where nothing else does: in the moment of a segmentation fault, and while C code holds the GIL.

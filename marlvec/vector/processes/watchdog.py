@@ -1,4 +1,4 @@
-"""Who is at work on what, and for how long already: how hung envs are noticed.
+"""`Watchdog`: how long each worker has been busy with which env, to notice hung envs.
 
 Every worker writes into one number which of its envs it is at work on, before it begins and when it is done. That costs
 it nothing to speak of, tells which env a worker died in, and lets the parent see from outside that it makes no progress

@@ -1,4 +1,4 @@
-"""A worker process: one shard behind a channel.
+"""The loop of a worker process: reads requests, steps its shard, replies.
 
 It is started with three file descriptors (requests in, replies out, shared memory) and lives until it is told to close
 or the channel ends, which means that the parent is gone.

@@ -1,4 +1,4 @@
-"""The worker processes of one vectorizer: starting them, listening to them, replacing them, and letting go of them."""
+"""`WorkerPool`: the worker processes of one vectorizer: started, waited for, replaced, closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting and ending worker processes, from the parent's side.
+"""`WorkerProcess`: one worker process seen from the parent: started and ended.
 
 Three start methods: ``"forkserver"`` (default) and ``"spawn"`` through the fork server, ``"fork"`` from
 this process itself. With all three the fork server watches over the workers: should this process be killed, they are

@@ -1,4 +1,4 @@
-"""Building the envs of one worker, and building one of them anew."""
+"""`EnvBuilder`: builds the envs of one worker, and builds one of them again after a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold for one world, for all worlds of a native env at once: the batched counterpart of `Shard`.
+"""`NativeShard`: the counterpart of `Shard` for compiled envs, all of them in one call.
 
 The rows it leaves behind are those that `Shard` leaves behind, bit for bit.
 """

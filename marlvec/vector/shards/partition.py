@@ -1,4 +1,4 @@
-"""Which worker steps which envs, and how many workers there are cores for."""
+"""`Partition`: which worker steps which envs; and how many cores this process may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold for one env, for all envs of a pool at once: the counterpart of `Shard` for envs that come in batches.
+"""`PoolShard`: the counterpart of `Shard` for the envs of a pool.
 
 The rows it leaves behind are those that `Shard` leaves behind for the same worlds, bit for bit. One thing differs: of
 a turn-based game a pool may show all players every move, where PettingZoo's AEC shows it to the one who acts next.

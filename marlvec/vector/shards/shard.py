@@ -1,4 +1,4 @@
-"""The envs that one worker steps: a contiguous slice of rows.
+"""`Shard`: the envs that one worker steps: a contiguous slice of rows, with autoreset and checks.
 
 Sync, thread, async and external vectorizers run this same class; they differ only in where it runs, which is why they
 agree bit for bit.

@@ -1,4 +1,4 @@
-"""Threads that take a share of one call's work, and wait for the next; handing over costs some ten microseconds."""
+"""`ThreadTeam`: threads that share one call's work; handing over costs some ten microseconds."""
 
 from __future__ import annotations
 

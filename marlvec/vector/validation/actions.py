@@ -1,4 +1,4 @@
-"""From the caller's actions to the rows of the buffers, with every check made before anything is sent."""
+"""`ActionWriter`: checks the caller's actions and writes them into the buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what envs return lies in their spaces: values only; structure, shape and dtype are checked on writing.
+"""`ObservationValidator`: checks that the values that envs return lie in their spaces.
 
 Everything is looked at in the caller, all rows at once, and where all is well that takes one or two reductions a leaf.
 """

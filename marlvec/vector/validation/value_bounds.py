@@ -1,4 +1,4 @@
-"""What it takes to be a member of a leaf's space, asked of the values of many rows at once."""
+"""Whether values of many rows lie in a leaf's space."""
 
 from __future__ import annotations
 

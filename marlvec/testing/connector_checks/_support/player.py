@@ -1,4 +1,4 @@
-"""Plays a story to one connector, as a collector would, and refuses rows that are not the rows it was given."""
+"""`ConnectorDriver`: gives a connector rows as a collector would."""
 
 from __future__ import annotations
 

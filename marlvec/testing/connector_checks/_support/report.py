@@ -1,4 +1,4 @@
-"""The one form in which a check says what is wrong."""
+"""The one form in which a connector's check reports what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A story that rows can tell: envs and agents that come, take turns, end, and begin again.
+"""`SampledRows`: episodes of rows for tests, with agents that enter, take turns and end.
 
 Every number belongs to its (env, agent) and its moment, so that the rows of some envs or agents are the same whoever
 else is in the story.

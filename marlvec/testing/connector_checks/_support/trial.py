@@ -1,4 +1,4 @@
-"""One connector on trial on one space: how it is made, and what it is fed with."""
+"""`Trial`: one connector on one space: how it is built, and with what rows it is fed."""
 
 from __future__ import annotations
 

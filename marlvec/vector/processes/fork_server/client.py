@@ -1,4 +1,4 @@
-"""This process's end of the fork server, of which there is one at most."""
+"""The parent's end of the fork server, which starts worker processes."""
 
 from __future__ import annotations
 

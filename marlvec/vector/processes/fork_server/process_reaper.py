@@ -1,4 +1,4 @@
-"""The processes in a fork server's care: workers, and what their envs have started.
+"""`ProcessReaper`: the fork server's child processes, ended and waited for together with what they started.
 
 A worker leads a process group, and the group is killed when it ends. What has left the group (by ``setsid``, as daemons
 do) is found in two ways. Each worker carries a mark that its descendants inherit, whatever they do: what has the mark

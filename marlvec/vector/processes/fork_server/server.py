@@ -1,4 +1,4 @@
-"""A small process that starts workers, and outlives nobody.
+"""The fork server: a small process that forks workers, and ends with its parent.
 
 One per parent process, started clean: it never imports the caller's main module, and has no threads, so forking from it
 is safe however many threads the parent has. It forks workers on request (``"forkserver"``) or lets them start a fresh
