@@ -210,7 +210,7 @@ class Connector(ABC):
 
 
 class AgentConnector(Connector):
-    """Stands before the policy: works on ``obs``, ``reward`` and the columns it adds."""
+    """Stands before the policy: works on ``obs``, ``rewards`` and the columns it adds."""
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
         """Space of one observation after this connector, for ``space`` before it. Pure: changes nothing.

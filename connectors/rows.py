@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import ItemsView, KeysView, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,28 +21,29 @@ class Rows:
 
     Immutable by habit: a connector returns new rows made with `replace`, and never writes into an array it was given.
     A column is read as ``rows.obs`` or ``rows["obs"]``; one that has the name of a method only in the second way.
+    ``"obs" in rows`` asks for it, ``rows.get("obs")`` gives it or None, ``dict(rows)`` has them all.
 
     In one call of a connector, no (env, agent) pair appears twice.
 
     Args:
-        columns: Column name to an array of shape ``(n, ...)``, or to a dict or tuple of those.
+        columns: Column name to an array of shape ``(n, ...)``, or to a dict or tuple of those; or other rows, whose
+            columns are taken without a copy.
         **more: Further columns.
 
     Raises:
         ArgumentError: Columns differ in length, or one has no length; names the column.
-
-    Attributes:
-        columns: The columns, in order.
     """
 
-    __slots__ = ("_n", "columns")
+    __slots__ = ("_columns", "_n")
 
-    columns: dict[str, Tree]
+    _columns: dict[str, Tree]
 
-    def __init__(self, columns: Mapping[str, Tree] | None = None, /, **more: Tree) -> None:
-        self.columns = {**columns, **more} if columns is not None else more
+    def __init__(self, columns: Mapping[str, Tree] | Rows | None = None, /, **more: Tree) -> None:
+        if isinstance(columns, Rows):
+            columns = columns._columns
+        self._columns = {**columns, **more} if columns is not None else more
         self._n = -1
-        self._check(self.columns)
+        self._check(self._columns)
         if self._n < 0:
             self._n = 0
 
@@ -72,10 +73,10 @@ class Rows:
         return ArgumentError(f"{where} has {length} rows, the columns before it have {self._n}")
 
     @classmethod
-    def of_length(cls, columns: dict[str, Tree], n: int) -> Rows:
+    def of_length(cls, columns: dict[str, Tree], n: int) -> Self:
         """Rows of columns that are known to have ``n`` entries each: nothing is checked, and the dict is kept."""
         rows = cls.__new__(cls)
-        rows.columns = columns
+        rows._columns = columns
         rows._n = n
         return rows
 
@@ -84,30 +85,33 @@ class Rows:
 
     def __getattr__(self, name: str) -> Tree:
         # Only called where normal lookup fails. A half-built instance (copy, unpickling) has no columns yet.
-        if name != "columns" and not name.startswith("__") and name in self.columns:
-            return self.columns[name]
-        known = list(self.columns) if name != "columns" else []
-        raise AttributeError(f"no column {name!r}; the columns are {known}")
+        if name == "_columns" or name.startswith("__"):
+            raise AttributeError(name)
+        if name in self._columns:
+            return self._columns[name]
+        raise AttributeError(f"no column {name!r}; the columns are {list(self._columns)}")
 
     def __getitem__(self, name: str) -> Tree:
         if not isinstance(name, str):
-            raise TypeError(f"a column is named by a string, got {type(name).__name__}; to choose rows, call take()")
+            raise TypeError(
+                f"a column is named by a string, got {type(name).__name__}; to choose rows, call slice() or take()"
+            )
         try:
-            return self.columns[name]
+            return self._columns[name]
         except KeyError:
-            raise KeyError(f"no column {name!r}; the columns are {list(self.columns)}") from None
+            raise KeyError(f"no column {name!r}; the columns are {list(self._columns)}") from None
 
     def __contains__(self, name: object) -> bool:
-        return name in self.columns
+        return name in self._columns
 
     __iter__ = None  # len() counts rows and [] names columns, so iterating could mean either
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.columns,)
+        return type(self), (self._columns,)
 
     def __repr__(self) -> str:
         parts = []
-        for name, column in self.columns.items():
+        for name, column in self._columns.items():
             for path, leaf in tree_leaves(column):
                 where = f"{name}/{path}" if path else name
                 is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
@@ -115,18 +119,32 @@ class Rows:
                 parts.append(f"{where}: {text}")
         return f"Rows({self._n}; {', '.join(parts)})" if parts else f"Rows({self._n})"
 
-    def replace(self, **columns: Tree) -> Rows:
+    # --- columns
+
+    def keys(self) -> KeysView[str]:
+        """Names of the columns, in order."""
+        return self._columns.keys()
+
+    def items(self) -> ItemsView[str, Tree]:
+        """Names and columns, in order."""
+        return self._columns.items()
+
+    def get(self, name: str, default: Tree = None) -> Tree:
+        """The column of this name, or ``default`` where there is none."""
+        return self._columns.get(name, default)
+
+    def replace(self, **columns: Tree) -> Self:
         """Return rows with these columns put in the place of, or after, the present ones.
 
         Raises:
             ArgumentError: A column's length is not that of the rows; names the column.
         """
-        if not self.columns:
-            return Rows(columns)
+        if not self._columns:
+            return type(self)(columns)
         self._check(columns)
-        return Rows.of_length({**self.columns, **columns}, self._n)
+        return self.of_length({**self._columns, **columns}, self._n)
 
-    def drop(self, *names: str) -> Rows:
+    def drop(self, *names: str) -> Self:
         """Return rows without these columns.
 
         Raises:
@@ -134,9 +152,15 @@ class Rows:
         """
         for name in names:
             self[name]
-        return Rows({key: column for key, column in self.columns.items() if key not in names})
+        return type(self)({name: column for name, column in self._columns.items() if name not in names})
 
-    def take(self, index: Index) -> Rows:
+    # --- choosing rows
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Rows ``start`` to ``stop``, as views; bounds as in Python's slices."""
+        return self.take(slice(start, stop))
+
+    def take(self, index: Index) -> Self:
         """Return the chosen rows, in the order asked for.
 
         Args:
@@ -148,28 +172,32 @@ class Rows:
         """
         if isinstance(index, slice):
             length = len(range(*index.indices(self._n)))
-            return Rows.of_length(
-                {name: map_tree(lambda leaf: leaf[index], c) for name, c in self.columns.items()}, length
+            return self.of_length(
+                {name: map_tree(lambda leaf: leaf[index], c) for name, c in self._columns.items()}, length
             )
         where = np.asarray(index)
         if where.ndim != 1 or (where.dtype.kind not in "biu" and where.size):
-            raise ArgumentError(f"take() wants 1-D ints, a bool mask or a slice, got {where.dtype} of {where.shape}")
+            raise ArgumentError(
+                f"take() wants 1-D ints, a mask of {self._n} bools or a slice, got {where.dtype} of shape {where.shape}"
+            )
         if where.dtype.kind == "b":
             if len(where) != self._n:
-                raise ArgumentError(f"the mask has {len(where)} entries for {self._n} rows")
+                raise ArgumentError(f"take() wants a mask of {self._n} bools, got one of {len(where)}")
             where = np.flatnonzero(where)
         elif where.dtype.kind != "i":
             where = where.astype(np.int64)
-        if where.size and not self.columns:
+        if where.size and not self._columns:
             raise IndexError(f"{where.size} positions asked of rows without columns")
         chosen = {
-            name: column[where] if type(column) is np.ndarray else map_tree(lambda leaf: _choose(leaf, where), column)
-            for name, column in self.columns.items()
+            name: column.take(where, axis=0)
+            if type(column) is np.ndarray
+            else map_tree(lambda leaf: _choose(leaf, where), column)
+            for name, column in self._columns.items()
         }
-        return Rows.of_length(chosen, len(where))
+        return self.of_length(chosen, len(where))
 
     @classmethod
-    def concat(cls, parts: Sequence[Rows]) -> Rows:
+    def concat(cls, parts: Sequence[Self]) -> Self:
         """Stack rows on top of each other; no parts give rows without columns.
 
         Raises:
@@ -181,21 +209,24 @@ class Rows:
         if len(parts) == 1:
             return first
         for i, part in enumerate(parts):
-            if part.columns.keys() != first.columns.keys():
-                missing = [name for name in first.columns if name not in part.columns]
-                extra = [name for name in part.columns if name not in first.columns]
+            if part._columns.keys() != first._columns.keys():
+                missing = [name for name in first._columns if name not in part._columns]
+                extra = [name for name in part._columns if name not in first._columns]
                 raise ArgumentError(f"part {i} differs from part 0: columns {missing} missing, columns {extra} added")
         columns = {}
-        for name in first.columns:
+        for name in first._columns:
             try:
-                columns[name] = zip_trees(np.concatenate, [part.columns[name] for part in parts])
+                columns[name] = zip_trees(np.concatenate, [part._columns[name] for part in parts])
             except ValueError as error:
                 raise ArgumentError(f"column {name!r} cannot be concatenated: {error}") from error
         return cls.of_length(columns, sum(len(part) for part in parts))
 
 
 def _choose(leaf: Any, where: NDArray[Any]) -> Any:
-    return [leaf[i] for i in where] if isinstance(leaf, list) else leaf[where]
+    if isinstance(leaf, list):
+        return [leaf[i] for i in where]
+    # On arrays of many numbers a row, take() is many times as fast as indexing.
+    return leaf.take(where, axis=0) if type(leaf) is np.ndarray else leaf[where]
 
 
 def join_columns(parts: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:

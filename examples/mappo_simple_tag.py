@@ -136,7 +136,7 @@ def paid(begin: int, sign: int) -> marlvec.connectors.AgentConnector:
     @marlvec.connectors.agent_connector
     def reward(rows: Rows) -> Rows:
         near = np.linalg.norm(rows.obs[:, begin:14].reshape(len(rows), -1, 2), axis=2).min(axis=1)
-        return rows.replace(reward=np.where(rows.first, 0.0, rows.reward / 10 + sign * NEARNESS * near))
+        return rows.replace(rewards=np.where(rows.first, 0.0, rows.rewards / 10 + sign * NEARNESS * near))
 
     return reward
 

@@ -39,7 +39,7 @@ class Evolve(marlvec.Policy):
         """Go where the three landmarks and the own velocity, each with its weight, pull."""
         if self.weights is None:
             self.try_others(1 + rows.env_id.max())
-        np.add.at(self.score, rows.env_id, rows.reward)
+        np.add.at(self.score, rows.env_id, rows.rewards)
         self.episodes[np.unique(rows.env_id[rows.first])] += 1
         if self.episodes.min() > 2:
             best = self.weights[np.argsort(self.score)[-len(self.score) // 4 :]]

@@ -99,16 +99,15 @@ class RowRandom:
 
     def _words(self, rows: Rows, k: int) -> U64:
         """(n, k) words of 64 random bits."""
-        columns = rows.columns
         state = self._key
-        for name in ("eps_id" if "eps_id" in columns else "env_id", "agent_index", "t"):
-            if name not in columns:
+        for name in ("eps_id" if "eps_id" in rows else "env_id", "agent_index", "t"):
+            if name not in rows:
                 raise ContractError(
                     f"random numbers belong to rows by eps_id (or env_id), agent_index and t, and these rows have "
-                    f"no {name!r}; the columns are {list(columns)}. Give them that column"
+                    f"no {name!r}; the columns are {list(rows.keys())}. Give them that column"
                 )
             # One more, so that a number's 0 is a step too.
-            state = mix(state + (np.asarray(columns[name]).astype(np.uint64) + np.uint64(1)) * _STEP)
+            state = mix(state + (np.asarray(rows[name]).astype(np.uint64) + np.uint64(1)) * _STEP)
         return mix(state[:, None] + np.arange(1, k + 1, dtype=np.uint64) * _STEP)
 
 

@@ -34,7 +34,7 @@ class ToNumpy(ActionConnector):
         if self._tree is None:
             raise self._not_set_up()
         done: dict[str, Any] = {}
-        for name, column in rows.columns.items():
+        for name, column in rows.items():
             if type(column) is np.ndarray:
                 continue
             if name == "actions_for_env":

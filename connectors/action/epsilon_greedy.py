@@ -85,7 +85,7 @@ class EpsilonGreedy(ActionConnector):
     def _mask(self, rows: Rows) -> NDArray[np.bool_] | None:
         """What the rows' actions may be, where masks are of the action as a whole."""
         assert self._tree is not None
-        if not self._tree.is_leaf or "action_mask" not in rows.columns:
+        if not self._tree.is_leaf or "action_mask" not in rows:
             return None
         return self._choices[0][1].check(rows.action_mask)
 

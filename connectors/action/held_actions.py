@@ -45,7 +45,7 @@ class HeldActions(ActionConnector):
             raise self._not_set_up()
         env_id, agent_index = rows.env_id, rows.agent_index
         age = self._age.get(env_id, agent_index) + 1
-        if "first" in rows.columns:
+        if "first" in rows:
             age[rows.first] = 0
         holds = self._holds(rows, age) & (age > 0)
         leaves = zip(self._tree.flatten(rows.actions_for_env), self._tree.leaves, strict=True)

@@ -139,7 +139,7 @@ class OrnsteinUhlenbeckNoise(ActionConnector):
         if self._boxes is None:
             raise self._not_set_up()
         x = self._x.get(rows.env_id, rows.agent_index)
-        if "first" in rows.columns:
+        if "first" in rows:
             x[rows.first] = 0
         if self.training:
             normal = self._random.normal(rows, self._boxes.size)

@@ -35,7 +35,7 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
         return cls([ToNumpy(), UnsquashActions(), ClipActions(), ReadOnlyActions()])
 
     def __call__(self, rows: Rows) -> Rows:
-        if "actions_for_env" not in rows.columns:
+        if "actions_for_env" not in rows:
             rows = rows.replace(actions_for_env=rows["actions"])
         return super().__call__(rows)
 

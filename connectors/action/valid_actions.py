@@ -21,7 +21,7 @@ __all__ = ["row_name", "Choices", "MaskInvalid", "ReplaceNaN"]
 
 def row_name(rows: Rows, i: int) -> str:
     """Say which row this is: ``env 3, agent 1`` where the rows have ids, else ``row 7``."""
-    if "env_id" not in rows.columns or "agent_index" not in rows.columns:
+    if "env_id" not in rows or "agent_index" not in rows:
         return f"row {i}"
     return f"env {int(rows.env_id[i])}, agent {int(rows.agent_index[i])}"
 
@@ -157,7 +157,7 @@ class MaskInvalid(ActionConnector):
     def __call__(self, rows: Rows) -> Rows:
         if not self._is_set_up:
             raise self._not_set_up()
-        if self._choices is None or "action_mask" not in rows.columns:
+        if self._choices is None or "action_mask" not in rows:
             return rows
         mask = self._choices.check(rows.action_mask)
         chosen = self._choices.read(rows.actions_for_env, rows)

@@ -31,11 +31,11 @@ def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
         at: (k,) positions of the rows before.
     """
     before = rows.take(at)
-    names = [name for name in rows.columns if f"next_{name}" in rows.columns]
+    names = [name for name, _ in rows.items() if f"next_{name}" in rows]
     after = {name: before[f"next_{name}"] for name in names}
-    if "state_out" in rows.columns:
+    if "state_out" in rows:
         after["state_in"] = before["state_out"]
-    if "t" in rows.columns:
+    if "t" in rows:
         after["t"] = before["t"] + 1
     return before.replace(**after)
 
@@ -70,10 +70,10 @@ def end_values(rows: Rows, fragments: Fragments, value_function: ValueFunction |
 def _columns(rows: Rows, fragments: Fragments) -> list[Floats]:
     """(F,) end values that are in the rows already, NaN where they are not; the first known one counts."""
     found = []
-    if "phantom" in rows.columns and "values" in rows.columns:
+    if "phantom" in rows and "values" in rows:
         end = fragments.stop_F - 1
         found.append(np.where(end > fragments.last_F, numbers(rows, "values")[end], np.nan))
-    if "next_values" in rows.columns:
+    if "next_values" in rows:
         found.append(numbers(rows, "next_values")[fragments.last_F])
     return found
 
@@ -86,7 +86,7 @@ def _ask(value_function: ValueFunction | None, rows: Rows, at: NDArray[np.int64]
             f"before this one"
         )
     after = following(rows, at)
-    if "state" in rows.columns and "next_state" not in rows.columns:
+    if "state" in rows and "next_state" not in rows:
         after = after.drop("state")  # the one at hand is of the moment before: no answer is better than that one's
     values = to_array(value_function(after))
     if values.shape != (len(at),) or values.dtype.kind not in "fiub":

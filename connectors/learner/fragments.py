@@ -32,10 +32,10 @@ def column(rows: Rows, name: str) -> Any:
     Raises:
         ContractError: It is not there; says where it comes from.
     """
-    if name in rows.columns:
-        return rows.columns[name]
+    if name in rows:
+        return rows[name]
     hint = f"; {_ORIGIN[name]}" if name in _ORIGIN else ""
-    raise ContractError(f"expected a column {name!r}{hint}; the columns are {list(rows.columns)}")
+    raise ContractError(f"expected a column {name!r}{hint}; the columns are {list(rows.keys())}")
 
 
 def one_array(rows: Rows, name: str) -> NDArray[Any]:
@@ -84,7 +84,7 @@ def unknown_outcome(rows: Rows) -> NDArray[np.bool_]:
     Returns:
         A bool for each row, (n,), or (B, T) of sequences.
     """
-    if "next_obs_missing" not in rows.columns:
+    if "next_obs_missing" not in rows:
         return np.zeros(len(rows), np.bool_)
     missing, terminated = (one_array(rows, name).astype(np.bool_) for name in ("next_obs_missing", "terminated"))
     unknown: NDArray[np.bool_] = missing & ~terminated
@@ -128,7 +128,7 @@ class Fragments:
     __slots__ = ("first_F", "fragment_n", "last_F", "left_n", "stop_F")
 
     def __init__(self, rows: Rows) -> None:
-        if "seq_lens" in rows.columns:
+        if "seq_lens" in rows:
             raise ContractError("these are sequences (B, T, …): put this before PadSequences or after UnpadSequences")
         n, unroll = len(rows), np.asarray(column(rows, "unroll_id"))
         begins = np.ones(n, np.bool_)
@@ -137,7 +137,7 @@ class Fragments:
         self.stop_F: IntArray = np.append(self.first_F, n)[1:]
         self.fragment_n: IntArray = np.cumsum(begins) - 1
         self.last_F: IntArray = self.stop_F - 1
-        if "phantom" in rows.columns:
+        if "phantom" in rows:
             self.last_F = self.last_F - flags(rows, "phantom")[self.last_F]
         self.left_n: IntArray = self.last_F[self.fragment_n] - np.arange(n)
         self._check(rows, begins, unroll)
@@ -148,11 +148,11 @@ class Fragments:
     def _check(self, rows: Rows, begins: NDArray[np.bool_], unroll: IntArray) -> None:
         if len(np.unique(unroll[begins])) != len(self):
             raise ContractError("rows of equal unroll_id must stand together; shuffle rows after this connector")
-        if "t" in rows.columns:
+        if "t" in rows:
             t = np.asarray(rows["t"])
             if ((t[1:] <= t[:-1]) & ~begins[1:]).any():
                 raise ContractError("rows of equal unroll_id must ascend in t; shuffle rows after this connector")
-        if "phantom" in rows.columns:
+        if "phantom" in rows:
             phantom = flags(rows, "phantom")
             if (self.last_F < self.first_F).any() or not np.array_equal(phantom, self.left_n < 0):
                 raise ContractError("a phantom row must be its fragment's last, and not its only one")
@@ -164,7 +164,7 @@ class Fragments:
             ContractError: One ends in the middle.
         """
         for name in ("terminated", "truncated"):
-            if name in rows.columns and (flags(rows, name) & (self.left_n > 0)).any():
+            if name in rows and (flags(rows, name) & (self.left_n > 0)).any():
                 raise ContractError(
                     f"a row with {name}=True must be the last of its unroll_id; give each episode one of its own, and "
                     f"put NStep, which passes these flags on to earlier rows, behind this connector"

@@ -41,9 +41,9 @@ class AddLastObs(LearnerConnector):
     changes_length = True
 
     def __call__(self, rows: Rows) -> Rows:
-        if "phantom" in rows.columns:
+        if "phantom" in rows:
             raise ContractError("these rows have phantom rows already; use AddLastObs once")
-        if "state" in rows.columns and "next_state" not in rows.columns:
+        if "state" in rows and "next_state" not in rows:
             raise ContractError(
                 "expected a column 'next_state' beside 'state', because a phantom row has the state of its own moment; "
                 "add it, or drop 'state' before AddLastObs"
@@ -52,9 +52,9 @@ class AddLastObs(LearnerConnector):
         fragments, n = Fragments(rows), len(rows)
         stops = fragments.stop_F
         after = following(rows, fragments.last_F)
-        if "rewards" in rows.columns:
+        if "rewards" in rows:
             after = after.replace(rewards=np.zeros_like(after["rewards"]))
-        if "values" in rows.columns and "next_values" not in rows.columns:
+        if "values" in rows and "next_values" not in rows:
             # As floats even where V was given as ints: those have no NaN.
             values = np.asarray(after["values"])
             after = after.replace(values=np.full(values.shape, np.nan, np.result_type(values.dtype, np.float32)))
@@ -67,8 +67,8 @@ class AddLastObs(LearnerConnector):
             out[where], out[where_new] = old, new
             return out
 
-        mask = rows["loss_mask"] if "loss_mask" in rows.columns else np.ones(n, np.bool_)
-        columns = {name: zip_trees(merged, [rows[name], after[name]]) for name in rows.columns}
+        mask = rows["loss_mask"] if "loss_mask" in rows else np.ones(n, np.bool_)
+        columns = {name: zip_trees(merged, [column, after[name]]) for name, column in rows.items()}
         no, yes = np.zeros(n, np.bool_), np.ones(len(fragments), np.bool_)
         columns["loss_mask"] = merged([np.asarray(mask, np.bool_), ~yes])
         columns["phantom"] = merged([no, yes])
@@ -106,7 +106,7 @@ class AddView(LearnerConnector):
 
     def __call__(self, rows: Rows) -> Rows:
         source = column_of(rows, self.source)
-        if self.column in rows.columns:
+        if self.column in rows:
             raise ContractError(f"there is a column {self.column!r} already; choose another name")
         fragments = Fragments(rows)
         at = fragments.fragment_n

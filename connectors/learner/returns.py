@@ -93,10 +93,10 @@ class NStep(LearnerConnector):
         rewards = paid.copy()
         for i in range(1, int(steps.max(initial=0))):
             rewards[:-i] += np.where(steps[:-i] > i, self.gamma**i * paid[i:], 0.0)
-        changed = [name for name in rows.columns if name.startswith("next_")]
+        changed = [name for name, _ in rows.items() if name.startswith("next_")]
         discounts = self.gamma**steps * (real & ~flags(rows, "terminated")[outcome])
         if unknown.any():
-            mask = flags(rows, "loss_mask") if "loss_mask" in rows.columns else np.ones(len(rows), np.bool_)
+            mask = flags(rows, "loss_mask") if "loss_mask" in rows else np.ones(len(rows), np.bool_)
             rows = rows.replace(loss_mask=mask & ~unknown)
         return rows.replace(
             rewards=rewards,

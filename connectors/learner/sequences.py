@@ -69,14 +69,12 @@ class PadSequences(LearnerConnector):
             return out.reshape(count, size, *array.shape[1:])
 
         own = {"loss_mask", self.state_column}
-        if taken := [name for name in rows.columns if name in own and kept_name(name) in rows.columns]:
+        if taken := [name for name, _ in rows.items() if name in own and kept_name(name) in rows]:
             raise ContractError(f"columns {[kept_name(name) for name in taken]} have names that PadSequences needs")
-        columns = {
-            kept_name(name) if name in own else name: map_tree(padded, column) for name, column in rows.columns.items()
-        }
-        mask = rows["loss_mask"] if "loss_mask" in rows.columns else np.ones(n, np.bool_)
+        columns = {kept_name(name) if name in own else name: map_tree(padded, column) for name, column in rows.items()}
+        mask = rows["loss_mask"] if "loss_mask" in rows else np.ones(n, np.bool_)
         columns |= {"seq_lens": lengths, "loss_mask": padded(np.asarray(mask, np.bool_))}
-        if self.state_column in rows.columns:
+        if self.state_column is not None and self.state_column in rows:
             columns[self.state_column] = map_tree(lambda leaf: to_array(leaf)[starts], rows[self.state_column])
         return Rows(columns)
 
@@ -100,16 +98,16 @@ class UnpadSequences(LearnerConnector):
         self.state_column = state_column
 
     def __call__(self, rows: Rows) -> Rows:
-        if "seq_lens" not in rows.columns or "loss_mask" not in rows.columns:
+        if "seq_lens" not in rows or "loss_mask" not in rows:
             raise ContractError(
-                f"expected the columns 'seq_lens' and 'loss_mask' that PadSequences adds, got {list(rows.columns)}"
+                f"expected the columns 'seq_lens' and 'loss_mask' that PadSequences adds, got {list(rows.keys())}"
             )
         lengths, mask = numbers(rows, "seq_lens"), rows["loss_mask"]
         here = np.arange(mask.shape[1]) < lengths[:, None]
         dropped = {"seq_lens", "loss_mask", self.state_column}
         old_names = {kept_name(name): name for name in dropped if name is not None}
         columns = {}
-        for name, column in rows.columns.items():
+        for name, column in rows.items():
             if name not in dropped:
                 _check(name, column, here)
                 columns[old_names.get(name, name)] = map_tree(lambda leaf: to_array(leaf)[here], column)

@@ -60,13 +60,13 @@ class Standardize(LearnerConnector):
     def _counts(self, rows: Rows, values: NDArray[Any]) -> NDArray[np.bool_]:
         """Which entries count, in the shape of the values' first axes."""
         counts = np.ones(len(rows), np.bool_)
-        if "seq_lens" in rows.columns and values.ndim > 1:
+        if "seq_lens" in rows and values.ndim > 1:
             counts = np.arange(values.shape[1]) < numbers(rows, "seq_lens")[:, None]
         names = ("phantom",) if self.mask is None else (self.mask, "phantom")
-        masks = {name: one_array(rows, name).astype(np.bool_) for name in names if name in rows.columns}
+        masks = {name: one_array(rows, name).astype(np.bool_) for name in names if name in rows}
         if "phantom" in masks:
             masks["phantom"] = ~masks["phantom"]
-        if "next_obs_missing" in rows.columns:
+        if "next_obs_missing" in rows:
             masks["next_obs_missing"] = ~unknown_outcome(rows)
         for name, mask in masks.items():
             if mask.shape != values.shape[: mask.ndim]:

@@ -219,5 +219,5 @@ class BatchBuilder:
                     f"in the learner connectors of policy {runner.policy_id!r}; no row is lost: call collect() again"
                 )
                 raise
-            batches[runner.policy_id] = SampleBatch(rows.columns)
+            batches[runner.policy_id] = SampleBatch(rows)
         return batches

@@ -409,7 +409,7 @@ class RolloutLoop:
         """Store rows and close the transitions that led to them; returns the rows' slots, which are consecutive."""
         env_id = rows["env_id"]
         env_t, rounds = self._episodes.length_N[env_id], self.scheduler.round_N[env_id]
-        slots = outcomes = runner.trajectories.append(rows.columns, lanes, rounds, env_t, missing)
+        slots = outcomes = runner.trajectories.append(dict(rows.items()), lanes, rounds, env_t, missing)
         if np.count_nonzero(acted := before >= 0) < len(lanes):
             before, outcomes = before[acted], slots[acted]
         runner.trajectories.link(before, outcomes)

@@ -84,7 +84,7 @@ class Policy(ABC):
         """Choose one action per row.
 
         Args:
-            rows: n rows: ``obs``, ids, ``t``, ``first``, ``reward`` (paid since the agent's previous row),
+            rows: n rows: ``obs``, ids, ``t``, ``first``, ``rewards`` (paid since the agent's previous row),
                 ``action_mask`` (n, k) bool where the env gives one, and what the connectors added.
             explore: Whether to explore, or to act as well as it can.
 

@@ -54,7 +54,7 @@ class RandomPolicy(Policy):
         def where(i: int) -> str:
             return f"env {int(rows['env_id'][i])}, agent {int(rows['agent_index'][i])}"
 
-        drawn: Tree = self._sampler.sample(self._rng, len(rows), rows.columns.get("action_mask"), where)
+        drawn: Tree = self._sampler.sample(self._rng, len(rows), rows.get("action_mask"), where)
         return drawn
 
     def probabilities(self, rows: Rows) -> NDArray[np.float64]:
@@ -69,7 +69,7 @@ class RandomPolicy(Policy):
             raise StateError("this RandomPolicy does not know its action space: call setup() first, or use a Collector")
         if not isinstance(space, Discrete):
             raise ArgumentError(f"probabilities of single actions need a Discrete action space, got {space}")
-        allowed = np.asarray(rows.columns.get("action_mask", np.ones((len(rows), int(space.n)))), np.float64)
+        allowed = np.asarray(rows.get("action_mask", np.ones((len(rows), int(space.n)))), np.float64)
         shares: NDArray[np.float64] = allowed / allowed.sum(axis=1, keepdims=True)
         return shares
 

@@ -105,9 +105,8 @@ class ScriptedPolicy(Policy):
         """
         if self._tree is None:
             raise StateError("this ScriptedPolicy does not know its action space: call setup(), or use a Collector")
-        columns = rows.columns
-        obs, masks = rows["obs"], columns.get("action_mask")
-        eps_ids = columns["eps_id"].tolist() if "eps_id" in columns else [-1] * len(rows)
+        obs, masks = rows["obs"], rows.get("action_mask")
+        eps_ids = rows["eps_id"].tolist() if "eps_id" in rows else [-1] * len(rows)
         names = zip(rows["env_id"].tolist(), rows["agent_index"].tolist(), eps_ids, rows["t"].tolist(), strict=True)
         chosen: list[list[Any]] = []
         for i, (env, agent, eps_id, t) in enumerate(names):

@@ -157,7 +157,7 @@ def rows_of(obs: Any) -> Rows:
     n = len(obs)
     none, yes = np.zeros(n, np.int64), np.ones(n, np.bool_)
     columns = {"env_id": none, "agent_index": np.arange(n), "eps_id": none, "t": none, "obs": obs, "first": yes}
-    return Rows({**columns, "reward": np.zeros(n), "last": ~yes, "terminated": ~yes, "truncated": ~yes})
+    return Rows({**columns, "rewards": np.zeros(n), "last": ~yes, "terminated": ~yes, "truncated": ~yes})
 
 
 @pytest.mark.parametrize(

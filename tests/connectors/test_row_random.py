@@ -218,7 +218,7 @@ def test_no_rows_and_no_hidden_state() -> None:
     np.testing.assert_array_equal(random.uniform(grid()), random.uniform(grid()))
     assert repr(random) == "RowRandom(5, 'x')"
     rows = grid(2, 2, 2)
-    before = {name: column.copy() for name, column in rows.columns.items()}
+    before = {name: column.copy() for name, column in rows.items()}
     random.normal(rows, 3)
     for name, column in before.items():
         np.testing.assert_array_equal(rows[name], column)

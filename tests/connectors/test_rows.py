@@ -24,7 +24,7 @@ def sample(n: int, offset: int = 0) -> Rows:
 def test_columns_are_read_by_attribute_and_by_item() -> None:
     rows = sample(3)
     assert len(rows) == 3
-    assert rows.env_id is rows["env_id"] is rows.columns["env_id"]
+    assert rows.env_id is rows["env_id"] is rows.get("env_id")
     assert "obs" in rows
     assert "logp" not in rows
     with pytest.raises(AttributeError, match=r"no column 'logp'.*env_id"):
@@ -61,7 +61,7 @@ def test_a_bad_column_is_named(columns: dict[str, Any], text: str) -> None:
 def test_replace_adds_and_changes_without_touching_the_old_rows() -> None:
     rows = sample(2)
     new = rows.replace(done=np.ones(2), logp=np.zeros(2))
-    assert list(new.columns) == ["env_id", "obs", "done", "logp"]
+    assert list(new.keys()) == ["env_id", "obs", "done", "logp"]
     assert new.obs is rows.obs
     assert "logp" not in rows
     assert rows.done.dtype == np.bool_
@@ -74,7 +74,7 @@ def test_replace_adds_and_changes_without_touching_the_old_rows() -> None:
 
 def test_drop() -> None:
     rows = sample(2)
-    assert list(rows.drop("obs", "done").columns) == ["env_id"]
+    assert list(rows.drop("obs", "done").keys()) == ["env_id"]
     assert len(rows.drop("env_id", "obs", "done")) == 0
     with pytest.raises(KeyError, match="no column 'logp'"):
         rows.drop("logp")
@@ -85,7 +85,7 @@ def test_no_rows_and_no_columns() -> None:
     empty = sample(0)
     assert len(empty) == 0
     assert len(empty.take([])) == len(empty.take(np.zeros(0, bool))) == 0
-    same_tree(Rows.concat([empty, sample(2)]).columns, sample(2).columns)
+    same_tree(Rows.concat([empty, sample(2)]), sample(2))
 
 
 def test_repr_shows_shapes_and_dtypes() -> None:
@@ -100,7 +100,7 @@ def test_repr_shows_shapes_and_dtypes() -> None:
 def test_rows_survive_copies_and_pickles() -> None:
     rows = sample(3)
     for other in (copy.copy(rows), copy.deepcopy(rows), pickle.loads(pickle.dumps(rows))):
-        same_tree(other.columns, rows.columns)
+        same_tree(other, rows)
         assert len(other) == 3
 
 
@@ -120,7 +120,7 @@ def test_take_is_indexing_of_every_leaf(n: int, data: st.DataObject) -> None:
     assert taken.env_id.tolist() == expected.tolist()
     assert taken.obs["z"].shape == (len(expected), 2)
     assert taken.obs["a"][1].dtype == np.float32
-    same_tree(taken.columns, {**taken.columns, "done": expected % 2 == 0})
+    same_tree(taken, {**taken, "done": expected % 2 == 0})
     same_tree(taken.obs["a"], (expected, (expected * 2).astype(np.float32)))
 
 
@@ -148,7 +148,7 @@ def test_concat_undoes_any_split(cuts: list[int]) -> None:
     parts = [rows.take(slice(a, b)) for a, b in pairwise(edges)]
     joined = Rows.concat(parts)
     assert len(joined) == 7
-    same_tree(joined.columns, rows.columns)
+    same_tree(joined, rows)
 
 
 def test_concat_names_the_columns_that_differ() -> None:

@@ -53,7 +53,7 @@ def expected(pipeline: AgentPipeline, agent_index: int, raw: Any, actions: Any) 
         if t:
             pipeline.on_policy_output(Rows({**where, "actions": actions[t - 1 : t]}))
         last = np.array([t == len(raw) - 1])
-        rows = Rows({**where, "obs": np.asarray(obs)[None], "reward": np.zeros(1), "first": one == t, "last": last})
+        rows = Rows({**where, "obs": np.asarray(obs)[None], "rewards": np.zeros(1), "first": one == t, "last": last})
         seen.append(pipeline(rows).obs[0])
     return seen
 

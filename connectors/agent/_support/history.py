@@ -85,7 +85,7 @@ class History:
 
     def begin(self, rows: Rows) -> None:
         """Forget what the agents of rows with ``first`` had; rows without that column begin nothing."""
-        if "first" in rows.columns and rows.first.any():
+        if "first" in rows and rows.first.any():
             self.count.set(rows.env_id[rows.first], rows.agent_index[rows.first], 0)
 
     def push(self, rows: Rows, leaves: Sequence[Any], what: str) -> None:
@@ -270,7 +270,7 @@ def check_column_is_new(rows: Rows, column: str, owner: str) -> None:
     Raises:
         ContractError: The rows have it already.
     """
-    if column in rows.columns:
+    if column in rows:
         raise ContractError(f"{owner} adds column {column!r}, but the rows have one of that name already")
 
 

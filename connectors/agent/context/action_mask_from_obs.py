@@ -41,7 +41,7 @@ class ActionMaskFromObs(AgentConnector):
         if self._tree is None:
             raise self._not_set_up()
         mask = np.asarray(self._tree.flatten(rows.obs)[self._leaf]) != 0
-        if "action_mask" in rows.columns:
+        if "action_mask" in rows:
             if rows.action_mask.shape != mask.shape:
                 raise ContractError(
                     f"the rows have an action_mask of shape {rows.action_mask.shape} already, and {self.key!r} of the "

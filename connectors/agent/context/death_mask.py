@@ -43,8 +43,8 @@ class DeathMask(AgentConnector):
     def __call__(self, rows: Rows) -> Rows:
         if self._tree is None:
             raise self._not_set_up()
-        if "terminated" not in rows.columns:
-            raise ContractError(f"{self.name} needs column 'terminated', got {list(rows.columns)}")
+        if "terminated" not in rows:
+            raise ContractError(f"{self.name} needs column 'terminated', got {list(rows.keys())}")
         dead = rows.terminated
         if dead.any():
             leaves = []

@@ -45,9 +45,9 @@ class StateInObs(AgentConnector):
         self._dtype: np.dtype[Any] | None = None
 
     def __call__(self, rows: Rows) -> Rows:
-        if "state" not in rows.columns:
+        if "state" not in rows:
             raise ContractError(
-                f"{self.name} needs column 'state', got {list(rows.columns)}: make the envs with make(..., state=True)"
+                f"{self.name} needs column 'state', got {list(rows.keys())}: make the envs with make(..., state=True)"
             )
         state = self._checked(rows)
         if self.mode == "dict":

@@ -82,13 +82,13 @@ class TeamObs(AgentConnector):
             if absent is not None:
                 leaf_nA[absent] = blank
             leaves.append(leaf_nA)
-        if "last" in rows.columns and rows.last.any():
+        if "last" in rows and rows.last.any():
             self._episode.set(rows.env_id[rows.last], rows.agent_index[rows.last], -1)
         team_obs_nA = self._tree.unflatten(leaves)
         if self.function is None or self._declared is None:
             own_obs = self._tree.unflatten(own)
             return rows.replace(obs={"own": own_obs, "team": team_obs_nA, "team_mask": mask_nA.astype(np.int8)})
-        given = Rows(read_only(rows.columns))
+        given = Rows(read_only(dict(rows.items())))
         made = self.function(read_only(team_obs_nA), read_only(mask_nA), given)
         return rows.replace(obs=self._declared.batch(made, len(rows)))
 
@@ -139,7 +139,7 @@ class TeamObs(AgentConnector):
         if len(rows) and int(agent_index.max()) >= len(self.agents):
             raise ContractError(f"agent_index {int(agent_index.max())} in rows of {len(self.agents)} agents")
         # Where rows do not say their episode, `reset` and the agents' last rows keep one from the next.
-        known = "eps_id" in rows.columns
+        known = "eps_id" in rows
         episode: NDArray[np.int64] = rows.eps_id if known else np.zeros(len(rows), np.int64)
         for table, leaf in zip(self._seen, leaves, strict=True):
             table.set(env_id, agent_index, leaf)

@@ -42,8 +42,8 @@ class TimeFeature(AgentConnector):
     def __call__(self, rows: Rows) -> Rows:
         if self._dtype is None:
             raise self._not_set_up()
-        if "t" not in rows.columns:
-            raise ContractError(f"{self.name} needs column 't', the number of the decision; got {list(rows.columns)}")
+        if "t" not in rows:
+            raise ContractError(f"{self.name} needs column 't', the number of the decision; got {list(rows.keys())}")
         return append_to_obs(rows, np.minimum(rows.t / self.horizon, 1.0)[:, None], self._dtype)
 
     def setup(self, space: Space[Any]) -> None:

@@ -53,19 +53,19 @@ class RowFilter(AgentConnector):
 
     def __call__(self, rows: Rows) -> Rows:
         env_id, agent_index = rows.env_id, rows.agent_index
-        first = rows.first if "first" in rows.columns else np.zeros(len(rows), np.bool_)
+        first = rows.first if "first" in rows else np.zeros(len(rows), np.bool_)
         keep = self._checked(self.keep_rows(rows), len(rows))
-        if "last" in rows.columns:
+        if "last" in rows:
             keep = keep | rows.last
         owed = np.where(first, 0.0, self._owed.get(env_id, agent_index))
         late = self._first.get(env_id, agent_index) & ~first  # nothing of its episode has been let through yet
         gone = ~keep
         columns: dict[str, Tree] = {}
-        if "reward" in rows.columns:
-            owed = owed + np.where(first, 0.0, rows.reward)
+        if "rewards" in rows:
+            owed = owed + np.where(first, 0.0, rows.rewards)
             # A row that was first all along keeps its reward, whatever it says.
-            columns["reward"] = np.where(first, rows.reward, np.where(late, 0.0, owed))
-        if "first" in rows.columns:
+            columns["rewards"] = np.where(first, rows.rewards, np.where(late, 0.0, owed))
+        if "first" in rows:
             columns["first"] = first | late
         self._owed.set(env_id, agent_index, np.where(gone | late, owed, 0.0))
         self._first.set(env_id, agent_index, gone & (first | late))

@@ -39,7 +39,7 @@ class FrameSkip(RowFilter):
 
     def keep_rows(self, rows: Rows) -> NDArray[Any]:
         count = self._count.get(rows.env_id, rows.agent_index)
-        if "first" in rows.columns:
+        if "first" in rows:
             count = np.where(rows.first, 0, count)
         self._count.set(rows.env_id, rows.agent_index, count + 1)
         keep: NDArray[Any] = count % self.k == 0

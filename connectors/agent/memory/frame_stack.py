@@ -61,7 +61,7 @@ class FrameStack(AgentConnector):
             raise self._not_set_up()
         env_id, agent_index = rows.env_id, rows.agent_index
         fresh = ~self._started.get(env_id, agent_index)
-        if "first" in rows.columns:
+        if "first" in rows:
             fresh |= rows.first
         begins = np.flatnonzero(fresh)
         leaves = self._tree.flatten(rows.obs)

@@ -68,9 +68,9 @@ class PrevActions(AgentConnector):
 
     def on_policy_output(self, rows: Rows) -> None:
         tree = self._known()
-        if "actions" not in rows.columns:
+        if "actions" not in rows:
             raise ContractError(
-                f"{self.name} needs the column 'actions' of the policy's output, got {list(rows.columns)}"
+                f"{self.name} needs the column 'actions' of the policy's output, got {list(rows.keys())}"
             )
         self._history.push(rows, tree.flatten(rows["actions"]), "actions")
 

@@ -24,7 +24,7 @@ class PrevRewards(AgentConnector):
     """Shows the policy what its agent was paid for the last n decisions.
 
     They come as a column ``prev_rewards`` of float64: ``(n_rows,)`` where n is 1, else ``(n_rows, n)``, oldest first.
-    The last one is the row's own ``reward``, as the connectors before this one have left it. What stands there before
+    The last one is the row's own ``rewards``, as the connectors before this one have left it. What stands there before
     an episode's first decisions, its first row included, is 0.
 
     Args:
@@ -47,10 +47,10 @@ class PrevRewards(AgentConnector):
 
     def __call__(self, rows: Rows) -> Rows:
         self._history.begin(rows)
-        reward = rows.reward
-        if "first" in rows.columns and rows.first.any():
+        reward = rows.rewards
+        if "first" in rows and rows.first.any():
             reward = np.where(rows.first, 0.0, reward)  # an episode's first rows have no reward yet
-        self._history.push(rows, [reward], "reward")
+        self._history.push(rows, [reward], "rewards")
         (rewards,) = self._history.look(rows, np.arange(1 - self.n, 1))
         if self.into_obs:
             if self._dtype is None:

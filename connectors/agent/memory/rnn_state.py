@@ -49,10 +49,10 @@ class RnnState(AgentConnector):
         return rows.replace(**{self.column: map_tree(lambda leaf: leaf[:, 0], state)})
 
     def on_policy_output(self, rows: Rows) -> None:
-        if self.source not in rows.columns:
+        if self.source not in rows:
             raise ContractError(
                 f"{self.name} needs the column {self.source!r} of the policy's output, which has only "
-                f"{list(rows.columns)}; the policy returns it as (actions, {{{self.source!r}: state}})"
+                f"{list(rows.keys())}; the policy returns it as (actions, {{{self.source!r}: state}})"
             )
         self._history.push(rows, self._form.flatten(rows[self.source]), repr(self.source))
 

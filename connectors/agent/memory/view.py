@@ -32,7 +32,10 @@ __all__ = ["View"]
 
 AnyArray = NDArray[Any]
 
-_KEPT = ("env_id", "agent_index", "eps_id", "t", "obs", "reward", "terminated", "truncated", "first", "last", "actions")
+_KEPT = (
+    *("env_id", "agent_index", "eps_id", "t", "obs", "rewards"),
+    *("terminated", "truncated", "first", "last", "actions"),
+)
 
 
 class View(AgentConnector):
@@ -40,9 +43,9 @@ class View(AgentConnector):
 
     For one shift it is ``(n, …)``, for a list or range of k shifts ``(n, k, …)``, oldest first; tree for tree.
 
-    A column of the rows (``obs``, ``reward``, ``t``, ``action_mask``, one that a connector before this one added) is
+    A column of the rows (``obs``, ``rewards``, ``t``, ``action_mask``, one that a connector before this one added) is
     seen at shift 0 and before. Of the policy's answer (``actions`` and the columns it returned) the last one that is
-    known when a row comes is that to the row before, at shift -1. ``reward`` at shift 0 is what the action at shift -1
+    known when a row comes is that to the row before, at shift -1. ``rewards`` at shift 0 is what the action at shift -1
     was paid.
 
     Args:
@@ -82,11 +85,11 @@ class View(AgentConnector):
         self._single = not isinstance(shift, str) and np.ndim(shift) == 0
         self._shifts = np.array(shifts, np.int64)
         # Whether the source is a column of the policy's answer; None until rows come that have it, or do not.
-        self._from_policy: bool | None = {"actions": True, "obs": False, "reward": False}.get(source)
+        self._from_policy: bool | None = {"actions": True, "obs": False, "rewards": False}.get(source)
         self._form: SpaceTree | TreeForm | None = None
         self._history: History | None = None
         self._loaded: State = {}  # a state that waits until its column's form is known
-        if source == "reward":
+        if source == "rewards":
             self._learn(TreeForm(np.zeros(())), [np.zeros(())])
 
     def __call__(self, rows: Rows) -> Rows:
@@ -106,10 +109,10 @@ class View(AgentConnector):
     def on_policy_output(self, rows: Rows) -> None:
         if not self._from_policy or self._history is None or self._form is None:
             return
-        if self.source not in rows.columns:
+        if self.source not in rows:
             raise ContractError(
                 f"{self.name} needs the column {self.source!r}, which neither the rows have nor the policy's output, "
-                f"{list(rows.columns)}"
+                f"{list(rows.keys())}"
             )
         self._history.push(rows, self._form.flatten(rows[self.source]), repr(self.source))
 
@@ -162,7 +165,7 @@ class View(AgentConnector):
         if self._form is None or self._history is None:
             if self.source in ("obs", "actions"):
                 raise self._not_set_up()
-            self._from_policy = self.source not in rows.columns
+            self._from_policy = self.source not in rows
             if self._from_policy:
                 self._check_policy_column(rows)
                 form = TreeForm(self.fill)
@@ -204,12 +207,12 @@ class View(AgentConnector):
     def _check_policy_column(self, rows: Rows) -> None:
         if self._shifts[-1] == 0:
             raise ContractError(
-                f"{self.name} looks at column {self.source!r} at shift 0, but the rows have only {list(rows.columns)}; "
+                f"{self.name} looks at column {self.source!r} at shift 0, but the rows have only {list(rows.keys())}; "
                 f"of a column of the policy's the last that is known is at shift -1"
             )
         if self.fill is None or isinstance(self.fill, str):
             raise ContractError(
-                f"{self.name} looks at column {self.source!r}, but the rows have only {list(rows.columns)}; if it is "
+                f"{self.name} looks at column {self.source!r}, but the rows have only {list(rows.keys())}; if it is "
                 f"one of the policy's, give fill: what stands for one row of it before the policy has answered"
             )
 

@@ -20,7 +20,7 @@ _SHAPES: dict[str, tuple[int, ...]] = {"": ()}
 
 
 class NormalizeReward(AgentConnector):
-    """Divides the ``reward`` column by the running standard deviation of the discounted return.
+    """Divides the ``rewards`` column by the running standard deviation of the discounted return.
 
     As gymnasium's wrapper of that name: every reward makes its agent's return ``gamma * return + reward``, which enters
     the statistics, and is then divided by ``sqrt(variance + epsilon)``. Its mean stays where it is, so that good stays
@@ -58,13 +58,13 @@ class NormalizeReward(AgentConnector):
         self._returns = AgentTable((), np.float64)
 
     def __call__(self, rows: Rows) -> Rows:
-        reward = np.array(rows.reward, np.float64)
-        paid = np.flatnonzero(~rows.first) if "first" in rows.columns else np.arange(len(rows))
-        env_id, agent_index, amount = rows.env_id[paid], rows.agent_index[paid], reward[paid]
+        rewards = np.array(rows.rewards, np.float64)
+        paid = np.flatnonzero(~rows.first) if "first" in rows else np.arange(len(rows))
+        env_id, agent_index, amount = rows.env_id[paid], rows.agent_index[paid], rewards[paid]
         if not np.isfinite(amount).all():
             bad = paid[~np.isfinite(amount)][0]
             raise ContractError(
-                f"reward {reward[bad]} of env {rows.env_id[bad]}, agent {rows.agent_index[bad]}; "
+                f"reward {rewards[bad]} of env {rows.env_id[bad]}, agent {rows.agent_index[bad]}; "
                 f"nothing was learnt from these rows"
             )
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow leaves moments that are not finite
@@ -75,8 +75,8 @@ class NormalizeReward(AgentConnector):
             self._returns.set(rows.env_id, rows.agent_index, 0.0)
         self._returns.set(env_id, agent_index, returns)
         scaled = amount * self._scale(agent_index)
-        reward[paid] = scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip)
-        return rows.replace(reward=reward)
+        rewards[paid] = scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip)
+        return rows.replace(rewards=rewards)
 
     @property
     def counts(self) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ __all__ = ["ClipReward", "ScaleReward", "MapReward"]
 
 
 class ClipReward(AgentConnector):
-    """Clips the ``reward`` column: to its sign, or to ``[-limit, limit]``.
+    """Clips the ``rewards`` column: to its sign, or to ``[-limit, limit]``.
 
     What is clipped is what the agent was paid since its last row, which in a game of turns may be the sum of several
     steps. An episode's first rows, which have no reward yet, pass unchanged.
@@ -39,15 +39,15 @@ class ClipReward(AgentConnector):
         self.limit = limit
 
     def __call__(self, rows: Rows) -> Rows:
-        reward = rows.reward
-        clipped: Any = np.sign(reward) if self.limit is None else np.clip(reward, -self.limit, self.limit)
-        if "first" in rows.columns:
-            clipped = np.where(rows.first, reward, clipped)
-        return rows.replace(reward=clipped)
+        rewards = rows.rewards
+        clipped: Any = np.sign(rewards) if self.limit is None else np.clip(rewards, -self.limit, self.limit)
+        if "first" in rows:
+            clipped = np.where(rows.first, rewards, clipped)
+        return rows.replace(rewards=clipped)
 
 
 class ScaleReward(AgentConnector):
-    """Makes the ``reward`` column ``reward * scale + shift``.
+    """Makes the ``rewards`` column ``rewards * scale + shift``.
 
     What is scaled is what the agent was paid since its last row, which in a game of turns may be the sum of several
     steps; ``shift`` is added once. An episode's first rows, which have no reward yet, pass unchanged.
@@ -68,14 +68,14 @@ class ScaleReward(AgentConnector):
 
     def __call__(self, rows: Rows) -> Rows:
         with np.errstate(over="ignore", invalid="ignore"):  # first rows may hold anything
-            scaled = rows.reward * self.scale + self.shift
-        if "first" in rows.columns:
-            scaled = np.where(rows.first, rows.reward, scaled)
-        return rows.replace(reward=scaled)
+            scaled = rows.rewards * self.scale + self.shift
+        if "first" in rows:
+            scaled = np.where(rows.first, rows.rewards, scaled)
+        return rows.replace(rewards=scaled)
 
 
 class MapReward(AgentConnector):
-    """Puts ``function(reward)`` in the place of the ``reward`` column, all rows in one call.
+    """Puts ``function(rewards)`` in the place of the ``rewards`` column, all rows in one call.
 
     The function sees what each agent was paid since its last row. It is not asked about an episode's first rows, which
     have no reward yet and pass unchanged.
@@ -93,14 +93,14 @@ class MapReward(AgentConnector):
         self.function = function
 
     def __call__(self, rows: Rows) -> Rows:
-        reward = np.array(rows.reward, np.float64)
-        paid = ~rows.first if "first" in rows.columns else np.ones(len(rows), np.bool_)
-        given = reward[paid]
+        rewards = np.array(rows.rewards, np.float64)
+        paid = ~rows.first if "first" in rows else np.ones(len(rows), np.bool_)
+        given = rewards[paid]
         mapped = np.asarray(self.function(given))
         if mapped.shape != given.shape or mapped.dtype.kind not in "biuf":
             raise ContractError(
                 f"{self.name}: the function must return one number for each of {given.shape} rewards, got "
                 f"{mapped.dtype} of shape {mapped.shape}"
             )
-        reward[paid] = mapped
-        return rows.replace(reward=reward)
+        rewards[paid] = mapped
+        return rows.replace(rewards=rewards)

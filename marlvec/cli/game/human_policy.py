@@ -60,7 +60,7 @@ class HumanPolicy(Policy):
         Raises:
             Quit: The person leaves.
         """
-        masks = rows.columns.get("action_mask", np.ones((len(rows), len(self.face.moves)), np.bool_))
+        masks = rows.get("action_mask", np.ones((len(rows), len(self.face.moves)), np.bool_))
         agents = rows["agent_index"].tolist()
         return np.array(
             [self._ask(map_tree(itemgetter(i), rows["obs"]), agents[i], masks[i]) for i in range(len(rows))]

@@ -141,7 +141,7 @@ class GivenActions:
         blank = self._blanks[name]
         came = name[:-4] + "_in" if name.endswith("_out") else ""
         whole = map_tree(lambda leaf: np.repeat(leaf, len(rows), axis=0), blank)
-        if came in rows.columns:
+        if came in rows:
             whole = zip_trees(lambda pair: np.array(pair[1], pair[0].dtype), [whole, rows[came]])
         if own is None:
             return whole

@@ -115,7 +115,7 @@ def declared_noop(
         {
             **dict.fromkeys(("env_id", "agent_index", "eps_id", "t"), one),
             "obs": obs.unflatten(obs.zeros(1)),
-            "reward": np.zeros(1),
+            "rewards": np.zeros(1),
             **dict.fromkeys(("terminated", "truncated", "last"), np.zeros(1, np.bool_)),
             "first": np.ones(1, np.bool_),
             "actions": action,

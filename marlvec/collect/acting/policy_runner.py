@@ -248,7 +248,7 @@ class PolicyRunner:
             rows = rows.take(kept)
         for name in IDENTITY:
             # Connectors pass on what they do not touch, so this is nearly always the same array.
-            if out.columns.get(name) is not rows[name] and not np.array_equal(out.columns.get(name, ()), rows[name]):
+            if out.get(name) is not rows[name] and not np.array_equal(out.get(name, ()), rows[name]):
                 raise ContractError(
                     f"the agent connectors of policy {self.policy_id!r} changed column {name!r}: "
                     f"rows must keep their order"
@@ -259,7 +259,7 @@ class PolicyRunner:
         """Which rows are still there."""
         env_id, agent_index = rows["env_id"], rows["agent_index"]
         width = int(agent_index.max()) + 1
-        there = out.columns.get("env_id", ()), out.columns.get("agent_index", ())
+        there = out.get("env_id", ()), out.get("agent_index", ())
         kept = np.isin(env_id * width + agent_index, np.multiply(there[0], width) + there[1])
         what = f"the agent connectors of policy {self.policy_id!r} got {len(rows)} rows and returned {len(out)}"
         if len(out) > len(rows):
@@ -381,7 +381,7 @@ class PolicyRunner:
             self._router(self._checked(value, leaf, answer, "actions_for_env"), leaf)
             for value, leaf in zip(sent, self._env_tree.leaves, strict=True)
         ]
-        columns = {name: column for name, column in rows.columns.items() if name not in answer.given.columns}
+        columns = {name: column for name, column in rows.items() if name not in answer.given}
         columns["actions"] = self._policy_tree.unflatten(own)
         columns["actions_for_env"] = self._env_tree.unflatten(answer.for_env)
         columns["policy_version"] = versions = np.empty(len(rows), np.int64)

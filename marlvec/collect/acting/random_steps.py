@@ -60,7 +60,7 @@ class RandomSteps:
             return f"env {env}: agent {self._agents[agent]!r}"
 
         draws = cast(np.random.Generator, RowDraws(self._seed, "warm-up", rows))
-        actions = sampler.sample(draws, len(rows), rows.columns.get("action_mask"), where)
+        actions = sampler.sample(draws, len(rows), rows.get("action_mask"), where)
         for i, lane in enumerate(ready.lanes.tolist()):
             runner.off_policy.note(lane, map_tree(itemgetter(i), actions), where(i))
 

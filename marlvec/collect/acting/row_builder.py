@@ -59,7 +59,7 @@ class RowBuilder:
             "eps_id": episodes.eps_id_N[chosen.env_id],
             "t": episodes.turn_L[places].copy(),
             "obs": group.observation_tree.unflatten([chosen.pick(leaf) for leaf in leaves]),
-            "reward": reward,
+            "rewards": reward,
             "terminated": self._router.pick(runner, chosen, env_step.terminated) if last else np.zeros(n, np.bool_),
             "truncated": self._router.pick(runner, chosen, env_step.truncated) if last else np.zeros(n, np.bool_),
             "first": first,

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.errors import ArgumentError
 from marlvec.trees import Tree, map_tree, tree_leaves
 
-__all__ = ["checked", "named_leaves"]
+__all__ = ["named_leaves", "with_arrays"]
 
 
 def named_leaves(columns: Mapping[str, Tree]) -> Iterator[tuple[str, Any]]:
@@ -20,26 +19,13 @@ def named_leaves(columns: Mapping[str, Tree]) -> Iterator[tuple[str, Any]]:
             yield f"{name}/{path}" if path else name, leaf
 
 
-def checked(columns: Mapping[str, Tree]) -> tuple[dict[str, Tree], int]:
-    """Columns of a batch, lists in them made arrays, and their common length.
-
-    Raises:
-        ArgumentError: There is no array, one has no rows, or their lengths differ; names it.
-    """
-    found: dict[str, Tree] = {}
+def with_arrays(columns: Mapping[str, Tree]) -> dict[str, Tree]:
+    """The columns, in which lists and bare numbers are made arrays: of Python objects where nothing else holds them."""
+    found = {}
     for name, column in columns.items():
         plain = all(hasattr(leaf, "shape") for _, leaf in tree_leaves(column))
         found[name] = column if plain else map_tree(_as_array, column)
-    length = -1
-    for name, leaf in named_leaves(found):
-        if not leaf.shape:
-            raise ArgumentError(f"column {name!r} must be an array with the rows on its first axis, got {leaf!r}")
-        if len(leaf) != length >= 0:
-            raise ArgumentError(f"column {name!r} has {len(leaf)} rows, the columns before it have {length}")
-        length = len(leaf)
-    if length < 0:
-        raise ArgumentError("a SampleBatch needs at least one column")
-    return found, length
+    return found
 
 
 def _as_array(leaf: Any) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from marlvec.collect.batch.batch_columns import checked, named_leaves
+from marlvec.collect.batch.batch_columns import named_leaves, with_arrays
 from marlvec.collect.batch.converters import as_sample_batch, as_tensordict, as_tensors
 from marlvec.collect.batch.npz import read_npz, write_npz
 from marlvec.collect.batch.parquet import read_parquet, write_parquet
@@ -18,16 +17,15 @@ from marlvec.connectors import PadSequences, Rows, UnpadSequences
 from marlvec.connectors.rows import join_columns
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.serialization.atomic_file import FilePath
-from marlvec.trees import Tree, map_tree
+from marlvec.trees import Tree
 from marlvec.vector.seeding import check_seed
 
 __all__ = ["SampleBatch"]
 
 
-class SampleBatch:
-    """Rows of one policy: named columns of equal leading length.
+class SampleBatch(Rows):
+    """The finished rows of one policy: `Rows`, and what one does with a batch of them.
 
-    A column is read as ``batch.obs`` or ``batch["obs"]``; one that has the name of a method only in the second way.
     Rows are ordered by env, agent and time: rows of equal ``unroll_id`` stand together and their ``t`` counts up by
     one. The columns, n rows:
 
@@ -59,61 +57,25 @@ class SampleBatch:
     No method changes a batch. Those that choose rows move every column, columns of Python objects included.
 
     Args:
-        columns: Column name to an array (n, …), or to a dict or tuple of those. Lists are made arrays.
+        columns: Column name to an array (n, …), or to a dict or tuple of those; or `Rows`, whose arrays are taken
+            without a copy. Lists are made arrays.
 
     Raises:
         ArgumentError: There is no column, or their lengths differ; names the column.
     """
 
-    __slots__ = ("_columns", "_n")
+    __slots__ = ()
 
-    def __init__(self, columns: Mapping[str, Tree]) -> None:
-        self._columns, self._n = checked(columns)
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, name: str) -> Tree:
-        if not isinstance(name, str):
-            raise TypeError(
-                f"a column is named by a string, got {type(name).__name__}; to choose rows, call slice() or take()"
-            )
-        try:
-            return self._columns[name]
-        except KeyError:
-            raise KeyError(f"no column {name!r}; the columns are {list(self._columns)}") from None
-
-    def __getattr__(self, name: str) -> Tree:
-        # Called where normal lookup fails. A half-built instance (copy, unpickling) has no columns yet.
-        if name != "_columns" and not name.startswith("__"):
-            if name in self._columns:
-                return self._columns[name]
-            raise AttributeError(f"no column {name!r}; the columns are {list(self._columns)}")
-        raise AttributeError(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._columns
-
-    __iter__ = None  # len() counts rows and [] names columns, so iterating could mean either
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._columns,)
+    def __init__(self, columns: Mapping[str, Tree] | Rows) -> None:
+        super().__init__(with_arrays(dict(columns.items())))
+        if not any(True for _ in named_leaves(self._columns)):
+            raise ArgumentError("a SampleBatch needs at least one column")
 
     def __repr__(self) -> str:
         rows = list(named_leaves(self._columns))
         width = max(len(name) for name, _ in rows)
         lines = (f"  {name:<{width}}  {leaf.dtype!s:<8} {tuple(leaf.shape)}" for name, leaf in rows)
         return "\n".join([f"SampleBatch of {self._n} rows", *lines])
-
-    # --- columns
-
-    def keys(self) -> KeysView[str]:
-        """Names of the columns."""
-        return self._columns.keys()
-
-    def items(self) -> ItemsView[str, Tree]:
-        """Names and columns."""
-        return self._columns.items()
 
     @property
     def size_bytes(self) -> int:
@@ -127,49 +89,6 @@ class SampleBatch:
             ArgumentError: A column's length is not that of the rows; names the column.
         """
         return SampleBatch({**self._columns, **columns})
-
-    def drop(self, *names: str) -> SampleBatch:
-        """Return a batch without these columns.
-
-        Raises:
-            KeyError: There is no such column.
-            ArgumentError: There is no other.
-        """
-        for name in names:
-            self[name]
-        return SampleBatch({name: column for name, column in self.items() if name not in names})
-
-    # --- choosing rows
-
-    def slice(self, start: int, stop: int) -> SampleBatch:
-        """Rows ``start`` to ``stop``, as views; bounds as in Python's slices."""
-        return SampleBatch({name: map_tree(lambda leaf: leaf[start:stop], c) for name, c in self.items()})
-
-    def take(self, index: NDArray[Any] | Sequence[int] | Sequence[bool]) -> SampleBatch:
-        """Copy the chosen rows, in the order asked for.
-
-        Args:
-            index: (k,) ints, or a (n,) bool mask.
-
-        Raises:
-            ArgumentError: The index is neither, or the mask's length is not n.
-            IndexError: A position is out of range.
-        """
-        where = np.asarray(index)
-        if where.size == 0:
-            where = where.astype(np.bool_ if where.shape == (self._n,) else np.int64)
-        if where.ndim != 1 or where.dtype.kind not in "biu" or (where.dtype.kind == "b" and len(where) != self._n):
-            raise ArgumentError(
-                f"take() wants 1-D ints or a mask of {self._n} bools, got {where.dtype} of shape {where.shape}"
-            )
-        if where.dtype.kind == "b":
-            where = np.flatnonzero(where)
-
-        def chosen(leaf: Any) -> Any:
-            # On arrays of many numbers a row, take() is many times as fast as indexing.
-            return leaf.take(where, axis=0) if type(leaf) is np.ndarray else leaf[where]
-
-        return SampleBatch({name: map_tree(chosen, column) for name, column in self.items()})
 
     def shuffle(self, seed: int | np.random.Generator | None = None) -> SampleBatch:
         """Copy all rows in random order.
@@ -265,7 +184,7 @@ class SampleBatch:
             unroll = ids(self._columns, "unroll_id", "padding")
             max_len = int(np.unique(unroll, return_counts=True)[1].max(initial=1))
         pad = PadSequences(check_size("max_len", max_len), state_column)
-        return SampleBatch(pad(Rows(self._columns)).columns)
+        return SampleBatch(pad(self))
 
     def unpad(self, state_column: str | None = "state_in") -> SampleBatch:
         """Make rows again of what `right_zero_pad` or `PadSequences` made, exactly.
@@ -276,12 +195,12 @@ class SampleBatch:
         Raises:
             ContractError: These are no sequences, or a column is not (B, T, …).
         """
-        return SampleBatch(UnpadSequences(state_column)(Rows(self._columns)).columns)
+        return SampleBatch(UnpadSequences(state_column)(self))
 
     # --- joining
 
-    @staticmethod
-    def concat(batches: Sequence[SampleBatch]) -> SampleBatch:
+    @classmethod
+    def concat(cls, batches: Sequence[SampleBatch]) -> SampleBatch:
         """Copy the rows of all batches into one, in order.
 
         Batches of one collector fit together. Those of several have ``eps_id`` and ``unroll_id`` of their own, which

@@ -26,13 +26,13 @@ __all__ = ["BATCH_COLUMNS", "ROW_COLUMNS", "SlotBuffer"]
 IntArray = NDArray[np.int64]
 
 ROW_COLUMNS = (
-    *("obs", "reward", "terminated", "truncated", "first", "last"),
+    *("obs", "rewards", "terminated", "truncated", "first", "last"),
     *("env_id", "agent_index", "eps_id", "t", "action_mask", "state"),
 )
 """Columns of rows that the collector itself gives; what else comes out of the connectors, they added."""
 
 BATCH_COLUMNS = (
-    *("actions", "actions_for_env", "rewards", "next_obs", "next_state", "next_obs_missing"),
+    *("actions", "actions_for_env", "next_obs", "next_state", "next_obs_missing"),
     *("env_t", "next_env_t", "unroll_id", "policy_version", "off_policy"),
 )
 """Names that the collector gives to columns of its own."""
@@ -218,12 +218,12 @@ class SlotBuffer:
         after = self._next[slots]
         missing = self._missing[after]
         rows, answers = self._rows, self._answers
-        own = {name: column.get(slots) for name, column in rows.items() if name not in ("reward", "first", "last")}
+        own = {name: column.get(slots) for name, column in rows.items() if name not in ("rewards", "first", "last")}
         columns: dict[str, Tree] = {
             "obs": own.pop("obs"),
             "actions": answers["actions"].get(slots),
             "actions_for_env": answers["actions_for_env"].get(slots),
-            "rewards": rows["reward"].get(after),
+            "rewards": rows["rewards"].get(after),
             "next_obs": rows["obs"].get(np.where(missing, slots, after)),
             "terminated": rows["terminated"].get(after),
             "truncated": rows["truncated"].get(after),

@@ -165,7 +165,7 @@ class LocalActor:
             "eps_id": np.full(n, number),
             "t": np.array(turns, np.int64),
             "obs": _stack([obs[agent] for agent in mine]),
-            "reward": paid,
+            "rewards": paid,
             "terminated": np.zeros(n, np.bool_),
             "truncated": np.zeros(n, np.bool_),
             "first": first,

@@ -220,7 +220,7 @@ class _Group:
             "eps_id": eps_id,
             "t": t,
             "obs": self._batch(self._obs, [obs[OBSERVATIONS] for obs in seen] if self.masked else seen),
-            "reward": rewards,
+            "rewards": rewards,
             "terminated": np.array([bool(single.is_terminated) for single in singles]),
             "truncated": np.array([bool(single.is_truncated) for single in singles]),
             "first": t == 0,
@@ -235,8 +235,8 @@ class _Group:
             single.observation_space = self.output_space
             obs = {OBSERVATIONS: new, MASK: seen[k][MASK]} if self.masked else new
             single.set_observations(at_indices=-1, new_data=obs)
-            if t[k] and out.reward[k] != rewards[k]:
-                single.set_rewards(at_indices=-1, new_data=float(out.reward[k]))
+            if t[k] and out.rewards[k] != rewards[k]:
+                single.set_rewards(at_indices=-1, new_data=float(out.rewards[k]))
 
     def _through(self, rows: Rows, *, learn: bool) -> Rows:
         was_training = self.pipeline.training
@@ -247,7 +247,7 @@ class _Group:
         finally:
             if was_training and not learn:
                 self.pipeline.train()
-        if new := [name for name in out.columns if name not in rows]:
+        if new := [name for name, _ in out.items() if name not in rows]:
             raise ContractError(
                 f"RLlibConnector: the pipeline adds the columns {new}, and RLlib's modules are shown observations "
                 f"only; give the piece into_obs=True where it has that, or take it out"

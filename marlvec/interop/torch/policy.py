@@ -128,7 +128,7 @@ class TorchPolicy(Policy):
         def where(i: int) -> str:
             return f"env {int(rows['env_id'][i])}, agent {int(rows['agent_index'][i])}"
 
-        mask = rows.columns.get("action_mask")
+        mask = rows.get("action_mask")
         if mask is not None and self._head is not None and len(stuck := self._head.without_choice(mask)):
             raise ContractError(
                 f"the action mask of {where(int(stuck[0]))} allows nothing; an agent that must act needs one action at "

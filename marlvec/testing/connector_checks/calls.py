@@ -32,8 +32,8 @@ def check_inside(trial: Trial) -> None:
         player = trial.player(training=training)
         for k, moment in enumerate(trial.moments()):
             out = player.see(moment)
-            if column not in out.columns:
-                trial.report.broken("the columns that come out", f"{column!r} among them", str(list(out.columns)))
+            if column not in out:
+                trial.report.broken("the columns that come out", f"{column!r} among them", str(list(out.keys())))
             found = outsider(space, out[column], len(out), exact=not trial.acts)
             if found:
                 found = found._replace(path=f"{column}/{found.path}" if found.path else column)
@@ -63,7 +63,7 @@ def check_inputs(trial: Trial) -> None:
 
 
 def _untouched(trial: Trial, before: Rows, after: Rows, k: int, hint: str) -> None:
-    names, others = list(before.columns), list(after.columns)
+    names, others = list(before.keys()), list(after.keys())
     if names != others:
         trial.report.broken(f"moment {k}, the columns that were given", str(names), str(others), "call rows.replace()")
     trial.report.compare(before, after, k, "as it was given", hint)
@@ -96,9 +96,9 @@ def check_empty(trial: Trial) -> None:
         out = player.see(moment)
         state = player.piece.state_dict()
         none = player.call(moment.rows.take(np.zeros(0, np.int64)))
-        for name, column in out.columns.items():
-            if name not in none.columns:
-                trial.report.broken("the columns of no rows", f"{name!r} among them", str(list(none.columns)))
+        for name, column in out.items():
+            if name not in none:
+                trial.report.broken("the columns of no rows", f"{name!r} among them", str(list(none.keys())))
             trial.report.same(map_tree(_form, column), map_tree(_form, none[name]), f"column {name!r} of no rows")
         trial.report.same(state, player.piece.state_dict(), "the state after a call without rows")
 
@@ -108,11 +108,11 @@ def _form(array: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def _own(rows: Rows) -> Rows:
-    return Rows({name: map_tree(np.array, column) for name, column in rows.columns.items()})
+    return Rows({name: map_tree(np.array, column) for name, column in rows.items()})
 
 
 def _scribble(rows: Rows) -> None:
-    for column in rows.columns.values():
+    for _, column in rows.items():
         for _, leaf in tree_leaves(column):
             _spoil(leaf)
 

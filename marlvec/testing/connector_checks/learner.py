@@ -65,7 +65,7 @@ class _Trial:
 
     def same(self, expected: Rows, got: Rows, subject: str, hint: str = "", *, near: bool = False) -> None:
         """Refuse rows that are not what they were, one by one."""
-        if differs := difference(expected.columns, got.columns, near=near):
+        if differs := difference(expected, got, near=near):
             self.report.broken(f"{subject}, {_place(differs)}", differs.expected, differs.got, hint)
 
 
@@ -101,7 +101,7 @@ def _check_rows(trial: _Trial) -> None:
         if piece.changes_length:
             continue
         for name in ("env_id", "agent_index", "eps_id", "t", "unroll_id"):
-            if name not in out.columns or not np.array_equal(out[name], rows[name]):
+            if name not in out or not np.array_equal(out[name], rows[name]):
                 trial.report.broken(f"column {name!r}", "the rows in their order", "other values")
 
 
@@ -118,12 +118,12 @@ def _check_inputs(trial: _Trial) -> None:
         given = _own(rows)
         expected = trial.call(quiet, _own(rows))
         out = trial.call(piece, given)
-        names, others = list(rows.columns), list(given.columns)
+        names, others = list(rows.keys()), list(given.keys())
         if names != others:
             trial.report.broken(f"batch {k}, the columns that were given", str(names), str(others))
         trial.same(rows, given, f"batch {k}, what was given", "copy an array before you write to it")
         trial.same(expected, _own(out), f"batch {k}, whatever became of earlier ones", "keep copies of arrays")
-        for column in given.columns.values():
+        for _, column in given.items():
             for _, leaf in tree_leaves(column):
                 leaf[...] = None if leaf.dtype == object else np.asarray(101).astype(leaf.dtype)
 
@@ -142,7 +142,7 @@ def _check_empty(trial: _Trial) -> None:
     none = trial.call(piece, trial.batches[0].take(slice(0, 0)))
     if len(none):
         trial.report.broken("the rows that come out of none", "none", str(len(none)))
-    expected, got = ({name: map_tree(_form, c) for name, c in rows.columns.items()} for rows in (out, none))
+    expected, got = ({name: map_tree(_form, c) for name, c in rows.items()} for rows in (out, none))
     trial.report.same(expected, got, "the columns of no rows")
 
 
@@ -163,7 +163,7 @@ def _check_order(trial: _Trial) -> None:
         unrolls = _unrolls(rows)
         turn = [np.flatnonzero(rows.unroll_id == unroll) for unroll in unrolls[::-1]]
         expected, got = trial.call(whole, rows), trial.call(turned, rows.take(np.concatenate(turn)))
-        if "unroll_id" not in expected.columns or expected["unroll_id"].shape[:1] != (len(expected),):
+        if "unroll_id" not in expected or expected["unroll_id"].shape[:1] != (len(expected),):
             return  # nothing says which row is which
         number = [out["unroll_id"].reshape(len(out), -1)[:, 0] for out in (expected, got)]
         back = [np.concatenate([np.flatnonzero(ids == unroll) for unroll in unrolls]) for ids in number]
@@ -218,7 +218,7 @@ def _unrolls(rows: Rows) -> list[int]:
 
 
 def _own(rows: Rows) -> Rows:
-    return Rows({name: map_tree(np.array, column) for name, column in rows.columns.items()})
+    return Rows({name: map_tree(np.array, column) for name, column in rows.items()})
 
 
 def _form(array: Any) -> tuple[str, tuple[int, ...]]:

@@ -49,7 +49,7 @@ class Spy(AgentConnector):
         names = ("eps_id", "env_id", "agent_index", "t", "last")
         keys = list(zip(*(rows[name].tolist() for name in names), strict=True))
         self.seen += keys
-        for key, first, reward in zip(keys, rows["first"].tolist(), rows["reward"].tolist(), strict=True):
+        for key, first, reward in zip(keys, rows["first"].tolist(), rows["rewards"].tolist(), strict=True):
             lane = key[1], key[2]
             assert first == (lane not in self.running)  # a first row comes once, and after a reset
             assert not (first and reward)

@@ -217,7 +217,7 @@ def test_every_row_carries_the_version_it_was_decided_with() -> None:
 def test_a_policy_may_write_into_its_rows_without_harm() -> None:
     def act(rows: Rows) -> Any:
         seen = rows["obs"].sum(axis=1)
-        for column in rows.columns.values():
+        for _, column in rows.items():
             column[:] = 0
         return np.zeros(len(seen), int), {"seen": seen}
 

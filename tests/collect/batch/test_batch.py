@@ -61,7 +61,7 @@ def test_rows_are_chosen_in_every_leaf() -> None:
 
 
 def test_columns_of_unequal_length_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="'obs/b' has 3 rows"):
+    with pytest.raises(ArgumentError, match="column 'obs' at b has 3 rows"):
         SampleBatch({"obs": {"a": np.zeros(2), "b": np.zeros(3)}})
     with pytest.raises(ArgumentError, match="at least one column"):
         SampleBatch({})
@@ -91,7 +91,7 @@ def test_lists_become_arrays() -> None:
     assert batch["ragged"].tolist() == [[1], [1, 2]]
     assert batch["infos"].shape == (2,)
     for wrong in (1.5, np.float64(3), "text", None):
-        with pytest.raises(ArgumentError, match="'x/a' must be an array with the rows on its first axis"):
+        with pytest.raises(ArgumentError, match="column 'x' at a must be an array with the rows on its first axis"):
             SampleBatch({"x": {"a": wrong}})
 
 

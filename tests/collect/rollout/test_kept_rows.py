@@ -20,7 +20,7 @@ class Keeper:
         self.kept: list[tuple[Any, Any]] = []
 
     def keep(self, rows: Rows) -> None:
-        for column in rows.columns.values():
+        for _, column in rows.items():
             self.kept += [(leaf, leaf.copy()) for _, leaf in tree_leaves(column)]
 
     def check(self) -> None:

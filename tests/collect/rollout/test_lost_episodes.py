@@ -241,7 +241,7 @@ def test_connectors_forget_that_env_and_never_see_a_last_row_of_what_was_lost(
     class AgentSpy(AgentConnector):
         def __call__(self, rows: Rows) -> Rows:
             assert (rows["obs"] != POISON).all()
-            names = ("env_id", "eps_id", "t", "first", "last", "reward")
+            names = ("env_id", "eps_id", "t", "first", "last", "rewards")
             seen.extend(zip(*(rows[name].tolist() for name in names), strict=True))
             return rows
 

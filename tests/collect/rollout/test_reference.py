@@ -217,7 +217,7 @@ def double(rows: Rows) -> Rows:
 
 @agent_connector(name="small")
 def small(rows: Rows) -> Rows:
-    return rows.replace(reward=np.sign(rows["reward"]))
+    return rows.replace(rewards=np.sign(rows["rewards"]))
 
 
 @action_connector(name="shift")

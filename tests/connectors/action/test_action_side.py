@@ -112,8 +112,8 @@ def test_a_row_comes_out_the_same_in_any_batch(
         together = whole(rows)
         for i in data.draw(st.permutations(range(len(rows)))):
             row = rows.take([i])
-            same_tree(single(row).columns, together.take([i]).columns)
-            same_tree(apart[int(row.env_id[0])](row).columns, together.take([i]).columns)
+            same_tree(single(row), together.take([i]))
+            same_tree(apart[int(row.env_id[0])](row), together.take([i]))
         ended = sorted(data.draw(st.sets(st.integers(0, 2))))
         whole.reset(ended)
         single.reset(ended)
@@ -127,12 +127,12 @@ def test_what_comes_out_is_of_the_envs_space_and_what_went_in_is_as_it_was(
 ) -> None:
     pipeline = bind(make(), space)
     for rows in ticks_of(pipeline, 8, mask):
-        given_columns = dict(rows.columns)
+        given_columns = dict(rows)
         before = map_tree(np.copy, given_columns)
         out = pipeline(rows)
         assert all_inside(space, out.actions_for_env, len(rows))
         same_tree(map_tree(np.asarray, given_columns), before)
-        assert out.columns.keys() == {*given_columns, "actions_for_env"}
+        assert out.keys() == {*given_columns, "actions_for_env"}
         same_tree({name: out[name] for name in given_columns}, before)
     empty = pipeline(ticks_of(pipeline, 1, mask)[0].take([]))
     assert len(empty) == 0
@@ -153,7 +153,7 @@ def test_it_goes_on_from_a_state_as_if_never_interrupted(
     for rows in ticks[7:]:
         out = one(rows)
         for other in (two, three, four):
-            same_tree(other(rows).columns, out.columns)
+            same_tree(other(rows), out)
             same_tree(other.state_dict(), one.state_dict())
 
 
@@ -171,8 +171,8 @@ def test_reset_forgets_the_named_envs_and_no_others(make: Make, space: spaces.Sp
         rows = rows.drop("first")
         mine, others = rows.env_id == 1, rows.env_id != 1
         out = piece(rows)
-        same_tree(out.take(others).columns, untouched(rows.take(others)).columns)
-        same_tree(out.take(mine).columns, (untouched if decays else fresh)(rows.take(mine)).columns)
+        same_tree(out.take(others), untouched(rows.take(others)))
+        same_tree(out.take(mine), (untouched if decays else fresh)(rows.take(mine)))
 
 
 @each_piece
@@ -237,7 +237,7 @@ def test_action_connectors_see_the_rows_and_may_change_states_and_extras() -> No
     @action_connector
     def cautious(rows: Rows) -> Rows:
         """Near a wall (obs above 1) the agent stands still, its state is cleared, and its logp says so."""
-        seen.append(dict(rows.columns))
+        seen.append(dict(rows))
         stops = rows.obs[:, 0] > 1
         return rows.replace(
             actions_for_env=np.where(stops[:, None], 0, rows.actions_for_env),
@@ -255,14 +255,14 @@ def test_action_connectors_see_the_rows_and_may_change_states_and_extras() -> No
         agents=2,
         t=3,
         obs=np.array([[0.0], [2.0], [0.5], [9.0]]),
-        reward=np.arange(4.0),
+        rewards=np.arange(4.0),
         action_mask=np.ones((4, 1), bool),
         state_in={"h": np.zeros((4, 3))},
         state_out={"h": np.ones((4, 3))},
         logp=np.full(4, -1.5),
     )
     out = chain(rows)
-    inputs = ("env_id", "agent_index", "eps_id", "t", "first", "obs", "reward", "action_mask", "state_in", "state_out")
+    inputs = ("env_id", "agent_index", "eps_id", "t", "first", "obs", "rewards", "action_mask", "state_in", "state_out")
     for name in (*inputs, "logp", "actions"):
         assert seen[0][name] is rows[name]
     np.testing.assert_array_equal(out.stopped, [False, True, False, True])
@@ -281,4 +281,4 @@ def test_a_repr_rebuilds_what_was_given(make: Make, space: spaces.Space[Any], ma
     assert repr(again) == repr(piece)
     ticks = ticks_of(bind(make(), space), 5, mask)
     for one, two in zip(send(bind(piece, space), ticks), send(bind(again, space), ticks), strict=True):
-        same_tree(one.columns, two.columns)
+        same_tree(one, two)

@@ -21,15 +21,15 @@ def test_rewards_are_clipped_and_first_rows_pass(pairs: list[tuple[float, bool]]
     piece = ClipReward(sign=True) if limit is None else ClipReward(limit=limit)
     clip: Any = (lambda r: (r > 0) - (r < 0)) if limit is None else (lambda r: max(-limit, min(limit, r)))
     before = reward.copy()
-    out = piece(Rows(reward=reward, first=first)).reward
+    out = piece(Rows(rewards=reward, first=first)).rewards
     assert out.dtype == np.float64
     assert out.tolist() == [r if f else clip(r) for r, f in pairs]
-    assert piece(Rows(reward=reward)).reward.tolist() == [clip(r) for r, _ in pairs]
+    assert piece(Rows(rewards=reward)).rewards.tolist() == [clip(r) for r, _ in pairs]
     assert reward.tolist() == before.tolist()
 
 
 def test_a_first_row_that_says_it_has_no_reward() -> None:
-    out = ClipReward(sign=True)(Rows(reward=np.array([np.nan, -3.0]), first=np.array([True, False]))).reward
+    out = ClipReward(sign=True)(Rows(rewards=np.array([np.nan, -3.0]), first=np.array([True, False]))).rewards
     assert np.isnan(out[0])
     assert out[1] == -1
 

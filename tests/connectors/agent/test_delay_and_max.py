@@ -66,7 +66,7 @@ def test_the_maximum_is_over_the_last_k_of_the_episode(k: int, game: list[Tick],
             taken = second.state_dict()
             second = bound(MaxObs(k), MIXED)
             second.load_state_dict(taken)
-        same_tree(second(rows).columns, out.columns)
+        same_tree(second(rows), out)
         second.reset(tick.resets)
         assert all_inside(MIXED, out.obs, len(tick.pairs))
         for i, pair in enumerate(tick.pairs):

@@ -199,7 +199,7 @@ def test_a_state_is_exact_and_a_copy() -> None:
     state = one.state_dict()
     two.load_state_dict(state)
     data = rows(np.random.default_rng(1).normal(size=(9, 2)))
-    same_tree(one(data).columns, two(data).columns)
+    same_tree(one(data), two(data))
     same_tree(one.state_dict(), two.state_dict())
     assert state["moments"][""]["count"].tolist() == [9]
 

@@ -74,7 +74,7 @@ def test_previous_actions_and_rewards_of_any_action_space(actions: Space, n: int
             for j, wanted in enumerate(before, n - len(before)):
                 same_tree(unbatch(actions, each[j], i), wanted)
             was_paid = paid.begin(pair, first=tick.first[i])
-            was_paid.append(0.0 if tick.first[i] else float(rows.reward[i]))
+            was_paid.append(0.0 if tick.first[i] else float(rows.rewards[i]))
             wanted_pay = ([0.0] * n + was_paid)[-n:]
             assert with_pay["prev_rewards"][i].tolist() == (wanted_pay if n > 1 else wanted_pay[0])
         if answer is not None:
@@ -150,7 +150,7 @@ def test_the_bounds_behind_the_observation() -> None:
     assert (pay.dtype, pay.shape) == (np.float32, (3,))
     assert np.isinf(pay.low[1:]).all()
     huge = bound(PrevRewards(into_obs=True))
-    out = huge(rows_of([(0, 0)], np.zeros((1, 2), np.float32), reward=np.array([1e300]))).obs
+    out = huge(rows_of([(0, 0)], np.zeros((1, 2), np.float32), rewards=np.array([1e300]))).obs
     assert out.tolist() == [[0, 0, np.inf]]
 
 
@@ -164,12 +164,12 @@ def test_a_state_is_exact(make: Any) -> None:
 
     def step(piece: AgentConnector, k: int) -> Any:
         rows = rows_of(
-            pairs_of(3, 2)[k % 3 :], np.zeros((6 - k % 3, 2), np.float32), reward=np.arange(6.0)[k % 3 :] + k
+            pairs_of(3, 2)[k % 3 :], np.zeros((6 - k % 3, 2), np.float32), rewards=np.arange(6.0)[k % 3 :] + k
         )
         out = piece(rows)
         chosen = zip_trees(np.stack, [plain(actions.sample()) for _ in range(len(rows))])
         piece.on_policy_output(out.replace(actions=chosen))
-        return out.columns
+        return dict(out)
 
     actions.seed(int(rng.integers(9)))
     for k in range(5):
@@ -206,7 +206,7 @@ def test_refusals() -> None:
             bound(make(into_obs=True), spaces.Discrete(2), spaces.Discrete(3))
     with pytest.raises(ArgumentError, match=r"does not know the action space: .*bind\(space, agents, action_space\)"):
         bound(PrevActions())
-    rows = rows_of([(0, 0)], np.zeros((1, 2)), reward=np.zeros(1))
+    rows = rows_of([(0, 0)], np.zeros((1, 2)), rewards=np.zeros(1))
     for use in (
         lambda: PrevActions()(rows),
         lambda: PrevActions().on_policy_output(rows),

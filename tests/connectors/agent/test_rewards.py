@@ -38,14 +38,14 @@ def test_rewards_are_scaled_and_mapped_and_first_rows_pass(
         reward *= scale  # a function that writes where it reads harms nobody
         return reward + shift
 
-    rows = Rows(reward=reward, first=first)
+    rows = Rows(rewards=reward, first=first)
     for piece in (ScaleReward(scale, shift), MapReward(mapped)):
-        out = piece(rows).reward
+        out = piece(rows).rewards
         assert out.dtype == np.float64
         np.testing.assert_array_equal(out, wanted)
     assert asked == [r for r in reward.tolist() if not math.isnan(r)]
     paid = rows.take(~first).drop("first")
-    np.testing.assert_array_equal(ScaleReward(scale, shift)(paid).reward, MapReward(mapped)(paid).reward)
+    np.testing.assert_array_equal(ScaleReward(scale, shift)(paid).rewards, MapReward(mapped)(paid).rewards)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_rewards_are_scaled_and_mapped_and_first_rows_pass(
 )
 def test_a_function_must_give_one_number_per_reward(function: Any, got: str) -> None:
     with pytest.raises(ContractError, match=rf"one number for each of \(2,\) rewards, got .*{got}"):
-        MapReward(function)(Rows(reward=np.ones(2)))
+        MapReward(function)(Rows(rewards=np.ones(2)))
 
 
 class Loop:
@@ -101,14 +101,14 @@ def test_rewards_are_divided_by_the_spread_of_the_returns(
             same_tree(again.state_dict(), piece.state_dict())
             piece = again
         rows = rows_at(tick, VECTOR)
-        out = piece(rows).reward
+        out = piece(rows).rewards
         for i, pair in enumerate(tick.pairs):
-            loop.pay(pair, float(rows.reward[i]), first=tick.first[i])
+            loop.pay(pair, float(rows.rewards[i]), first=tick.first[i])
         for i, (pair, first) in enumerate(zip(tick.pairs, tick.first, strict=True)):
             if first:
                 assert np.isnan(out[i])  # a first row's reward is none, and passes
                 continue
-            wanted = rows.reward[i] / math.sqrt(np.var(loop.seen(pair[1] if per_agent else None)) + 1e-8)
+            wanted = rows.rewards[i] / math.sqrt(np.var(loop.seen(pair[1] if per_agent else None)) + 1e-8)
             wanted = wanted if clip is None else min(max(wanted, -clip), clip)
             assert out[i] == pytest.approx(wanted, rel=1e-6, abs=1e-12)  # sqrt of 1e-8 and of what rounding leaves
         assert piece.counts.sum() == len(loop.seen(None))  # each reward once, and none of the rows without one
@@ -116,7 +116,7 @@ def test_rewards_are_divided_by_the_spread_of_the_returns(
         for pair in [pair for pair in loop.running if pair[0] in tick.resets]:
             del loop.running[pair]
     frozen = piece.eval().state_dict()
-    piece(rows_of([(0, 0)], np.zeros((1, 1)), reward=np.array([3.0])))
+    piece(rows_of([(0, 0)], np.zeros((1, 1)), rewards=np.array([3.0])))
     after = piece.state_dict()
     for key in ("moments", "own", "shared"):
         same_tree(after[key], frozen[key])
@@ -145,7 +145,7 @@ def test_one_endless_episode_is_normalised_as_gymnasium_does_it() -> None:
     env.reset()
     piece = NormalizeReward(0.95, clip=None)
     for reward in rewards:
-        ours = piece(rows_of([(0, 0)], np.zeros((1, 1)), reward=np.array([reward]))).reward[0]
+        ours = piece(rows_of([(0, 0)], np.zeros((1, 1)), rewards=np.array([reward]))).rewards[0]
         assert ours == pytest.approx(env.step(0)[1], rel=1e-10)
 
 
@@ -159,7 +159,7 @@ def test_merged_statistics_are_those_of_all_returns(seed: int, parts: list[int],
         for worker, loop, count in zip(workers, loops, parts, strict=True):
             for _ in range(count):
                 reward = rng.normal(5, 1, 6)
-                worker(rows_of(pairs_of(3, 2), np.zeros((6, 1)), reward=reward))
+                worker(rows_of(pairs_of(3, 2), np.zeros((6, 1)), rewards=reward))
                 for pair, paid in zip(pairs_of(3, 2), reward.tolist(), strict=True):
                     loop.pay(pair, paid, first=False)
         before = [worker.state_dict()["returns"] for worker in workers]
@@ -183,19 +183,19 @@ def test_merged_statistics_are_those_of_all_returns(seed: int, parts: list[int],
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
 def test_a_reward_that_would_spoil_the_statistics_is_an_error(bad: float, per_agent: bool) -> None:
     piece = NormalizeReward(per_agent=per_agent)
-    rows = rows_of(pairs_of(2, 2), np.zeros((4, 1)), reward=np.arange(4.0), first=np.zeros(4, bool))
+    rows = rows_of(pairs_of(2, 2), np.zeros((4, 1)), rewards=np.arange(4.0), first=np.zeros(4, bool))
     piece(rows)
     state = piece.state_dict()
     with pytest.raises(ContractError, match=r"of env 1, agent 0; nothing was learnt|the return is too large"):
-        piece(rows.replace(reward=np.array([1, 1, bad, 1])))
+        piece(rows.replace(rewards=np.array([1, 1, bad, 1])))
     same_tree(piece.state_dict(), state)
 
 
 def test_an_agent_nobody_knows_anything_of() -> None:
     piece = NormalizeReward(per_agent=True)
-    piece(rows_of(pairs_of(4, 1), np.zeros((4, 1)), reward=np.array([0.0, 4, 0, 4])))
-    out = piece.eval()(rows_of([(0, 3), (0, 0)], np.zeros((2, 1)), reward=np.array([3.0, 3])))
-    assert out.reward.tolist() == pytest.approx([3.0, 1.5])
+    piece(rows_of(pairs_of(4, 1), np.zeros((4, 1)), rewards=np.array([0.0, 4, 0, 4])))
+    out = piece.eval()(rows_of([(0, 3), (0, 0)], np.zeros((2, 1)), rewards=np.array([3.0, 3])))
+    assert out.rewards.tolist() == pytest.approx([3.0, 1.5])
 
 
 def test_refusals() -> None:

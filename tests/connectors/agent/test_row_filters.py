@@ -74,10 +74,10 @@ def test_what_is_taken_out_is_said_by_the_next_row_that_stays(game: list[Tick], 
             count[pair] = 0 if tick.first[i] else count[pair]
             keep = tick.last[i] or (bool(stays[i]) if k is None else count[pair] % k == 0)
             count[pair] += 1
-            passed = agents[pair].pass_(keep=keep, first=tick.first[i], reward=float(rows.reward[i]))
+            passed = agents[pair].pass_(keep=keep, first=tick.first[i], reward=float(rows.rewards[i]))
             if passed is not None:
                 wanted.append((*pair, *passed, rows.obs[i].tolist(), tick.last[i]))
-        got = [out[name].tolist() for name in ("env_id", "agent_index", "first", "reward", "obs", "last")]
+        got = [out[name].tolist() for name in ("env_id", "agent_index", "first", "rewards", "obs", "last")]
         assert repr(list(zip(*got, strict=True))) == repr(wanted)  # as text, because a first row's reward is NaN
         piece.reset(tick.resets)
         for pair in [pair for pair in agents if pair[0] in tick.resets]:
@@ -91,9 +91,9 @@ def test_frame_skip_asks_at_every_kth_row() -> None:
     seen = []
     for t in range(8):
         obs = np.full((1, 1), t, np.float32)
-        columns = {"first": np.array([t == 0]), "last": np.array([t == 7]), "reward": np.array([float(t)])}
+        columns = {"first": np.array([t == 0]), "last": np.array([t == 7]), "rewards": np.array([float(t)])}
         out = pipeline(rows_of([(0, 0)], obs, **columns))
-        seen += list(zip(out.obs.tolist(), out.reward.tolist(), out.first.tolist(), strict=True))
+        seen += list(zip(out.obs.tolist(), out.rewards.tolist(), out.first.tolist(), strict=True))
     # Later pieces see only the rows that stay; what was paid in between is summed; the last row comes out of turn.
     assert seen == [([0, 0], 0, True), ([0, 3], 1 + 2 + 3, False), ([3, 6], 4 + 5 + 6, False), ([6, 7], 7, False)]
     assert FrameSkip(3).noop == "repeat"
@@ -104,13 +104,13 @@ def test_a_batch_is_its_envs_one_by_one_and_rows_may_lack_columns() -> None:
     whole, single = FilterRows(awake), FilterRows(awake)
     out = whole(rows)
     assert out.env_id.tolist() == [1, 2, 2]
-    same_tree(Rows.concat([single(rows.take(rows.env_id == env)) for env in range(3)]).columns, out.columns)
+    same_tree(Rows.concat([single(rows.take(rows.env_id == env)) for env in range(3)]), out)
     assert len(FilterRows(awake)(rows.take([]))) == 0
     rows.obs.flags.writeable = False
     reward = np.ones(6)
     reward.flags.writeable = False
-    assert whole(rows.replace(reward=reward)).reward.tolist() == [1, 1, 1]
-    assert whole(rows.replace(reward=reward, obs=rows.obs + 2)).reward.tolist() == [2, 2, 2, 1, 1, 1]
+    assert whole(rows.replace(rewards=reward)).rewards.tolist() == [1, 1, 1]
+    assert whole(rows.replace(rewards=reward, obs=rows.obs + 2)).rewards.tolist() == [2, 2, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_refusals() -> None:
         FilterRows([True])  # type: ignore[arg-type]  # a wrong value is the point
     with pytest.raises(ArgumentError, match="noop must be an action or \"repeat\", got 'wait'"):
         FilterRows(awake, noop="wait")
-    rows = rows_of([(0, 0)], np.zeros((1, 2)), reward=np.ones(1))
+    rows = rows_of([(0, 0)], np.zeros((1, 2)), rewards=np.ones(1))
     for wrong in (np.ones(1), [True, False], True, None):
         piece = FilterRows(lambda rows, wrong=wrong: wrong)
         before = piece.state_dict()

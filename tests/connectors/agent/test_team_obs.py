@@ -115,7 +115,7 @@ def test_a_function_makes_of_it_what_it_likes() -> None:
     """How far the others are: what RLlib's examples do for two agents by hand."""
 
     def distances(team_obs_nA: Any, team_mask_nA: Any, rows: Rows) -> Any:
-        assert rows.columns.keys() == {"env_id", "agent_index", "obs"}
+        assert rows.keys() == {"env_id", "agent_index", "obs"}
         for array in (team_obs_nA, team_mask_nA, rows.obs):
             assert not array.flags.writeable
         far = np.linalg.norm(team_obs_nA - rows.obs[:, None], axis=-1)
@@ -146,7 +146,7 @@ def test_a_state_is_exact_and_loads_whole_or_not_at_all() -> None:
     two.load_state_dict(one.state_dict())
     for seed in (3, 4):
         again = rows_of([(0, 0), (2, 2), (1, 1)], batch(space, 3, seed))
-        same_tree(one(again).columns, two(again).columns)
+        same_tree(one(again), two(again))
         same_tree(one.state_dict(), two.state_dict())
     before = two.state_dict()
     one(rows_of(EVERYONE, batch(space, 3, 5)))

@@ -51,7 +51,7 @@ def hidden(tick: Tick, rows: Any) -> Any:
 
 SOURCES: dict[str, tuple[Any, Any, int]] = {
     "obs": (NO_OBS, None, 0),
-    "reward": (np.array(0.0), None, 0),
+    "rewards": (np.array(0.0), None, 0),
     "speed": (np.zeros(2, np.int16), None, 0),  # a column that a connector before it added
     "actions": (NO_ACTION, None, -1),
     "hidden": (HIDDEN, HIDDEN, -1),
@@ -77,7 +77,7 @@ def test_a_view_shows_what_the_agents_own_rows_held(
     for tick in game:
         rows = rows_at(tick, OBS)
         rows = rows.replace(speed=np.stack([rows.env_id - 3, rows.agent_index + tick.number], 1).astype(np.int16))
-        rows = rows.replace(reward=np.nan_to_num(rows.reward, nan=0.25))
+        rows = rows.replace(rewards=np.nan_to_num(rows.rewards, nan=0.25))
         if tick.number == cut:
             again = make()
             if state := piece.state_dict():
@@ -173,14 +173,14 @@ def test_fills() -> None:
 
 class Doubler(AgentConnector):
     def __call__(self, rows: Any) -> Any:
-        return rows.replace(double=rows.reward * 2)
+        return rows.replace(double=rows.rewards * 2)
 
 
 def test_it_sees_columns_that_connectors_before_it_added() -> None:
     pipeline = AgentPipeline([Doubler(), View("trace", "double", [-1, 0]), View("back", "trace", -1)])
     pipeline.bind(vectors(1))
     for reward in (1.0, 2.0, 3.0):
-        out = pipeline(rows_of([(0, 0)], np.zeros((1, 1)), reward=np.array([reward])))
+        out = pipeline(rows_of([(0, 0)], np.zeros((1, 1)), rewards=np.array([reward])))
     assert (out["trace"].tolist(), out["back"].tolist()) == ([[4, 6]], [[2, 4]])
 
 
@@ -251,9 +251,9 @@ def test_refusals_of_views() -> None:
     with pytest.raises(StateError, match="does not know its space"):
         View("x", "obs", -1).load_state_dict({"from_policy": False, "history": {}})
     assert View("x", "obs", -1).state_dict() == View("x", "t", -1).state_dict() == {}
-    reward = View("x", "reward", -1)
+    reward = View("x", "rewards", -1)
     for state in ({"a": 1}, {"from_policy": True, "history": {}}):
-        with pytest.raises(ArgumentError, match="expected the history of column 'reward'"):
+        with pytest.raises(ArgumentError, match="expected the history of column 'rewards'"):
             reward.load_state_dict(state)
 
 

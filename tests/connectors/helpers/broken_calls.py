@@ -73,7 +73,7 @@ class WritesIntoObs(AgentConnector):
 
 class AddsAColumnInPlace(AgentConnector):
     def __call__(self, rows: Rows) -> Rows:
-        rows.columns["extra"] = rows.t
+        rows._columns["extra"] = rows.t
         return rows
 
 

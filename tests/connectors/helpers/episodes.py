@@ -66,11 +66,11 @@ def rows_at(tick: Tick, space: Space, **columns: Any) -> Rows:
     where = np.array([everyone.index(pair) for pair in tick.pairs], np.int64)
     rng = np.random.default_rng(tick.number)
     reward = np.round(rng.normal(size=len(everyone)), 3)
-    all_rows = rows_of(everyone, batch(space, len(everyone), 100 + tick.number), reward=reward)
+    all_rows = rows_of(everyone, batch(space, len(everyone), 100 + tick.number), rewards=reward)
     rows = all_rows.take(where)
     first = np.array(tick.first, bool)
     return rows.replace(
-        first=first, last=np.array(tick.last, bool), reward=np.where(first, np.nan, rows.reward), **columns
+        first=first, last=np.array(tick.last, bool), rewards=np.where(first, np.nan, rows.rewards), **columns
     )
 
 

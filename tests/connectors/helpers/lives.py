@@ -95,7 +95,7 @@ def turn(rows: Rows) -> Rows:
 
 @register_function(name="tests/keep")
 def keep(rows: Rows) -> Any:
-    return rows.first | rows.last | (rows.reward > -0.5)
+    return rows.first | rows.last | (rows.rewards > -0.5)
 
 
 def agent_pieces() -> st.SearchStrategy[AgentConnector]:
@@ -165,13 +165,13 @@ def live(pipeline: AgentPipeline | ActionPipeline, moments: Sequence[Moment]) ->
     for moment in moments:
         if isinstance(pipeline, ActionPipeline):
             acting = ~moment.rows.last
-            outs.append(pipeline(moment.rows.replace(**moment.answer.columns).take(acting)).columns)
+            outs.append(pipeline(moment.rows.replace(**moment.answer).take(acting)))
         else:
             out = pipeline(moment.rows)
-            outs.append(out.columns)
+            outs.append(out)
             place = {key: i for i, key in enumerate(_keys(moment.rows))}
             came = np.array([place[key] for key in _keys(out)], np.int64)
-            answered = out.replace(**moment.answer.take(came).columns).take(~moment.rows.last[came])
+            answered = out.replace(**moment.answer.take(came)).take(~moment.rows.last[came])
             pipeline.on_policy_output(answered.replace(state_out={"h": answered["h"]}))
         if moment.over:
             pipeline.reset(moment.over)

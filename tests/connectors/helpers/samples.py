@@ -104,7 +104,8 @@ def pairs_of(envs: int, agents: int) -> list[tuple[int, int]]:
 
 
 def same_tree(a: Any, b: Any) -> None:
-    """Equal to the bit, dtypes included."""
+    """Equal to the bit, dtypes included; of rows, their columns."""
+    a, b = (dict(one.items()) if isinstance(one, Rows) else one for one in (a, b))
     if isinstance(a, dict):
         assert list(a) == list(b)
         for key in a:

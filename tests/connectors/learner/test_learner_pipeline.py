@@ -70,7 +70,7 @@ def test_it_runs_without_a_space() -> None:
     assert not pipeline.bound
     out = pipeline(rows)
     assert len(out) == len(rows) + len(BATCH)
-    assert {"before", "vs", "advantages", "returns_to_go", "discounts", "phantom"} <= out.columns.keys()
+    assert {"before", "vs", "advantages", "returns_to_go", "discounts", "phantom"} <= out.keys()
     np.testing.assert_allclose(out["advantages"][out["loss_mask"]].mean(), 0, atol=1e-6)
     assert pipeline.timings["PadSequences"].calls == 1
 
@@ -78,7 +78,7 @@ def test_it_runs_without_a_space() -> None:
 def test_a_space_does_no_harm() -> None:
     pipeline = whole_chain()
     pipeline.bind(vectors(2), ["a", "b"])
-    same_tree(pipeline(rows_of(BATCH)).columns, whole_chain()(rows_of(BATCH)).columns)
+    same_tree(pipeline(rows_of(BATCH)), whole_chain()(rows_of(BATCH)))
     assert pipeline["AddView"].agents == ("a", "b")
 
 
@@ -97,8 +97,8 @@ def test_no_rows() -> None:
     rows = rows_of(BATCH)
     empty, full = whole_chain()(rows.take([])), whole_chain()(rows)
     assert len(empty) == 0
-    assert list(empty.columns) == list(full.columns)
-    for name, column in full.columns.items():
+    assert list(empty.keys()) == list(full.keys())
+    for name, column in full.items():
         if isinstance(column, np.ndarray):
             assert (empty[name].shape[1:], empty[name].dtype) == (column.shape[1:], column.dtype), name
 
@@ -123,7 +123,7 @@ def test_errors_name_the_piece() -> None:
 def test_pieces_go_through_pickle_and_have_no_state() -> None:
     pipeline = whole_chain()
     rows = rows_of(BATCH)
-    same_tree(pickle.loads(pickle.dumps(pipeline))(rows).columns, pipeline(rows).columns)
+    same_tree(pickle.loads(pickle.dumps(pipeline))(rows), pipeline(rows))
     state = pipeline.state_dict()
     assert not any(value for name, value in state.items() if name != "LearnerPipeline")
     pipeline.load_state_dict(state)

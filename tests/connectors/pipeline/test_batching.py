@@ -104,7 +104,7 @@ def _rows(space: spaces.Space[Any], pairs: list[tuple[int, int]], seed: int) -> 
         everyone,
         values,
         actions=values,
-        reward=rng.normal(size=12),
+        rewards=rng.normal(size=12),
         first=rng.random(12) < 0.2,
         last=np.zeros(12, bool),
     )
@@ -138,7 +138,7 @@ def test_a_batch_is_its_envs_one_by_one(
             mine = rows.env_id == env
             if mine.any():
                 for pipeline in (single, apart[env]):
-                    same_tree(pipeline(rows.take(mine)).columns, together.take(mine).columns)
+                    same_tree(pipeline(rows.take(mine)), together.take(mine))
                 learning[1](rows.take(mine))
                 calls += 1
         ended = data.draw(st.sets(st.integers(0, 3)))

@@ -217,7 +217,7 @@ class Breaks(AgentConnector):
     ("answer", "text"),
     [
         (lambda rows: None, "connector 'Breaks' of inner must return Rows, got NoneType"),
-        (lambda rows: rows.columns, "connector 'Breaks' of inner must return Rows, got dict"),
+        (dict, "connector 'Breaks' of inner must return Rows, got dict"),
         (lambda rows: rows.take([0]), "connector 'Breaks' of inner got 2 rows and returned 1"),
         (lambda rows: Rows.concat([rows, rows]), "connector 'Breaks' of inner got 2 rows and returned 4"),
     ],
@@ -227,7 +227,7 @@ def test_a_wrong_answer_is_an_error_at_its_piece(answer: Any, text: str) -> None
     inner.name = "inner"
     pipeline = AgentPipeline([ClipReward(sign=True), inner, FrameStack(2)])
     pipeline.bind(vectors())
-    rows = rows_of([(0, 0), (1, 0)], np.zeros((2, 3), np.float32), reward=np.zeros(2))
+    rows = rows_of([(0, 0), (1, 0)], np.zeros((2, 3), np.float32), rewards=np.zeros(2))
     with pytest.raises(ContractError, match=text) as raised:
         pipeline(rows)
     assert raised.value.__notes__ == ["in connector 'inner' of AgentPipeline"]
@@ -370,7 +370,7 @@ def test_state_is_kept_by_name() -> None:
         one(rows)
     two.load_state_dict(one.state_dict())
     same_tree(one.state_dict(), two.state_dict())
-    same_tree(one(rows).columns, two(rows).columns)
+    same_tree(one(rows), two(rows))
     merged = one.merge_states([one.state_dict(), two.state_dict()])
     assert merged["FrameStack"] == {}  # running episodes stay where they run
     history = two.state_dict()["FrameStack"]

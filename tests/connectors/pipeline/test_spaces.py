@@ -80,7 +80,7 @@ def test_spaces_follow_every_edit_and_hold_what_comes_out(space: Space, data: st
         assert pipeline.input_space == space
         for tick in range(2):
             rows = rows_of(
-                PAIRS, batch(space, len(PAIRS), 10 * edit + tick), reward=np.zeros(9), first=np.zeros(9, bool)
+                PAIRS, batch(space, len(PAIRS), 10 * edit + tick), rewards=np.zeros(9), first=np.zeros(9, bool)
             )
             assert all_inside(declared, pipeline(rows).obs, len(PAIRS))
         last = data.draw(st.booleans())
@@ -123,5 +123,5 @@ def test_what_was_seen_before_an_edit_is_not_shown_where_it_does_not_belong(piec
     pipeline.remove(0)
     out = pipeline(rows)
     assert all_inside(pipeline.output_space_, out.obs, 2)
-    shown = [out.obs, out.columns.get("before", np.zeros(2))]
+    shown = [out.obs, out.get("before", np.zeros(2))]
     assert max(float(np.max(leaf)) for _, leaf in tree_leaves(tuple(shown))) <= 1

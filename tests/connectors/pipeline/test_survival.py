@@ -50,7 +50,7 @@ def tick(pipeline: AgentPipeline, number: int) -> Rows:
     first, last = np.full(6, number == 0), np.zeros(6, bool)
     if number % 7 == 6:
         last[rng.integers(6)] = True
-    rows = rows_of(pairs_of(3, 2), batch(OBS, 6, number), reward=rng.normal(size=6), first=first, last=last)
+    rows = rows_of(pairs_of(3, 2), batch(OBS, 6, number), rewards=rng.normal(size=6), first=first, last=last)
     out = pipeline(rows)
     act = out.take(~out.last)
     if len(act):
@@ -105,7 +105,7 @@ def test_after_a_kill_every_worker_goes_on_as_if_nothing_had_been(ticks: int, tm
     for number in range(done, done + 15):
         wanted = tick(whole, number)
         for worker in workers:
-            same_tree(tick(worker, number).columns, wanted.columns)
+            same_tree(tick(worker, number), wanted)
             same_tree(worker.state_dict(), whole.state_dict())
 
 

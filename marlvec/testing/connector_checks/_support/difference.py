@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
+from marlvec.connectors.rows import Rows
 from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree
 
@@ -42,7 +43,7 @@ class Difference(NamedTuple):
 
 
 def difference(expected: Any, got: Any, *, near: bool = False, path: str = "") -> Difference | None:
-    """Compare dicts, lists and tuples part by part, arrays by dtype, shape and every number; NaN equals NaN.
+    """Compare dicts, rows, lists and tuples part by part, arrays by dtype, shape and every number; NaN equals NaN.
 
     Args:
         expected: What should be.
@@ -50,6 +51,7 @@ def difference(expected: Any, got: Any, *, near: bool = False, path: str = "") -
         near: Whether floats may differ as much as sums do that are taken in another order; else not by a bit.
         path: Where in a larger tree they are.
     """
+    expected, got = (dict(one.items()) if isinstance(one, Rows) else one for one in (expected, got))
     if isinstance(expected, Mapping) and isinstance(got, Mapping):
         if expected.keys() != got.keys():
             return Difference(path, (), f"keys {_keys(expected)}", f"keys {_keys(got)}")

@@ -55,8 +55,8 @@ class ConnectorDriver:
         if not isinstance(out, Rows):
             self.report.broken("what the call returns", "Rows", type(out).__name__)
         for name in IDENTITY:
-            if name not in out.columns:
-                self.report.broken("the columns that come out", f"{name!r} among them", str(list(out.columns)))
+            if name not in out:
+                self.report.broken("the columns that come out", f"{name!r} among them", str(list(out.keys())))
         kept = self._kept(rows, out)
         for name in IDENTITY:
             if not np.array_equal(out[name], rows[name][kept]):
@@ -68,7 +68,7 @@ class ConnectorDriver:
         places = {key: i for i, key in enumerate(keys_of(moment.rows))}
         came = np.array([places[key] for key in keys_of(out)], np.int64)
         acting = ~moment.rows.last[came]
-        return out.take(acting).replace(**moment.answer.take(came[acting]).columns)
+        return out.take(acting).replace(**moment.answer.take(came[acting]))
 
     def tell(self, answered: Rows) -> None:
         """Show it what the policy answered; the action side is not told."""

@@ -92,7 +92,7 @@ class Report:
         if more := [key for key in keys_of(got) if key not in places]:
             self.broken(f"moment {moment}, (env, agent) {more[0]}", f"no row {condition}", "one", hint)
         expected = expected.take(np.array([places[key] for key in keys_of(got)], np.int64))
-        if differs := difference(expected.columns, got.columns, near=near):
+        if differs := difference(expected, got, near=near):
             where = place(differs, got)
             self.broken(f"moment {moment}, {where}", f"{differs.expected} {condition}", differs.got, hint)
 

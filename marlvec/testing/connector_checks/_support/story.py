@@ -128,7 +128,7 @@ class SampledRows:
             "eps_id": self._eps_id[env_id],
             "t": self._turn.reshape(-1).copy(),
             "obs": sampled(self._obs, rng, size),
-            "reward": np.where(begins, 0.0, rng.normal(size=size)),
+            "rewards": np.where(begins, 0.0, rng.normal(size=size)),
             "terminated": ends & ~cut,
             "truncated": ends & cut,
             "first": begins,
@@ -206,13 +206,13 @@ def transitions(
     n = len(now)
     made: dict[str, Tree] = {
         **{
-            name: now[name]
-            for name in now.columns
-            if name not in ("reward", "terminated", "truncated", "first", "last")
+            name: column
+            for name, column in now.items()
+            if name not in ("rewards", "terminated", "truncated", "first", "last")
         },
-        **said.columns,
+        **said,
         "actions_for_env": said["actions"],
-        "rewards": then["reward"],
+        "rewards": then["rewards"],
         "next_obs": then["obs"],
         "next_state": then["state"],
         "terminated": then["terminated"],

@@ -197,4 +197,4 @@ def has_leaves(state: Any) -> bool:
 def _acted(moment: Moment) -> Moment:
     acting = moment.take(~moment.rows.last)
     answer = acting.answer
-    return Moment(acting.rows.replace(**answer.columns, actions_for_env=answer["actions"]), answer, moment.over)
+    return Moment(acting.rows.replace(**answer, actions_for_env=answer["actions"]), answer, moment.over)
