@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -67,17 +68,37 @@ def readme() -> str:
     return (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_quick_start_runs_as_a_script(tmp_path: Path) -> None:
+def test_the_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", readme(), re.S | re.M)
     assert len(blocks) == 1
     (code,) = blocks
-    assert len(code.splitlines()) <= 25
+    assert len(code.splitlines()) <= 10
     assert "__main__" not in code
     lines = run_text(code, tmp_path).splitlines()
-    assert lines[:2] == ["(16, 3, 18) (16, 3)", "MultiAgentBatch: 4096 env steps, 12288 agent steps"]
-    assert [line.split()[:2] for line in lines[3:5]] == [["learner", "8192"], ["other", "4096"]]
-    assert lines[5] == "(8192, 75) (8192, 75) (4096, 18)"
-    assert lines[6].startswith("Stats(count=100, min=-")
+    assert lines[0] == "MultiAgentBatch: 4096 env steps, 12288 agent steps"
+    assert [line.split()[:2] for line in lines[2:]] == [["main", "12288"]]
+
+
+def test_the_readme_begins_with_what_pypi_shows() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    title, _, sentence, *_ = readme().splitlines()
+    assert title == "# marlvec"
+    assert sentence == project["description"]
+    assert len(sentence) <= 120
+
+
+def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    source = urls["Source"]
+    raw = source.replace("github.com", "raw.githubusercontent.com") + "/main/"
+    ours = {f"{source}/blob/main/": "", f"{source}/tree/main/": "", raw: ""}
+    targets = re.findall(r"\]\(([^)\s]+)\)", readme())
+    assert len(targets) >= 10
+    for target in targets:
+        assert target.startswith("https://"), target
+        for prefix, folder in ours.items():
+            if target.startswith(prefix):
+                assert (ROOT / folder / target.removeprefix(prefix)).exists(), target
 
 
 @pytest.mark.parametrize(("code", "output"), BLOCKS)
@@ -126,7 +147,7 @@ def test_the_quickstart_shows_shapes_and_batches(tmp_path: Path) -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES):
+    for page in (ROOT / "CONTRIBUTING.md", *PAGES):
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -28,6 +28,7 @@ TOP_LEVEL = {
     "Makefile",
     "LICENSE",
     "CHANGELOG.md",
+    "CITATION.cff",
     "CONTRIBUTING.md",
 }
 MAX_LINES = 700
