@@ -60,7 +60,7 @@ def autoreset_flag_kept_after_an_explicit_reset(patch: pytest.MonkeyPatch) -> No
         before = {i: shard._status[i] for i in ids}
         report = reset(shard, ids, *rest)
         for i, status in before.items():
-            if status == 1 and shard._mode == "next_step":  # over
+            if status == 1 and shard._autoreset.begins_on_next_step:  # over
                 shard._status[i] = status
         return report
 
