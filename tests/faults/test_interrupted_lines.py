@@ -1,4 +1,7 @@
-"""Ctrl-C at every single line of a call, one after the other: the next reset works, and nothing waits for ever."""
+"""Ctrl-C at the lines of a call, one after the other: the next reset works, and nothing waits for ever.
+
+At every seventh line here, at every single one in the soak.
+"""
 
 from __future__ import annotations
 
@@ -114,13 +117,14 @@ print(sum(run(name, mode, STEP) for name in NAMES for mode in MODES))
 @pytest.mark.checklist(75)
 @pytest.mark.fault("A25")
 @pytest.mark.time_limit(240)
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("backend", ["thread", "sync"])
 @pytest.mark.parametrize(
     ("names", "modes"),
     [(["step", "reset", "some", "stream", "exec_func"], ["raise"]), (["fall"], ["raise", "restart"])],
 )
-def test_ctrl_c_at_every_line(backend: str, names: list[str], modes: list[str]) -> None:
-    head = f"BACKEND, NAMES, MODES, STEP, OPCODES = {backend!r}, {names}, {modes}, 1, False\n"
+def test_ctrl_c_at_any_line(backend: str, names: list[str], modes: list[str], every: int) -> None:
+    head = f"BACKEND, NAMES, MODES, STEP, OPCODES = {backend!r}, {names}, {modes}, {every}, False\n"
     done = subprocess.run(
         [sys.executable, "-c", head + PROGRAM],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

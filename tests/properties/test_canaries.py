@@ -9,8 +9,8 @@ from tests.defects.findings import is_find
 from tests.properties.canaries import CANARIES
 from tests.properties.program import check
 from tests.properties.setups import IN_PROCESS, Setup, setups
+from tests.properties.test_programs import EXAMPLES
 
-EXAMPLES = 400  # a third of what `make test` runs in this process
 TRIES = 3  # which examples come first depends on what else is imported: a file that moves must not decide
 
 
