@@ -139,7 +139,7 @@ def test_rows_that_are_no_decisions_are_refused() -> None:
     view.close()
     with pytest.raises(ArgumentError, match="done_on='any'"):
         TianshouVectorEnv.make("simple_spread", 2, backend="sync", done_on="all")
-    with pytest.raises(ArgumentError, match="groups adversary, agent.*pad=True"):
+    with pytest.raises(ArgumentError, match="has 2: adversary, agent.*pad=True"):
         TianshouVectorEnv.make("simple_tag", 2, backend="sync")
     with pytest.raises(ArgumentError, match=r"autoreset_mode='disabled'.*TianshouVectorEnv.make\(\)"):
         TianshouVectorEnv(marlvec.make("CartPole-v1", 1, backend="sync"))
