@@ -4,30 +4,64 @@ The road, top to bottom: `make` builds a `VectorEnv`; a `Collector` sends its ro
 and action connectors; out comes a `MultiAgentBatch` with one `SampleBatch` per policy.
 """
 
-from marlvec import connectors, errors
-from marlvec.collect import Collector, MultiAgentBatch, SampleBatch
-from marlvec.collect.callbacks import Callback, JSONLinesLogger, LiveTable, TensorBoardLogger
-from marlvec.envs import MultiAgentEnv, RecordVideo
-from marlvec.errors import RestartQuietly
-from marlvec.making import make
-from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy, ScriptedPolicy
-from marlvec.registry import register
-from marlvec.vector import (
-    AsyncVectorEnv,
-    Fault,
-    NativeVectorEnv,
-    PerEnv,
-    PoolVectorEnv,
-    RestartLimit,
-    SyncVectorEnv,
-    ThreadVectorEnv,
-    VectorEnv,
-    VectorStep,
-    env_seeds,
-    infos_from_list,
-    infos_to_list,
-    tile_frames,
-)
+import importlib.util
+import sys
+import typing
+
+# A name is imported when it is first used, so that `import marlvec`, a `--help` and a worker process are quick. Type
+# checkers read the imports; `_SOURCES` says the same at run time, and tests/test_exports.py compares the two.
+if typing.TYPE_CHECKING:
+    from marlvec import connectors, errors
+    from marlvec.collect import Collector, MultiAgentBatch, SampleBatch
+    from marlvec.collect.callbacks import Callback, JSONLinesLogger, LiveTable, TensorBoardLogger
+    from marlvec.envs import MultiAgentEnv, RecordVideo
+    from marlvec.errors import RestartQuietly
+    from marlvec.making import make
+    from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy, ScriptedPolicy
+    from marlvec.registry import register
+    from marlvec.vector import (
+        AsyncVectorEnv,
+        Fault,
+        NativeVectorEnv,
+        PerEnv,
+        PoolVectorEnv,
+        RestartLimit,
+        SyncVectorEnv,
+        ThreadVectorEnv,
+        VectorEnv,
+        VectorStep,
+        env_seeds,
+        infos_from_list,
+        infos_to_list,
+        tile_frames,
+    )
+else:
+    _SOURCES = {
+        "marlvec.collect": "Collector MultiAgentBatch SampleBatch",
+        "marlvec.collect.callbacks": "Callback JSONLinesLogger LiveTable TensorBoardLogger",
+        "marlvec.envs": "MultiAgentEnv RecordVideo",
+        "marlvec.errors": "RestartQuietly",
+        "marlvec.making": "make",
+        "marlvec.policies": "FunctionPolicy Policy PolicyMap RandomPolicy ScriptedPolicy",
+        "marlvec.registry": "register",
+        "marlvec.vector": (
+            "AsyncVectorEnv Fault NativeVectorEnv PerEnv PoolVectorEnv RestartLimit SyncVectorEnv ThreadVectorEnv "
+            "VectorEnv VectorStep env_seeds infos_from_list infos_to_list tile_frames"
+        ),
+    }
+
+    def __getattr__(name: str) -> object:
+        for source, names in _SOURCES.items():
+            if name in names.split():
+                globals()[name] = found = getattr(importlib.import_module(source), name)
+                return found
+        if not name.startswith("_") and importlib.util.find_spec(f"marlvec.{name}") is not None:
+            return importlib.import_module(f"marlvec.{name}")
+        raise AttributeError(f"module 'marlvec' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+
+    def __dir__() -> list[str]:
+        return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+
 
 __version__ = "0.1.0"
 

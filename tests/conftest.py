@@ -12,6 +12,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key  # no public name for the terminal behind the capture
 from hypothesis import settings
 
+import marlvec
 from marlvec.vector.processes.worker_process import ensure_server
 from tests.checklist import Recorder
 from tests.leaks import Snapshot, leaks, mark_descendants
@@ -33,6 +34,8 @@ settings.load_profile("marlvec-ci" if os.environ.get("CI") else "marlvec")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Recorder(config), "marlvec-checklist")
+    for name in marlvec.__all__:  # now, and not for the first time where a test has put something in its place
+        getattr(marlvec, name)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

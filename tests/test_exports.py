@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+import marlvec
 
 SURFACE = {
     "marlvec": """
@@ -101,6 +105,28 @@ def test_what_is_listed_is_there_once_and_is_ours(name: str) -> None:
         # Constants and type aliases do not know their home.
         if (inspect.isclass(value) and value is not Any) or inspect.isfunction(value):
             assert value.__module__.partition(".")[0] == "marlvec", f"{exported} lives in {value.__module__}"
+
+
+def test_a_name_of_the_root_is_imported_when_it_is_used_from_where_type_checkers_find_it() -> None:
+    """The imports of `marlvec/__init__.py`, which do not run, against the table, which does."""
+    tree = ast.parse(Path(marlvec.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    typed = {alias.name: node.module for node in imports for alias in node.names}
+    used = {name: source for source, names in vars(marlvec)["_SOURCES"].items() for name in names.split()}
+    submodules = {"connectors": "marlvec", "errors": "marlvec"}
+    assert typed == used | submodules
+    assert sorted(typed) == sorted(marlvec.__all__)
+
+
+def test_the_root_knows_its_names_and_its_submodules_and_nothing_else() -> None:
+    assert set(marlvec.__all__) < set(dir(marlvec))
+    assert vars(marlvec)["__getattr__"]("selfplay") is importlib.import_module("marlvec.selfplay")
+    assert vars(marlvec)["__getattr__"]("make") is importlib.import_module("marlvec.making").make
+    for name in ("Colector", "__wrapped__", "_private"):
+        assert not hasattr(marlvec, name)
+    with pytest.raises(ImportError, match="cannot import name 'nothing' from 'marlvec'"):
+        exec("from marlvec import nothing")
 
 
 @pytest.mark.parametrize("name", ["marlvec", "marlvec.connectors", "marlvec.testing"])

@@ -1,4 +1,4 @@
-"""`import marlvec` is light: nothing heavy, nothing optional, nothing printed, nothing started."""
+"""`import marlvec`, and all that it names, is light: nothing heavy or optional, nothing printed, nothing started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Watch:
 
 sys.meta_path.insert(0, Watch())
 fds = set(os.listdir("/proc/self/fd"))
-import {module}
+{statement}
 children = open(f"/proc/self/task/{{os.getpid()}}/children").read().split()
 print(json.dumps({{
     "tried": tried,
@@ -37,11 +37,39 @@ print(json.dumps({{
 """
 
 
-@pytest.mark.parametrize("module", ["marlvec", "marlvec.connectors", "marlvec.testing", "marlvec.cli"])
-def test_an_import_brings_and_starts_nothing_it_need_not(module: str, tmp_path: Path) -> None:
-    probe = PROBE.format(module=module, never=NEVER)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import marlvec",
+        "from marlvec import *",
+        "import marlvec.connectors",
+        "import marlvec.testing",
+        "import marlvec.cli",
+    ],
+)
+def test_an_import_brings_and_starts_nothing_it_need_not(statement: str, tmp_path: Path) -> None:
+    probe = PROBE.format(statement=statement, never=NEVER)
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{probe}"
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert result.stderr == ""
     assert result.returncode == 0
     assert json.loads(result.stdout) == {"tried": [], "threads": ["MainThread"], "children": [], "fds": []}
+
+
+# Imported before a command is known, or while `--help` is answered: they would be most of the time that it takes.
+HELP = """
+import json, sys
+from typer.testing import CliRunner
+import marlvec
+from marlvec.cli import app
+commands = ["rollout", "record", "play", "arena", "serve", "bench", "envs", "connectors"]
+codes = [CliRunner().invoke(app, [*command, "-h"]).exit_code for command in [[], *([name] for name in commands)]]
+print(json.dumps([codes, [name for name in {heavy!r} if name in sys.modules]]))
+"""
+
+
+def test_help_is_answered_without_the_library() -> None:
+    heavy = ("numpy", "gymnasium", "pettingzoo", "tree", "marlvec.vector", "marlvec.collect", "marlvec.connectors")
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{HELP.format(heavy=heavy)}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout) == [[0] * 9, []]

@@ -75,10 +75,12 @@ def saying(*arguments: str, **environ: str) -> Iterator[tuple[str, list[str]]]:
         yield line.split(" at ")[1].split(";")[0], said
         process.send_signal(signal.SIGINT)
         try:
-            _, rest = process.communicate(timeout=120)
+            process.wait(timeout=120)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)  # faulthandler says where it is
-            pytest.fail(f"Ctrl-C has not ended it:\n{process.communicate()[1]}")
+            pytest.fail(f"Ctrl-C has not ended it:\n{process.stderr.read()}")
+        # Not by communicate(), which passes over what came with the first line and is in the file's buffer.
+        rest = process.stderr.read()
         assert process.returncode == 0
         assert "Traceback" not in rest
         said += rest.splitlines()
