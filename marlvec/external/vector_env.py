@@ -18,18 +18,18 @@ from marlvec.external.exchange.row import ExternalRow
 from marlvec.external.exchange.row_exchange import RowExchange
 from marlvec.external.exchange.slot_env import SlotEnv
 from marlvec.external.exchange.value_checker import ValueChecker
-from marlvec.vector.call_state import alone
+from marlvec.vector.backends.in_process import InProcessVectorEnv
+from marlvec.vector.call_state import CallEvent, exclusive
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.settings import Settings
 from marlvec.vector.shards.shard import Shard
-from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["ExternalVectorEnv"]
 
 
-class ExternalVectorEnv(VectorEnv):
+class ExternalVectorEnv(InProcessVectorEnv):
     """N slots for episodes that simulators outside run: they drive, and this answers. Made by `marlvec.external.make`.
 
     A slot is an env whose steps somebody else makes. A reset asks for an episode, and comes back when one has begun
@@ -69,7 +69,6 @@ class ExternalVectorEnv(VectorEnv):
     """
 
     backend = "external"
-    _place_name = "this process"
 
     def __init__(
         self,
@@ -106,12 +105,11 @@ class ExternalVectorEnv(VectorEnv):
         self._shard.attach(buffers)
         self._slots = [buffers.slot(i) for i in range(num_envs)]  # to read actions from
         self._exchange = RowExchange(num_envs, max_backlog, idle_timeout)
-        self._others: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
         self._bind(self._shard.spec, buffers)
         checker = ValueChecker(self.spec, values=chosen.validate != "off")
         self.gateway = EpisodeGateway(self._exchange, checker, max_episode_steps)
 
-    @alone
+    @exclusive()
     def drain(self, timeout: float | None = None) -> VectorStep:
         """Receive all that is there, and wait for nothing more: episodes that others are at work on are lost.
 
@@ -131,10 +129,10 @@ class ExternalVectorEnv(VectorEnv):
         super()._request_reset(call, seed, options, env_ids)
 
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        self._is_sending = True
         if operation not in ("reset", "step", "send"):
-            self._others.append((operation, env_ids, arguments))
+            super()._send_request(operation, env_ids, arguments)
             return
+        self._is_sending = True
         due = self._exchange.want(env_ids.tolist(), "reset" if operation == "reset" else "step")
         for row in due:
             self._answer(row)
@@ -148,19 +146,23 @@ class ExternalVectorEnv(VectorEnv):
             row.episode.abandon(error)
 
     def _receive(self, timeout: float | None, everyone: bool) -> bool:
-        if self._others:
-            operation, env_ids, arguments = self._others.pop(0)
-            self._replies.append((env_ids, self._shard.run(operation, env_ids.tolist(), arguments)))
-            return True
+        if self._requests:
+            return super()._receive(timeout, everyone)
         most, wait_for_more = (self.num_envs, 0.0) if everyone else (self._most, self._batch_wait)
         taken = self._exchange.take(timeout, most, wait_for_more)
         try:
             if taken:
                 self._replies.append((np.array([i for i, _ in taken], np.int64), self._write(taken)))
         except BaseException:  # Ctrl-C in the middle: what was taken is in pieces
-            self._call_state.broken = BrokenError("recv() was interrupted while it took rows up")
+            self._call_state.on(CallEvent.BREAK, BrokenError("recv() was interrupted while it took rows up"))
             raise
         return bool(taken)
+
+    def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
+        return self._shard.run(operation, env_ids.tolist(), arguments)
+
+    def _forget_requests(self) -> bool:
+        return False  # others go on with what they were asked
 
     def _write(self, taken: Sequence[tuple[int, ExternalRow | None]]) -> Report:
         report = Report()
@@ -194,7 +196,7 @@ class ExternalVectorEnv(VectorEnv):
             summary = f"{type(reason).__name__}: {reason}"
             report.faults[i] = Failure(i, "episode", summary, "", reason)
             if not isinstance(reason, (ClosedError, EpisodeCut)):  # who drops it on purpose need not be told
-                self._recovery.log.note([i], [i], "episode", summary, "lose", quiet=False)
+                self._fault_log.note([i], [i], "episode", summary, "lose", quiet=False)
 
     def _shut_down(self, timeout: float) -> None:
         self._exchange.close()

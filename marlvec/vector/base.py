@@ -4,111 +4,41 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
-from marlvec.spaces import batch_space
-from marlvec.vector.call_state import CONTROL_CALLS, STREAM, CallState
+from marlvec.vector.call_state import CONTROL_CALLS, PUBLIC_CALLS, CallEvent, CallKind, CallPhase, CallState
 from marlvec.vector.data.buffer_reuse import BufferReuse
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import WorkerLost, out_of_space, raise_failures
-from marlvec.vector.faults.recovery import Recovery
+from marlvec.vector.faults.recovery import FaultLog, Recovery
 from marlvec.vector.faults.restarts import RestartBudget
-from marlvec.vector.seeding import random_stream
 from marlvec.vector.settings import Settings
 from marlvec.vector.validation.actions import ActionWriter
 from marlvec.vector.validation.observations import ObservationValidator
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["Described", "VectorEnvBase"]
+__all__ = ["ALL_ROWS", "VectorEnvBase"]
+
+ALL_ROWS = slice(None)
 
 
-class Described:
-    """The part of a vectorizer that only describes.
-
-    Attributes:
-        num_envs: N.
-        agent_num: A.
-        agents: Agent names, in order of the agent axis.
-        groups: Group name → indices of its agents.
-        grouped: Whether observations and actions are dicts of groups: there are several groups, or it was asked for.
-        spec: What one env looks like.
-        metadata: The envs' metadata, and ``"autoreset_mode"``.
-    """
-
-    num_envs: int
-
-    def _describe(self, spec: EnvSpec, *, grouped: bool, autoreset_mode: str) -> None:
-        """Take on what is known once the envs are built."""
-        self.spec = spec
-        self.agents = spec.agents
-        self.agent_num = len(spec.agents)
-        self.groups = {group.name: group.agents for group in spec.groups}
-        self.grouped = bool(grouped) or len(spec.groups) > 1
-        self.metadata: dict[str, Any] = {**spec.metadata, "autoreset_mode": autoreset_mode}
-
-    def agent_observation_space(self, agent: str | int) -> spaces.Space[Any]:
-        """One agent's own observation space, as its env declares it: not padded."""
-        return self.spec.own_observation_spaces[self._agent_index(agent)]
-
-    def agent_action_space(self, agent: str | int) -> spaces.Space[Any]:
-        """One agent's own action space, as its env declares it: not padded."""
-        return self.spec.own_action_spaces[self._agent_index(agent)]
-
-    @property
-    def state_space(self) -> spaces.Space[Any] | None:
-        """Space of one env's global state, or None."""
-        return self.spec.state_space
-
-    @cached_property
-    def single_observation_space(self) -> spaces.Space[Any]:
-        """One env's observations: (A, …), or a Dict of groups to (A_g, …)."""
-        return self._per_group([(g.name, batch_space(g.observation_space, len(g.agents))) for g in self.spec.groups])
-
-    @cached_property
-    def single_action_space(self) -> spaces.Space[Any]:
-        """One env's actions: (A, …), or a Dict of groups to (A_g, …)."""
-        return self._per_group([(g.name, batch_space(g.action_space, len(g.agents))) for g in self.spec.groups])
-
-    @cached_property
-    def observation_space(self) -> spaces.Space[Any]:
-        """All envs' observations: (N, A, …), or a Dict of groups to (N, A_g, …)."""
-        return batch_space(self.single_observation_space, self.num_envs)
-
-    @cached_property
-    def action_space(self) -> spaces.Space[Any]:
-        """All envs' actions: (N, A, …), or a Dict of groups to (N, A_g, …)."""
-        return batch_space(self.single_action_space, self.num_envs)
-
-    def _per_group(self, parts: list[tuple[str, spaces.Space[Any]]]) -> spaces.Space[Any]:
-        return spaces.Dict(dict(parts)) if self.grouped else parts[0][1]
-
-    def _agent_index(self, agent: str | int) -> int:
-        if isinstance(agent, str):
-            if agent not in self.agents:
-                raise ArgumentError(f"no agent {agent!r}; there are {list(self.agents)}")
-            return self.agents.index(agent)
-        if not -self.agent_num <= agent < self.agent_num:
-            raise ArgumentError(f"no agent number {agent}; there are {self.agent_num}: {list(self.agents)}")
-        return range(self.agent_num)[agent]
-
-
-class VectorEnvBase(Described, ABC):
+class VectorEnvBase(ABC):
     """Sends requests to shards and hands out their replies; every reply belongs to one numbered request.
 
     Attributes:
+        num_envs: N.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``; also in ``metadata["autoreset_mode"]``.
         autoreset: What follows from it: ``begins_at_once``, ``begins_on_next_step`` or ``caller_begins``.
         done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
+        grouped: Whether observations and actions are dicts of groups: there are several groups, or it was asked for.
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
         backend_reason: Why it is that one, where ``make(backend="auto")`` chose it, else empty.
@@ -118,11 +48,14 @@ class VectorEnvBase(Described, ABC):
         brings_state: Whether each reset and step brings the envs' global state.
         drive_count: Goes up whenever somebody resets or steps envs or takes their rows, and when Ctrl-C costs what was
             asked. Control calls leave it as it is. Whoever finds the number that his own last call left is alone.
+        spec: What one env looks like.
     """
 
     backend: str = "?"
     backend_reason: str = ""
     lockstep: bool = True
+    spec: EnvSpec
+    grouped: bool
     _place_name: str = "?"  # where envs run, for messages
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
@@ -141,8 +74,8 @@ class VectorEnvBase(Described, ABC):
         self._everyone = np.arange(num_envs)
         self._everyone.flags.writeable = False
         self._budget = RestartBudget(settings.limit)
-        self._rng = random_stream(None)  # for `random_action`
-        self._report = Report()  # of replies that have arrived and were not handed out yet
+        self._fault_log = FaultLog()
+        self._report: Report | None = None  # of replies that have arrived and were not handed out yet
         self._replies: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that came in just now
         self.drive_count = 0
         self._is_sending = False  # whether a request is being sent, so that an interrupt would leave it in pieces
@@ -150,8 +83,10 @@ class VectorEnvBase(Described, ABC):
 
     def _bind(self, spec: EnvSpec, buffers: Buffers) -> None:
         """Take on what is known once the envs are built."""
-        self._describe(spec, grouped=self._settings.grouped, autoreset_mode=self.autoreset_mode)
+        self.spec = spec
+        self.grouped = bool(self._settings.grouped) or len(spec.groups) > 1
         self._buffers = buffers
+        self._copy_all_rows: Callable[[NDArray[Any]], NDArray[Any]] = self._copier.copier_of(buffers.arrays())
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=self._settings.validate)
         self._validator = ObservationValidator(spec, self._settings.validate)
         self._recovery = Recovery(
@@ -160,6 +95,7 @@ class VectorEnvBase(Described, ABC):
             mode=self._settings.on_fault,
             autoreset=self.autoreset,
             budget=self._budget,
+            log=self._fault_log,
         )
 
     # --- what a backend provides ---
@@ -206,27 +142,27 @@ class VectorEnvBase(Described, ABC):
     def _shut_down(self, timeout: float) -> None:
         """Release everything, whatever state it is in, in bounded time."""
 
-    # --- the way out, and the way in ---
+    # --- requests ---
 
-    def _request(
-        self, call: str, operation: str, ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...] = ()
-    ) -> None:
-        if not len(ids) and call in STREAM:
+    def _request(self, call: str, ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...] = ()) -> None:
+        """Ask these envs for what a public call wants. The one place where that can still be undone."""
+        public = PUBLIC_CALLS[call]
+        if not len(ids) and public.kind is CallKind.STREAM:
             return  # nobody to wait for
-        calls, recovery = self._call_state, self._recovery
+        calls, recovery, operation = self._call_state, self._recovery, public.operation
         before, driven = calls.outstanding, self.drive_count
         self._is_sending = False
         try:
-            if operation != "control" and operation != "state":
+            if public.kind is not CallKind.CONTROL:
                 self.drive_count = driven + 1
             calls.begin(call, ids)
-            self._last_call = "reset" if operation == "reset" else "step"  # for messages
+            self._last_operation = "reset" if operation == "reset" else "step"  # for messages
             if not len(ids):
                 return
             if operation == "reset":
                 calls.lose_episodes(ids)  # until the new ones have begun
                 arguments = recovery.note_reset(ids, *arguments)
-            if not recovery.exceptional:
+            if not recovery.has_exceptions:
                 self._send_request(operation, ids, arguments)
                 return
             requests, ready = recovery.divert((operation, ids, arguments), self._buffers)
@@ -237,15 +173,16 @@ class VectorEnvBase(Described, ABC):
             self._break(loss)
         except BaseException:  # something cannot be pickled, or Ctrl-C
             if self._is_sending:
-                calls.torn = f"{call}() was interrupted while it was being sent"
+                calls.on(CallEvent.TEAR, f"{call}() was interrupted while it was being sent")
             else:
                 calls.undo_begin(ids, before)
                 self.drive_count = driven
             raise
 
+    # --- replies ---
+
     def _fetch(self, call: str, timeout: float | None = None) -> VectorStep:
-        """The rows of the envs that ``call`` asked, or of all after a partial reset."""
-        self._call_state.check_pending(call)
+        """The rows of the envs that ``call``, which is pending, asked; of all after a partial reset."""
         self._wait(self._call_state.outstanding, timeout, f"{call}_fetch")
         return self._deliver(everything=True)
 
@@ -255,7 +192,7 @@ class VectorEnvBase(Described, ABC):
         deadline = None if timeout is None else time.monotonic() + timeout
         while calls.arrived < wanted:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            pause = recovery.due_in()
+            pause = recovery.due_in() if recovery.due_heap else None
             sooner = pause is not None and (left is None or pause < left)
             try:
                 if pause == 0.0:
@@ -276,25 +213,102 @@ class VectorEnvBase(Described, ABC):
                 raise
             except BaseException:
                 if self._is_reading:
-                    calls.torn = f"{call}() was interrupted in the middle of a reply"
+                    calls.on(CallEvent.TEAR, f"{call}() was interrupted in the middle of a reply")
                 raise
             if not in_time and not sooner:
                 raise FetchTimeout(
-                    f"{call}(): envs {calls.in_flight} did not reply within {timeout} s; "
+                    f"{call}(): envs {calls.in_flight.tolist()} did not reply within {timeout} s; "
                     f"their requests stay pending, fetch again"
                 )
 
     def _take_in(self, ids: NDArray[np.int64], report: Report | None) -> None:
         """Take in one reply."""
         recovery = self._recovery
-        if self._call_state.pending not in CONTROL_CALLS:
+        if (report is not None or recovery.is_active) and self._call_state.pending not in CONTROL_CALLS:
             if report is not None and report.failures:
                 ids = recovery.handle_failures(ids, report, self._buffers)
-            if recovery.busy:
+            if recovery.is_active:
                 report = recovery.complete_rows(ids, report, self._buffers)
         self._call_state.arrive(ids)
-        if report is not None:
+        if self._report is None:
+            self._report = report
+        elif report is not None:
             self._report.update(report)
+
+    def _take_results(self) -> tuple[NDArray[np.int64], Report]:
+        """All that has arrived, and what was reported with it."""
+        try:
+            report, self._report = self._report, None
+            return self._call_state.hand_out(), Report() if report is None else report
+        except BaseException:
+            text = f"{self._call_state.pending}() was interrupted while its results were handed out"
+            self._call_state.on(CallEvent.TEAR, text)
+            raise
+
+    def _deliver(self, *, everything: bool = False) -> VectorStep:
+        """Hand out rows of envs that were reset or stepped, or raise what went wrong in them."""
+        self.drive_count += 1
+        arrived, report = self._take_results()
+        calls, buffers = self._call_state, self._buffers
+        if not calls.all_run:
+            calls.have_episodes(arrived)
+        if self.autoreset.caller_begins:
+            calls.lose_episodes(arrived[buffers.done[arrived] & ~self._recovery.masked[arrived]])
+        self._note_known(arrived)
+        everyone = everything or len(arrived) == self.num_envs
+        result = self._make_step(self._everyone if everyone else arrived, report)
+        schedule = self._validator.schedule
+        schedule.countdown -= 1
+        if not schedule.countdown:
+            schedule.restart()
+            if wrong := self._validator.check(result, arrived):
+                report.failures += [out_of_space(env_id, self._last_operation, text) for env_id, text in wrong]
+                result = self._make_step(result.env_ids, report)
+        if report.failures:
+            none_left = bool(self._recovery.masked.all())
+            try:
+                raise_failures(report.failures, self._place_name, result, can_go_on=not none_left)
+            except EnvFault as error:
+                if none_left:
+                    calls.on(CallEvent.BREAK, error)
+                raise
+        return result
+
+    def _note_known(self, ids: NDArray[np.int64]) -> None:
+        """The caller knows these envs' rows now."""
+        recovery, buffers = self._recovery, self._buffers
+        if len(ids) == self.num_envs:
+            np.copyto(recovery.known_alive, buffers.alive)
+            np.copyto(recovery.known_over, buffers.done)
+        else:
+            recovery.known_alive[ids] = buffers.alive[ids]
+            recovery.known_over[ids] = buffers.done[ids]
+        if recovery.resets:
+            recovery.forget_resets(ids)
+
+    def _make_step(self, ids: NDArray[np.int64], report: Report) -> VectorStep:
+        """Rows of those of these envs that did not fail; the others have no episode now."""
+        if failed := [failure.env_id for failure in report.failures]:
+            ids = ids[~np.isin(ids, failed)]
+            self._call_state.lose_episodes(failed)
+        return VectorStep(
+            self._buffers,
+            ids,
+            ALL_ROWS if ids is self._everyone else self._selection(ids),
+            report,
+            grouped=self.grouped,
+            copy=self.copy,
+            state=self._settings.state,
+            copier=self._copy_all_rows,
+        )
+
+    def _selection(self, ids: NDArray[np.int64]) -> Selection:
+        """A slice where all envs are meant, in order: no index array, no copies."""
+        if ids is self._everyone or (len(ids) == self.num_envs and np.array_equal(ids, self._everyone)):
+            return ALL_ROWS
+        return ids
+
+    # --- what went wrong ---
 
     def _restart_due(self) -> None:
         """Restart what is due."""
@@ -326,83 +340,29 @@ class VectorEnvBase(Described, ABC):
 
     def _break(self, loss: WorkerLost) -> NoReturn:
         """Raise what only close() can follow; what has arrived goes with it."""
-        self._call_state.broken = loss.error
-        if self._call_state.pending not in CONTROL_CALLS:
+        calls = self._call_state
+        calls.on(CallEvent.BREAK, loss.error)
+        if calls.pending not in CONTROL_CALLS:
             loss.error.result = self._make_step(*self._take_results())
         raise loss.error from None
 
     def _drop_interrupted(self) -> None:
         """After an interrupted call: wait for what it asked, and throw that away."""
         calls = self._call_state
-        calls.check_open()
-        if calls.torn:
+        if calls.phase is CallPhase.TORN:
             if not self._forget_requests():
-                calls.broken = BrokenError(calls.torn)
+                calls.on(CallEvent.BREAK, BrokenError(str(calls.reason)))
                 calls.check_open()
             self._is_sending = self._is_reading = False
             self._replies.clear()
-            self._report = Report()
+            self._report = None
             self._recovery.forget()
             calls.forget()
             return
         is_control = calls.pending in CONTROL_CALLS
         self._wait(calls.outstanding, None, calls.pending or "?")
+        if not is_control:
+            calls.lose_episodes(calls.asked)  # while it is still known who was asked: Ctrl-C may come here, too
         arrived, _ = self._take_results()
         if not is_control:
-            calls.lose_episodes(arrived)
-            self._recovery.handed_out(arrived, len(arrived) == self.num_envs, self._buffers)
-        calls.interrupted = False
-
-    def _take_results(self) -> tuple[NDArray[np.int64], Report]:
-        """All that has arrived, and what was reported with it."""
-        try:
-            report, self._report = self._report, Report()
-            return self._call_state.hand_out(), report
-        except BaseException:
-            self._call_state.torn = f"{self._call_state.pending}() was interrupted while its results were handed out"
-            raise
-
-    def _deliver(self, *, everything: bool = False) -> VectorStep:
-        """Hand out rows of envs that were reset or stepped, or raise what went wrong in them."""
-        self.drive_count += 1
-        arrived, report = self._take_results()
-        ids = self._everyone if everything or len(arrived) == self.num_envs else arrived
-        self._call_state.have_episodes(arrived)
-        if self.autoreset.caller_begins:
-            self._call_state.lose_episodes(arrived[self._buffers.done[arrived] & ~self._recovery.masked[arrived]])
-        self._recovery.handed_out(arrived, len(arrived) == self.num_envs, self._buffers)
-        result = self._make_step(ids, report)
-        if wrong := self._validator.check(result, arrived):
-            report.failures += [out_of_space(env_id, self._last_call, text) for env_id, text in wrong]
-            result = self._make_step(result.env_ids, report)
-        if report.failures:
-            none_left = bool(self._recovery.masked.all())
-            try:
-                raise_failures(report.failures, self._place_name, result, can_go_on=not none_left)
-            except EnvFault as error:
-                if none_left:
-                    self._call_state.broken = error
-                raise
-        return result
-
-    def _make_step(self, ids: NDArray[np.int64], report: Report) -> VectorStep:
-        """Rows of those of these envs that did not fail; the others have no episode now."""
-        if failed := [failure.env_id for failure in report.failures]:
-            ids = ids[~np.isin(ids, failed)]
-            self._call_state.lose_episodes(failed)
-        return VectorStep(
-            self._buffers,
-            ids,
-            self._selection(ids),
-            report,
-            grouped=self.grouped,
-            copy=self.copy,
-            state=self._settings.state,
-            copier=self._copier,
-        )
-
-    def _selection(self, ids: NDArray[np.int64]) -> Selection:
-        """A slice where all envs are meant, in order: no index array, no copies."""
-        if ids is self._everyone or (len(ids) == self.num_envs and np.array_equal(ids, self._everyone)):
-            return slice(None)
-        return ids
+            self._note_known(arrived)

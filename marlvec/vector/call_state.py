@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -12,43 +14,143 @@ from numpy.typing import NDArray
 
 from marlvec.errors import BrokenError, BusyError, ClosedError, MarlvecError, NothingPendingError, NotResetError
 
-__all__ = ["CONTROL_CALLS", "STREAM", "CallState", "alone", "whole"]
+__all__ = [
+    "CONTROL_CALLS",
+    "PUBLIC_CALLS",
+    "STREAM_CALLS",
+    "TRANSITIONS",
+    "CallEvent",
+    "CallKind",
+    "CallPhase",
+    "CallState",
+    "PublicCall",
+    "exclusive",
+]
 
-STREAM = ("send", "async_reset")
-"""Calls that may be made while others of their kind are under way, of other envs; ``recv`` brings what they asked."""
+
+class CallKind(IntEnum):
+    """What a public call brings, and what may be under way beside it."""
+
+    ROWS = 0
+    """Rows of all that it asked; nothing beside it."""
+    STREAM = 1
+    """Rows as they become ready; others of its kind, of other envs, beside it."""
+    CONTROL = 2
+    """Answers; nothing beside it."""
 
 
-CONTROL_CALLS = ("call", "exec_func", "get_attr", "set_attr", "env_is_wrapped", "render", "state")
-"""Calls that bring answers, not rows."""
+@dataclass(frozen=True, slots=True)
+class PublicCall:
+    """A call that asks envs for something.
+
+    Attributes:
+        name: As users write it.
+        operation: What shards are asked to do.
+        kind: What it brings.
+    """
+
+    name: str
+    operation: str
+    kind: CallKind
+
+
+PUBLIC_CALLS: Mapping[str, PublicCall] = {
+    call.name: call
+    for call in (
+        PublicCall("reset", "reset", CallKind.ROWS),
+        PublicCall("step", "step", CallKind.ROWS),
+        PublicCall("async_reset", "reset", CallKind.STREAM),
+        PublicCall("send", "send", CallKind.STREAM),
+        PublicCall("call", "control", CallKind.CONTROL),
+        PublicCall("exec_func", "control", CallKind.CONTROL),
+        PublicCall("get_attr", "control", CallKind.CONTROL),
+        PublicCall("set_attr", "control", CallKind.CONTROL),
+        PublicCall("env_is_wrapped", "control", CallKind.CONTROL),
+        PublicCall("render", "control", CallKind.CONTROL),
+        PublicCall("state", "state", CallKind.CONTROL),
+    )
+}
+
+STREAM_CALLS = frozenset(name for name, call in PUBLIC_CALLS.items() if call.kind == CallKind.STREAM)
+CONTROL_CALLS = frozenset(name for name, call in PUBLIC_CALLS.items() if call.kind == CallKind.CONTROL)
+
+
+class CallPhase(IntEnum):
+    """What a vectorizer can be called for."""
+
+    IDLE = 0
+    """Nothing is asked."""
+    PENDING = 1
+    """The result of a call is still to be fetched."""
+    INTERRUPTED = 2
+    """Likewise, and Ctrl-C ended the call that would have fetched it: the next one throws it away."""
+    TORN = 3
+    """Ctrl-C came in the middle of a change: the next call forgets what was asked, if that can be, or breaks."""
+    BROKEN = 4
+    """Only `close` is left."""
+    CLOSED = 5
+    """Nothing is left."""
+
+
+class CallEvent(IntEnum):
+    """What happens to the calls of a vectorizer."""
+
+    BEGIN = 0
+    """A call asks envs for something."""
+    FINISH = 1
+    """Nothing is outstanding any more: all was handed out, or the call that had begun was undone."""
+    INTERRUPT = 2
+    """Ctrl-C ended a call that asks and fetches in one."""
+    TEAR = 3
+    """Ctrl-C came while a request was sent, or a reply taken in or handed out."""
+    FORGET = 4
+    """What was asked is forgotten, and all episodes with it."""
+    BREAK = 5
+    """A worker is gone for good, a pool or kernel raised midway, no env is left."""
+    CLOSE = 6
+    """`close` was called."""
+
+
+_IDLE, _PENDING, _INTERRUPTED, _TORN, _BROKEN, _CLOSED = CallPhase
+_LAST = {_BROKEN: _BROKEN, _CLOSED: _CLOSED}  # whatever comes while a call still runs
+
+TRANSITIONS: Mapping[CallEvent, Mapping[CallPhase, CallPhase]] = {
+    CallEvent.BEGIN: {_IDLE: _PENDING, _PENDING: _PENDING, _CLOSED: _CLOSED},
+    CallEvent.FINISH: {_IDLE: _IDLE, _PENDING: _IDLE, _INTERRUPTED: _IDLE, **_LAST},
+    CallEvent.INTERRUPT: {_IDLE: _IDLE, _PENDING: _INTERRUPTED, _INTERRUPTED: _INTERRUPTED, _TORN: _TORN, **_LAST},
+    CallEvent.TEAR: {_IDLE: _TORN, _PENDING: _TORN, _INTERRUPTED: _TORN, _TORN: _TORN, **_LAST},
+    CallEvent.FORGET: {_TORN: _IDLE, _CLOSED: _CLOSED},
+    CallEvent.BREAK: {_IDLE: _BROKEN, _PENDING: _BROKEN, _INTERRUPTED: _BROKEN, _TORN: _BROKEN, **_LAST},
+    CallEvent.CLOSE: dict.fromkeys(CallPhase, _CLOSED),
+}
+"""Event, phase before → phase after. What is not here cannot happen: it raises KeyError."""
+
+_BEGIN, _FINISH = TRANSITIONS[CallEvent.BEGIN], TRANSITIONS[CallEvent.FINISH]
 
 
 class CallState:
     """The calls of one vectorizer.
 
-    An env goes from idle to in flight (`begin`), to arrived (`arrive`), and back to idle (`hand_out`). Nothing but
-    `hand_out` forgets a request that went out, so a timeout loses none.
+    An env goes from idle to in flight (`begin`), to arrived (`arrive`), and back to idle (`hand_out`). A request that
+    went out is forgotten by `hand_out` and `forget` alone, so a timeout loses none.
 
     Args:
         num_envs: N.
 
     Attributes:
-        pending: The public call whose result is still to be fetched, or None; of several in `STREAM`, the last one.
-        closed: Whether the vectorizer was closed.
-        broken: Why only ``close()`` is left, or None.
-        interrupted: Whether the pending call was left by an interrupt, so that nobody will fetch its result.
-        torn: How an interrupt came in the middle of a change of what is here, so that none of it can be relied on; or
-            None.
+        phase: What it can be called for; changed by `TRANSITIONS` alone.
+        pending: The public call whose result is still to be fetched, or None; of several in a stream, the last one.
+        reason: Why it is torn (text) or broken (an error); else None.
         outstanding: How many envs have a result that was not handed out yet.
         arrived: How many of those have replied.
-        entered: Held by the thread that is in a call.
+        all_run: Whether every env is known to have an episode: spares the look at each.
+        lock: Held by the thread that is in a call.
     """
 
     def __init__(self, num_envs: int) -> None:
+        self.phase = _IDLE
         self.pending: str | None = None
-        self.closed = False
-        self.broken: MarlvecError | None = None
-        self.interrupted = False
-        self.torn: str | None = None
+        self.reason: MarlvecError | str | None = None
         self.outstanding = 0
         self.arrived = 0
         # Reentrant: an interrupt just after it was taken must not lock this thread out for good.
@@ -58,46 +160,65 @@ class CallState:
         self._sole_call_ids: NDArray[np.int64] | None = None
         self._busy = np.zeros(num_envs, np.bool_)  # otherwise: in flight, or arrived and not handed out
         self._no_episode = np.ones(num_envs, np.bool_)
-        self._all_run = False  # no env is without an episode: spares the look at each
+        self.all_run = False
 
     def __str__(self) -> str:
-        if self.closed:
-            return "closed"
-        if self.broken is not None:
-            return "broken"
+        if self.phase in _LAST:
+            return self.phase.name.lower()
         return "idle" if self.pending is None else f"{self.pending} pending"
 
     @property
-    def in_flight(self) -> list[int]:
-        """Envs that have not replied yet."""
-        waiting = self._busy.copy()
+    def closed(self) -> bool:
+        """Whether the vectorizer was closed."""
+        return self.phase is _CLOSED
+
+    @property
+    def asked(self) -> NDArray[np.int64]:
+        """Envs whose result was not handed out yet, ascending."""
+        asked = self._busy.copy()
         if self._sole_call_ids is not None:
-            waiting[self._sole_call_ids] = True
-        for batch in self._batches:
-            waiting[batch] = False
-        return np.flatnonzero(waiting).tolist()
+            asked[self._sole_call_ids] = True
+        return np.flatnonzero(asked)
+
+    @property
+    def in_flight(self) -> NDArray[np.int64]:
+        """Those of them that have not replied yet."""
+        asked = self.asked
+        return asked[~np.isin(asked, _join(self._batches))]
+
+    # --- what may be called
 
     def check_open(self) -> None:
         """Raise if nothing can be called any more."""
-        if self.closed:
+        if self.phase is _CLOSED:
             raise ClosedError("this vectorizer was closed; make() a new one")
-        if self.broken is not None:
-            raise BrokenError(f"only close() is left. What happened: {self.broken}") from self.broken
+        if self.phase is _BROKEN:
+            cause = self.reason if isinstance(self.reason, MarlvecError) else None
+            raise BrokenError(f"only close() is left. What happened: {self.reason}") from cause
 
     def check_idle(self, call: str) -> None:
         """Raise if ``call`` must wait for another one."""
-        if self.pending is None and not self.closed and self.broken is None:
-            return
+        if self.phase is not _IDLE:
+            self._refuse(call)
+
+    def check_ready(self, call: str, env_ids: NDArray[np.int64]) -> None:
+        """Raise if ``call`` must wait for another one, or if one of these envs has no running episode."""
+        if self.phase is not _IDLE:
+            self._refuse(call)
+        if not self.all_run:
+            self.check_episodes(env_ids, call)
+
+    def _refuse(self, call: str) -> None:
         self.check_open()
-        how = "recv() or drain() the rest" if self.pending in STREAM else f"{self.pending}_fetch()"
+        how = "recv() or drain() the rest" if self.pending in STREAM_CALLS else f"{self.pending}_fetch()"
         raise BusyError(f"{call}() while {self.pending}() is pending; {how} first")
 
     def check_free(self, env_ids: NDArray[np.int64], call: str) -> None:
-        """Raise if these envs cannot be asked by ``call``, one of `STREAM`, now."""
-        self.check_open()
-        if self.pending is None:
+        """Raise if these envs cannot be asked by ``call``, one of a stream, now."""
+        if self.phase is _IDLE:
             return
-        if self.pending not in STREAM:
+        self.check_open()
+        if self.pending not in STREAM_CALLS:
             raise BusyError(f"{call}() while {self.pending}() is pending; {self.pending}_fetch() first")
         self._mark_each()
         busy = env_ids[self._busy[env_ids]]
@@ -106,7 +227,7 @@ class CallState:
 
     def check_pending(self, call: str) -> None:
         """Raise if the pending call is not ``call``."""
-        if self.pending == call and self.broken is None and not self.closed:
+        if self.phase is _PENDING and self.pending == call:
             return
         self.check_open()
         what = f"{self.pending}() is pending" if self.pending else "nothing is pending"
@@ -114,11 +235,25 @@ class CallState:
 
     def check_episodes(self, env_ids: NDArray[np.int64], call: str) -> None:
         """Raise if one of these envs has no running episode."""
-        if self._all_run:
+        if self.all_run:
             return
         missing = env_ids[self._no_episode[env_ids]]
         if len(missing):
             raise NotResetError(f"{call}(): envs {missing.tolist()} have no running episode; reset them first")
+
+    # --- what happens
+
+    def on(self, event: CallEvent, reason: MarlvecError | str | None = None) -> None:
+        """Note an event that is no request and no reply.
+
+        Args:
+            event: Which.
+            reason: Of `TEAR`, how the interrupt came; of `BREAK`, what users are told.
+        """
+        after = TRANSITIONS[event][self.phase]
+        if reason is not None and after is not _CLOSED:
+            self.reason = reason
+        self.phase = after
 
     def begin(self, call: str, env_ids: NDArray[np.int64]) -> None:
         """These envs, all idle, get a request."""
@@ -129,6 +264,7 @@ class CallState:
             self._busy[env_ids] = True
         self.pending = call
         self.outstanding += len(env_ids)
+        self.phase = _BEGIN[self.phase]
 
     def undo_begin(self, env_ids: NDArray[np.int64], outstanding: int) -> None:
         """Undo `begin`, also one that was interrupted: nothing was sent.
@@ -142,6 +278,7 @@ class CallState:
         self.outstanding = outstanding
         if not outstanding:
             self.pending = None
+            self.phase = _FINISH[self.phase]
 
     def forget(self) -> None:
         """Nothing is pending, and no env has an episode; what was torn is whole again."""
@@ -149,9 +286,8 @@ class CallState:
         self._busy[:] = False
         self._sole_call_ids, self._batches = None, []
         self.outstanding = self.arrived = 0
-        self.pending = None
-        self.interrupted = False
-        self.torn = None
+        self.pending = self.reason = None
+        self.on(CallEvent.FORGET)
 
     def _mark_each(self) -> None:
         if self._sole_call_ids is not None:
@@ -162,13 +298,12 @@ class CallState:
         """These envs have no running episode until one is begun."""
         if len(env_ids):
             self._no_episode[env_ids] = True
-            self._all_run = False
+            self.all_run = False
 
     def have_episodes(self, env_ids: NDArray[np.int64]) -> None:
         """These envs have a running episode."""
-        if not self._all_run:
-            self._no_episode[env_ids] = False
-            self._all_run = not self._no_episode.any()
+        self._no_episode[env_ids] = False
+        self.all_run = not self._no_episode.any()
 
     def arrive(self, env_ids: NDArray[np.int64]) -> None:
         """These envs have replied."""
@@ -182,10 +317,11 @@ class CallState:
         self.outstanding -= self.arrived
         self.arrived = 0
         if everything:
-            in_order, self.pending = self.pending not in STREAM, None
+            in_order, self.pending = self.pending not in STREAM_CALLS, None
+            self.phase = _FINISH[self.phase]
             if self._sole_call_ids is not None:
-                whole, self._sole_call_ids = self._sole_call_ids, None
-                return whole if in_order or len(whole) == len(self._busy) else _join(batches)
+                sole, self._sole_call_ids = self._sole_call_ids, None
+                return sole if in_order or len(sole) == len(self._busy) else _join(batches)
         self._mark_each()
         ids = _join(batches)
         self._busy[ids] = False
@@ -198,7 +334,7 @@ def _join(batches: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate(batches) if batches else np.zeros(0, np.int64)
 
 
-class _HasCalls(Protocol):
+class _HasCallState(Protocol):
     _call_state: CallState
 
     def _drop_interrupted(self) -> None: ...
@@ -206,38 +342,39 @@ class _HasCalls(Protocol):
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_V = TypeVar("_V", bound=_HasCalls)
+_V = TypeVar("_V", bound=_HasCallState)
+_Method = Callable[Concatenate[_V, _P], _R]
 
 
-def alone(method: Callable[Concatenate[_V, _P], _R]) -> Callable[Concatenate[_V, _P], _R]:
-    """Let one thread in at a time: a second one is told so, and never gets a share of the first one's reply."""
+def exclusive(*, fetches: bool = False) -> Callable[[_Method[_V, _P, _R]], _Method[_V, _P, _R]]:
+    """Make a public call of a method.
 
-    @wraps(method)
-    def call(self: _V, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        lock = self._call_state.lock
-        if not lock.acquire(blocking=False):
-            raise BusyError(f"{method.__name__}() while another thread is in a call of this vectorizer")
-        try:
-            if (self._call_state.interrupted or self._call_state.torn) and not self._call_state.closed:
-                self._drop_interrupted()
-            return method(self, *args, **kwargs)
-        finally:
-            lock.release()
+    One thread at a time is let in: a second one is told so, and never gets a share of the first one's reply. What an
+    interrupted call left behind is cleared away first.
 
-    return call
+    Args:
+        fetches: Whether the call asks and fetches in one: if Ctrl-C ends it, nobody will fetch what it asked for.
+    """
 
+    def decorate(method: _Method[_V, _P, _R]) -> _Method[_V, _P, _R]:
+        @wraps(method)
+        def call(self: _V, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+            state = self._call_state
+            if not state.lock.acquire(blocking=False):
+                raise BusyError(f"{method.__name__}() while another thread is in a call of this vectorizer")
+            try:
+                if state.phase is _INTERRUPTED or state.phase is _TORN:
+                    self._drop_interrupted()
+                return method(self, *args, **kwargs)
+            except Exception:
+                raise
+            except BaseException:
+                if fetches:
+                    state.on(CallEvent.INTERRUPT)
+                raise
+            finally:
+                state.lock.release()
 
-def whole(method: Callable[Concatenate[_V, _P], _R]) -> Callable[Concatenate[_V, _P], _R]:
-    """For a call that asks and fetches in one: if Ctrl-C ends it, nobody will fetch what it asked for."""
+        return call
 
-    @wraps(method)
-    def call(self: _V, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception:
-            raise
-        except BaseException:
-            self._call_state.interrupted = self._call_state.pending is not None
-            raise
-
-    return call
+    return decorate

@@ -111,6 +111,11 @@ class Execute:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            got = f"{type(self.function).__name__}: {self.function!r}"
+            raise ArgumentError(f"exec_func(): expected a function of an env, got {got}")
+
     def __call__(self, env: MultiAgentEnv) -> Any:
         return self.function(env.unwrapped, *_copy_or_share(self.args), **_copy_or_share(dict(self.kwargs)))
 

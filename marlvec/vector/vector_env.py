@@ -6,229 +6,32 @@ Axis letters: N envs, A agents, A_g agents of a group. See docs/shapes.md for ev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
+from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BusyError, NothingPendingError
-from marlvec.vector.base import VectorEnvBase
-from marlvec.vector.call_state import STREAM, alone, whole
+from marlvec.spaces import batch_space
+from marlvec.vector.base import ALL_ROWS, VectorEnvBase
+from marlvec.vector.call_state import CONTROL_CALLS, CallEvent, exclusive
 from marlvec.vector.commands import CallMethod, Command, Execute, GetAttribute, IsWrapped, Render, spread_attribute
+from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.faults.failures import raise_failures
 from marlvec.vector.faults.recovery import Fault
 from marlvec.vector.random_action import random_actions
 from marlvec.vector.seeding import check_seed, random_stream, spread_seeds
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["Controls", "VectorEnv"]
+__all__ = ["VectorEnv"]
 
 
-class Controls(VectorEnvBase):
-    """Control calls: they run where the envs live, one after the other, and cost no episode.
-
-    All but `state` take ``indices``, the envs to ask (None: all), and those that answer do so with one entry per chosen
-    env, in their order.
-    All raise `BusyError` while another call is pending (that one can still be fetched), and `EnvRaised` if something
-    went wrong in an env: it lists all that failed, ``.result`` has the answers of the others by env index, and every
-    env goes on as before. Envs that are masked (``on_fault="mask"``) are not asked; their answer is None.
-    """
-
-    @whole
-    def call(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of the envs, on the outermost wrapper that has it.
-
-        Args:
-            name: The method's. ``reset``, ``step``, ``seed`` and ``close`` are refused.
-            args: Its positional arguments; every env gets a copy.
-            indices: The envs to ask.
-            kwargs: Its keyword arguments.
-        """
-        self.call_send(name, *args, indices=indices, **kwargs)
-        return self.call_fetch()
-
-    @alone
-    def call_send(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> None:
-        """Ask for what `call` does; `call_fetch` brings the answers."""
-        self._ask("call", CallMethod(name, args, kwargs), indices)
-
-    @alone
-    def call_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the answers to `call_send`.
-
-        Raises:
-            FetchTimeout: Not all envs answered within ``timeout`` seconds; fetch again for the same answers.
-        """
-        return self._answers("call", timeout)
-
-    @whole
-    def exec_func(
-        self, fn: Callable[..., Any], /, indices: EnvIds | None = None, *args: Any, **kwargs: Any
-    ) -> tuple[Any, ...]:
-        """Run ``fn(env, *args, **kwargs)`` where each env lives; ``env`` is the user's, outermost wrapper and all.
-
-        Args:
-            fn: Any callable; lambdas and closures travel by value.
-            indices: The envs to ask, in this place or by name.
-            args: More positional arguments; every env gets a copy.
-            kwargs: Keyword arguments; one that is called ``indices`` can only go by position.
-        """
-        self.exec_func_send(fn, indices, *args, **kwargs)
-        return self.exec_func_fetch()
-
-    @alone
-    def exec_func_send(
-        self, fn: Callable[..., Any], /, indices: EnvIds | None = None, *args: Any, **kwargs: Any
-    ) -> None:
-        """Ask for what `exec_func` does; `exec_func_fetch` brings the answers."""
-        if not callable(fn):
-            raise ArgumentError(f"exec_func(): expected a function of an env, got {type(fn).__name__}: {fn!r}")
-        self._ask("exec_func", Execute(fn, args, kwargs), indices)
-
-    @alone
-    def exec_func_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the answers to `exec_func_send`.
-
-        Raises:
-            FetchTimeout: Not all envs answered within ``timeout`` seconds; fetch again for the same answers.
-        """
-        return self._answers("exec_func", timeout)
-
-    @whole
-    @alone
-    def get_attr(self, name: str, indices: EnvIds | None = None) -> tuple[Any, ...]:
-        """Read an attribute of the envs, from the outermost wrapper that has it; a method is returned, not called."""
-        self._ask("get_attr", GetAttribute(name), indices)
-        return self._answers("get_attr", None)
-
-    @whole
-    @alone
-    def set_attr(self, name: str, value: Any, indices: EnvIds | None = None) -> None:
-        """Set an attribute of the envs, on the outermost wrapper that has it.
-
-        Args:
-            name: The attribute's. One that no layer has yet is made, on the env itself beneath all wrappers.
-            value: For every env, as it is, a list too; or a `PerEnv` with one value per chosen env.
-            indices: The envs to ask.
-        """
-        ids = self._chosen("set_attr", indices)
-        self._ask_each("set_attr", spread_attribute(name, value, len(ids)), ids)
-        self._answers("set_attr", None)
-
-    @whole
-    @alone
-    def env_is_wrapped(self, cls: type, indices: EnvIds | None = None) -> tuple[bool, ...]:
-        """Whether each env is wrapped, at any depth, in an instance of ``cls``."""
-        self._ask("env_is_wrapped", IsWrapped(cls), indices)
-        return self._answers("env_is_wrapped", None)
-
-    @whole
-    @alone
-    def render(self, indices: EnvIds | None = None) -> tuple[Any, ...]:
-        """Let envs render themselves.
-
-        Args:
-            indices: The envs to ask.
-
-        Returns:
-            What each env's own ``render()`` returned: an (H, W, 3) uint8 frame for ``render_mode="rgb_array"``, text
-            for ``"ansi"``, None for ``"human"``. `marlvec.tile_frames` makes one picture of them.
-        """
-        self._ask("render", Render(), indices)
-        return self._answers("render", None)
-
-    @whole
-    @alone
-    def state(self) -> NDArray[Any]:
-        """Global state of every env, (N, *state_space.shape).
-
-        With ``make(..., state=True)`` each reset and step brings it as ``infos["state"]``, and the state in which an
-        episode ended as ``infos["final_state"]``.
-
-        Raises:
-            ArgumentError: The envs have no ``state_space``.
-        """
-        if self.spec.state_space is None:
-            raise ArgumentError(f"{self.spec.name} has no global state: it declares no state_space")
-        self._call_state.check_idle("state")
-        self._call_state.check_episodes(self._everyone, "state")
-        self._request("state", "state", self._everyone)
-        self._answers("state", None)
-        assert self._buffers.state is not None
-        return self._buffers.state.copy()
-
-    # --- answered from what the last step left behind ---
-
-    @alone
-    def agents_at(self, env_id: int) -> tuple[str, ...]:
-        """Names of the agents that are alive in one env now, in order of the agent axis."""
-        ids = check_env_ids([env_id], self.num_envs)
-        self._call_state.check_free(ids, "agents_at")
-        return tuple(
-            name for name, alive in zip(self.agents, self._buffers.alive[ids[0]].tolist(), strict=True) if alive
-        )
-
-    @alone
-    def random_action(self, seed: int | None = None, env_ids: EnvIds | None = None) -> Any:
-        """Draw a random action for every agent, in the form that `step` and `send` take.
-
-        Args:
-            seed: Seed of this draw alone. None: the vectorizer's own stream goes on, which ``reset(seed=…)`` of all
-                envs starts anew.
-            env_ids: Whose actions; None for all. First axis of the result, in their order.
-
-        Returns:
-            (n, A, …), a tree of such arrays, or a dict of groups; uniform over what the masks allow.
-
-        Raises:
-            ContractError: The mask of an agent that must act allows nothing.
-            UnsupportedSpaceError: The action space is of a class that has no ``sample``.
-        """
-        ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
-        self._call_state.check_free(ids, "random_action")
-        self._call_state.check_episodes(ids, "random_action")
-        rng = self._rng if seed is None else np.random.default_rng(check_seed(seed))
-        rows, buffers = self._selection(ids), self._buffers
-        return random_actions(
-            self.spec,
-            rng,
-            acting=buffers.acting[rows],
-            masks=[None if mask is None else mask[rows] for mask in buffers.masks_given(rows)],
-            env_ids=ids,
-            grouped=self.grouped,
-        )
-
-    # --- how a control call goes ---
-
-    def _chosen(self, call: str, indices: EnvIds | None) -> NDArray[np.int64]:
-        self._call_state.check_idle(call)
-        return self._everyone if indices is None else check_env_ids(indices, self.num_envs)
-
-    def _ask(self, call: str, command: Command, indices: EnvIds | None) -> None:
-        ids = self._chosen(call, indices)
-        self._ask_each(call, [command] * len(ids), ids)
-
-    def _ask_each(self, call: str, commands: Sequence[Command], ids: NDArray[np.int64]) -> None:
-        self._asked = ids
-        self._request(call, "control", ids, (commands,))
-
-    def _answers(self, call: str, timeout: float | None) -> tuple[Any, ...]:
-        self._call_state.check_pending(call)
-        self._wait(self._call_state.outstanding, timeout, f"{call}_fetch")
-        _, report = self._take_results()
-        raise_failures(report.failures, self._place_name, report.answers)
-        if call == "state":
-            return ()  # it is in the buffers
-        masked = self._recovery.masked
-        return tuple(None if masked[i] else report.answers[i] for i in self._asked.tolist())
-
-
-_ROWS = (*STREAM, "reset", "step")  # calls that bring rows
-
-
-class VectorEnv(Controls):
+class VectorEnv(VectorEnvBase):
     """N copies of a multi-agent env, stepped together or as they become ready.
 
     Made by `marlvec.make`, or directly by `SyncVectorEnv`, `ThreadVectorEnv`, `AsyncVectorEnv` (from factories),
@@ -239,6 +42,13 @@ class VectorEnv(Controls):
 
     What other libraries call by another name answers to it, too: `num_agents`, `possible_agents`, `step_async` and
     `step_wait`. There is no ``reset_async``: `async_reset` is something else.
+
+    Control calls (`call`, `exec_func`, `get_attr`, `set_attr`, `env_is_wrapped`, `render`) run where the envs live, one
+    after the other, and cost no episode. They take ``indices``, the envs to ask (None: all), and those that answer do
+    so with one entry per chosen env, in their order. They raise `BusyError` while another call is pending (that one can
+    still be fetched), and `EnvRaised` if something went wrong in an env: it lists all that failed, ``.result`` has the
+    answers of the others by env index, and every env goes on as before. Envs that are masked (``on_fault="mask"``) are
+    not asked; their answer is None.
 
     Attributes:
         num_envs: N.
@@ -259,9 +69,65 @@ class VectorEnv(Controls):
         metadata: The envs' metadata.
     """
 
+    _rng: np.random.Generator | None = None  # for `random_action`; made where it is wanted first
+
+    # --- what the envs look like ---
+
+    def _bind(self, spec: EnvSpec, buffers: Buffers) -> None:
+        super()._bind(spec, buffers)
+        self.agents = spec.agents
+        self.agent_num = len(spec.agents)
+        self.groups = {group.name: group.agents for group in spec.groups}
+        self.metadata: dict[str, Any] = {**spec.metadata, "autoreset_mode": self.autoreset_mode}
+
+    def agent_observation_space(self, agent: str | int) -> spaces.Space[Any]:
+        """One agent's own observation space, as its env declares it: not padded."""
+        return self.spec.own_observation_spaces[self._agent_index(agent)]
+
+    def agent_action_space(self, agent: str | int) -> spaces.Space[Any]:
+        """One agent's own action space, as its env declares it: not padded."""
+        return self.spec.own_action_spaces[self._agent_index(agent)]
+
+    @property
+    def state_space(self) -> spaces.Space[Any] | None:
+        """Space of one env's global state, or None."""
+        return self.spec.state_space
+
+    @cached_property
+    def single_observation_space(self) -> spaces.Space[Any]:
+        """One env's observations: (A, …), or a Dict of groups to (A_g, …)."""
+        return self._per_group([(g.name, batch_space(g.observation_space, len(g.agents))) for g in self.spec.groups])
+
+    @cached_property
+    def single_action_space(self) -> spaces.Space[Any]:
+        """One env's actions: (A, …), or a Dict of groups to (A_g, …)."""
+        return self._per_group([(g.name, batch_space(g.action_space, len(g.agents))) for g in self.spec.groups])
+
+    @cached_property
+    def observation_space(self) -> spaces.Space[Any]:
+        """All envs' observations: (N, A, …), or a Dict of groups to (N, A_g, …)."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @cached_property
+    def action_space(self) -> spaces.Space[Any]:
+        """All envs' actions: (N, A, …), or a Dict of groups to (N, A_g, …)."""
+        return batch_space(self.single_action_space, self.num_envs)
+
+    def _per_group(self, parts: list[tuple[str, spaces.Space[Any]]]) -> spaces.Space[Any]:
+        return spaces.Dict(dict(parts)) if self.grouped else parts[0][1]
+
+    def _agent_index(self, agent: str | int) -> int:
+        if isinstance(agent, str):
+            if agent not in self.agents:
+                raise ArgumentError(f"no agent {agent!r}; there are {list(self.agents)}")
+            return self.agents.index(agent)
+        if not -self.agent_num <= agent < self.agent_num:
+            raise ArgumentError(f"no agent number {agent}; there are {self.agent_num}: {list(self.agents)}")
+        return range(self.agent_num)[agent]
+
     # --- reset and step ---
 
-    @whole
+    @exclusive(fetches=True)
     def reset(
         self,
         *,
@@ -284,10 +150,12 @@ class VectorEnv(Controls):
             ArgumentError: Wrong seed, options or env_ids; nothing was sent.
             EnvRaised: An env raised; names it, with its traceback.
         """
-        self.reset_send(seed=seed, options=options, env_ids=env_ids)
-        return self.reset_fetch()
+        self._call_state.check_idle("reset")
+        self._request_reset("reset", seed, options, env_ids)
+        result = self._fetch("reset")
+        return result.obs, result.infos
 
-    @alone
+    @exclusive()
     def reset_send(
         self,
         *,
@@ -299,18 +167,18 @@ class VectorEnv(Controls):
         self._call_state.check_idle("reset_send")
         self._request_reset("reset", seed, options, env_ids)
 
-    @alone
+    @exclusive()
     def reset_fetch(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the reset that `reset_send` asked for.
 
         Raises:
             FetchTimeout: Not all envs replied within ``timeout`` seconds; fetch again for the same reply.
         """
+        self._call_state.check_pending("reset")
         result = self._fetch("reset", timeout)
         return result.obs, result.infos
 
-    @whole
-    @alone
+    @exclusive(fetches=True)
     def step(
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
@@ -332,18 +200,18 @@ class VectorEnv(Controls):
             EnvRaised, EnvTimeout, WorkerDied: Something went wrong in an env or its worker, and ``on_fault`` does not
                 say to go on; names it.
         """
-        self._call_state.check_idle("step")
+        self._call_state.check_ready("step", self._everyone)
         self._request_step("step", actions, self._everyone)
         result = self._fetch("step")
         return result.obs, result.rewards, result.terminated, result.truncated, result.infos
 
-    @alone
+    @exclusive()
     def step_send(self, actions: Any) -> None:
         """Send actions to all envs; `step_fetch` brings the result."""
-        self._call_state.check_idle("step_send")
+        self._call_state.check_ready("step_send", self._everyone)
         self._request_step("step", actions, self._everyone)
 
-    @alone
+    @exclusive()
     def step_fetch(
         self, timeout: float | None = None
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
@@ -352,6 +220,7 @@ class VectorEnv(Controls):
         Raises:
             FetchTimeout: Not all envs replied within ``timeout`` seconds; fetch again for the same reply.
         """
+        self._call_state.check_pending("step")
         result = self._fetch("step", timeout)
         return result.obs, result.rewards, result.terminated, result.truncated, result.infos
 
@@ -359,7 +228,7 @@ class VectorEnv(Controls):
 
     # --- send and recv: envs as they become ready ---
 
-    @alone
+    @exclusive()
     def async_reset(
         self,
         *,
@@ -377,7 +246,7 @@ class VectorEnv(Controls):
         """
         self._request_reset("async_reset", seed, options, env_ids)
 
-    @alone
+    @exclusive()
     def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
         """Send actions to some envs, while others may be busy; `recv` brings the results.
 
@@ -391,9 +260,10 @@ class VectorEnv(Controls):
         """
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
         self._call_state.check_free(ids, "send")
+        self._call_state.check_episodes(ids, "send")
         self._request_step("send", actions, ids)
 
-    @alone
+    @exclusive()
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
         """Receive the rows of envs that are ready, first come first served.
 
@@ -412,7 +282,7 @@ class VectorEnv(Controls):
         calls.check_open()
         if calls.pending is None:
             raise NothingPendingError("recv() with nothing sent; send(), async_reset() or reset_send() first")
-        if calls.pending not in _ROWS:
+        if calls.pending in CONTROL_CALLS:
             raise BusyError(f"recv() while {calls.pending}() is pending; {calls.pending}_fetch() first")
         outstanding = calls.outstanding
         wanted = outstanding if min_envs is None else min_envs
@@ -421,7 +291,7 @@ class VectorEnv(Controls):
         self._wait(wanted, timeout, "recv")
         return self._deliver()
 
-    @alone
+    @exclusive()
     def drain(self, timeout: float | None = None) -> VectorStep:
         """Receive all that is outstanding, so that `step`, `reset` and control calls are allowed again.
 
@@ -437,10 +307,177 @@ class VectorEnv(Controls):
         """
         calls = self._call_state
         calls.check_open()
-        if calls.pending is not None and calls.pending not in _ROWS:
+        if calls.pending in CONTROL_CALLS:
             raise BusyError(f"drain() while {calls.pending}() is pending; {calls.pending}_fetch() first")
         self._wait(calls.outstanding, timeout, "drain")
         return self._deliver()
+
+    # --- control calls ---
+
+    @exclusive(fetches=True)
+    def call(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of the envs, on the outermost wrapper that has it.
+
+        Args:
+            name: The method's. ``reset``, ``step``, ``seed`` and ``close`` are refused.
+            args: Its positional arguments; every env gets a copy.
+            indices: The envs to ask.
+            kwargs: Its keyword arguments.
+        """
+        self._control("call", CallMethod(name, args, kwargs), indices)
+        return self._fetch_answers("call")
+
+    @exclusive()
+    def call_send(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> None:
+        """Ask for what `call` does; `call_fetch` brings the answers."""
+        self._control("call", CallMethod(name, args, kwargs), indices)
+
+    @exclusive()
+    def call_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for the answers to `call_send`.
+
+        Raises:
+            FetchTimeout: Not all envs answered within ``timeout`` seconds; fetch again for the same answers.
+        """
+        return self._fetch_answers("call", timeout)
+
+    @exclusive(fetches=True)
+    def exec_func(
+        self, fn: Callable[..., Any], /, indices: EnvIds | None = None, *args: Any, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Run ``fn(env, *args, **kwargs)`` where each env lives; ``env`` is the user's, outermost wrapper and all.
+
+        Args:
+            fn: Any callable; lambdas and closures travel by value.
+            indices: The envs to ask, in this place or by name.
+            args: More positional arguments; every env gets a copy.
+            kwargs: Keyword arguments; one that is called ``indices`` can only go by position.
+        """
+        self._control("exec_func", Execute(fn, args, kwargs), indices)
+        return self._fetch_answers("exec_func")
+
+    @exclusive()
+    def exec_func_send(
+        self, fn: Callable[..., Any], /, indices: EnvIds | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Ask for what `exec_func` does; `exec_func_fetch` brings the answers."""
+        self._control("exec_func", Execute(fn, args, kwargs), indices)
+
+    @exclusive()
+    def exec_func_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for the answers to `exec_func_send`.
+
+        Raises:
+            FetchTimeout: Not all envs answered within ``timeout`` seconds; fetch again for the same answers.
+        """
+        return self._fetch_answers("exec_func", timeout)
+
+    @exclusive(fetches=True)
+    def get_attr(self, name: str, indices: EnvIds | None = None) -> tuple[Any, ...]:
+        """Read an attribute of the envs, from the outermost wrapper that has it; a method is returned, not called."""
+        self._control("get_attr", GetAttribute(name), indices)
+        return self._fetch_answers("get_attr")
+
+    @exclusive(fetches=True)
+    def set_attr(self, name: str, value: Any, indices: EnvIds | None = None) -> None:
+        """Set an attribute of the envs, on the outermost wrapper that has it.
+
+        Args:
+            name: The attribute's. One that no layer has yet is made, on the env itself beneath all wrappers.
+            value: For every env, as it is, a list too; or a `PerEnv` with one value per chosen env.
+            indices: The envs to ask.
+        """
+        ids = self._chosen_ids("set_attr", indices)
+        self._control_each("set_attr", spread_attribute(name, value, len(ids)), ids)
+        self._fetch_answers("set_attr")
+
+    @exclusive(fetches=True)
+    def env_is_wrapped(self, cls: type, indices: EnvIds | None = None) -> tuple[bool, ...]:
+        """Whether each env is wrapped, at any depth, in an instance of ``cls``."""
+        self._control("env_is_wrapped", IsWrapped(cls), indices)
+        return self._fetch_answers("env_is_wrapped")
+
+    @exclusive(fetches=True)
+    def render(self, indices: EnvIds | None = None) -> tuple[Any, ...]:
+        """Let envs render themselves.
+
+        Args:
+            indices: The envs to ask.
+
+        Returns:
+            What each env's own ``render()`` returned: an (H, W, 3) uint8 frame for ``render_mode="rgb_array"``, text
+            for ``"ansi"``, None for ``"human"``. `marlvec.tile_frames` makes one picture of them.
+        """
+        self._control("render", Render(), indices)
+        return self._fetch_answers("render")
+
+    @exclusive(fetches=True)
+    def state(self) -> NDArray[Any]:
+        """Global state of every env, (N, *state_space.shape).
+
+        With ``make(..., state=True)`` each reset and step brings it as ``infos["state"]``, and the state in which an
+        episode ended as ``infos["final_state"]``.
+
+        Raises:
+            ArgumentError: The envs have no ``state_space``.
+        """
+        if self.spec.state_space is None:
+            raise ArgumentError(f"{self.spec.name} has no global state: it declares no state_space")
+        self._call_state.check_ready("state", self._everyone)
+        self._request("state", self._everyone)
+        self._wait(self.num_envs, None, "state")
+        _, report = self._take_results()
+        raise_failures(report.failures, self._place_name, report.answers)
+        assert self._buffers.state is not None
+        return self._buffers.state.copy()
+
+    # --- answered from what the last step left behind ---
+
+    @exclusive()
+    def agents_at(self, env_id: int) -> tuple[str, ...]:
+        """Names of the agents that are alive in one env now, in order of the agent axis."""
+        ids = check_env_ids([env_id], self.num_envs)
+        self._call_state.check_free(ids, "agents_at")
+        return tuple(
+            name for name, alive in zip(self.agents, self._buffers.alive[ids[0]].tolist(), strict=True) if alive
+        )
+
+    @exclusive()
+    def random_action(self, seed: int | None = None, env_ids: EnvIds | None = None) -> Any:
+        """Draw a random action for every agent, in the form that `step` and `send` take.
+
+        Args:
+            seed: Seed of this draw alone. None: the vectorizer's own stream goes on, which ``reset(seed=…)`` of all
+                envs starts anew.
+            env_ids: Whose actions; None for all. First axis of the result, in their order.
+
+        Returns:
+            (n, A, …), a tree of such arrays, or a dict of groups; uniform over what the masks allow.
+
+        Raises:
+            ContractError: The mask of an agent that must act allows nothing.
+            UnsupportedSpaceError: The action space is of a class that has no ``sample``.
+        """
+        ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
+        self._call_state.check_free(ids, "random_action")
+        self._call_state.check_episodes(ids, "random_action")
+        if seed is not None:
+            rng = np.random.default_rng(check_seed(seed))
+        elif self._rng is None:
+            rng = self._rng = random_stream(None)
+        else:
+            rng = self._rng
+        rows, buffers = self._selection(ids), self._buffers
+        return random_actions(
+            self.spec,
+            rng,
+            acting=buffers.acting[rows],
+            masks=[None if mask is None else mask[rows] for mask in buffers.masks_given(rows)],
+            env_ids=ids,
+            grouped=self.grouped,
+        )
+
+    # --- the end, and what has happened so far ---
 
     def close(self, timeout: float = 5.0) -> None:
         """Close all envs and leave nothing behind. May be called again, after errors, and with a call pending.
@@ -449,7 +486,7 @@ class VectorEnv(Controls):
             timeout: Seconds to let envs finish; what is not gone by then is killed.
         """
         if not self._call_state.closed:
-            self._call_state.closed = True
+            self._call_state.on(CallEvent.CLOSE)
             del self._buffers  # the memory goes now, or with the last view of it that the caller keeps
             self._copier.forget()
             self._shut_down(timeout)
@@ -482,7 +519,7 @@ class VectorEnv(Controls):
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The last 1,000 faults that were survived, oldest first."""
-        return tuple(self._recovery.log.faults)
+        return tuple(self._fault_log.faults)
 
     @property
     def incarnations(self) -> NDArray[np.int64]:
@@ -499,6 +536,8 @@ class VectorEnv(Controls):
         """Whether `close` was called."""
         return self._call_state.closed
 
+    # --- how a call goes ---
+
     def _request_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
         self._call_state.check_free(ids, call)
@@ -506,9 +545,29 @@ class VectorEnv(Controls):
         spread_out = spread_options(options, len(ids))
         if ids is self._everyone and isinstance(seed, (int, np.integer)):
             self._rng = random_stream(int(seed))
-        self._request(call, "reset", ids, (seeds, spread_out))
+        self._request(call, ids, (seeds, spread_out))
 
     def _request_step(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
-        self._call_state.check_episodes(ids, call)
-        self._action_writer.write(self._buffers, actions, ids, self._selection(ids))
-        self._request(call, call, ids)
+        rows = ALL_ROWS if ids is self._everyone else self._selection(ids)
+        self._action_writer.write(self._buffers, actions, ids, rows)
+        self._request(call, ids)
+
+    def _chosen_ids(self, call: str, indices: EnvIds | None) -> NDArray[np.int64]:
+        self._call_state.check_idle(call)
+        return self._everyone if indices is None else check_env_ids(indices, self.num_envs)
+
+    def _control(self, call: str, command: Command, indices: EnvIds | None) -> None:
+        ids = self._chosen_ids(call, indices)
+        self._control_each(call, [command] * len(ids), ids)
+
+    def _control_each(self, call: str, commands: Sequence[Command], ids: NDArray[np.int64]) -> None:
+        self._asked = ids
+        self._request(call, ids, (commands,))
+
+    def _fetch_answers(self, call: str, timeout: float | None = None) -> tuple[Any, ...]:
+        self._call_state.check_pending(call)
+        self._wait(self._call_state.outstanding, timeout, f"{call}_fetch")
+        _, report = self._take_results()
+        raise_failures(report.failures, self._place_name, report.answers)
+        masked = self._recovery.masked
+        return tuple(None if masked[i] else report.answers[i] for i in self._asked.tolist())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import RestartQuietly
 from marlvec.spaces import own_objects
-from marlvec.vector.data.buffers import Buffers, Selection, split_flags
+from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.infos import ColumnRows, put_columns, stack_infos
 from marlvec.vector.data.report import Report
 
@@ -90,18 +90,19 @@ class VectorStep:
         cut_leaf = _with_own_objects(cut) if copy and buffers.has_objects else cut
         self.obs_leaves = [[cut_leaf(leaf) for leaf in leaves] for leaves in buffers.obs]
         self.rewards: NDArray[np.float64] = cut(buffers.reward)
-        flags, agent_num = cut(buffers.flags), len(self._spec.agents)
-        (
-            self.terminated,
-            self.truncated,
-            self.final_missing,
-            self.done,
-            self.reset_mask,
-            self.alive,
-            self.acting,
-            _,
-        ) = split_flags(flags, agent_num)
-        self.action_masks = [None if mask is None else cut(mask) for mask in buffers.masks_given(rows)]
+        flags, a = cut(buffers.flags), len(self._spec.agents)
+        # As `split_flags` has it; here it is done for each step.
+        self.terminated: BoolArray = flags[:, :a]
+        self.truncated: BoolArray = flags[:, a : 2 * a]
+        self.final_missing: BoolArray = flags[:, 2 * a : 3 * a]
+        self.done: BoolArray = flags[:, 3 * a]
+        self.reset_mask: BoolArray = flags[:, 3 * a + 1]
+        self.alive: BoolArray = flags[:, 3 * a + 2 : 4 * a + 2]
+        self.acting: BoolArray = flags[:, 4 * a + 2 : 5 * a + 2]
+        masks = buffers.shown_masks
+        if masks is not buffers.action_masks and np.count_nonzero(flags[:, 5 * a + 2]):
+            masks = buffers.masks_given(rows)
+        self.action_masks = [None if mask is None else cut(mask) for mask in masks]
         self.state: AnyArray | None = None
         self.final_state: AnyArray | None = None
         if state:
@@ -109,7 +110,7 @@ class VectorStep:
             assert buffers.final_state is not None
             self.state, self.final_state = cut(buffers.state), cut(buffers.final_state)
         # Most steps end nobody, and copying observations twice is what costs with images.
-        if np.count_nonzero(flags[:, : 2 * agent_num]):  # terminated or truncated; a fifth of the time of any()
+        if np.count_nonzero(flags[:, : 2 * a]):  # terminated or truncated; a fifth of the time of any()
             self.final_leaves = [[cut_leaf(leaf) for leaf in leaves] for leaves in buffers.final_obs]
         else:
             self.final_leaves = self.obs_leaves
@@ -161,6 +162,8 @@ class VectorStep:
     @property
     def obs(self) -> Any:
         """Observations (n, A, …), or a dict of groups to (n, A_g, …)."""
+        if not self._grouped and self._spec.groups[0].observation_tree.is_leaf:  # nearly always
+            return self.obs_leaves[0][0]
         return public_tree(self._spec, self.obs_leaves, grouped=self._grouped)
 
     @property
@@ -181,9 +184,10 @@ class VectorStep:
             put_columns(out, self._columns, len(self._spec.agents))
         out["alive"] = self.alive
         out["acting"] = self.acting
-        mask = self.action_mask
-        if mask is not None:
-            out["action_mask"] = mask
+        for mask in self.action_masks:
+            if mask is not None:
+                out["action_mask"] = self.action_mask
+                break
         out["reset_mask"] = self.reset_mask
         whole = self.done  # episodes that ended, and were not lost
         if self._faults:

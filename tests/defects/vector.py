@@ -16,7 +16,7 @@ from marlvec.vector.base import VectorEnvBase
 from marlvec.vector.data import buffer_reuse
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.faults.failures import WorkerExit, WorkerLost
-from marlvec.vector.faults.recovery import FaultLog, Recovery
+from marlvec.vector.faults.recovery import FaultLog, Recovery, RowKind
 from marlvec.vector.processes.channel import ChannelClosed
 from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker_pool import WorkerPool, WorkerStarter
@@ -98,8 +98,8 @@ def whole_episode_told_as_lost(patch: Patch) -> None:
     """An episode that had ended is told as lost when the next one cannot begin."""
     restart = Recovery._restart
 
-    def lose(recovery: Recovery, failure: Any, kind: str, *, quiet: bool) -> Any:
-        return restart(recovery, failure, recovery._kind(failure.env_id) if kind == "end" else kind, quiet=quiet)
+    def lose(recovery: Recovery, failure: Any, kind: RowKind, *, quiet: bool) -> Any:
+        return restart(recovery, failure, recovery._kind(failure.env_id) if kind is RowKind.END else kind, quiet=quiet)
 
     patch.setattr(Recovery, "_restart", lose)
 
@@ -390,7 +390,7 @@ def ended_env_has_an_episode(patch: Patch) -> None:
     deliver = VectorEnvBase._deliver
 
     def go_on(engine: VectorEnvBase, **how: Any) -> VectorStep:
-        lost = np.array(list(engine._report.faults), np.int64)
+        lost = np.array(list(engine._report.faults if engine._report else ()), np.int64)
         try:
             return deliver(engine, **how)
         finally:

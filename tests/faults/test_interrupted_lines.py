@@ -22,6 +22,7 @@ import marlvec
 from marlvec import RestartLimit
 from marlvec.testing.scripted import CounterEnv, decode
 from marlvec.errors import EnvRaised
+from marlvec.vector.call_state import CallPhase
 from tests.vector.support.kinds import vectorize
 
 logging.getLogger("marlvec").setLevel("ERROR")  # each restart is a warning there
@@ -94,7 +95,7 @@ def run(name, mode, step):
             finally:
                 sys.settrace(None)
             hit = left[0] <= 0
-            if envs._call_state.pending in ("send", "async_reset") and not envs._call_state.torn:
+            if envs._call_state.pending in ("send", "async_reset") and envs._call_state.phase is not CallPhase.TORN:
                 envs.drain()  # a stream goes on where it was
             for seed in (1, 2):
                 obs, _ = envs.reset(seed=seed)

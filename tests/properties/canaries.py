@@ -14,10 +14,10 @@ from marlvec.envs.slot import Slot
 from marlvec.errors import FetchTimeout
 from marlvec.vector import vector_env
 from marlvec.vector.base import VectorEnvBase
-from marlvec.vector.call_state import STREAM, CallState
+from marlvec.vector.call_state import STREAM_CALLS, CallEvent, CallState
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.shards.shard import Shard
-from marlvec.vector.vector_env import Controls, VectorEnv
+from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 from tests.defects.registry import after
 
@@ -122,6 +122,7 @@ def request_forgotten_at_a_timeout(patch: pytest.MonkeyPatch) -> None:
             calls.pending, calls._sole_call_ids, calls._batches = None, None, []
             calls.outstanding = calls.arrived = 0
             calls._busy[:] = False
+            calls.on(CallEvent.FINISH)
             raise
 
     patch.setattr(VectorEnvBase, "_wait", forget)
@@ -133,7 +134,7 @@ def rows_delivered_twice(patch: pytest.MonkeyPatch) -> None:
 
     def again(calls: CallState) -> Any:
         ids = hand_out(calls)
-        if calls.pending in STREAM:
+        if calls.pending in STREAM_CALLS:
             ids = np.union1d(ids, last.get(id(calls), ids))
         last[id(calls)] = ids[:1]
         return ids
@@ -279,8 +280,8 @@ def final_state_taken_after_the_reset(patch: pytest.MonkeyPatch) -> None:
 
 @canary
 def answers_in_env_order(patch: pytest.MonkeyPatch) -> None:
-    chosen = Controls._chosen
-    patch.setattr(Controls, "_chosen", lambda envs, call, indices: np.sort(chosen(envs, call, indices)))
+    chosen = VectorEnv._chosen_ids
+    patch.setattr(VectorEnv, "_chosen_ids", lambda envs, call, indices: np.sort(chosen(envs, call, indices)))
 
 
 @canary

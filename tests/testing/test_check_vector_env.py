@@ -190,7 +190,7 @@ class SharesAttributes(SyncVectorEnv):
 
 class StepsWithoutReset(SyncVectorEnv):
     def step(self, actions: Any) -> Any:
-        if self._call_state.pending is None and not self._call_state._all_run:
+        if self._call_state.pending is None and not self._call_state.all_run:
             self.reset()
         return super().step(actions)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -15,21 +14,23 @@ from marlvec.errors import ArgumentError, BrokenError, ContractError, MissingExt
 from marlvec.native.catalog import NativeEntry, native_entry
 from marlvec.native.native_env import NativeEnv, refuse
 from marlvec.native.padding import PaddedNativeEnv
+from marlvec.vector.backends.in_process import InProcessVectorEnv
+from marlvec.vector.call_state import CallEvent
 from marlvec.vector.data.buffer_reuse import BufferReuse
 from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.native_shard import NativeShard
 from marlvec.vector.shards.partition import Partition, usable_cores
 from marlvec.vector.validation.actions import ActionWriter
-from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["NativeVectorEnv", "is_exact", "make_native", "NativePlan", "plan_native"]
 
 _WORTH_A_THREAD = 512  # worlds; with fewer, waking a thread takes longer than what it saves
 
 
-class NativeVectorEnv(VectorEnv):
+class NativeVectorEnv(InProcessVectorEnv):
     """All worlds of one native env; see `marlvec.native`.
 
     Actions are checked against their spaces in every call, whatever ``validate`` says: a compiled function would write
@@ -48,7 +49,6 @@ class NativeVectorEnv(VectorEnv):
     """
 
     backend = "native"
-    _place_name = "this process"
 
     def __init__(
         self,
@@ -78,50 +78,24 @@ class NativeVectorEnv(VectorEnv):
         spec = self._shard.spec
         buffers = Buffers(spec, n)
         self._shard.attach(buffers)
-        self._requests: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
         self._bind(spec, buffers)
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate="strict")
 
     def _request_step(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
-        self._call_state.check_episodes(ids, call)
         self._action_writer.write(self._buffers, actions, ids, self._selection(ids))
         self._env.check_actions(ids)
-        self._request(call, call, ids)
+        self._request(call, ids)
 
-    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        self._is_sending = True
-        self._requests.append((operation, env_ids, arguments))
-
-    def _receive(self, timeout: float | None, everyone: bool) -> bool:
-        if not self._requests:  # an interrupt came before the request
-            time.sleep(timeout or 0.0)
-            if timeout is None:
-                self._replies.append((np.array(self._call_state.in_flight, np.int64), None))
-            return timeout is None
-        operation, env_ids, arguments = self._requests.pop(0)
+    def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
         try:
-            report = self._shard.run(operation, env_ids, arguments)
+            return self._shard.run(operation, env_ids, arguments)
         except ArgumentError:  # nothing was done
-            self._forget()
+            self._lose_in_flight()
             raise
         except Exception as error:
-            self._call_state.broken = BrokenError(f"the worlds are left in the middle of a {operation}: {error}")
+            text = f"the worlds are left in the middle of a {operation}: {error}"
+            self._call_state.on(CallEvent.BREAK, BrokenError(text))
             raise
-        except BaseException:  # Ctrl-C in the middle: nobody knows how far they came, so they have to be reset
-            self._forget()
-            raise
-        self._replies.append((env_ids, report or None))
-        return True
-
-    def _forget(self) -> None:
-        """What is in flight is lost: those envs are idle, without an episode."""
-        self.drive_count += 1
-        left = np.array(self._call_state.in_flight, np.int64)
-        self._call_state.arrive(left)
-        self._call_state.hand_out()
-        self._call_state.lose_episodes(left)
-        self._requests.clear()
-        self._replies.clear()
 
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()

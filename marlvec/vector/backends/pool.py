@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -15,7 +14,8 @@ from marlvec.envs.making.recipe import EnvRecipe
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ArgumentError, BrokenError, BusyError, MarlvecError
-from marlvec.vector.call_state import STREAM
+from marlvec.vector.backends.in_process import InProcessVectorEnv
+from marlvec.vector.call_state import STREAM_CALLS, CallEvent
 from marlvec.vector.commands import describe
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
@@ -26,12 +26,11 @@ from marlvec.vector.seeding import spread_seeds
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.pool_shard import PoolShard
 from marlvec.vector.validation.actions import ActionWriter
-from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["PoolVectorEnv", "make_pool"]
 
 
-class PoolVectorEnv(VectorEnv):
+class PoolVectorEnv(InProcessVectorEnv):
     """The envs of one pool.
 
     Every autoreset mode works with true final observations, whatever the pool does by itself; steps in which it only
@@ -74,7 +73,6 @@ class PoolVectorEnv(VectorEnv):
         buffers = Buffers(spec, self.num_envs)
         self._shard.attach(buffers)
         self._handles: dict[int, _EnvHandle] = {}
-        self._asked_controls: list[tuple[NDArray[np.int64], Sequence[Any]]] = []
         self._bind(spec, buffers)
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate="strict")
 
@@ -87,7 +85,7 @@ class PoolVectorEnv(VectorEnv):
 
     def _check_batch(self, call: str, count: int) -> None:
         """A call that is under way alone must be able to end."""
-        if call not in STREAM and (missing := self._shard.line.short_of(count)):
+        if call not in STREAM_CALLS and (missing := self._shard.line.short_of(count)):
             raise ArgumentError(
                 f"{call}() of {count} envs: {self.spec.name} hands out {self._pool.batch_size} rows at a time, and has "
                 f"no spare envs to fill up the last batch; {missing} are missing. Take a number that divides"
@@ -100,25 +98,19 @@ class PoolVectorEnv(VectorEnv):
         super()._request_step(call, actions, ids)
 
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        self._is_sending = True
         if operation == "control":
-            self._asked_controls.append((env_ids, arguments[0]))
-        elif operation == "reset":
+            super()._send_request(operation, env_ids, arguments)
+            return
+        self._is_sending = True
+        if operation == "reset":
             self._shard.ask_reset(env_ids, *arguments, alone=self._call_state.outstanding == len(env_ids))
         else:
             self._shard.ask_step(env_ids)
 
     def _receive(self, timeout: float | None, everyone: bool) -> bool:
-        if self._asked_controls:
-            ids, commands = self._asked_controls.pop(0)
-            self._replies.append((ids, self._control(ids, commands)))
-            return True
         line = self._shard.line
-        if line.empty:  # an interrupt came before the request
-            time.sleep(timeout or 0.0)
-            if timeout is None:
-                self._replies.append((np.array(self._call_state.in_flight, np.int64), None))
-            return timeout is None
+        if self._requests or line.empty:
+            return super()._receive(timeout, everyone)
         try:
             reply = line.receive(timeout)
             if reply is None:
@@ -127,17 +119,18 @@ class PoolVectorEnv(VectorEnv):
         except BusyError:  # nothing was done
             raise
         except BaseException as error:  # nobody knows what of it was done
-            self._call_state.broken = BrokenError(
-                f"the pool is left in the middle of a call: {type(error).__name__}: {error}"
-            )
+            text = f"the pool is left in the middle of a call: {type(error).__name__}: {error}"
+            self._call_state.on(CallEvent.BREAK, BrokenError(text))
             raise
-        self._replies.append((ids, report or None))
+        self._replies.append((ids, report))
         return True
 
-    def _control(self, ids: NDArray[np.int64], commands: Sequence[Any]) -> Report:
-        """Give each of these envs its command. What goes wrong costs no episode."""
-        report = Report()
-        for i, command in zip(ids.tolist(), commands, strict=True):
+    def _forget_requests(self) -> bool:
+        return False  # the pool goes on with what it was asked
+
+    def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
+        report, (commands,) = Report(), arguments
+        for i, command in zip(env_ids.tolist(), commands, strict=True):
             try:
                 if i not in self._handles:
                     self._handles[i] = _EnvHandle(self._pool.env(i), self.spec)
@@ -147,7 +140,6 @@ class PoolVectorEnv(VectorEnv):
         return report
 
     def _shut_down(self, timeout: float) -> None:
-        self._asked_controls.clear()
         self._shard.line.close(timeout)
         self._pool.close()
 

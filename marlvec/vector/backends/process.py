@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
-from marlvec.vector.call_state import CONTROL_CALLS
+from marlvec.vector.call_state import CONTROL_CALLS, CallEvent
 from marlvec.vector.data.pickling import dump_each, summary_of
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import WorkerLost, capture, error_of, pickle_or_explain, raise_failures
@@ -111,7 +111,7 @@ class AsyncVectorEnv(VectorEnv):
                 place=self._place_name,
             )
         except BaseException:
-            self._call_state.closed = True
+            self._call_state.on(CallEvent.CLOSE)
             self._finalizer()
             raise
         if chosen.on_fault != "restart":
@@ -321,7 +321,7 @@ class AsyncVectorEnv(VectorEnv):
         bad = {} if objects is None else self._buffers.unpack_objects(ids, objects)
         report = unpack_report(payload, first) if payload else Report()
         failed = {failure.env_id for failure in report.failures}
-        report.failures += [capture(i, self._last_call, error) for i, error in bad.items() if i not in failed]
+        report.failures += [capture(i, self._last_operation, error) for i, error in bad.items() if i not in failed]
         return report or None
 
     # --- workers that are gone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -10,18 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.env import MultiAgentEnv
+from marlvec.vector.backends.in_process import InProcessVectorEnv
 from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import raise_failures
 from marlvec.vector.faults.recovery import survived_failures
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.env_builder import ShardFailed
 from marlvec.vector.shards.shard import Shard
-from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["SyncVectorEnv"]
 
 
-class SyncVectorEnv(VectorEnv):
+class SyncVectorEnv(InProcessVectorEnv):
     """One shard, run by the caller.
 
     Args:
@@ -35,7 +35,6 @@ class SyncVectorEnv(VectorEnv):
     """
 
     backend = "sync"
-    _place_name = "this process"
 
     def __init__(self, factories: Sequence[Callable[[], Any]], **settings: Unpack[SettingsArguments]) -> None:
         chosen = Settings(**settings)
@@ -49,7 +48,6 @@ class SyncVectorEnv(VectorEnv):
         raise_failures(failures, self._place_name)
         buffers = Buffers(self._shard.spec, self.num_envs)
         self._shard.attach(buffers)
-        self._requests: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
         self._bind(self._shard.spec, buffers)
         self._recovery.note_survived(survived_failures(self._shard.survived))
 
@@ -58,37 +56,10 @@ class SyncVectorEnv(VectorEnv):
         """The envs behind their adapters; ``.unwrapped`` of each is the user's own."""
         return tuple(self._shard.envs)
 
-    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        self._is_sending = True
-        self._requests.append((operation, env_ids, arguments))
-
-    def _receive(self, timeout: float | None, everyone: bool) -> bool:
-        if not self._requests:  # an env is to be built anew, but not yet; or an interrupt came before the request
-            time.sleep(timeout or 0.0)
-            if timeout is None:
-                self._replies.append((np.array(self._call_state.in_flight, np.int64), None))
-            return timeout is None
-        try:
-            operation, env_ids, arguments = self._requests.pop(0)
-            report = self._shard.run(operation, env_ids.tolist(), arguments)
-            self._replies.append((env_ids, report))
-        except Exception:
-            raise
-        except BaseException:
-            # Ctrl-C in the middle of an env: nobody knows how far it came, so these envs have to be reset.
-            self.drive_count += 1
-            left = np.array(self._call_state.in_flight, np.int64)
-            self._call_state.arrive(left)
-            self._call_state.hand_out()
-            self._call_state.lose_episodes(left)
-            self._requests.clear()
-            self._replies.clear()
-            raise
-        return True
-
-    def _forget_requests(self) -> bool:
-        self._requests.clear()
-        return True
+    def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
+        shard = self._shard
+        ids = shard.everyone if env_ids is self._everyone else env_ids.tolist()
+        return shard.step(ids) if operation == "step" else shard.run(operation, ids, arguments)
 
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()

@@ -20,6 +20,7 @@ from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.spec import EnvSpec
 from marlvec.envs.wrapper_chain import innermost
 from marlvec.errors import ArgumentError, Failure
+from marlvec.vector.call_state import CallEvent
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
@@ -78,7 +79,7 @@ class ThreadVectorEnv(VectorEnv):
             buffers = Buffers(spec, self.num_envs)
             self._worker_pool.attach(buffers, self._partition)
         except BaseException:
-            self._call_state.closed = True
+            self._call_state.on(CallEvent.CLOSE)
             self._finalizer()
             raise
         self._bind(spec, buffers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,10 @@ class BufferReuse:
         out = self._memory(size).view(array.dtype).reshape(array.shape)
         self._into(out, array)
         return out
+
+    def copier_of(self, arrays: Iterable[AnyArray]) -> Callable[[AnyArray], AnyArray]:
+        """What copies whole arrays of these sizes: this, or numpy's own where none of them is large."""
+        return self if any(array.nbytes >= _LARGE for array in arrays) else np.ndarray.copy
 
     def forget(self) -> None:
         """Let go of all memory; what was handed out lives on."""

@@ -6,7 +6,7 @@ letters: N envs, A agents, A_g agents of a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,16 +50,15 @@ class Buffers:
         done: (N,) bool, the env's episode ended in this step.
         reset_mask: (N,) bool, this row is a next-step autoreset.
         alive, acting: (N, A) bool.
+        shown_masks: Likewise, those that users see; see `masks_given`.
         masked: (N,) bool, the env has given an action mask that its spaces do not declare, now or before.
         state: (N, *state_space.shape), or None.
         final_state: Likewise: the state in which an episode ended.
     """
 
     __slots__ = (
-        "_all_given",
         "_allowed",
         "_arrays",
-        "_declared_masks",
         "_names",
         "acting",
         "action_masks",
@@ -77,6 +76,7 @@ class Buffers:
         "obs",
         "reset_mask",
         "reward",
+        "shown_masks",
         "spec",
         "state",
         "terminated",
@@ -114,11 +114,11 @@ class Buffers:
         self.final_obs = [[arrays[f"final/{g}/{k}"] for k in range(len(leaves))] for g, leaves in enumerate(self.obs)]
         self.actions = [[arrays[f"action/{g}/{k}"] for k in range(len(gr.action_tree.leaves))] for g, gr in groups]
         self.action_masks: list[BoolArray | None] = [arrays.get(f"mask/{g}") for g, _ in groups]
-        self._declared_masks = [
-            mask if group.mask_size is not None else None
-            for mask, (_, group) in zip(self.action_masks, groups, strict=True)
-        ]
-        self._all_given = all(group.choices == group.mask_size for _, group in groups)
+        if all(group.choices == group.mask_size for _, group in groups):
+            self.shown_masks = self.action_masks
+        else:
+            declares = [group.mask_size is not None for _, group in groups]
+            self.shown_masks = [mask if own else None for mask, own in zip(self.action_masks, declares, strict=True)]
         self._allowed = [_allowed(spec, group) for _, group in groups]
         self.reward: NDArray[np.float64] = arrays["reward"]
         self.flags: BoolArray = arrays["flags"]
@@ -136,6 +136,10 @@ class Buffers:
         ) = split_flags(self.flags, agent_num)
         self.state: AnyArray | None = arrays.get("state")
         self.final_state: AnyArray | None = arrays.get("final_state")
+
+    def arrays(self) -> Iterable[AnyArray]:
+        """All of them."""
+        return self._arrays.values()
 
     @staticmethod
     def nbytes(spec: EnvSpec, num_envs: int) -> int:
@@ -203,9 +207,9 @@ class Buffers:
         Returns:
             Per group (N, A_g, n) bool for all envs, or None.
         """
-        if not self._all_given and np.count_nonzero(self.masked[rows]):
-            self._all_given = True
-        return self.action_masks if self._all_given else self._declared_masks
+        if self.shown_masks is not self.action_masks and np.count_nonzero(self.masked[rows]):
+            self.shown_masks = self.action_masks
+        return self.shown_masks
 
     # Without shared memory rows travel by value. Names are in layout order on both sides.
 

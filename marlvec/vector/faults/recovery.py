@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -82,8 +83,19 @@ def survived_failures(failures: Iterable[Failure]) -> list[Survived]:
     return [((failure.env_id,), failure.summary) for failure in failures]
 
 
-ROWS = ("reset", "step", "send")
-"""Requests that bring rows."""
+_ROW_OPERATIONS = ("reset", "step", "send")  # those that bring rows
+
+
+class RowKind(Enum):
+    """What the row of an env that is brought back, or out, will tell."""
+
+    FAULT = "its episode was lost"
+    AUTORESET = "the next episode, which was due in next-step mode: nothing was lost"
+    RESET = "the episode that a reset asked for: nothing was lost"
+    END = "the end of an episode, which was whole; the one to follow could not begin"
+    MASKED = "nobody is there any more"
+
+
 IntArray = NDArray[np.int64]
 Request = tuple[str, IntArray, tuple[Sequence[Any], ...]]
 
@@ -101,39 +113,51 @@ class Recovery:
         mode: One of `ON_FAULT`.
         autoreset: What follows the end of an episode, a lost one too.
         budget: How many restarts there may be.
+        log: Where is noted what went wrong and was survived.
 
     Attributes:
         incarnations: (N,) int64, how often each env was built anew.
         masked: (N,) bool, envs that are out for good.
-        log: What went wrong and was survived.
-        exceptional: Whether requests for some envs must be looked at; see `divert`.
+        known_alive: (N, A) bool, who is alive as far as the caller knows: as of the rows that were handed out last.
+        known_over: (N,) bool, likewise, whose episode is over.
+        resets: Options of the resets that are in flight.
+        due_heap: What is to be restarted, the earliest first; see `due`.
+        has_exceptions: Whether requests must be looked at, some envs being lost or masked; see `divert`.
+        is_active: Whether replies must be looked at; see `complete_rows`.
     """
 
     def __init__(
-        self, num_envs: int, agent_num: int, *, mode: str, autoreset: AutoresetRules, budget: RestartBudget
+        self,
+        num_envs: int,
+        agent_num: int,
+        *,
+        mode: str,
+        autoreset: AutoresetRules,
+        budget: RestartBudget,
+        log: FaultLog,
     ) -> None:
         self.mode = mode
         self.incarnations = np.zeros(num_envs, np.int64)
         self.masked = np.zeros(num_envs, np.bool_)
-        self.log = FaultLog()
-        self.exceptional = False
+        self.known_alive = np.zeros((num_envs, agent_num), np.bool_)
+        self.known_over = np.zeros(num_envs, np.bool_)
+        self.resets: dict[int, dict[str, Any] | None] = {}
+        self.due_heap: list[tuple[float, int, str, int]] = []
+        self.has_exceptions = False
+        self.is_active = False
+        self._log = log
         self._budget = budget
         self._autoreset = autoreset
-        self._alive = np.zeros((num_envs, agent_num), np.bool_)  # as the caller knows them
-        self._over = np.zeros(num_envs, np.bool_)
         self._seeds: list[int | None] = [None] * num_envs
         self._since = [0] * num_envs  # incarnations since that seed was given
         self._not_begun: set[int] = set()  # new incarnations that have not begun an episode
         self._lost_idle: set[int] = set()  # idle envs whose episode is gone, which the caller does not know
         self._unbuilt: set[int] = set()  # those of them that are to be built anew, too
         self._masked_untold: set[int] = set()  # masked envs whose row still says that their episode ended
-        self._resets: dict[int, dict[str, Any] | None] = {}  # options of resets that are in flight
-        self._revived: dict[int, str] = {}  # envs in flight → what their rows will tell: "fault", "autoreset", "reset"
+        self._revived: dict[int, RowKind] = {}  # envs in flight → what their rows will tell
         self._causes: dict[int, Failure] = {}  # of faults that the caller will be told of
         self._quietly: dict[int, int] = {}  # quiet restarts since an env last came through a step
         self._held_final_infos: dict[int, Info] = {}  # final infos of envs that are to be revived
-        self._any_masked = False
-        self._due: list[tuple[float, int, str, int]] = []
         self._order = 0
 
     # --- what goes out
@@ -148,7 +172,7 @@ class Recovery:
                 self._seeds[i], self._since[i] = used[k], 0
             elif i in self._not_begun:
                 used[k] = self._seed(i)
-            self._resets[i] = options[k]
+            self.resets[i] = options[k]
             if not self.masked[i] and i not in self._unbuilt:
                 self._causes.pop(i, None)
                 self._lost_idle.discard(i)
@@ -164,10 +188,11 @@ class Recovery:
             The requests to make in its place, and the envs that are ready at once: their rows are written.
         """
         operation, ids, arguments = request
+        self.is_active = True  # whatever interrupts this, replies will be looked at
         out = self.masked[ids]
         ready = ids[out]
         gone = np.zeros(len(ids), np.bool_)
-        if operation in ROWS:
+        if operation in _ROW_OPERATIONS:
             gone = np.array([i in self._lost_idle for i in ids.tolist()], np.bool_) & ~out
             for i in self._masked_untold.intersection(ready.tolist()):
                 buffers.events[i] = False
@@ -192,14 +217,14 @@ class Recovery:
 
     def due_in(self) -> float | None:
         """Seconds until something is due; None if nothing is."""
-        return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+        return max(0.0, self.due_heap[0][0] - time.monotonic()) if self.due_heap else None
 
     def due(self) -> list[tuple[str, int]]:
         """What is due now: ``("worker", w)`` is to be started, ``("env", i)`` to be revived; see `rebuild`."""
         found = []
         now = time.monotonic()
-        while self._due and self._due[0][0] <= now:
-            _, _, kind, index = heapq.heappop(self._due)
+        while self.due_heap and self.due_heap[0][0] <= now:
+            _, _, kind, index = heapq.heappop(self.due_heap)
             found.append((kind, index))
         return found
 
@@ -214,20 +239,21 @@ class Recovery:
         options: list[dict[str, Any] | None] = []
         for i in ids.tolist():
             seeds.append(self._seed(i))
-            begin.append(self._autoreset.begins_at_once or self._revived[i] != "fault")
-            options.append(self._resets.get(i))
-            keep.append(self._revived[i] == "end")
+            begin.append(self._autoreset.begins_at_once or self._revived[i] is not RowKind.FAULT)
+            options.append(self.resets.get(i))
+            keep.append(self._revived[i] is RowKind.END)
             if begin[-1] or self._autoreset.begins_on_next_step:
                 self._not_begun.discard(i)
         anew = [build or i in self._unbuilt for i in ids.tolist()]
         self._unbuilt.difference_update(ids.tolist())
         return "revive", ids, (seeds, options, anew, begin, keep)
 
-    def _kind(self, i: int) -> str:
+    def _kind(self, i: int) -> RowKind:
         """What the row of an env that is revived will tell."""
-        if i in self._resets:
-            return "reset"
-        return "autoreset" if self._autoreset.begins_on_next_step and self._over[i] else "fault"
+        if i in self.resets:
+            return RowKind.RESET
+        was_due = self._autoreset.begins_on_next_step and self.known_over[i]
+        return RowKind.AUTORESET if was_due else RowKind.FAULT
 
     def _seed(self, i: int) -> int | None:
         seed = self._seeds[i]
@@ -241,6 +267,7 @@ class Recovery:
         Returns:
             Those of ``ids`` whose rows are ready.
         """
+        self.is_active = True  # whatever interrupts this, replies will be looked at
         kept: list[Failure] = []
         waiting: list[int] = []
         for failure in report.failures:
@@ -249,12 +276,12 @@ class Recovery:
             is_whole = (
                 self._autoreset.begins_at_once
                 and failure.operation == "reset"
-                and self._kind(i) == "fault"
+                and self._kind(i) is RowKind.FAULT
                 and buffers.done[i]
             )
             outcome, quiet = self._outcome(failure)
             if outcome == "restart":
-                kind = self._revived.get(i, "end" if is_whole else self._kind(i))
+                kind = self._revived.get(i, RowKind.END if is_whole else self._kind(i))
                 told = self._restart(failure, kind, quiet=quiet)
                 if told is None:
                     waiting.append(i)
@@ -270,6 +297,7 @@ class Recovery:
             else:
                 kept.append(failure)
         report.failures = kept
+        self._update_flags()
         return ids[~np.isin(ids, waiting)] if waiting else ids
 
     def _outcome(self, failure: Failure) -> tuple[str, bool]:
@@ -285,7 +313,7 @@ class Recovery:
         del self._quietly[i]
         return self.mode, False
 
-    def _restart(self, failure: Failure, kind: str, *, quiet: bool) -> Failure | None:
+    def _restart(self, failure: Failure, kind: RowKind, *, quiet: bool) -> Failure | None:
         """Have an env built anew. Returns the failure to raise if there were too many, else None."""
         i = failure.env_id
         pause = 0.0 if quiet else self._budget.try_restart(("env", i), failure.summary)
@@ -294,7 +322,7 @@ class Recovery:
                 table.pop(i, None)
             self._not_begun.add(i)
             return _with_history(failure, self._budget.history(("env", i)))
-        self.log.note([i], [i], failure.operation, failure.summary, "restart", quiet=quiet)
+        self._log.note([i], [i], failure.operation, failure.summary, "restart", quiet=quiet)
         self._count_restarts([i])
         self._revived[i] = kind
         self._causes.setdefault(i, failure)
@@ -318,6 +346,7 @@ class Recovery:
         """
         if self.mode == "raise":
             return None
+        self.is_active = True  # whatever interrupts this, replies will be looked at
         lost = loss.env_ids[~self.masked[loss.env_ids]].tolist()  # who is masked already has nothing to lose
         culprits = list(loss.culprits) or loss.env_ids.tolist()
         summary = str(loss.error).partition("\n")[0]
@@ -336,19 +365,19 @@ class Recovery:
         if pause is None:
             loss.error.args = (f"{loss.error} {self._budget.history(('worker', loss.worker))}",)
             return None
-        self.log.note(culprits, lost, operation, summary, "restart", quiet=False)
+        self._log.note(culprits, lost, operation, summary, "restart", quiet=False)
         self._count_restarts(lost)
         self._lost_idle.update(unaware)
-        self._update_flags()
         for i in asked.tolist():
             kind = self._revived.get(i, self._kind(i))
-            self._revived[i] = "fault" if kind == "end" else kind  # what it had written may be torn
+            self._revived[i] = RowKind.FAULT if kind is RowKind.END else kind  # what it had written may be torn
         for i in lost:
             self._causes.setdefault(i, cause)
             self._held_final_infos.pop(i, None)
-        self._due = [entry for entry in self._due if entry[2] == "worker" or entry[3] not in lost]
-        heapq.heapify(self._due)
+        self.due_heap = [entry for entry in self.due_heap if entry[2] == "worker" or entry[3] not in lost]
+        heapq.heapify(self.due_heap)
         self._schedule(pause, "worker", loss.worker)
+        self._update_flags()
         if control:
             return [], loss.in_flight
         return [self._revival(asked, build=False)] if len(asked) else [], asked[:0]
@@ -358,9 +387,9 @@ class Recovery:
         report = report or Report()
         failed = {failure.env_id for failure in report.failures}
         for i in ids.tolist():
-            kind = self._revived.pop(i, "masked" if self.masked[i] else None)
+            kind = self._revived.pop(i, RowKind.MASKED if self.masked[i] else None)
             if kind is None:
-                if i not in self._resets and not buffers.reset_mask[i]:  # it has come through a step
+                if i not in self.resets and not buffers.reset_mask[i]:  # it has come through a step
                     self._quietly.pop(i, None)
                 continue
             cause = self._causes.pop(i, None)
@@ -368,44 +397,33 @@ class Recovery:
                 report.final_infos[i] = self._held_final_infos.pop(i)
             if i in failed:
                 continue
-            if kind == "autoreset":
+            if kind is RowKind.AUTORESET:
                 buffers.reset_mask[i] = True
-            elif kind == "fault":
+            elif kind is RowKind.FAULT:
                 self._write_fault(i, buffers)
-            if cause is not None and kind in ("fault", "masked"):
+            if cause is not None and kind in (RowKind.FAULT, RowKind.MASKED):
                 report.faults[i] = cause
+        self._update_flags()
         return report
 
-    def handed_out(self, ids: IntArray, everyone: bool, buffers: Buffers) -> None:
-        """Note what the caller knows now."""
-        if everyone:
-            np.copyto(self._alive, buffers.alive)
-            np.copyto(self._over, buffers.done)
-        else:
-            self._alive[ids] = buffers.alive[ids]
-            self._over[ids] = buffers.done[ids]
-        if self._resets:
-            for i in ids.tolist():
-                self._resets.pop(i, None)
+    def forget_resets(self, ids: IntArray) -> None:
+        """The rows of these envs were handed out: resets of theirs are no more in flight."""
+        for i in ids.tolist():
+            self.resets.pop(i, None)
 
     def forget(self) -> None:
         """Nothing is in flight any more, and all episodes are gone; what was to be built anew still is."""
         self._unbuilt.update(self._revived)
         self._lost_idle.update(self._revived)
-        for table in (self._revived, self._resets, self._causes, self._held_final_infos):
+        for table in (self._revived, self.resets, self._causes, self._held_final_infos):
             table.clear()
-        self._due.clear()
+        self.due_heap.clear()
         self._update_flags()
-
-    @property
-    def busy(self) -> bool:
-        """Whether replies must be looked at by `complete_rows`."""
-        return bool(self._revived or self._any_masked or self._quietly)
 
     def note_survived(self, survived: Iterable[Survived]) -> None:
         """Note what went wrong in building envs, and then right."""
         for env_ids, summary in survived:
-            self.log.note(env_ids, env_ids, "__init__", summary, "restart", quiet=False)
+            self._log.note(env_ids, env_ids, "__init__", summary, "restart", quiet=False)
             self.incarnations[list(env_ids)] += 1
 
     # --- the books
@@ -417,7 +435,7 @@ class Recovery:
             self._not_begun.add(i)
 
     def _mask(self, culprits: list[int], lost: list[int], cause: Failure, operation: str, summary: str) -> None:
-        self.log.note(culprits, lost, operation, summary, "mask", quiet=False)
+        self._log.note(culprits, lost, operation, summary, "mask", quiet=False)
         self.masked[lost] = True
         for i in lost:
             self._causes.setdefault(i, cause)  # its episode was lost to what came first
@@ -428,7 +446,7 @@ class Recovery:
         """Let a row tell of the episode that was lost; its observation is the next one's already."""
         buffers.reward[i] = 0
         buffers.events[i] = False
-        buffers.truncated[i] = self._alive[i]
+        buffers.truncated[i] = self.known_alive[i]
         buffers.done[i] = True
 
     def _write_masked(self, i: int, buffers: Buffers, *, is_whole: bool = False) -> None:
@@ -445,18 +463,19 @@ class Recovery:
             return
         buffers.clear_final_obs(i)
         self._write_fault(i, buffers)
-        if i in self._resets or (self._over[i] and not self._autoreset.begins_at_once):  # nothing was lost
-            self._resets.pop(i, None)
+        if i in self.resets or (self.known_over[i] and not self._autoreset.begins_at_once):  # nothing was lost
+            self.resets.pop(i, None)
             buffers.events[i] = False
             self._causes.pop(i, None)
 
     def _schedule(self, pause: float, kind: str, index: int) -> None:
         self._order += 1
-        heapq.heappush(self._due, (time.monotonic() + pause, self._order, kind, index))
+        heapq.heappush(self.due_heap, (time.monotonic() + pause, self._order, kind, index))
 
     def _update_flags(self) -> None:
-        self._any_masked = bool(self.masked.any())
-        self.exceptional = bool(self._lost_idle or self._any_masked)
+        any_masked = bool(self.masked.any())
+        self.has_exceptions = bool(self._lost_idle or any_masked)
+        self.is_active = bool(self._revived or self._quietly or any_masked)
 
 
 def _with_history(failure: Failure, history: str) -> Failure:

@@ -14,11 +14,16 @@ from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ActionError, ContractError
 from marlvec.spaces import Leaf, check_member, check_size, snapshot
 from marlvec.vector.data.buffers import Buffers, Selection
+from marlvec.vector.validation.schedule import CheckSchedule
 
 __all__ = ["ActionWriter", "arrange", "check_members", "take_copies"]
 
-_SAMPLE_FIRST, _SAMPLE_EVERY = 16, 16
 _SHOWN = 5  # keys of a dict in messages
+
+AnyArray = NDArray[Any]
+BoolArray = NDArray[np.bool_]
+Where = Callable[[int, int], str]
+"""Names the cell of row i, agent j of the group, in messages."""
 
 
 class ActionWriter:
@@ -38,8 +43,7 @@ class ActionWriter:
         self._groups = spec.groups
         self._agents = spec.agents
         self._grouped = grouped
-        self._validate = validate
-        self._calls = 0
+        self._schedule = CheckSchedule(validate)
         self._bounds = [[_bounds(leaf.space) for leaf in group.action_tree.leaves] for group in spec.groups]
         leaves = [
             (g, k, leaf) for g, group in enumerate(spec.groups) for k, leaf in enumerate(group.action_tree.leaves)
@@ -61,21 +65,17 @@ class ActionWriter:
             ActionError: Wrong structure, shape, dtype kind or value; an object that cannot be pickled or is too large.
                 Nothing has been written then.
         """
-        arrays = [
-            [
-                self._coerce(part, group, k, len(env_ids))
-                for k, part in enumerate(self._leaves(group, actions[group.name] if self._grouped else actions))
-            ]
-            for group in self._checked_groups(actions)
-        ]
-        if self._wants_values():
-            acting = buffers.acting[rows]
-            for g, group in enumerate(self._groups):
-                for k, array in enumerate(arrays[g]):
-                    self._check_values(array, group, g, k, acting, env_ids)
-            for g, k, leaf in self._of_own_mind:
-                group = self._groups[g]
-                check_members(leaf, arrays[g][k], acting[:, group.agents], partial(self._cell, group, env_ids))
+        if self._grouped:
+            self._check_groups(actions)
+        arrays = []
+        for group in self._groups:
+            own = actions[group.name] if self._grouped else actions
+            parts = (own,) if group.action_tree.is_leaf else self._leaves(group, own)
+            arrays.append([self._coerce(part, group, k, len(env_ids)) for k, part in enumerate(parts)])
+        self._schedule.countdown -= 1
+        if not self._schedule.countdown:
+            self._schedule.restart()
+            self._check_all_values(arrays, buffers.acting[rows], env_ids)
         if self._objects:
             sizes = np.zeros(len(env_ids), np.int64)
             for g, k, leaf in self._objects:
@@ -86,16 +86,14 @@ class ActionWriter:
             for target, part in zip(targets, parts, strict=True):
                 target[rows] = part
 
-    def _checked_groups(self, actions: Any) -> Sequence[AgentGroup]:
-        if self._grouped:
-            names = [group.name for group in self._groups]
-            if not isinstance(actions, Mapping) or set(actions) != set(names):
-                got = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions).__name__
-                raise ActionError(
-                    f"actions: expected a dict with one entry per group {names}, got {got}. Each entry is an array "
-                    f"(num_envs, agents of the group, …), or a tree of such arrays"
-                )
-        return self._groups
+    def _check_groups(self, actions: Any) -> None:
+        names = [group.name for group in self._groups]
+        if not isinstance(actions, Mapping) or set(actions) != set(names):
+            got = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions).__name__
+            raise ActionError(
+                f"actions: expected a dict with one entry per group {names}, got {got}. Each entry is an array "
+                f"(num_envs, agents of the group, …), or a tree of such arrays"
+            )
 
     def _leaves(self, group: AgentGroup, actions: Any) -> list[Any]:
         try:
@@ -134,11 +132,15 @@ class ActionWriter:
             )
         return array
 
-    def _wants_values(self) -> bool:
-        self._calls += 1
-        if self._validate == "sample":
-            return self._calls <= _SAMPLE_FIRST or self._calls % _SAMPLE_EVERY == 0
-        return self._validate != "off"
+    def _check_all_values(
+        self, arrays: Sequence[Sequence[AnyArray]], acting: BoolArray, env_ids: NDArray[np.int64]
+    ) -> None:
+        for g, group in enumerate(self._groups):
+            for k, array in enumerate(arrays[g]):
+                self._check_values(array, group, g, k, acting, env_ids)
+        for g, k, leaf in self._of_own_mind:
+            group = self._groups[g]
+            check_members(leaf, arrays[g][k], acting[:, group.agents], partial(self._cell, group, env_ids))
 
     def _check_values(
         self,
@@ -237,12 +239,6 @@ def _bounds(space: Space[Any]) -> tuple[Any, Any] | None:
     if isinstance(space, MultiBinary):
         return 0, 1
     return (space.low, space.high) if isinstance(space, Box) else None
-
-
-AnyArray = NDArray[Any]
-BoolArray = NDArray[np.bool_]
-Where = Callable[[int, int], str]
-"""Names the cell of row i, agent j of the group, in messages."""
 
 
 def arrange(value: Any, rows: int, agents: int) -> AnyArray:

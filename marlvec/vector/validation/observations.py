@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ContractWarning
 from marlvec.spaces import Leaf
+from marlvec.vector.validation.schedule import CheckSchedule
 from marlvec.vector.validation.value_bounds import Finite, Membership, membership
 from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["ObservationValidator"]
 
-_SAMPLE_FIRST, _SAMPLE_EVERY = 16, 16
 _REWARDS = Finite()
 
 AnyArray = NDArray[Any]
@@ -46,12 +46,15 @@ class ObservationValidator:
             which an agent's leaf is wrong in a way that was not told yet is told of in one `ContractWarning`, with the
             number of all that is wrong in it in this call; ``"sample"``: likewise in the first 16 calls and in every
             16th after that, so that no bound that an env oversteps by a hair ends a long run; ``"off"``: none.
+
+    Attributes:
+        schedule: Which calls' rows are due.
     """
 
     def __init__(self, spec: EnvSpec, mode: str) -> None:
         self._mode = mode
         self._agents = spec.agents
-        self._calls = 0
+        self.schedule = CheckSchedule(mode)
         self._warned: set[tuple[int, str, str, str, str]] = set()
         self._checks = [
             _Check(g, k, group, leaf, members)
@@ -63,7 +66,7 @@ class ObservationValidator:
     def check(
         self, step: VectorStep, env_ids: Sequence[int] | NDArray[np.int64] | None = None
     ) -> list[tuple[int, str]]:
-        """Look at the rows that a call brought, if it is this call's turn.
+        """Look at the rows that a call brought; whether they are due is asked of `schedule`, before.
 
         Args:
             step: The rows.
@@ -73,7 +76,7 @@ class ObservationValidator:
             For each env with something wrong, in the order of ``step.env_ids``: its index, and in words what is wrong.
             Always empty but with ``"strict"``.
         """
-        if not self._is_due() or not len(step):
+        if not len(step):
             return []
         problems: list[_Problem] = []
         if not _REWARDS.are_all(step.rewards):
@@ -95,12 +98,6 @@ class ObservationValidator:
             return [(i, f"{found[0]}{_and_more(found)}. {advice}") for i, found in bad.items()]
         self._warn(bad)
         return []
-
-    def _is_due(self) -> bool:
-        if self._mode == "sample":
-            self._calls += 1
-            return self._calls <= _SAMPLE_FIRST or self._calls % _SAMPLE_EVERY == 0
-        return self._mode != "off"
 
     def _bad_rewards(self, step: VectorStep) -> Iterator[_Problem]:
         for i, a in np.argwhere(~np.isfinite(step.rewards)).tolist():

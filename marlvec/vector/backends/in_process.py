@@ -1,0 +1,69 @@
+"""What envs in the calling process have in common: a request waits until its reply is fetched, and is run then."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.vector.data.report import Report
+from marlvec.vector.settings import Settings
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["InProcessVectorEnv"]
+
+
+class InProcessVectorEnv(VectorEnv):
+    """Runs requests in the calling process, one after the other, in the calls that fetch their replies."""
+
+    _place_name = "this process"
+
+    def __init__(self, num_envs: int, settings: Settings) -> None:
+        super().__init__(num_envs, settings)
+        self._requests: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
+
+    @abstractmethod
+    def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
+        """Do what is asked of these envs, and report."""
+
+    def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
+        self._is_sending = True
+        self._requests.append((operation, env_ids, arguments))
+
+    def _receive(self, timeout: float | None, everyone: bool) -> bool:
+        if not self._requests:
+            return self._receive_nothing(timeout)
+        try:
+            operation, env_ids, arguments = self._requests.pop(0)
+            self._replies.append((env_ids, self._run(operation, env_ids, arguments)))
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C in the middle of an env: nobody knows how far it came, so it has to be reset
+            self._lose_in_flight()
+            raise
+        return True
+
+    def _receive_nothing(self, timeout: float | None) -> bool:
+        """Nothing runs: an env is to be built anew, but not yet; or an interrupt came before the request."""
+        time.sleep(timeout or 0.0)
+        if timeout is None:
+            self._replies.append((self._call_state.in_flight, None))
+        return timeout is None
+
+    def _lose_in_flight(self) -> None:
+        """Envs that have not replied will not: they are idle, without an episode. What has arrived is still there."""
+        self.drive_count += 1
+        calls = self._call_state
+        lost = calls.in_flight
+        calls.lose_episodes(lost)
+        calls.undo_begin(lost, calls.arrived)
+        self._requests.clear()
+        self._replies.clear()
+
+    def _forget_requests(self) -> bool:
+        self._requests.clear()
+        return True
