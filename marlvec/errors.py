@@ -209,7 +209,7 @@ class RefusedError(MarlvecError):
     """The other side of a socket said no.
 
     Attributes:
-        code: Why, as docs/external.md lists it, e.g. ``"token"``, ``"version"``, ``"full"``, ``"value"``.
+        code: Why, as docs/protocol.md lists it, e.g. ``"token"``, ``"version"``, ``"full"``, ``"value"``.
     """
 
     def __init__(self, message: str, code: str) -> None:

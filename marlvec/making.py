@@ -70,7 +70,7 @@ def make(
         backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
             that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled worlds in
             this process, for envs that have them (docs/native.md); ``"pool"``: one object that holds all envs, e.g.
-            ``gymnasium.make_vec``'s (docs/interop.md), and the only one for EnvPool's ids, so leave it out there;
+            ``gymnasium.make_vec``'s (docs/libraries/), and the only one for EnvPool's ids, so leave it out there;
             ``"auto"``: native where that has the same numbers bit for bit, is installed and supports all that is asked
             for; else sync where worker processes would cost more than they bring, which is found out by stepping two
             of the envs in a process of their own first; else async. ``repr(envs)`` says what was taken and why, and

@@ -1,7 +1,8 @@
 """What a reader may copy runs as it stands: the README's quick start, the pages' marked blocks, the examples.
 
 A block in docs/ that stands under `<!-- run -->` is a whole script; the one under `<!-- output -->` after it is exactly
-what it prints. The ```pycon blocks of a page are one session, from its first line to its last.
+what it prints. The ```pycon blocks of a page are one session, from its first line to its last; after
+`<!-- session: catalogue.md -->` they go on where that page's first block ends.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,9 @@ import pytest
 from marlvec.connectors import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-CONNECTORS = ROOT / "docs" / "connectors.md"
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+CONNECTORS = sorted((DOCS / "connectors").glob("*.md"))
 QUICKSTART = ROOT / "examples" / "quickstart.py"
 LIBRARIES = ("envpool", "ray", "sb3_contrib", "stable_baselines3", "tianshou", "torchrl")
 """What an example may need and `make test` does not install; `make interop` does."""
@@ -30,8 +33,15 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != Q
 _BLOCK = re.compile(
     r"^<!-- run -->\n```python\n(?P<code>.*?)^```\n(?:\n<!-- output -->\n```text\n(?P<output>.*?)^```\n)?", re.S | re.M
 )
+_SESSION = re.compile(r"^<!-- session: (\S+) -->$", re.M)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS).with_suffix("").as_posix()
+
+
 BLOCKS = [
-    pytest.param(found["code"], found["output"], id=f"{page.stem}-{number}")
+    pytest.param(found["code"], found["output"], id=f"{name_of(page)}-{number}")
     for page in PAGES
     for number, found in enumerate(_BLOCK.finditer(page.read_text(encoding="utf-8")), 1)
 ]
@@ -53,10 +63,20 @@ def run_text(code: str, folder: Path) -> str:
     return run(script, folder)
 
 
-def session(page: Path) -> doctest.DocTest:
-    """A page's ```pycon blocks. All other lines are blank, so that failures name the page's own."""
+def sessions(page: Path) -> Iterator[doctest.DocTest]:
+    """A page's ```pycon blocks, after those they go on from. All other lines are blank: failures name the page's."""
+    text = page.read_text(encoding="utf-8")
+    if before := _SESSION.search(text):
+        other = page.parent / before[1]
+        first = re.search(r"^```pycon\n.*?^```$", other.read_text(encoding="utf-8"), re.S | re.M)
+        assert first, f"{page} goes on from {other}, which has no session"
+        yield _parse(first[0], other)
+    yield _parse(text, page)
+
+
+def _parse(text: str, page: Path) -> doctest.DocTest:
     lines, inside = [], False
-    for line in page.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         is_fence = line.startswith("```")
         if is_fence:
             inside = line == "```pycon"
@@ -116,17 +136,23 @@ def test_there_is_no_marker_that_marks_nothing() -> None:
     assert len(BLOCKS) >= 8
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if session(page).examples], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```pycon" in page.read_text(encoding="utf-8")], ids=name_of
+)
 def test_a_session_on_a_page_goes_as_it_says(page: Path) -> None:
     said: list[str] = []
-    failed, _ = doctest.DocTestRunner(verbose=False).run(session(page), out=said.append)
-    assert not failed, "".join(said)
+    names: dict[str, object] = {}
+    for part in sessions(page):
+        part.globs = names
+        failed, _ = doctest.DocTestRunner(verbose=False).run(part, out=said.append, clear_globs=False)
+        assert not failed, "".join(said)
 
 
 @pytest.mark.parametrize("name", [row.name for row in catalogue()])
 def test_every_connector_has_an_example(name: str) -> None:
-    assert f"\n**`{name}`** " in CONNECTORS.read_text(encoding="utf-8")
-    assert any(re.search(rf"\b{name}\(", example.source) for example in session(CONNECTORS).examples)
+    (page,) = [page for page in CONNECTORS if f"\n**`{name}`** " in page.read_text(encoding="utf-8")]
+    (*_, own) = sessions(page)
+    assert any(re.search(rf"\b{name}\(", example.source) for example in own.examples)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

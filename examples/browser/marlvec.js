@@ -11,7 +11,7 @@
  *     await episode.end({ player_0: board, player_1: mirrored }, { rewards: { player_0: 1, player_1: -1 } });
  *     await client.close();
  *
- * The protocol is described in docs/external.md, "Over a socket". Everything that can go wrong is a `MarlvecError`
+ * The protocol is described in docs/protocol.md, "Over a socket". Everything that can go wrong is a `MarlvecError`
  * with a `code`: those of the protocol's tables, and "closed" for a connection that is gone for good.
  *
  * Observations and actions follow the spaces that the server tells (`client.spaces`):

@@ -9,5 +9,5 @@
     handshake   from the first message to the welcome, both sides
     stream      what may follow, numbered and resumable
 
-docs/external.md is the same for those who write a client in another language.
+docs/protocol.md is the same for those who write a client in another language.
 """

@@ -28,7 +28,7 @@ class Server:
 
     It listens, and answers, in a thread of its own from the moment it is made until `close`; use it in a ``with``
     block. Who collects from ``envs`` need not know of it. Nothing that comes is ever unpickled or evaluated;
-    docs/external.md says what may come.
+    docs/protocol.md says what may come.
 
     Args:
         envs: Whose slots; belongs to the caller, and must outlive the server.
