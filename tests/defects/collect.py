@@ -249,9 +249,9 @@ def collected_version_of_the_batch(patch: Patch) -> None:
     make = BatchBuilder.make
 
     def stamp(batch_builder: BatchBuilder, *what: Any) -> Any:
-        for runner in batch_builder._runners:
-            if "policy_version" in runner.trajectories._answers:
-                runner.trajectories._answers["policy_version"].leaves[0][...] = runner.policy.version
+        for runner in batch_builder._runners.values():
+            if "policy_version" in runner.trajectories._columns:
+                runner.trajectories._columns["policy_version"][0][...] = runner.policy.version
         return make(batch_builder, *what)
 
     patch.setattr(BatchBuilder, "make", stamp)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from marlvec.collect.acting.given_actions import GivenActions
 from marlvec.collect.acting.noop_actions import GroupActions, NoopActions, declared_noop
-from marlvec.collect.storage.slot_buffer import BATCH_COLUMNS, SlotBuffer
+from marlvec.collect.storage.columns import BATCH_COLUMNS, ColumnForms
+from marlvec.collect.storage.slot_buffer import SlotBuffer
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.env_ids import Where
 from marlvec.envs.spec import AgentGroup
@@ -187,7 +188,7 @@ class PolicyRunner:
         self.group_index = -1
         self.ready = ReadyRows.none()
         self._who, self._num_agents = f"policy {policy_id!r}", num_agents
-        self.trajectories = SlotBuffer(self._who, num_lanes)
+        self.trajectories = SlotBuffer(ColumnForms(self._who), num_lanes)
         self.is_frozen = self.is_retired = False
         self._declared = False
         self._env_tree: SpaceTree | None = None
@@ -386,7 +387,7 @@ class PolicyRunner:
         columns["actions_for_env"] = self._env_tree.unflatten(answer.for_env)
         columns["policy_version"] = versions = np.empty(len(rows), np.int64)
         versions.fill(answer.version)
-        answer.parts = self.trajectories.check_answer(columns, asked=not _all_given(columns))
+        answer.parts = self.trajectories.forms.check_answer(columns, asked=not _all_given(columns))
         answer.rows = rows
 
     def _flatten(self, tree: SpaceTree, value: Tree, name: str) -> list[Any]:

@@ -1,7 +1,8 @@
-"""A named column of a buffer that grows: a tree of arrays with room to spare."""
+"""`ColumnForm`: structure, shapes and dtypes of a column, which its first value settles for all that follow."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
@@ -11,29 +12,58 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
-__all__ = ["ColumnForm"]
-
-Where = slice | NDArray[np.int64]
+__all__ = ["BATCH_COLUMNS", "ROW_COLUMNS", "ColumnForm", "ColumnForms", "Leaves", "order_columns"]
 
 AnyArray = NDArray[Any]
+Leaves = list[AnyArray]
+
+ROW_COLUMNS = (
+    *("obs", "rewards", "terminated", "truncated", "first", "last"),
+    *("env_id", "agent_index", "eps_id", "t", "action_mask", "state"),
+)
+"""Columns of rows that the collector itself gives; what else comes out of the connectors, they added."""
+
+BATCH_COLUMNS = (
+    *("actions", "actions_for_env", "next_obs", "next_state", "next_obs_missing"),
+    *("env_t", "next_env_t", "unroll_id", "policy_version", "off_policy"),
+)
+"""Names that the collector gives to columns of its own."""
+
+_MADE_HERE = ("rewards", "next_obs", "next_obs_missing", "env_t", "next_env_t", "unroll_id")
+
+_LATER = {"off_policy"}  # may come at any time, and was False until then
+
+_FIRST = (
+    *("obs", "actions", "actions_for_env", "rewards", "next_obs", "terminated", "truncated", "next_obs_missing"),
+    *("state", "next_state", "action_mask", "t", "env_t", "next_env_t", "eps_id", "unroll_id"),
+    *("env_id", "agent_index", "policy_version"),
+)
+
+
+def order_columns(columns: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Columns of a batch in their order: the collector's, then what connectors and policy added, as it came."""
+    names = [name for name in _FIRST if name in columns]
+    names += [name for name in columns if name not in _FIRST and name not in _LATER]
+    return {name: columns[name] for name in (*names, *(name for name in columns if name in _LATER))}
 
 
 class ColumnForm:
-    """A column that learns its structure, shapes and dtypes from the first value, and holds every other one to them.
+    """What every value of one column must be like: as the first one was.
 
     Args:
-        owner: Who fills it, for messages, e.g. ``"policy 'main'"``.
+        owner: Who gives it, for messages, e.g. ``"policy 'main'"``.
         name: The column's name.
-        value: A first value, a tree of arrays (n, …); only its form is taken.
-        capacity: Entries to make room for.
+        value: The first value, a tree of arrays (n, …).
 
     Attributes:
-        leaves: Per leaf: (capacity, …).
+        name: As given.
+        dtype, shape: Those of one bare array, without the first axis; None for a tree.
+        is_object: Whether it holds Python objects.
     """
 
-    __slots__ = ("_dtype", "_names", "_owner", "_shape", "_skeleton", "leaves", "name")
+    __slots__ = ("_kinds", "_names", "_owner", "_skeleton", "dtype", "is_object", "name", "shape")
 
-    def __init__(self, owner: str, name: str, value: Tree, capacity: int) -> None:
+    def __init__(self, owner: str, name: str, value: Tree) -> None:
         self._owner, self.name = owner, name
         found = [(path, to_array(leaf)) for path, leaf in tree_leaves(value)]
         for path, leaf in found:
@@ -42,19 +72,19 @@ class ColumnForm:
         numbers = count()
         self._skeleton = map_tree(lambda _: next(numbers), value)
         self._names = [path for path, _ in found]
-        self.leaves = [np.zeros((capacity, *leaf.shape[1:]), leaf.dtype) for _, leaf in found]
-        # What one bare array must be, in a form that is quick to compare; None for a tree.
-        bare = self.leaves[0] if isinstance(self._skeleton, int) else None
-        self._dtype = None if bare is None else bare.dtype
-        self._shape = None if bare is None else bare.shape[1:]
+        self._kinds = [(leaf.dtype, leaf.shape[1:]) for _, leaf in found]
+        is_bare = isinstance(self._skeleton, int)
+        self.dtype: np.dtype[Any] | None = self._kinds[0][0] if is_bare else None
+        self.shape: tuple[int, ...] | None = self._kinds[0][1] if is_bare else None
+        self.is_object = any(dtype.kind == "O" for dtype, _ in self._kinds)
 
-    def fit(self, value: Tree) -> list[AnyArray]:
-        """Leaves of a value of the right form.
+    def fit(self, value: Tree) -> Leaves:
+        """Leaves of a value of this form.
 
         Raises:
             ContractError: It differs from the first value in structure, shape or dtype.
         """
-        if value.__class__ is np.ndarray and value.dtype == self._dtype and value.shape[1:] == self._shape:
+        if value.__class__ is np.ndarray and value.dtype == self.dtype and value.shape[1:] == self.shape:
             return [value]
         found = [(path, to_array(leaf)) for path, leaf in tree_leaves(value)]
         if [path for path, _ in found] != self._names:
@@ -62,56 +92,108 @@ class ColumnForm:
                 f"{self._owner}: column {self.name!r} had the leaves {self._names} until now, "
                 f"got {[path for path, _ in found]}"
             )
-        for (path, leaf), own in zip(found, self.leaves, strict=True):
-            if leaf.shape[1:] != own.shape[1:] or leaf.dtype != own.dtype or leaf.ndim == 0:
+        for (path, leaf), (dtype, shape) in zip(found, self._kinds, strict=True):
+            if leaf.shape[1:] != shape or leaf.dtype != dtype or leaf.ndim == 0:
                 raise ContractError(
-                    f"{self._owner}: {_where(self.name, path)} was {own.dtype} of shape {_per_row(own.shape)} "
+                    f"{self._owner}: {_where(self.name, path)} was {dtype} of shape {_per_row(shape)} "
                     f"until now, got {leaf.dtype} of shape {leaf.shape}"
                 )
         return [leaf for _, leaf in found]
 
-    def write(self, where: Where, value: Tree) -> None:
-        """Write a value of the right form.
+    def room(self, *lead: int) -> Leaves:
+        """Per leaf an array whose first axes are these lengths; it may hold anything."""
+        return [np.empty((*lead, *shape), dtype) for dtype, shape in self._kinds]
+
+    def blank(self, leaves: Leaves) -> None:
+        """Fill arrays of this form with what stands for rows of before the column came."""
+        for leaf in leaves:
+            if self.name == "action_mask":
+                leaf[...] = True  # until an env gives its first mask everything is allowed
+            else:
+                leaf[...] = np.nan if leaf.dtype.kind in "fc" and self.name not in _LATER else 0
+
+    def tree(self, leaves: Leaves) -> Tree:
+        """These leaves in the column's structure."""
+        return leaves[0] if self.dtype is not None else map_tree(leaves.__getitem__, self._skeleton)
+
+
+class ColumnForms:
+    """The columns that one policy's rows and answers have.
+
+    Args:
+        owner: For messages, e.g. ``"policy 'main'"``.
+
+    Attributes:
+        rows: Form by name, of what came out of the agent connectors.
+        answers: Likewise, of what the policy and its action connectors answered.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self.rows: dict[str, ColumnForm] = {}
+        self.answers: dict[str, ColumnForm] = {}
+        self._asked = False
+
+    def check_rows(self, columns: Mapping[str, Tree], *, final: bool = False) -> None:
+        """Make sure that rows have the columns they had until now; the first rows settle which these are.
+
+        Args:
+            columns: Columns of n rows behind the agent connectors.
+            final: Whether they are last rows, which may lack what connectors add.
 
         Raises:
-            ContractError: As `fit`.
+            ContractError: A column is missing or new, or has a name that is taken.
         """
-        if value.__class__ is np.ndarray and value.dtype == self._dtype and value.shape[1:] == self._shape:
-            self.leaves[0][where] = value
-        else:
-            self.put(where, self.fit(value))
+        if final:
+            for name in self.rows:
+                if name not in columns and name in ROW_COLUMNS:
+                    raise ContractError(f"{self._owner}: its agent connectors dropped column {name!r} of last rows")
+        elif columns.keys() != self.rows.keys():
+            self._learn(columns)
 
-    def put(self, where: Where, parts: list[AnyArray]) -> None:
-        """Write what `fit` returned."""
-        for leaf, part in zip(self.leaves, parts, strict=True):
-            leaf[where] = part
+    def _learn(self, columns: Mapping[str, Tree]) -> None:
+        if self.rows and columns.keys() - self.rows.keys() == {"action_mask"} and self.rows.keys() < columns.keys():
+            # An env has given its first mask, in its infos.
+            self.rows["action_mask"] = ColumnForm(self._owner, "action_mask", columns["action_mask"])
+            return
+        if self.rows:
+            raise ContractError(
+                f"{self._owner}: its agent connectors gave the columns {sorted(columns)}, until now {sorted(self.rows)}"
+            )
+        for name in columns:
+            if name in BATCH_COLUMNS:
+                raise ContractError(f"{self._owner}: its agent connectors may not add a column named {name!r}")
+        self.rows = {name: ColumnForm(self._owner, name, value) for name, value in columns.items()}
 
-    def get(self, where: Where) -> Tree:
-        """Copy of some entries, as a tree."""
-        if self._dtype is not None:
-            return _copy(self.leaves[0], where)
-        parts = [_copy(leaf, where) for leaf in self.leaves]
-        return map_tree(parts.__getitem__, self._skeleton)
+    def check_answer(self, columns: Mapping[str, Tree], *, asked: bool = True) -> list[Leaves]:
+        """Leaves of an answer's columns, per column of `answers`.
 
-    def grow(self, capacity: int, used: int) -> None:
-        """Make room; the first ``used`` entries stay."""
-        for k, leaf in enumerate(self.leaves):
-            more = np.zeros((capacity, *leaf.shape[1:]), leaf.dtype)
-            more[:used] = leaf[:used]
-            self.leaves[k] = more
+        Args:
+            columns: Columns of n rows.
+            asked: Whether the policy was asked about any of them; what it adds is not known before that.
 
-    def keep(self, where: NDArray[np.int64]) -> None:
-        """Move some entries to the front."""
-        for leaf in self.leaves:
-            leaf[: len(where)] = leaf.take(where, axis=0)
-
-
-def _copy(leaf: AnyArray, where: Where) -> AnyArray:
-    return leaf[where].copy() if isinstance(where, slice) else leaf.take(where, axis=0)
+        Raises:
+            ContractError: Columns are missing, new, or have changed their form; or one has a name that is taken.
+        """
+        if columns.keys() != self.answers.keys():
+            new = {name: column for name, column in columns.items() if name not in self.answers}
+            if self.answers and (len(new) + len(self.answers) > len(columns) or (self._asked and set(new) - _LATER)):
+                raise ContractError(
+                    f"{self._owner}: gave the columns {sorted(columns)}, until now {sorted(self.answers)}; "
+                    f"they must stay the same"
+                )
+            taken = [name for name in new if name in self.rows or name in _MADE_HERE]
+            if taken:
+                raise ContractError(
+                    f"{self._owner}: it or its action connectors add columns named {taken}; such there are already"
+                )
+            self.answers |= {name: ColumnForm(self._owner, name, value) for name, value in new.items()}
+        self._asked |= asked
+        return [form.fit(columns[name]) for name, form in self.answers.items()]
 
 
 def _per_row(shape: tuple[int, ...]) -> str:
-    return f"(n,{''.join(f' {length},' for length in shape[1:])})"
+    return f"(n,{''.join(f' {length},' for length in shape)})"
 
 
 def _where(name: str, path: str) -> str:

@@ -11,35 +11,19 @@ A *lane* is one (env, agent): number ``env * A + agent``. Lanes advance each at 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.storage.columns import ColumnForm
+from marlvec.collect.storage.columns import ColumnForms, Leaves, order_columns
+from marlvec.collect.storage.dense_buffer import DenseBuffer
 from marlvec.env_ids import Where
-from marlvec.errors import ContractError
 from marlvec.trees import Tree
 
-__all__ = ["BATCH_COLUMNS", "ROW_COLUMNS", "SlotBuffer"]
+__all__ = ["SlotBuffer"]
 
 IntArray = NDArray[np.int64]
-
-ROW_COLUMNS = (
-    *("obs", "rewards", "terminated", "truncated", "first", "last"),
-    *("env_id", "agent_index", "eps_id", "t", "action_mask", "state"),
-)
-"""Columns of rows that the collector itself gives; what else comes out of the connectors, they added."""
-
-BATCH_COLUMNS = (
-    *("actions", "actions_for_env", "next_obs", "next_state", "next_obs_missing"),
-    *("env_t", "next_env_t", "unroll_id", "policy_version", "off_policy"),
-)
-"""Names that the collector gives to columns of its own."""
-
-_MADE_HERE = ("rewards", "next_obs", "next_obs_missing", "env_t", "next_env_t", "unroll_id")
-
-_LATER = {"off_policy"}  # may come at any time, and was False until then
+BoolArray = NDArray[np.bool_]
 
 _START = 256
 
@@ -47,16 +31,16 @@ _START = 256
 class SlotBuffer:
     """Growing table of slots, and the links between them.
 
+    Slots are written behind those there are, and a link set in a slot leads to a later one: `truncate` undoes both.
+
     Args:
-        owner: For messages, e.g. ``"policy 'main'"``.
+        forms: The columns' forms.
         num_lanes: N × A.
     """
 
-    def __init__(self, owner: str, num_lanes: int) -> None:
-        self._owner = owner
-        self._rows: dict[str, ColumnForm] = {}  # written when a row came
-        self._answers: dict[str, ColumnForm] = {}  # written when the policy had answered
-        self._asked = False
+    def __init__(self, forms: ColumnForms, num_lanes: int) -> None:
+        self.forms, self._num_lanes = forms, num_lanes
+        self._columns: dict[str, Leaves] = {}
         self._size, self._capacity = 0, _START
         self._lane = np.zeros(_START, np.int64)
         self._tick = np.zeros(_START, np.int64)
@@ -70,13 +54,15 @@ class SlotBuffer:
     def __len__(self) -> int:
         return self._size
 
+    # --- in
+
     def append(
         self,
         columns: Mapping[str, Tree],
         lanes: IntArray,
         tick: IntArray | int,
         env_t: IntArray,
-        missing: NDArray[np.bool_] | None = None,
+        missing: BoolArray | None = None,
     ) -> IntArray:
         """Store rows.
 
@@ -95,18 +81,21 @@ class SlotBuffer:
             ContractError: A column is missing, new, or has changed its form.
         """
         final = missing is not None
-        if not final and columns.keys() != self._rows.keys():
-            self._learn(columns)
+        self.forms.check_rows(columns, final=final)
         start, stop = self._size, self._size + len(lanes)
         if stop > self._capacity:
-            self._grow(stop)
+            self._copy_to(self, slice(start), max(2 * self._capacity, stop))
         where = slice(start, stop)
-        for name, column in self._rows.items():
+        for name, form in self.forms.rows.items():
             if final and name not in columns:
-                if name in ROW_COLUMNS:
-                    raise ContractError(f"{self._owner}: its agent connectors dropped column {name!r} of last rows")
                 continue
-            column.write(where, columns[name])
+            value = columns[name]
+            leaves = self._columns.get(name) or self._add_column(name)
+            if value.__class__ is np.ndarray and value.dtype == form.dtype and value.shape[1:] == form.shape:
+                leaves[0][where] = value
+            else:
+                for leaf, part in zip(leaves, form.fit(value), strict=True):
+                    leaf[where] = part
         self._lane[where] = lanes
         self._tick[where] = tick
         self._env_t[where] = env_t
@@ -116,93 +105,91 @@ class SlotBuffer:
         self._size = stop
         return np.arange(start, stop)
 
-    def _learn(self, columns: Mapping[str, Tree]) -> None:
-        if self._rows and columns.keys() - self._rows.keys() == {"action_mask"} and self._rows.keys() < columns.keys():
-            # An env has given its first mask, in its infos; until now everything was allowed.
-            masks = ColumnForm(self._owner, "action_mask", columns["action_mask"], self._capacity)
-            for leaf in masks.leaves:
-                leaf[...] = True
-            self._rows["action_mask"] = masks
-            return
-        if self._rows:
-            raise ContractError(
-                f"{self._owner}: its agent connectors gave the columns {sorted(columns)}, "
-                f"until now {sorted(self._rows)}"
-            )
-        for name in columns:
-            if name in BATCH_COLUMNS:
-                raise ContractError(f"{self._owner}: its agent connectors may not add a column named {name!r}")
-        self._rows = {name: ColumnForm(self._owner, name, value, self._capacity) for name, value in columns.items()}
+    def _add_column(self, name: str) -> Leaves:
+        form = self.forms.rows.get(name) or self.forms.answers[name]
+        leaves = form.room(self._capacity)
+        form.blank([leaf[: self._size] for leaf in leaves])
+        self._columns[name] = leaves
+        return leaves
 
-    def rows(self, where: Where) -> dict[str, Tree]:
-        """Copies of the columns of some slots, as they came out of the connectors."""
-        return {name: column.get(where) for name, column in self._rows.items()}
-
-    def env_t(self, where: Where) -> IntArray:
-        """Env steps that the episodes of some slots had made when they came."""
-        return self._env_t[where]
-
-    def check_answer(self, columns: Mapping[str, Tree], *, asked: bool = True) -> list[list[NDArray[Any]]]:
-        """Leaves of the columns to write with `answer`, per column; changes nothing that was stored.
-
-        Args:
-            columns: Columns of n rows.
-            asked: Whether the policy was asked about any of them; what it adds is not known before that.
-
-        Raises:
-            ContractError: Columns are missing, new, or have changed their form; or one has a name that is taken.
-        """
-        if columns.keys() != self._answers.keys():
-            new = {name: column for name, column in columns.items() if name not in self._answers}
-            if self._answers and (len(new) + len(self._answers) > len(columns) or (self._asked and set(new) - _LATER)):
-                raise ContractError(
-                    f"{self._owner}: gave the columns {sorted(columns)}, until now {sorted(self._answers)}; "
-                    f"they must stay the same"
-                )
-            taken = [name for name in new if name in self._rows or name in _MADE_HERE]
-            if taken:
-                raise ContractError(
-                    f"{self._owner}: it or its action connectors add columns named {taken}; such there are already"
-                )
-            for name, value in new.items():
-                self._answers[name] = ColumnForm(self._owner, name, value, self._capacity)
-                if self._size and name not in _LATER:  # until now only actions that were not the policy's
-                    for leaf in self._answers[name].leaves:
-                        leaf[...] = np.nan if leaf.dtype.kind in "fc" else 0
-        self._asked |= asked
-        return [column.fit(columns[name]) for name, column in self._answers.items()]
-
-    def answer(self, where: Where, parts: list[list[NDArray[Any]]]) -> None:
-        """Write down what the policy answered in some slots: what `check_answer` returned."""
-        for column, part in zip(self._answers.values(), parts, strict=True):
-            column.put(where, part)
+    def answer(self, where: Where, parts: list[Leaves]) -> None:
+        """Write down what the policy answered in some slots: what `ColumnForms.check_answer` returned."""
+        for name, part in zip(self.forms.answers, parts, strict=True):
+            for leaf, values in zip(self._columns.get(name) or self._add_column(name), part, strict=True):
+                leaf[where] = values
 
     def link(self, slots: IntArray, successors: IntArray) -> None:
         """Close transitions: each slot's outcome is its successor."""
         self._next[slots] = successors
 
+    def truncate(self, size: int) -> None:
+        """Take back the slots from this one on, and the links that lead to them."""
+        after = self._next[:size]
+        after[after >= size] = -1
+        self._size = size
+
+    def adopt(self, dense: DenseBuffer, tick: int) -> IntArray:
+        """Store what a dense buffer holds, as if it had come here tick by tick.
+
+        Args:
+            dense: The buffer, which stays as it is.
+            tick: The round in which the rows of its first column came.
+
+        Returns:
+            (L,) slots of its lanes' rows that are ready or open, or -1 where an end has closed the last.
+        """
+        slots = np.full(len(dense.lanes), -1, np.int64)
+        for moment in dense.moments():
+            before, env_t = slots, moment.env_t
+            slots = self.append(moment.rows, dense.lanes, tick + moment.column, env_t)
+            self.link(before[before >= 0], slots[before >= 0])
+            if moment.answer is not None:
+                self.answer(slice(int(slots[0]), int(slots[-1]) + 1), moment.answer)
+            for end in moment.ends:
+                finals = self.append(
+                    end.rows, dense.lanes[end.places], tick + moment.column + 1, env_t[end.places] + 1, end.missing
+                )
+                self.link(slots[end.places], finals)
+                slots[end.places] = -1
+        return slots
+
+    # --- looking
+
+    def rows(self, where: Where) -> dict[str, Tree]:
+        """Copies of the columns of some slots, as they came out of the connectors."""
+        return {name: self._get(name, where) for name in self.forms.rows}
+
+    def _get(self, name: str, where: Where) -> Tree:
+        form = self.forms.rows.get(name) or self.forms.answers[name]
+        found = self._columns.get(name) or self._add_column(name)
+        if isinstance(where, slice):
+            return form.tree([leaf[where].copy() for leaf in found])
+        return form.tree([leaf.take(where, axis=0) for leaf in found])
+
     def closed(self, eps_ids: IntArray | None = None) -> IntArray:
         """Slots of transitions whose outcome is known, of all episodes or of some; ascending."""
         slots = np.flatnonzero(self._next[: self._size] >= 0)
-        if eps_ids is not None:
-            slots = slots[np.isin(self._rows["eps_id"].leaves[0][slots], eps_ids)] if self._rows else slots
-        return slots
+        return slots if eps_ids is None or not len(slots) else slots[np.isin(self._eps_id(slots), eps_ids)]
 
     def of_episodes(self, eps_ids: IntArray) -> IntArray:
         """All slots of some episodes, ends and rows that wait for an action included; ascending."""
-        if not self._rows:
-            return np.zeros(0, np.int64)
-        return np.flatnonzero(np.isin(self._rows["eps_id"].leaves[0][: self._size], eps_ids))
+        return np.flatnonzero(np.isin(self._eps_id(slice(self._size)), eps_ids))
 
     def without(self, slots: IntArray, eps_ids: Collection[int]) -> IntArray:
         """Those of some slots that are of none of these episodes."""
         if not len(slots) or not eps_ids:
             return slots
-        return slots[~np.isin(self._rows["eps_id"].leaves[0][slots], list(eps_ids))]
+        return slots[~np.isin(self._eps_id(slots), list(eps_ids))]
+
+    def _eps_id(self, where: Where) -> IntArray:
+        found: IntArray = self._columns["eps_id"][0][where] if self._size else np.zeros(0, np.int64)
+        return found
 
     def closing_order(self, slots: IntArray) -> tuple[IntArray, IntArray]:
         """Tick at which each transition was closed, and its lane."""
         return self._tick[self._next[slots]], self._lane[slots]
+
+    # --- out
 
     def read(self, slots: IntArray, unroll_id: int) -> tuple[dict[str, Tree], int]:
         """Columns of transitions, ordered by env, agent and time.
@@ -216,37 +203,22 @@ class SlotBuffer:
         """
         slots = slots[np.argsort(self._lane[slots].astype(self._sort_dtype), kind="stable")]
         after = self._next[slots]
-        missing = self._missing[after]
-        rows, answers = self._rows, self._answers
-        own = {name: column.get(slots) for name, column in rows.items() if name not in ("rewards", "first", "last")}
-        columns: dict[str, Tree] = {
-            "obs": own.pop("obs"),
-            "actions": answers["actions"].get(slots),
-            "actions_for_env": answers["actions_for_env"].get(slots),
-            "rewards": rows["rewards"].get(after),
-            "next_obs": rows["obs"].get(np.where(missing, slots, after)),
-            "terminated": rows["terminated"].get(after),
-            "truncated": rows["truncated"].get(after),
-            "next_obs_missing": missing,
-        }
-        if "state" in rows:
-            columns["state"], columns["next_state"] = own.pop("state"), rows["state"].get(after)
-        lane, eps = self._lane[slots], own["eps_id"]
+        missing, lane = self._missing[after], self._lane[slots]
+        outcome = ("rewards", "terminated", "truncated", "first", "last")
+        columns = {name: self._get(name, slots) for name in self.forms.rows if name not in outcome}
+        columns["rewards"] = self._get("rewards", after)
+        columns["terminated"], columns["truncated"] = self._get("terminated", after), self._get("truncated", after)
+        columns["next_obs"] = self._get("obs", np.where(missing, slots, after))
+        columns["next_obs_missing"] = missing
+        if "state" in columns:
+            columns["next_state"] = self._get("state", after)
+        columns["env_t"], columns["next_env_t"] = self._env_t[slots], self._env_t[after]
         starts = np.zeros(len(slots), np.int64)
-        starts[1:] = (lane[1:] != lane[:-1]) | (eps[1:] != eps[:-1])
+        starts[1:] = (lane[1:] != lane[:-1]) | (columns["eps_id"][1:] != columns["eps_id"][:-1])
         starts[1:] |= (columns["terminated"] | columns["truncated"])[:-1]  # an agent that came back has a new life
-        unroll_ids = np.cumsum(starts) + unroll_id
-        own["unroll_id"] = unroll_ids
-        own["env_t"], own["next_env_t"] = self._env_t[slots], self._env_t[after]
-        for name in ("action_mask", "t", "env_t", "next_env_t", "eps_id", "unroll_id", "env_id", "agent_index"):
-            if name in own:
-                columns[name] = own.pop(name)
-        columns["policy_version"] = answers["policy_version"].get(slots)
-        columns.update((name, value) for name, value in own.items() if name not in columns)  # what connectors added
-        for name in sorted(answers, key=_LATER.__contains__):  # those are last, whenever they came
-            if name not in columns:
-                columns[name] = answers[name].get(slots)
-        return columns, int(unroll_ids[-1]) + 1
+        columns["unroll_id"] = np.cumsum(starts) + unroll_id
+        columns |= {name: self._get(name, slots) for name in self.forms.answers}
+        return order_columns(columns), int(columns["unroll_id"][-1]) + 1
 
     def forget(self, slots: IntArray, current: IntArray) -> IntArray:
         """Drop transitions that were handed over, and with them the ends that nothing leads to any more.
@@ -258,6 +230,19 @@ class SlotBuffer:
         Returns:
             Where ``current`` are now.
         """
+        kept, moved = self.dropping(slots)
+        vars(self).update(vars(kept))
+        return moved[current]
+
+    def dropping(self, slots: IntArray) -> tuple[SlotBuffer, IntArray]:
+        """What is left without some transitions that were handed over, and the ends that nothing leads to any more.
+
+        Args:
+            slots: What to drop.
+
+        Returns:
+            Another buffer, and (size,) where each slot of this one is there. This one stays as it is.
+        """
         size = self._size
         keep = ~self._final[:size]
         keep[slots] = False
@@ -265,27 +250,28 @@ class SlotBuffer:
         keep[after[after >= 0]] = True
         kept = np.flatnonzero(keep)
         moved = np.cumsum(keep) - 1
-        for column in (*self._rows.values(), *self._answers.values()):
-            column.keep(kept)
-        n = len(kept)
-        after = self._next[kept]
-        self._next[:n] = np.where(after >= 0, moved[after], -1)
-        for array in (self._lane, self._tick, self._env_t, self._final, self._missing):
-            array[:n] = array[kept]
-        self._size = n
-        return moved[current]
+        other = SlotBuffer(self.forms, self._num_lanes)
+        self._copy_to(other, kept, self._capacity)
+        after = other._next[: len(kept)]
+        after[after >= 0] = moved[after[after >= 0]]
+        return other, moved
+
+    def _copy_to(self, other: SlotBuffer, where: slice | IntArray, capacity: int) -> None:
+        """Have a buffer hold these slots alone, in new arrays; it may be this one itself."""
+        size = len(range(*where.indices(self._size))) if isinstance(where, slice) else len(where)
+
+        def copied(old: NDArray[np.generic]) -> NDArray[np.generic]:
+            new = np.empty((capacity, *old.shape[1:]), old.dtype)
+            new[:size] = old[where]
+            return new
+
+        columns = {name: [copied(leaf) for leaf in leaves] for name, leaves in self._columns.items()}
+        arrays = {name: copied(getattr(self, name)) for name in _ARRAYS}
+        vars(other).update(arrays, _columns=columns, _capacity=capacity, _size=size)
 
     def clear(self) -> None:
         """Drop everything; the columns' forms stay known."""
         self._size = 0
 
-    def _grow(self, wanted: int) -> None:
-        capacity = max(2 * self._capacity, wanted)
-        for column in (*self._rows.values(), *self._answers.values()):
-            column.grow(capacity, self._size)
-        for name in ("_lane", "_tick", "_env_t", "_next", "_final", "_missing"):
-            old = getattr(self, name)
-            more = np.zeros(capacity, old.dtype)
-            more[: self._size] = old[: self._size]
-            setattr(self, name, more)
-        self._capacity = capacity
+
+_ARRAYS = ("_lane", "_tick", "_env_t", "_next", "_final", "_missing")

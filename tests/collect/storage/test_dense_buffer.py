@@ -1,0 +1,287 @@
+"""A dense buffer beside slots: the same rows go into both, and the same columns come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marlvec.collect.storage.columns import ColumnForms
+from marlvec.collect.storage.dense_buffer import DenseBuffer
+from marlvec.collect.storage.slot_buffer import SlotBuffer
+from marlvec.errors import ContractError
+from marlvec.trees import map_tree, tree_leaves
+
+AGENTS = 3
+OBS: Mapping[str, Any] = {
+    "box": np.zeros((0, 2), np.float32),
+    "dict": {"image": np.zeros((0, 2, 2), np.uint8), "pair": (np.zeros(0, np.int64), np.zeros((0, 1)))},
+    "empty": np.zeros((0, 0), np.float32),
+}
+
+
+@dataclass
+class World:
+    """Makes rows of a policy's lanes in every env, as the collector would."""
+
+    num_envs: int
+    agents: list[int]
+    obs: Any
+    rng: np.random.Generator
+    masked_from: int
+    state: bool
+    ticks: int = 0
+    eps_id: Any = None
+    env_t: Any = None
+    turn: Any = None
+    forms: list[ColumnForms] = field(default_factory=lambda: [ColumnForms("policy 'p'"), ColumnForms("policy 'p'")])
+
+    def __post_init__(self) -> None:
+        n = self.num_envs
+        self.lanes = np.add.outer(np.arange(n) * AGENTS, self.agents).ravel()
+        self.eps_id = np.arange(n)
+        self.env_t = self.rng.integers(0, 5, n)  # episodes may have begun before, and agents later than those
+        self.turn = np.maximum(np.repeat(self.env_t, len(self.agents)) - self.rng.integers(0, 3, len(self.lanes)), 0)
+
+    @property
+    def env_of(self) -> Any:
+        return self.lanes // AGENTS
+
+    def some(self, like: Any, n: int) -> Any:
+        return map_tree(lambda leaf: self.rng.integers(0, 9, (n, *leaf.shape[1:])).astype(leaf.dtype), like)
+
+    def rows(self, places: Any, *, last: bool = False) -> dict[str, Any]:
+        n, lanes = len(places), self.lanes[places]
+        ended = self.rng.random((2, n)) < 0.5
+        found = {
+            "env_id": lanes // AGENTS,
+            "agent_index": lanes % AGENTS,
+            "eps_id": self.eps_id[lanes // AGENTS],
+            "t": self.turn[places].copy(),
+            "obs": self.some(self.obs, n),
+            "rewards": self.rng.normal(size=n),
+            "terminated": ended[0] | ~ended[1] if last else np.zeros(n, np.bool_),
+            "truncated": ended[1] if last else np.zeros(n, np.bool_),
+            "first": self.turn[places] == 0,
+            "last": np.full(n, last),
+        }
+        if self.ticks >= self.masked_from:
+            found["action_mask"] = self.rng.random((n, 4)) < 0.5
+        if self.state:
+            found["state"] = self.rng.normal(size=(n, 3)).astype(np.float32)
+        if not last:
+            found["added"] = self.some({"x": np.zeros((0, 2))}, n)
+        return found
+
+    def answer(self) -> dict[str, Any]:
+        n = len(self.lanes)
+        actions = self.rng.integers(0, 5, n)
+        return {
+            "actions": actions,
+            "logp": self.some((np.zeros(0, np.float32),), n),
+            "actions_for_env": actions,
+            "policy_version": np.full(n, self.ticks),
+        }
+
+
+class Both:
+    """One world, stored in both ways at once; the dense one may be given up for a third, which adopts it."""
+
+    def __init__(self, world: World, length: int) -> None:
+        self.world, self.everyone = world, np.arange(len(world.lanes))
+        self.slots = SlotBuffer(world.forms[0], world.num_envs * AGENTS)
+        self.other = SlotBuffer(world.forms[1], world.num_envs * AGENTS)
+        rows = world.rows(self.everyone)
+        self.at = self.slots.append(rows, world.lanes, 0, world.env_t[world.env_of])
+        self.dense: DenseBuffer | None = DenseBuffer(
+            world.forms[1],
+            world.lanes,
+            AGENTS,
+            length,
+            rows,
+            eps_id=world.eps_id[world.env_of],
+            env_t=world.env_t[world.env_of],
+            turn=world.turn,
+        )
+        self.other_at = self.at
+
+    def demote(self) -> None:
+        if self.dense is not None:
+            self.other_at = self.other.adopt(self.dense, 0)
+            self.dense = None
+
+    def tick(self, ending: list[int], demote_at: int) -> None:
+        """One step of all; the dense buffer is given up before it, after the answer, or after the ends."""
+        world = self.world
+        if demote_at == 0:
+            self.demote()
+        answer = world.answer()
+        self.slots.answer(self.at, world.forms[0].check_answer(answer))
+        parts = world.forms[1].check_answer(answer)
+        if self.dense is not None:
+            self.dense.answer(parts)
+        else:
+            self.other.answer(self.other_at, parts)
+        world.ticks += 1
+        world.turn += 1
+        world.env_t += 1
+        if demote_at == 1:
+            self.demote()
+        places = np.flatnonzero(np.isin(world.env_of, ending))
+        if len(places):
+            rows, missing = world.rows(places, last=True), world.rng.random(len(places)) < 0.3
+            next_eps_id = world.eps_id[world.env_of[places]] + world.num_envs
+            for slots, at in self.slot_buffers():
+                finals = slots.append(rows, world.lanes[places], world.ticks, self.env_t[places], missing)
+                slots.link(at[places], finals)
+                at[places] = -1
+            if self.dense is not None:
+                self.dense.end(places, rows, missing, next_eps_id)
+            world.eps_id[ending] += world.num_envs
+            world.env_t[ending] = 0
+            world.turn[places] = 0
+        if demote_at == 2:
+            self.demote()
+        rows = world.rows(self.everyone)
+        for slots, at in self.slot_buffers():
+            new = slots.append(rows, world.lanes, world.ticks, self.env_t)
+            slots.link(at[at >= 0], new[at >= 0])
+            at[:] = new
+        if self.dense is not None:
+            self.dense.record(rows)
+
+    @property
+    def env_t(self) -> Any:
+        return self.world.env_t[self.world.env_of]
+
+    def slot_buffers(self) -> list[tuple[SlotBuffer, Any]]:
+        found = [(self.slots, self.at)]
+        return found if self.dense is not None else [*found, (self.other, self.other_at)]
+
+    def check(self, unroll_id: int) -> None:
+        want, number = self.slots.read(self.slots.closed(), unroll_id)
+        if self.dense is None:
+            got, other = self.other.read(self.other.closed(), unroll_id)
+            orders = [s.closing_order(s.closed()) for s in (self.slots, self.other)]
+            assert sorted(zip(*map(np.ndarray.tolist, orders[0]), strict=True)) == sorted(
+                zip(*map(np.ndarray.tolist, orders[1]), strict=True)
+            )
+        else:
+            got, other = self.dense.read(unroll_id)
+        assert number == other
+        check_equal(got, want)
+
+
+def check_equal(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
+    assert list(got) == list(want)
+    for name in want:
+        ours, theirs = list(tree_leaves(got[name])), list(tree_leaves(want[name]))
+        assert [path for path, _ in ours] == [path for path, _ in theirs]
+        for (path, a), (_, b) in zip(ours, theirs, strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), (name, path)
+            assert a.tobytes() == b.tobytes(), (name, path)
+
+
+worlds = st.builds(
+    World,
+    num_envs=st.integers(1, 4),
+    agents=st.sampled_from([[0], [1, 2], [0, 1, 2], [0, 2]]),
+    obs=st.sampled_from(list(OBS.values())),
+    rng=st.integers(0, 2**16).map(np.random.default_rng),
+    masked_from=st.sampled_from([0, 2, 99]),
+    state=st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(
+    world=worlds,
+    steps=st.lists(st.tuples(st.sets(st.integers(0, 3)), st.integers(0, 30)), min_size=1, max_size=8),
+    spare=st.integers(0, 2),
+    unroll_id=st.integers(0, 9),
+)
+def test_dense_columns_are_those_of_slots(world: World, steps: list[Any], spare: int, unroll_id: int) -> None:
+    """Whatever ends when, whether or not the arrays are full, and wherever the dense buffer is given up."""
+    both = Both(world, len(steps) + spare)
+    for ending, demote_at in steps:
+        both.tick(sorted(i for i in ending if i < world.num_envs), demote_at)
+        both.check(unroll_id)
+
+
+@settings(deadline=None)
+@given(world=worlds, steps=st.lists(st.sets(st.integers(0, 3)), min_size=2, max_size=8), data=st.data())
+def test_truncate_takes_back_what_came_last(world: World, steps: list[Any], data: st.DataObject) -> None:
+    """After steps that are taken back both read as before them, and so does who adopts the dense one."""
+    both = Both(world, len(steps))
+    size, number = data.draw(st.integers(1, len(steps) - 1)), 0
+    for k, ending in enumerate(steps):
+        both.tick(sorted(i for i in ending if i < world.num_envs), -1)
+        if k + 1 == size:
+            number = len(both.slots)
+            want, _ = both.slots.read(both.slots.closed(), 0)
+    assert both.dense is not None
+    both.slots.truncate(number)
+    both.dense.truncate(size)
+    columns = {name for name in want if name != "action_mask"}  # whose form may have come to be known since
+    for got, _ in (both.slots.read(both.slots.closed(), 0), both.dense.read(0)):
+        check_equal({k: v for k, v in got.items() if k in columns}, {k: v for k, v in want.items() if k in columns})
+    both.other.adopt(both.dense, 0)
+    got, _ = both.other.read(both.other.closed(), 0)
+    check_equal({k: v for k, v in got.items() if k in columns}, {k: v for k, v in want.items() if k in columns})
+
+
+def test_a_full_buffer_is_read_without_a_copy() -> None:
+    world = World(2, [0, 1, 2], OBS["box"], np.random.default_rng(0), 99, state=False)
+    both = Both(world, 3)
+    for ending in ([], [1], []):
+        both.tick(ending, -1)
+    dense = both.dense
+    assert dense is not None
+    columns, _ = dense.read(0)
+    assert np.shares_memory(columns["obs"], dense._seen["obs"][0])
+    assert np.shares_memory(columns["actions"], dense._answers[0][0])
+    assert not np.shares_memory(columns["actions"], columns["actions_for_env"])
+    assert all(leaf.flags.writeable and leaf.flags.c_contiguous for c in columns.values() for _, leaf in tree_leaves(c))
+
+
+def test_dropping_leaves_a_buffer_as_it_is() -> None:
+    world = World(2, [0, 1], OBS["box"], np.random.default_rng(0), 99, state=False)
+    both = Both(world, 4)
+    for ending in ([], [1], [], []):
+        both.tick(ending, -1)
+    slots = both.slots
+    want, _ = slots.read(slots.closed(), 0)
+    kept, moved = slots.dropping(slots.closed())
+    check_equal(slots.read(slots.closed(), 0)[0], want)
+    assert len(kept) == len(world.lanes) == len(kept.rows(slice(0, len(kept)))["t"])
+    assert not len(kept.closed())
+    check_equal(kept.rows(moved[both.at]), slots.rows(both.at))
+
+
+@pytest.mark.parametrize("name", ["rewards", "obs", "added"])
+def test_rows_of_another_form_are_refused_as_by_slots(name: str) -> None:
+    world = World(2, [0, 1], OBS["box"], np.random.default_rng(0), 99, state=False)
+    both = Both(world, 4)
+    both.tick([], -1)
+    assert both.dense is not None
+    rows = world.rows(both.everyone)
+    rows[name] = np.zeros((4, 7), np.float16)
+    messages = []
+    for store in (both.dense.record, lambda rows: both.slots.append(rows, world.lanes, 2, both.env_t)):
+        with pytest.raises(ContractError, match=name) as caught:
+            store(rows)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    del rows[name]
+    with pytest.raises(ContractError, match="gave the columns"):
+        both.dense.record(rows)
+    if name != "added":
+        rows = world.rows(both.everyone[:2], last=True)
+        del rows[name]
+        with pytest.raises(ContractError, match="dropped column"):
+            both.dense.end(both.everyone[:2], rows, np.zeros(2, np.bool_), np.array([9, 9]))
