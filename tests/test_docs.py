@@ -27,9 +27,14 @@ CONNECTORS = sorted((DOCS / "connectors").glob("*.md"))
 QUICKSTART = ROOT / "examples" / "quickstart.py"
 LIBRARIES = ("envpool", "ray", "sb3_contrib", "stable_baselines3", "tianshou", "torchrl")
 """What an example may need and `make test` does not install; `make interop` does."""
-# Training takes minutes: tests/examples/ runs short versions.
+# Training takes minutes: tests/examples/ runs short versions, and the soak some as they stand.
 TRAINING = ("ppo_simple_spread", "mappo_simple_tag", "selfplay_connect_four", "selfplay_kuhn")
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != QUICKSTART and path.stem not in TRAINING)
+SHORT_TRAINING = ("cleanrl_ppo", "gymnasium_wrappers", "pettingzoo_q_learning")
+EXAMPLES = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.soak] if path.stem in SHORT_TRAINING else [])
+    for path in sorted((ROOT / "examples").glob("*.py"))
+    if path != QUICKSTART and path.stem not in TRAINING
+]
 _BLOCK = re.compile(
     r"^<!-- run -->\n```python\n(?P<code>.*?)^```\n(?:\n<!-- output -->\n```text\n(?P<output>.*?)^```\n)?", re.S | re.M
 )
@@ -155,7 +160,7 @@ def test_every_connector_has_an_example(name: str) -> None:
     assert any(re.search(rf"\b{name}\(", example.source) for example in own.examples)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXAMPLES)
 def test_an_example_runs_as_it_stands(path: Path, tmp_path: Path) -> None:
     for name in LIBRARIES:
         if re.search(rf'^ *(?:import|from) {name}\b|"{name}/', path.read_text(encoding="utf-8"), re.M):
