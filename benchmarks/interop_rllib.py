@@ -7,6 +7,8 @@ Contestants take turns in short rounds, ratios are taken inside a round, and med
 quartiles.
 """
 
+# ruff: noqa: E402 -- what ray and torch warn and log while they are imported is silenced first
+
 from __future__ import annotations
 
 import argparse
@@ -26,16 +28,15 @@ warnings.simplefilter("ignore", DeprecationWarning)
 for name in ("ray", "ray.rllib", "ray.tune"):
     logging.getLogger(name).setLevel(logging.ERROR)
 
-# After that, since what these import warns and logs.
-import torch  # noqa: E402
-from mpe2 import simple_spread_v3  # noqa: E402
-from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
-from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # noqa: E402
-from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner  # noqa: E402
-from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv  # noqa: E402
-from ray.tune.registry import register_env  # noqa: E402
+import torch
+from mpe2 import simple_spread_v3
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
+from ray.tune.registry import register_env
 
-from marlvec.interop.rllib import RLlibEnvRunner  # noqa: E402
+from marlvec.interop.rllib import RLlibEnvRunner
 
 ENVS = 16
 

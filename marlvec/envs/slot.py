@@ -31,7 +31,7 @@ class Slot:
         final_obs: Likewise, for observations of an episode that is over.
         readers: What reads actions, with the indices of the agents that it reads for.
         action_mask: Per agent (n,) bool, or None.
-        masked: (1,) bool, see below.
+        gave_mask: (1,) bool, see below.
         reward: (A,) float64.
         terminated, truncated, final_missing, alive, acting: (A,) bool.
         state: Row of the global state, or None.
@@ -46,9 +46,9 @@ class Slot:
         reward, terminated, truncated, alive, acting: memoryviews of length A: scalars go in at their fastest.
         final_missing: Likewise: set to True with the flag of an agent that ends and has no observation of it. Its row
             keeps the last one that it had.
-        masked: memoryview of length 1: whether the env has ever given a mask that its spaces do not declare.
-        cells: Per agent a memoryview of its observation's row, where that is one array with one axis; else None.
-            ``cells[a][:] = value`` takes half the time of `write_obs`, and never broadcasts or casts: it raises
+        gave_mask: memoryview of length 1: whether the env has ever given a mask that its spaces do not declare.
+        fast_rows: Per agent a memoryview of its observation's row, where that is one array with one axis; else None.
+            ``fast_rows[a][:] = value`` takes half the time of `write_obs`, and never broadcasts or casts: it raises
             ValueError or TypeError unless ``value`` is a buffer of the same shape and format; `write_obs` then knows
             what to do.
         action_mask: Per agent its (n,) bool row, or None where its action space has no choices to forbid.
@@ -71,11 +71,11 @@ class Slot:
         "action_mask",
         "alive",
         "begun",
-        "cells",
         "done",
+        "fast_rows",
         "final_info",
         "final_missing",
-        "masked",
+        "gave_mask",
         "reward",
         "state",
         "terminated",
@@ -90,7 +90,7 @@ class Slot:
         final_obs: Sequence[Sequence[AnyArray]],
         readers: Sequence[tuple[tuple[int, ...], ActionReader]],
         action_mask: Sequence[AnyArray | None],
-        masked: AnyArray,
+        gave_mask: AnyArray,
         reward: AnyArray,
         terminated: AnyArray,
         truncated: AnyArray,
@@ -108,7 +108,7 @@ class Slot:
         self.final_missing = final_missing.data
         self.alive = alive.data
         self.acting = acting.data
-        self.masked = masked.data
+        self.gave_mask = gave_mask.data
         self.state = state
         self._names = spec.agents
         self._trees: list[SpaceTree] = [SpaceTree(space) for space in spec.observation_spaces]
@@ -119,7 +119,7 @@ class Slot:
             (leaves[0], leaves[0].dtype, leaves[0].shape) if tree.is_leaf and not tree.leaves[0].is_object else None
             for tree, leaves in zip(self._trees, self._obs, strict=True)
         ]
-        self.cells: list[memoryview | None] = [_cell(fast[0]) if fast else None for fast in self._fast]
+        self.fast_rows: list[memoryview | None] = [_cell(fast[0]) if fast else None for fast in self._fast]
         self._readers = list(readers)
         self._read_quickly = readers[0][1].quick if len(readers) == 1 else None
         self.action_mask = list(action_mask)
@@ -184,21 +184,15 @@ class Slot:
             return [list(map(cut, leaves, crops)) for leaves, crops in zip(rows, obs, strict=True)]
 
         ((agents, reader),) = self._readers
-        flags = (self.masked, self.reward, self.terminated, self.truncated, self.final_missing, self.alive, self.acting)
-        masked, reward, terminated, truncated, final_missing, alive, acting = map(np.asarray, flags)
+        names = ("gave_mask", "reward", "terminated", "truncated", "final_missing", "alive", "acting")
+        flags = {name: np.asarray(getattr(self, name)) for name in names}
         return Slot(
             spec,
             obs=cut_all(self._obs),
             final_obs=cut_all(self._final),
             readers=[(agents, reader.cropped(actions))],
             action_mask=action_mask,
-            masked=masked,
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            final_missing=final_missing,
-            alive=alive,
-            acting=acting,
+            **flags,
             state=self.state,
         )
 
@@ -243,12 +237,12 @@ class Slot:
             raise ContractError(f"action mask of agent {self._names[agent]!r}: expected {expected}, got {got}")
         np.not_equal(mask, 0, out=row)
         if not self._declared[agent]:
-            self.masked[0] = True
+            self.gave_mask[0] = True
 
     def clear_mask(self, agent: int) -> None:
         """Allow every action that the agent has: the mask of an agent that is not acting."""
         row = self.action_mask[agent]
-        if row is not None and (self._declared[agent] or self.masked[0]):
+        if row is not None and (self._declared[agent] or self.gave_mask[0]):
             allowed = self._allowed[agent]
             row[...] = True if allowed is None else allowed
 

@@ -159,7 +159,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
         return bool(taken)
 
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
-        return self._shard.run(operation, env_ids.tolist(), arguments)
+        return self._shard.do(operation, env_ids.tolist(), arguments)
 
     def _forget_requests(self) -> bool:
         return False  # others go on with what they were asked

@@ -209,10 +209,10 @@ class TianshouVectorEnv(_View):
             ContractError: An agent does not act.
         """
         self._assert_is_not_closed()
-        env_ids, whose, seats = self._whole(env_id)
+        env_ids, whose, agents = self._whole(env_id)
         result = self._begin(env_ids.tolist(), seed, options)
         self._check_acting(result)
-        rows = np.argsort(result.env_ids)[whose] * self.envs.agent_num + seats
+        rows = np.argsort(result.env_ids)[whose] * self.envs.agent_num + agents
         return self._obs(result)[rows], self._infos(result)[rows]
 
     def step(self, action: Any, id: Ids = None) -> Step:
@@ -231,15 +231,15 @@ class TianshouVectorEnv(_View):
             ContractError: An agent does not act, and its env goes on.
         """
         self._assert_is_not_closed()
-        env_ids, whose, seats = self._whole(id)
+        env_ids, whose, agents = self._whole(id)
         agent_num = self.envs.agent_num
-        back = np.argsort(whose * agent_num + seats)
+        back = np.argsort(whose * agent_num + agents)
         leaves = [leaf[back] for leaf in self._given(action, len(whose))]
         leaves = [leaf.reshape(len(env_ids), agent_num, *leaf.shape[1:]) for leaf in leaves]
         self.envs.send(self._public(leaves), env_ids)
         result = self.envs.recv()
         self._check_acting(result)
-        rows = np.argsort(result.env_ids)[whose] * agent_num + seats  # they come in any order
+        rows = np.argsort(result.env_ids)[whose] * agent_num + agents  # they come in any order
         rewards, terminated, truncated = (
             array.reshape(-1)[rows] for array in (result.rewards, result.terminated, result.truncated)
         )
@@ -249,7 +249,7 @@ class TianshouVectorEnv(_View):
         return row // self.envs.agent_num
 
     def _whole(self, rows: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The envs of these rows, ascending; and of each row which of them it is, and its seat."""
+        """The envs of these rows, ascending; and of each row which of them it is, and which agent it is of."""
         ids = np.asarray(self._wrap_id(rows), np.int64)
         env_ids, whose, counts = np.unique(ids // self.envs.agent_num, return_inverse=True, return_counts=True)
         if len(torn := env_ids[counts != self.envs.agent_num]):

@@ -33,7 +33,7 @@ class NativeEnvView:
         if name.startswith("_") or callable(getattr(type(self._of), name, None)):
             raise AttributeError(name)  # methods of all worlds are none of one
         value = getattr(self._of, name)
-        if isinstance(value, np.ndarray) and value.ndim and len(value) == self._of.num_worlds:
+        if isinstance(value, np.ndarray) and value.ndim and len(value) == self._of.num_envs:
             return value[self._i, ...]
         return value
 

@@ -21,9 +21,9 @@ compiled function::
         observation_spaces = (Box(0, 10, (1,), np.float32),) * 2
         action_spaces = (Discrete(3),) * 2
 
-        def __init__(self, num_worlds):
-            super().__init__(num_worlds)
-            self.count = np.zeros(num_worlds, np.int64)
+        def __init__(self, num_envs):
+            super().__init__(num_envs)
+            self.count = np.zeros(num_envs, np.int64)
 
         def reset(self, ids):
             _reset(ids, self.rng, self.count, self.rows.obs[0][0])
@@ -131,11 +131,11 @@ class NativeEnv(ABC):
     """Many worlds of one env.
 
     Subclasses set the attributes that describe one world (as `MultiAgentEnv` has them), in the class or in
-    ``__init__``, whose arguments are ``num_worlds`` and those of the reference's constructor, with its defaults.
+    ``__init__``, whose arguments are ``num_envs`` and those of the reference's constructor, with its defaults.
     ``__init__`` raises what `refuse` makes for an argument that the reference takes and this does not.
 
     Args:
-        num_worlds: N.
+        num_envs: N.
 
     Attributes:
         name: As the reference names itself.
@@ -146,7 +146,7 @@ class NativeEnv(ABC):
         state_space: Of the global state, or None.
         metadata: The reference's.
         has_infos: Whether `infos` is to be asked after resets and steps.
-        num_worlds: N.
+        num_envs: N.
         rng: (N, 6) uint64, one numpy random stream (PCG64) per world, seeded by the runner; see
             `marlvec.native.rng_kernels`. It goes on from one episode to the next.
         rows: Where to read and write; there from `attach` on.
@@ -161,9 +161,9 @@ class NativeEnv(ABC):
     metadata: Mapping[str, Any] = {}
     has_infos: bool = False
 
-    def __init__(self, num_worlds: int) -> None:
-        self.num_worlds = num_worlds
-        self.rng = fresh_streams(num_worlds)
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.rng = fresh_streams(num_envs)
 
     def attach(self, rows: Rows) -> None:
         """Take the rows; called once, before the first reset."""

@@ -50,7 +50,7 @@ class PaddedNativeEnv(NativeEnv):
         spaces = [*self._own.observation_spaces, *self._own.action_spaces]
         if any(self._own.mask_sizes) or not all(isinstance(space, (Box, Discrete)) for space in spaces):
             raise refuse(env.name, "pad=True")
-        self.num_worlds, self.rng = env.num_worlds, env.rng
+        self.num_envs, self.rng = env.num_envs, env.rng
         self.name, self.agents, self.metadata = env.name, env.agents, env.metadata
         self.state_space, self.has_infos = env.state_space, env.has_infos
         self._sizes = np.array([_choices(space) for space in self._own.action_spaces])
@@ -62,7 +62,7 @@ class PaddedNativeEnv(NativeEnv):
     def attach(self, rows: Rows) -> None:
         """Take the padded rows, and give the worlds rows of their own."""
         super().attach(rows)
-        n, groups = self.num_worlds, self._own.groups
+        n, groups = self.num_envs, self._own.groups
         self._members = [list(group.agents) for group in groups]
         obs, actions = (
             [

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from marlvec.native.jit import kernel
 from marlvec.native.rng_streams import Streams
 
-__all__ = ["bounded", "double", "next_uint32", "next_uint64", "seed_worlds", "uniform"]
+__all__ = ["bounded", "double", "next_uint32", "next_uint64", "seed_envs", "uniform"]
 
 _HIGH = np.uint64(2549297995355413924)  # PCG64's multiplier
 _LOW = np.uint64(4865540595714422341)
@@ -25,7 +25,7 @@ _63 = np.uint64(63)
 _64 = np.uint64(64)
 
 
-def seed_worlds(rng: Streams, ids: NDArray[np.int64], seeds: Sequence[int]) -> None:
+def seed_envs(rng: Streams, ids: NDArray[np.int64], seeds: Sequence[int]) -> None:
     """Begin the streams of these worlds anew, as ``numpy.random.default_rng(seed)`` does.
 
     Args:

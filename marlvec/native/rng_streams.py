@@ -20,16 +20,16 @@ Streams = NDArray[np.uint64]
 _LOW = (1 << 64) - 1
 
 
-def fresh_streams(num_worlds: int) -> Streams:
+def fresh_streams(num_envs: int) -> Streams:
     """Streams from fresh entropy, as a ``Generator`` without a seed has it.
 
     Args:
-        num_worlds: N.
+        num_envs: N.
 
     Returns:
         (N, 6) uint64.
     """
-    words = np.random.default_rng().integers(0, 2**64, (num_worlds, 6), np.uint64, endpoint=False)
+    words = np.random.default_rng().integers(0, 2**64, (num_envs, 6), np.uint64, endpoint=False)
     words[:, 3] |= np.uint64(1)  # the increment is odd
     words[:, 4:] = 0
     return words

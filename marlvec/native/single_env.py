@@ -11,7 +11,7 @@ from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.native.env_view import NativeEnvView
 from marlvec.native.native_env import NativeEnv
-from marlvec.native.rng_kernels import seed_worlds
+from marlvec.native.rng_kernels import seed_envs
 
 __all__ = ["NativeSingleEnv"]
 
@@ -44,7 +44,7 @@ class NativeSingleEnv(MultiAgentEnv):
         """Begin an episode; native envs look at no options."""
         rows = self._rows
         if seed is not None:
-            seed_worlds(self._env.rng, _ONLY, [seed])
+            seed_envs(self._env.rng, _ONLY, [seed])
         rows.alive[:] = rows.acting[:] = False
         for mask in rows.action_masks:
             if mask is not None:

@@ -55,9 +55,9 @@ class TurnGame(NativeEnv):
         mover: (N,) int64, whose turn it is.
     """
 
-    def __init__(self, num_worlds: int) -> None:
-        super().__init__(num_worlds)
-        self.mover = np.zeros(num_worlds, np.int64)
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.mover = np.zeros(num_envs, np.int64)
 
     def attach(self, rows: Rows) -> None:
         super().attach(rows)

@@ -1,67 +1,9 @@
 """Checks of envs and vectorizers, and scripted envs for your own tests: their data say where they come from."""
 
+from marlvec.testing import scripted
 from marlvec.testing.check_connector import check_connector
 from marlvec.testing.check_env import check_env
 from marlvec.testing.check_vector_env import check_vector_env
-from marlvec.testing.scripted import (
-    ALIVE_CHECKSUM,
-    WIDTH,
-    CounterEnv,
-    End,
-    ExitingEnv,
-    FaultyEnv,
-    HangingEnv,
-    KeyedEnv,
-    NoOpEnv,
-    RaisingEnv,
-    SampledEnv,
-    Script,
-    ScriptedParallelEnv,
-    ScriptLike,
-    SingleEnv,
-    SlowEnv,
-    Stamp,
-    TurnEnv,
-    action_code,
-    checksum,
-    decode,
-    decode_reward,
-    draw,
-    draw_script,
-    next_checksum,
-    reward_of,
-    stamp_space,
-)
+from marlvec.testing.scripted import *  # noqa: F403  # they are listed there, and once is enough
 
-__all__ = [
-    "check_connector",
-    "check_env",
-    "check_vector_env",
-    "ALIVE_CHECKSUM",
-    "WIDTH",
-    "CounterEnv",
-    "End",
-    "ExitingEnv",
-    "FaultyEnv",
-    "HangingEnv",
-    "KeyedEnv",
-    "NoOpEnv",
-    "RaisingEnv",
-    "SampledEnv",
-    "Script",
-    "ScriptLike",
-    "ScriptedParallelEnv",
-    "SingleEnv",
-    "SlowEnv",
-    "Stamp",
-    "TurnEnv",
-    "action_code",
-    "checksum",
-    "decode",
-    "decode_reward",
-    "draw",
-    "draw_script",
-    "next_checksum",
-    "reward_of",
-    "stamp_space",
-]
+__all__ = ["check_connector", "check_env", "check_vector_env", *scripted.__all__]  # noqa: PLE0604  # all of these are strings

@@ -106,9 +106,9 @@ class VectorEnvBase(ABC):
 
         Args:
             operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows are wanted as they become ready),
-                ``"revive"``, ``"state"`` or ``"control"``.
+                ``"restart"``, ``"state"`` or ``"control"``.
             env_ids: The envs.
-            arguments: Seeds and options of a reset, commands of a control call, what `Shard.revive` takes: each with
+            arguments: Seeds and options of a reset, commands of a control call, what `Shard.restart` takes: each with
                 one entry per env.
 
         Raises:

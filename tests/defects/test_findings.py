@@ -48,11 +48,11 @@ def test_neither_is_one_that_has_ended_a_worker(monkeypatch: pytest.MonkeyPatch)
     """The test that sees it die fails in earnest; what the worker wrote says why."""
     DEFECTS["reward_of_the_step_before"].apply(monkeypatch)
     try:
-        Shard.revive(SimpleNamespace(), [0])  # type: ignore[arg-type]
+        Shard.restart(SimpleNamespace(), [0])  # type: ignore[arg-type]
     except AttributeError:
         said = traceback.format_exc()
     assert not is_find(AssertionError(), said)
     deeper = said.replace(
-        "AttributeError", '  File "marlvec/vector/shards/shard.py", line 1, in revive\n    step()\nAttributeError'
+        "AttributeError", '  File "marlvec/vector/shards/shard.py", line 1, in restart\n    step()\nAttributeError'
     )
     assert is_find(AssertionError(), deeper)

@@ -54,7 +54,7 @@ def truncated_all(patch: Patch) -> None:
 @found_by(MACHINE, in_workers=True)
 def reward_of_the_step_before(patch: Patch) -> None:
     """A row of an env whose idle worker died still has the reward of the step before."""
-    write_fault, revive = Recovery._write_fault, Shard.revive
+    write_fault, restart = Recovery._write_fault, Shard.restart
 
     def write(recovery: Recovery, i: int, buffers: Buffers) -> None:
         rewards = buffers.reward[i].copy()
@@ -63,12 +63,12 @@ def reward_of_the_step_before(patch: Patch) -> None:
 
     def keep(shard: Shard, ids: Any, *rest: Any) -> Any:
         rewards = shard._buffers.reward[ids].copy()
-        report = revive(shard, ids, *rest)
+        report = restart(shard, ids, *rest)
         shard._buffers.reward[ids] = rewards
         return report
 
     patch.setattr(Recovery, "_write_fault", write)
-    patch.setattr(Shard, "revive", keep)
+    patch.setattr(Shard, "restart", keep)
 
 
 @found_by(MACHINE)
@@ -271,7 +271,7 @@ def lost_step_sent_again(patch: Patch) -> None:
             if shard._status[i] == 0:  # its next episode runs
                 shard.step([i])
 
-    after(patch, Shard, "revive", make_up)
+    after(patch, Shard, "restart", make_up)
 
 
 @found_by(MACHINE)

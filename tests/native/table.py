@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.native.native_env import NativeEnv
-from marlvec.native.rng_kernels import seed_worlds
+from marlvec.native.rng_kernels import seed_envs
 from marlvec.vector.data.buffers import Buffers
 
 NONSENSE = 77  # what agents that are not acting are made to say
@@ -20,12 +20,12 @@ class Table:
 
     def __init__(self, env: NativeEnv) -> None:
         self.env = env
-        self.rows = Buffers(env.spec(), env.num_worlds)
+        self.rows = Buffers(env.spec(), env.num_envs)
         env.attach(self.rows)
 
     def reset(self, ids: NDArray[np.int64], seeds: Sequence[int] | None = None) -> None:
         if seeds is not None:
-            seed_worlds(self.env.rng, ids, seeds)
+            seed_envs(self.env.rng, ids, seeds)
         self.rows.alive[ids] = self.rows.acting[ids] = False
         self.rows.clear_masks(ids)
         self.env.reset(ids)
@@ -44,7 +44,7 @@ class Shown:
     """What the rows of turn-based games for two are to show; a reference writes here, world by world."""
 
     def __init__(self, env: NativeEnv) -> None:
-        n = env.num_worlds
+        n = env.num_envs
         (obs,) = {(space.shape, space.dtype) for space in env.observation_spaces}
         self.obs = np.zeros((n, 2, *obs[0]), obs[1])
         self.masks = np.ones((n, 2, env.action_spaces[0].n), np.bool_)

@@ -38,7 +38,7 @@ class Games(Shown):
     def __init__(self, game: str, env: TurnGame) -> None:
         super().__init__(env)
         self.agents = env.agents
-        self.envs = [pettingzoo_env(f"classic/{game}", "aec") for _ in range(env.num_worlds)]
+        self.envs = [pettingzoo_env(f"classic/{game}", "aec") for _ in range(env.num_envs)]
 
     def begin(self, i: int) -> None:
         self.envs[i].reset()

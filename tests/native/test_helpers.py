@@ -20,9 +20,9 @@ def test_every_share_is_done_each_in_its_own_thread() -> None:
 
     for _ in range(200):
         seen[:] = [""] * 4
-        helpers.share([partial(work, k) for k in range(4)])
+        helpers.run([partial(work, k) for k in range(4)])
         assert seen == [threading.current_thread().name, *(f"marlvec-native-{w}" for w in range(3))]
-    helpers.share([partial(work, 0)])
+    helpers.run([partial(work, 0)])
     helpers.close()
 
 
@@ -39,7 +39,7 @@ def test_what_one_raises_is_raised_when_the_others_are_done(culprit: int) -> Non
     for _ in range(2):  # and the next call works
         done[:] = [False] * 3
         with pytest.raises(ValueError, match=f"share {culprit}"):
-            helpers.share([partial(work, k) for k in range(3)])
+            helpers.run([partial(work, k) for k in range(3)])
         assert done == [k != culprit for k in range(3)]
     helpers.close()
     helpers.close()

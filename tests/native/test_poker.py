@@ -21,9 +21,9 @@ class Hands(Shown):
 
     def __init__(self, game: Any, env: TurnGame) -> None:
         super().__init__(env)
-        self.states = [game.new_initial_state() for _ in range(env.num_worlds)]
+        self.states = [game.new_initial_state() for _ in range(env.num_envs)]
         self.cards = [list(cards) for cards in dealt(env).tolist()]
-        for i in range(env.num_worlds):
+        for i in range(env.num_envs):
             self._look(i)  # who moves second has seen nothing yet
 
     def play(self, i: int, action: int) -> None:

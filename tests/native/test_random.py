@@ -17,7 +17,7 @@ SEEDS = st.integers(0, 2**64 - 1)
 
 def seeded(seeds: list[int]) -> np.ndarray:
     rng = fresh_streams(len(seeds))
-    rng_kernels.seed_worlds(rng, np.arange(len(seeds)), seeds)
+    rng_kernels.seed_envs(rng, np.arange(len(seeds)), seeds)
     return rng
 
 

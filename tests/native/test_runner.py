@@ -344,8 +344,8 @@ class Fails(NativeEnv):
     name, agents = "fails", ("agent_0",)
     error: BaseException = RuntimeError("no more")
 
-    def __init__(self, num_worlds: int) -> None:
-        super().__init__(num_worlds)
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
         simple = marlvec.native.catalog.native_entry("mpe/simple_v3")
         assert simple is not None
         whole = simple.load()(1).spec()

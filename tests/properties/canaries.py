@@ -239,7 +239,7 @@ def views_in_place_of_copies(patch: pytest.MonkeyPatch) -> None:
 
 @canary
 def over_only_if_all_end_alike(patch: pytest.MonkeyPatch) -> None:
-    look_after = Shard._look_after
+    look_after = Shard._after_step
 
     def miss(shard: Shard, i: int, slot: Slot, report: Any) -> None:
         terminated, truncated = shard._buffers.terminated[i], shard._buffers.truncated[i]
@@ -248,7 +248,7 @@ def over_only_if_all_end_alike(patch: pytest.MonkeyPatch) -> None:
             return
         look_after(shard, i, slot, report)
 
-    patch.setattr(Shard, "_look_after", miss)
+    patch.setattr(Shard, "_after_step", miss)
 
 
 @canary

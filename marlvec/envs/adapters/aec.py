@@ -54,7 +54,7 @@ class AECAdapter(Adapter):
         self._status = [_UNBORN] * len(self.ids)
         self._seen = [False] * len(self.ids)  # who has been selected in this game, and so may be observed
         self._acting: int | None = None
-        self._teller = self.env
+        self._state_owner = self.env
         if self.resets_itself:
             raise ContractError(
                 f"{self.name} is turn-based and declares that it resets itself: the flags of the episode that ended "
@@ -67,7 +67,7 @@ class AECAdapter(Adapter):
         self._seen = [False] * len(self.ids)
         self._acting = None
         self._call_reset(seed, options)
-        self._teller = state_owner(self.env)
+        self._state_owner = state_owner(self.env)
         agents = self._listed("reset()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
@@ -84,7 +84,7 @@ class AECAdapter(Adapter):
 
     def step(self, slot: Slot) -> Info | None:
         """Let the selected agent move."""
-        env, told, mover = self.env, self._teller, self._acting
+        env, told, mover = self.env, self._state_owner, self._acting
         if mover is None:
             contract_error(self.name, "step()", "no agent has a turn: the game is over, or it was never reset")
         self._acting = None
@@ -92,7 +92,7 @@ class AECAdapter(Adapter):
         slot.acting[mover] = False
         slot.clear_mask(mover)
         last_infos: dict[AgentId, Any] = {}
-        self._account(slot, last_infos)
+        self._read_step(slot, last_infos)
         # The dead take their turns until a live agent is selected or nobody is left.
         while told.agents:
             agent = told.agent_selection
@@ -106,7 +106,7 @@ class AECAdapter(Adapter):
             env.step(None)
             if agent in told.agents:
                 contract_error(self.name, "step()", f"step(None) of the dead agent {agent!r} left it in env.agents")
-            self._account(slot, last_infos)
+            self._read_step(slot, last_infos)
         slot.done = _LIVE not in self._status
         return self._infos(slot, last_infos)
 
@@ -126,10 +126,10 @@ class AECAdapter(Adapter):
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         return space_of(self.env, kind, agent, self.ids)
 
-    def _account(self, slot: Slot, last_infos: dict[AgentId, Any]) -> None:
+    def _read_step(self, slot: Slot, last_infos: dict[AgentId, Any]) -> None:
         """Write what the env's last own step paid, and find out who came and who went."""
         status, reward = self._status, slot.reward
-        for agent, value in mapping(self._teller.rewards, self.name, "step()", "rewards").items():
+        for agent, value in mapping(self._state_owner.rewards, self.name, "step()", "rewards").items():
             paid = as_reward(value, self.name, agent)
             if paid != 0.0:
                 a = self._place(agent, "step()")
@@ -157,7 +157,7 @@ class AECAdapter(Adapter):
         slot.terminated[a], slot.truncated[a] = flags
         slot.alive[a] = slot.acting[a] = False
         self._observe_last(slot, a)
-        info = mapping(self._teller.infos, self.name, "step()", "infos").get(agent)
+        info = mapping(self._state_owner.infos, self.name, "step()", "infos").get(agent)
         last_infos[agent] = dict(info) if isinstance(info, Mapping) else info
 
     def _observe_last(self, slot: Slot, a: int) -> None:
@@ -169,9 +169,9 @@ class AECAdapter(Adapter):
 
     def _select(self, slot: Slot, call: str) -> None:
         """Note whose turn it is, and what it sees."""
-        agent = self._teller.agent_selection
+        agent = self._state_owner.agent_selection
         a = self._place(agent, call)
-        if self._status[a] != _LIVE or agent not in self._teller.agents:
+        if self._status[a] != _LIVE or agent not in self._state_owner.agents:
             live = [name for name, status in zip(self.ids, self._status, strict=True) if status == _LIVE]
             contract_error(
                 self.name, call, f"agent_selection is {agent!r}, which is not live; live are {names_of(live)}"
@@ -192,14 +192,14 @@ class AECAdapter(Adapter):
 
     def _listed(self, call: str) -> frozenset[AgentId]:
         """Return ``env.agents``, checked."""
-        agents = self._teller.agents
+        agents = self._state_owner.agents
         refuse_unknown(agents, self._index, self.name, call, "env.agents")
         return frozenset(agents)
 
     def _flags_of(self, agent: AgentId, call: str) -> tuple[bool, bool]:
         """One agent's termination and truncation flags; False where the env says nothing of it."""
-        terminations = mapping(self._teller.terminations, self.name, call, "terminations")
-        truncations = mapping(self._teller.truncations, self.name, call, "truncations")
+        terminations = mapping(self._state_owner.terminations, self.name, call, "terminations")
+        truncations = mapping(self._state_owner.truncations, self.name, call, "truncations")
         return (
             as_flag(terminations.get(agent, False), self.name, agent, "termination"),
             as_flag(truncations.get(agent, False), self.name, agent, "truncation"),
@@ -207,7 +207,7 @@ class AECAdapter(Adapter):
 
     def _infos(self, slot: Slot, last_infos: dict[AgentId, Any]) -> Info | None:
         """Infos of those who are left, and the last ones of those who ended, without masks."""
-        infos = mapping(self._teller.infos, self.name, "infos", "infos")
+        infos = mapping(self._state_owner.infos, self.name, "infos", "infos")
         if last_infos:
             infos = {**infos, **last_infos}
         told = info_dicts.by_agent(infos, self._index, self.agents, self.name) if any(infos.values()) else None
@@ -225,7 +225,7 @@ def state_owner(env: Any) -> Any:
     ones are passed, and none that has something to say itself: what a user's wrapper says counts.
 
     Args:
-        env: An AEC env, or anything else, which is its own teller.
+        env: An AEC env, or anything else, which speaks for itself.
     """
     while _hands_on(env):
         env = env.env

@@ -186,7 +186,7 @@ class Adapter(MultiAgentEnv):
         Returns:
             The infos without masks.
         """
-        if told is None and not slot.masked[0]:
+        if told is None and not slot.gave_mask[0]:
             return None
         rest = {} if told is None else told
         for a, mask in self._pop_masks(slot, rest):
@@ -211,7 +211,7 @@ class Adapter(MultiAgentEnv):
                 if not info:
                     told.pop(who, None)
 
-    def _hand_over(self, slot: Slot, told: Info | None) -> Info | None:
+    def _end_and_begin(self, slot: Slot, told: Info | None) -> Info | None:
         """Close the episode that an env has itself followed by the next, whose agents are to be written after this.
 
         Must come after the flags are written.

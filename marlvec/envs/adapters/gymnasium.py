@@ -61,7 +61,7 @@ class GymnasiumAdapter(Adapter):
     def step(self, slot: Slot) -> Info | None:
         """Step the env."""
         result = self.env.step(slot.read_actions()[0])
-        if self._is_plain(result) and not slot.masked[0]:
+        if self._is_plain(result) and not slot.gave_mask[0]:
             slot.reward[0] = result[1]
             self._observe(slot, 0, result[0], True)
             return None
@@ -86,7 +86,7 @@ class GymnasiumAdapter(Adapter):
             slot.terminated[0] = ended
             slot.truncated[0] = cut
             if self.resets_itself:
-                told, over = self._hand_over(slot, told), False
+                told, over = self._end_and_begin(slot, told), False
             else:
                 slot.done = True
             slot.alive[0] = slot.acting[0] = not over

@@ -89,40 +89,40 @@ class ParallelAdapter(Adapter):
             slot.alive[a] = slot.acting[a] = here
         if not listed:
             contract_error(self.name, call, "env.agents is empty after a reset: expected at least one live agent")
-        self._settle(slot)
+        self._note_live_agents(slot)
 
     def step(self, slot: Slot) -> Info | None:
         """Step all live agents at once."""
         expected = self._expected
         actions = slot.read_actions()
         if expected is None or slot is not self._slot:
-            return self._absorb(slot, self.env.step({agent: actions[a] for a, agent in self._live}))
+            return self._read_carefully(slot, self.env.step({agent: actions[a] for a, agent in self._live}))
         cells = self._cells
         table: dict[AgentId, Any] = {}
         for a, agent, _ in cells:  # three times as fast as dict(zip(..., strict=True))
             table[agent] = actions[a]
         result = self.env.step(table)
         # The common case, in which nobody comes or goes, at the price of its bare reads and writes. Whatever looks odd
-        # is left to `_absorb`, which starts again from the same result, and knows all the cases and messages.
+        # is left to `_read_carefully`, which starts again from the same result, and knows all the cases and messages.
         try:
             obs, rewards, terminations, truncations, infos = result
             size = len(cells)
             # Sizes first: looking up what is missing from a defaultdict would add it.
             if len(obs) != size or len(rewards) != size or len(terminations) != size or len(truncations) != size:
-                return self._absorb(slot, result)
+                return self._read_carefully(slot, result)
             reward = slot.reward
             for a, agent, cell in cells:
                 value = rewards[agent]
                 kind = value.__class__
                 if kind not in _SCALARS:
-                    return self._absorb(slot, result)
+                    return self._read_carefully(slot, result)
                 reward[a] = value
                 ended = terminations[agent]
                 cut = truncations[agent]
                 if (ended is not False and (ended.__class__ is not np.bool_ or ended)) or (
                     cut is not False and (cut.__class__ is not np.bool_ or cut)
                 ):
-                    return self._absorb(slot, result)
+                    return self._read_carefully(slot, result)
                 if cell is None:
                     self._observe(slot, a, obs[agent], True)
                     continue
@@ -131,17 +131,17 @@ class ParallelAdapter(Adapter):
                 except (ValueError, TypeError):
                     self._cast(slot, a, obs[agent])
             if self.env.agents == expected:
-                if not any(infos.values()) and not slot.masked[0]:  # else the masks of the step before must go
+                if not any(infos.values()) and not slot.gave_mask[0]:  # else the masks of the step before must go
                     return None
                 return self._take_masks(slot, info_dicts.by_agent(infos, self._index, self.agents, self.name))
         except (ContractError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             pass
-        return self._absorb(slot, result)
+        return self._read_carefully(slot, result)
 
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         return space_of(self.env, kind, agent, self.ids)
 
-    def _absorb(self, slot: Slot, result: Any) -> Info | None:
+    def _read_carefully(self, slot: Slot, result: Any) -> Info | None:
         """Write one step's result into the slot, whatever the agents did, and check all of it."""
         name, index, status = self.name, self._index, self._status
         obs, rewards, terminations, truncations, infos = self._tables(result)
@@ -152,7 +152,7 @@ class ParallelAdapter(Adapter):
         if self.resets_itself and self._live:
             ends = [self._flags_of(agent, terminations, truncations) for _, agent in self._live]
             if all(map(any, ends)):
-                return self._follow_up(slot, obs, rewards, ends, told)
+                return self._read_self_reset(slot, obs, rewards, ends, told)
         listed = self._listed("step()")
         for a, agent in enumerate(self.ids):
             given = (agent in obs) + (agent in rewards) + (agent in terminations) + (agent in truncations)
@@ -179,11 +179,11 @@ class ParallelAdapter(Adapter):
             slot.truncated[a] = cut
             slot.alive[a] = slot.acting[a] = here
             status[a] = _LIVE if here else _ENDED
-        self._settle(slot)
+        self._note_live_agents(slot)
         slot.done = not self._live
         return self._take_masks(slot, told)
 
-    def _follow_up(
+    def _read_self_reset(
         self,
         slot: Slot,
         obs: Mapping[Any, Any],
@@ -197,7 +197,7 @@ class ParallelAdapter(Adapter):
                 contract_error(self.name, "step()", f"live agent {agent!r} is missing from rewards")
             slot.reward[a] = as_reward(rewards[agent], self.name, agent)
             slot.terminated[a], slot.truncated[a] = flags
-        told = self._hand_over(slot, told)
+        told = self._end_and_begin(slot, told)
         self._begin(slot, obs, "step()")
         return self._take_masks(slot, told)
 
@@ -224,13 +224,13 @@ class ParallelAdapter(Adapter):
         refuse_unknown(agents, self._index, self.name, call, "env.agents")
         return frozenset(agents)
 
-    def _settle(self, slot: Slot) -> None:
+    def _note_live_agents(self, slot: Slot) -> None:
         """Note who is live now, and get the fast path ready if all are."""
         self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == _LIVE)
         if slot is not self._slot:
             self._slot = slot
             # A masked agent's observation has two parts, so it takes the general way.
-            rows = zip(slot.cells, self.mask_sizes, strict=True)
+            rows = zip(slot.fast_rows, self.mask_sizes, strict=True)
             self._rows = [row if size is None else None for row, size in rows]
         agents = self.env.agents
         plain = isinstance(agents, list) and len(agents) == len(self._live)

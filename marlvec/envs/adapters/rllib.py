@@ -118,12 +118,12 @@ class RLlibAdapter(Adapter):
         last = self.resets_itself and (any(over) or self._all_flagged(terminateds, truncateds))
         seen: Mapping[Any, Any] = {} if last else obs
         self._acting = tuple(
-            a for a in range(len(self.ids)) if self._absorb(slot, a, seen, rewards, terminateds, truncateds, over)
+            a for a in range(len(self.ids)) if self._read_agent(slot, a, seen, rewards, terminateds, truncateds, over)
         )
         if last:
             for a in range(len(self.ids)):
                 slot.final_missing[a] = False  # they are in the infos, or that is an error
-            told = self._hand_over(slot, told)
+            told = self._end_and_begin(slot, told)
             self._begin(slot, obs, "step()")
         else:
             slot.done = any(over) or all(status == _ENDED for status in self._status)
@@ -149,7 +149,7 @@ class RLlibAdapter(Adapter):
             for agent, status in zip(self.ids, self._status, strict=True)
         )
 
-    def _absorb(
+    def _read_agent(
         self,
         slot: Slot,
         a: int,

@@ -66,10 +66,10 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         self._acting = [False] * envs.agent_num
         self._state: NDArray[Any] | None = None
         # Per agent: its group, and its place in it.
-        self._seats = {
+        self._places = {
             envs.agents[a]: (g, j) for g, group in enumerate(envs.spec.groups) for j, a in enumerate(group.agents)
         }
-        groups = {agent: envs.spec.groups[g] for agent, (g, _) in self._seats.items()}
+        groups = {agent: envs.spec.groups[g] for agent, (g, _) in self._places.items()}
         # Copies, each agent its own: whoever seeds or samples one must not disturb another, nor the env.
         self._observation_spaces = {agent: _observation_space(group) for agent, group in groups.items()}
         self._action_spaces = {agent: deepcopy(group.action_space) for agent, group in groups.items()}
@@ -163,7 +163,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         self.envs.close()
 
     def _known(self, agent: str) -> str:
-        if agent not in self._seats:
+        if agent not in self._places:
             raise ArgumentError(f"no agent {agent!r}; there are {self.possible_agents}")
         return agent
 
@@ -175,7 +175,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         self._state = None if result.state is None else result.state[0].copy()
 
     def _obs(self, result: VectorStep, agents: list[str]) -> dict[str, Any]:
-        return {agent: self._observation(result, *self._seats[agent]) for agent in agents}
+        return {agent: self._observation(result, *self._places[agent]) for agent in agents}
 
     def _observation(self, result: VectorStep, g: int, j: int) -> Any:
         obs = value_at(self.envs.spec.groups[g].observation_tree, result.obs_leaves[g], (0, j))
@@ -189,7 +189,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         acting = dict(zip(self.possible_agents, self._acting, strict=True))
         infos = {agent: merged(said.get(agent, {}), common, {"acting": acting[agent]}) for agent in agents}
         for agent in agents:
-            g, j = self._seats[agent]
+            g, j = self._places[agent]
             mask = result.action_masks[g]
             if mask is not None and self.envs.spec.groups[g].mask_size is None:
                 infos[agent]["action_mask"] = mask[0, j].astype(np.int8)
@@ -197,14 +197,14 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
 
     def _arrays(self, actions: Mapping[str, Any]) -> Any:
         """The actions in the form that the vectorizer takes."""
-        if unknown := [agent for agent in actions if agent not in self._seats]:
+        if unknown := [agent for agent in actions if agent not in self._places]:
             raise ActionError(f"actions: no agent {unknown[0]!r}; there are {self.possible_agents}")
         acting = [agent for agent, acts in zip(self.possible_agents, self._acting, strict=True) if acts]
         if missing := [agent for agent in acting if agent not in actions]:
             raise ActionError(f"actions: expected one for each agent that must act, {acting}; missing are {missing}")
         groups: dict[str, Any] = {}
         for g, group in enumerate(self.envs.spec.groups):
-            chosen = {self._seats[agent][1]: actions[agent] for agent in acting if self._seats[agent][0] == g}
+            chosen = {self._places[agent][1]: actions[agent] for agent in acting if self._places[agent][0] == g}
             groups[group.name] = self._batch(group, chosen)
         return groups if self.envs.grouped else groups[self.envs.spec.groups[0].name]
 

@@ -112,7 +112,7 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
         """Send the newest observations of these episodes through; ``batch`` stays as it is."""
         if not self._groups:
             raise StateError("RLlibConnector: RLlib has not said what the spaces are, or agents have no actions")
-        self._seat(episodes)
+        self._number_episodes(episodes)
         chosen: dict[int, _Chosen] = {}
         for episode in episodes:
             for single in self.single_agent_episode_iterator([episode]):
@@ -163,7 +163,7 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
         pairs = zip(self._groups, zip(*(state["groups"] for state in states), strict=True), strict=True)
         return {"groups": [group.pipeline.merge_states(copies) for group, copies in pairs]}
 
-    def _seat(self, episodes: Sequence[Any]) -> None:
+    def _number_episodes(self, episodes: Sequence[Any]) -> None:
         """Give every episode a number as that of an env; those that RLlib has dropped leave theirs."""
         if any(not episode.is_done for episode in episodes):  # then these are all that are running
             running = {episode.id_ for episode in episodes}

@@ -78,10 +78,10 @@ class AgentDicts:
         spec = envs.spec
         self._names = spec.agents
         self._mask_sizes = [group.choices if action_masks else None for group in spec.groups]
-        self._seats = {a: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
+        self._places = {a: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
         self._arrays = [_array_leaf(group) for group in spec.groups]
-        ordered = [spec.groups[self._seats[a][0]] for a in range(len(self._names))]
-        sizes = [self._mask_sizes[self._seats[a][0]] for a in range(len(self._names))]
+        ordered = [spec.groups[self._places[a][0]] for a in range(len(self._names))]
+        sizes = [self._mask_sizes[self._places[a][0]] for a in range(len(self._names))]
         self.observation_spaces: dict[str, Space[Any]] = OrderedDict(
             (name, _with_mask(group.observation_space, size))
             for name, group, size in zip(self._names, ordered, sizes, strict=True)
@@ -180,13 +180,13 @@ class AgentDicts:
                     continue
                 if name not in own:
                     raise ActionError(f"actions of env {i}: {name!r} must act, and only {list(own)} have an action")
-                g, j = self._seats[a]
+                g, j = self._places[a]
                 chosen[g].append((i, j, own[name]))
         trees = [self._batch(group, rows) for group, rows in zip(groups, chosen, strict=True)]
         return dict(zip(self._envs.groups, trees, strict=True)) if self._envs.grouped else trees[0]
 
     def _observation(self, result: VectorStep, i: int, a: int) -> Any:
-        g, j = self._seats[a]
+        g, j = self._places[a]
         leaves = result.obs_leaves[g]
         # Results are copies already, so that of a plain array a view will do.
         obs = leaves[0][i, j] if self._arrays[g] else value_at(self._tree(g), leaves, (i, j))
@@ -208,7 +208,7 @@ class AgentDicts:
             if name not in obs:
                 continue
             ours: dict[str, Any] = {"fault": True} if fault else {}
-            g, j = self._seats[a]
+            g, j = self._places[a]
             mask = result.action_masks[g]
             if mask is not None and self._mask_sizes[g] is None:
                 ours[MASK] = mask[i, j].astype(np.int8)

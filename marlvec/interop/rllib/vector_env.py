@@ -74,7 +74,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
         self.single_action_space = Dict(OrderedDict(self.single_action_spaces))
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.envs = [_Seat(self, i) for i in range(self.num_envs)]
+        self.envs = [_EnvSpaces(self, i) for i in range(self.num_envs)]
         self.closed = False
 
     def reset(
@@ -125,7 +125,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
         self.vectorizer.close()
 
 
-class _Seat(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
+class _EnvSpaces(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
     """One env of an `RLlibVectorEnv`, for those who ask it for its spaces."""
 
     def __init__(self, view: RLlibVectorEnv, index: int) -> None:

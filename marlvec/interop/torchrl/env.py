@@ -16,7 +16,7 @@ from marlvec.env_ids import Options, spread_options
 from marlvec.envs.autoreset import AutoresetMode
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
 from marlvec.interop.rows.view_checks import check_view
-from marlvec.interop.torchrl.grouping import GroupMap, GroupPlaces, group_agents, seat
+from marlvec.interop.torchrl.grouping import GroupMap, GroupPlaces, find_places, group_agents
 from marlvec.interop.torchrl.snapshot import EnvSnapshot, scatter
 from marlvec.making import make
 from marlvec.registry import EnvLike
@@ -116,7 +116,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         self.group_map = group_agents(envs.spec, chosen)
         if taken := _ROOT.intersection(self.group_map):
             raise ArgumentError(f"group_map: {taken.pop()!r} cannot name a group, which TorchRL uses itself")
-        self._seats = [seat(envs.spec, name, members) for name, members in self.group_map.items()]
+        self._places = [find_places(envs.spec, name, members) for name, members in self.group_map.items()]
         self._readers = [ActionReader(group.action_tree, categorical=categorical_actions) for group in envs.spec.groups]
         self._mask_sizes = [
             {None: group.mask_size, True: group.choices, False: None}[action_masks] for group in envs.spec.groups
@@ -190,20 +190,22 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
     def _make_specs(self, categorical: bool) -> None:
         spec, n_envs = self.envs.spec, self.envs.num_envs
         parts: dict[str, dict[str, Any]] = {"observation": {}, "action": {}, "reward": {}, "done": {}}
-        for seats in self._seats:
-            lead = n_envs, seats.count
-            tree = spec.groups[seats.group].observation_tree
+        for places in self._places:
+            lead = n_envs, places.count
+            tree = spec.groups[places.group].observation_tree
             seen = {"observation": observation_spec(tree, *lead), "mask": flags_spec(*lead)}
-            if (size := self._mask_sizes[seats.group]) is not None:
+            if (size := self._mask_sizes[places.group]) is not None:
                 seen["action_mask"] = flags_spec(*lead, size)
             told = {
                 "observation": seen,
-                "action": {"action": action_spec(spec.groups[seats.group].action_tree, *lead, categorical=categorical)},
+                "action": {
+                    "action": action_spec(spec.groups[places.group].action_tree, *lead, categorical=categorical)
+                },
                 "reward": {"reward": Unbounded((*lead, 1), dtype=self._reward_dtype)},
                 "done": {name: flags_spec(*lead, 1) for name in _FLAGS},
             }
             for kind, own in told.items():
-                parts[kind][seats.name] = Composite(own, shape=lead)
+                parts[kind][places.name] = Composite(own, shape=lead)
         parts["done"] |= {name: flags_spec(n_envs, 1) for name in _FLAGS}
         if self.envs.brings_state:
             assert self.envs.state_space is not None
@@ -287,8 +289,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         ids = None
         if wanted is not None:
             ids = np.flatnonzero(wanted.reshape(n_envs, -1).any(dim=1).cpu())
-            for seats in self._seats:  # TorchRL's rollout leaves it there, and then cannot stack the steps
-                tensordict.get(seats.name).pop("_neg_step", None)
+            for places in self._places:  # TorchRL's rollout leaves it there, and then cannot stack the steps
+                tensordict.get(places.name).pop("_neg_step", None)
         if len(over := np.flatnonzero(self._over if ids is None else self._over[ids])):
             first = over[0] if ids is None else ids[over[0]]
             raise NotResetError(f"step() of env {first}, whose episode is over; reset() it, or ask for no step of it")
@@ -347,26 +349,26 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             agents = {name: torch.from_numpy(array).unsqueeze(-1) for name, array in step.items()}
             agents["reward"] = agents["reward"].to(self._reward_dtype)
         agents["mask"] = torch.from_numpy(rows.acting)
-        for seats in self._seats:
-            tree = self.envs.spec.groups[seats.group].observation_tree
-            leaves = [torch.from_numpy(leaf)[:, seats.own] for leaf in rows.obs[seats.group]]
-            own = {name: tensor[:, seats.everyone] for name, tensor in agents.items()}
+        for places in self._places:
+            tree = self.envs.spec.groups[places.group].observation_tree
+            leaves = [torch.from_numpy(leaf)[:, places.own] for leaf in rows.obs[places.group]]
+            own = {name: tensor[:, places.everyone] for name, tensor in agents.items()}
             own["observation"] = nested(tree.space, tree.unflatten(leaves))
-            if (mask := self._mask(rows, seats)) is not None:
+            if (mask := self._mask(rows, places)) is not None:
                 own["action_mask"] = mask
-                spec = self.full_action_spec[seats.name, "action"]
+                spec = self.full_action_spec[places.name, "action"]
                 if hasattr(spec, "update_mask"):  # a MultiDiscrete of several axes has none in TorchRL
                     spec.update_mask(mask.to(self.device or "cpu"))
-            source[seats.name] = TensorDict(own, batch_size=(n_envs, seats.count), device=self.device)
+            source[places.name] = TensorDict(own, batch_size=(n_envs, places.count), device=self.device)
         if rows.state is not None:
             source["state"] = torch.from_numpy(rows.state)
         if self._tells_faults:
             source["fault"] = torch.from_numpy(fault).unsqueeze(-1)
         return TensorDict(source, batch_size=(n_envs,), device=self.device)
 
-    def _mask(self, rows: EnvSnapshot, seats: GroupPlaces) -> torch.Tensor | None:
-        mask = rows.masks[seats.group]
-        size = self._mask_sizes[seats.group]
+    def _mask(self, rows: EnvSnapshot, places: GroupPlaces) -> torch.Tensor | None:
+        mask = rows.masks[places.group]
+        size = self._mask_sizes[places.group]
         if size is None:
             if mask is not None and self._wants_masks:
                 raise ContractError(
@@ -375,25 +377,26 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
                 )
             return None
         if mask is None:
-            return torch.ones(self.envs.num_envs, seats.count, size, dtype=torch.bool)
-        return torch.from_numpy(mask)[:, seats.own]
+            return torch.ones(self.envs.num_envs, places.count, size, dtype=torch.bool)
+        return torch.from_numpy(mask)[:, places.own]
 
     def _actions(self, tensordict: TensorDictBase) -> Any:
         """Actions in the form that the vectorizer takes."""
         spec, n_envs = self.envs.spec, self.envs.num_envs
         found: list[list[NDArray[Any]]] = [[] for _ in spec.groups]
-        for seats in self._seats:
-            action = tensordict.get((seats.name, "action"), None)
+        for places in self._places:
+            action = tensordict.get((places.name, "action"), None)
             if action is None:
-                raise ActionError(f"step(): expected an action under {(seats.name, 'action')}, there is none")
-            leaves = self._readers[seats.group].leaves(action)
-            if seats.whole:
-                found[seats.group] = leaves
+                raise ActionError(f"step(): expected an action under {(places.name, 'action')}, there is none")
+            leaves = self._readers[places.group].leaves(action)
+            if places.whole:
+                found[places.group] = leaves
                 continue
-            target = found[seats.group] = found[seats.group] or [
-                np.zeros((n_envs, len(spec.groups[seats.group].agents), *leaf.shape[2:]), leaf.dtype) for leaf in leaves
+            target = found[places.group] = found[places.group] or [
+                np.zeros((n_envs, len(spec.groups[places.group].agents), *leaf.shape[2:]), leaf.dtype)
+                for leaf in leaves
             ]
             for whole, leaf in zip(target, leaves, strict=True):
-                whole[:, seats.own] = leaf
+                whole[:, places.own] = leaf
         trees = [group.action_tree.unflatten(leaves) for group, leaves in zip(spec.groups, found, strict=True)]
         return dict(zip(self.envs.groups, trees, strict=True)) if self.envs.grouped else trees[0]

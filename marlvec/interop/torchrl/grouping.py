@@ -11,7 +11,7 @@ from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ArgumentError
 from marlvec.spaces import describe_difference
 
-__all__ = ["GroupMap", "GroupPlaces", "group_agents", "seat"]
+__all__ = ["GroupMap", "GroupPlaces", "group_agents", "find_places"]
 
 GroupMap = str | Mapping[str, Sequence[str]] | None
 """``"spaces"`` or None, ``"all"``, ``"each"``, ``"prefix"``; or group name → names of its agents, in order."""
@@ -74,8 +74,8 @@ class GroupPlaces:
     whole: bool
 
 
-def seat(spec: EnvSpec, name: str, members: Sequence[str]) -> GroupPlaces:
-    """Find the seats of the agents that form a group.
+def find_places(spec: EnvSpec, name: str, members: Sequence[str]) -> GroupPlaces:
+    """Find the places of the agents that form a group.
 
     Args:
         spec: What one env looks like.
@@ -85,16 +85,16 @@ def seat(spec: EnvSpec, name: str, members: Sequence[str]) -> GroupPlaces:
     Raises:
         ArgumentError: Their spaces differ; says whose, and how.
     """
-    seats = {spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
-    g = seats[members[0]][0]
+    places = {spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
+    g = places[members[0]][0]
     home = spec.groups[g]
-    if other := next((agent for agent in members if seats[agent][0] != g), None):
+    if other := next((agent for agent in members if places[agent][0] != g), None):
         raise ArgumentError(
             f"group_map: the agents of group {name!r} become rows of one tensor and must have equal spaces, but "
-            f"{members[0]!r} and {other!r} differ: {_difference(home, spec.groups[seats[other][0]])}. Put them in two "
+            f"{members[0]!r} and {other!r} differ: {_difference(home, spec.groups[places[other][0]])}. Put them in two "
             f"groups, or make(..., pad=True) makes them equal"
         )
-    own = [seats[agent][1] for agent in members]
+    own = [places[agent][1] for agent in members]
     everyone = [home.agents[j] for j in own]
     return GroupPlaces(name, g, _cut(own), _cut(everyone), len(own), own == list(range(len(home.agents))))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ def action_spec(tree: SpaceTree, *lead: int, categorical: bool) -> Any:
             n = int(space.n)
             return Categorical(n, lead, dtype=dtype) if categorical else OneHot(n, (*lead, n), dtype=torch.bool)
         if _is_flat(space):
-            nvec = [int(n) for n in space.nvec]  # type: ignore[attr-defined]
+            nvec = [int(n) for n in space.nvec]
             if categorical:
                 return MultiCategorical(nvec, (*lead, len(nvec)), dtype=dtype)
             return MultiOneHot(nvec, (*lead, sum(nvec)), dtype=torch.bool)
@@ -137,7 +137,7 @@ def _array_leaf(space: Space[Any], lead: tuple[int, ...], dtype: torch.dtype, *,
     return Bounded(*bounds, space.shape, dtype=dtype).expand(*lead, *space.shape)
 
 
-def _is_flat(space: Space[Any]) -> bool:
+def _is_flat(space: Space[Any]) -> TypeGuard[MultiDiscrete]:
     return isinstance(space, MultiDiscrete) and space.nvec.ndim == 1
 
 

@@ -30,7 +30,7 @@ class ConnectFour(TurnGame):
     """Worlds of connect four.
 
     Args:
-        num_worlds: N.
+        num_envs: N.
         screen_scaling: For rendering.
 
     Attributes:
@@ -47,17 +47,17 @@ class ConnectFour(TurnGame):
     mask_sizes = (WIDTH, WIDTH)
     metadata = {"render_modes": ["human", "rgb_array"], "name": name, "is_parallelizable": False, "render_fps": 2}
 
-    def __init__(self, num_worlds: int, *, screen_scaling: int = 9) -> None:
-        super().__init__(num_worlds)
-        self.stones = np.zeros((num_worlds, 2), np.uint64)
-        self.heights = np.zeros((num_worlds, WIDTH), np.int8)
-        self.last = np.full((num_worlds, 2), -1, np.int8)
+    def __init__(self, num_envs: int, *, screen_scaling: int = 9) -> None:
+        super().__init__(num_envs)
+        self.stones = np.zeros((num_envs, 2), np.uint64)
+        self.heights = np.zeros((num_envs, WIDTH), np.int8)
+        self.last = np.full((num_envs, 2), -1, np.int8)
         self._screen_scaling = screen_scaling
 
     def attach(self, rows: Rows) -> None:
         super().attach(rows)
         # By place, which saves two divisions a move; a view, as rows are contiguous.
-        self._cells = self.turn_rows.obs.reshape(self.num_worlds, 2, HEIGHT * WIDTH, 2)
+        self._cells = self.turn_rows.obs.reshape(self.num_envs, 2, HEIGHT * WIDTH, 2)
         assert np.shares_memory(self._cells, self.turn_rows.obs)
 
     def reset(self, ids: Ids) -> None:

@@ -22,7 +22,7 @@ class RockPaperScissors(NativeEnv):
     """Worlds of rock-paper-scissors, and of its larger forms.
 
     Args:
-        num_worlds: N.
+        num_envs: N.
         num_actions: Odd, and at least 3.
         max_cycles: Rounds in an episode.
         screen_height: For rendering.
@@ -39,10 +39,8 @@ class RockPaperScissors(NativeEnv):
     agents = ("player_0", "player_1")
     metadata = {"render_modes": ["human", "rgb_array"], "name": name, "is_parallelizable": True, "render_fps": 2}
 
-    def __init__(
-        self, num_worlds: int, *, num_actions: int = 3, max_cycles: int = 15, screen_height: int = 800
-    ) -> None:
-        super().__init__(num_worlds)
+    def __init__(self, num_envs: int, *, num_actions: int = 3, max_cycles: int = 15, screen_height: int = 800) -> None:
+        super().__init__(num_envs)
         if not isinstance(num_actions, (int, np.integer)) or num_actions < 3 or num_actions % 2 == 0:
             raise ArgumentError(f"{self.name}: num_actions: expected an odd int of at least 3, got {num_actions!r}")
         if not isinstance(max_cycles, (int, np.integer)):
@@ -51,8 +49,8 @@ class RockPaperScissors(NativeEnv):
         self._screen_height = screen_height
         self.observation_spaces = (Discrete(self._num_actions + 1),) * 2
         self.action_spaces = (Discrete(self._num_actions),) * 2
-        self.rounds = np.zeros(num_worlds, np.int64)
-        self.history = np.full((num_worlds, SHOWN, 2), -1, np.int64)
+        self.rounds = np.zeros(num_envs, np.int64)
+        self.history = np.full((num_envs, SHOWN, 2), -1, np.int64)
 
     def reset(self, ids: Ids) -> None:
         _reset(ids, self._num_actions, self.rounds, self.history, self.rows.obs[0][0])

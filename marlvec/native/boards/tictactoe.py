@@ -22,7 +22,7 @@ class TicTacToe(TurnGame):
     """Worlds of tic-tac-toe.
 
     Args:
-        num_worlds: N.
+        num_envs: N.
         screen_height: For rendering.
 
     Attributes:
@@ -36,9 +36,9 @@ class TicTacToe(TurnGame):
     mask_sizes = (9, 9)
     metadata = {"render_modes": ["human", "rgb_array"], "name": name, "is_parallelizable": False, "render_fps": 1}
 
-    def __init__(self, num_worlds: int, *, screen_height: int = 1000) -> None:
-        super().__init__(num_worlds)
-        self.squares = np.zeros((num_worlds, 9), np.int8)
+    def __init__(self, num_envs: int, *, screen_height: int = 1000) -> None:
+        super().__init__(num_envs)
+        self.squares = np.zeros((num_envs, 9), np.int8)
         self._screen_height = screen_height
 
     def reset(self, ids: Ids) -> None:

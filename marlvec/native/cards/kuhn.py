@@ -33,7 +33,7 @@ class KuhnPoker(TurnGame):
     bet (3 × 2), all one-hot.
 
     Args:
-        num_worlds: N.
+        num_envs: N.
 
     Attributes:
         hands: (N, 2) int8, each player's card, 0 to 2.
@@ -47,10 +47,10 @@ class KuhnPoker(TurnGame):
     mask_sizes = (2, 2)
     metadata = {"render_modes": [], "name": name, "is_parallelizable": False}
 
-    def __init__(self, num_worlds: int) -> None:
-        super().__init__(num_worlds)
-        self.hands = np.zeros((num_worlds, 2), np.int8)
-        self.moves = np.full((num_worlds, MOVES), -1, np.int8)
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.hands = np.zeros((num_envs, 2), np.int8)
+        self.moves = np.full((num_envs, MOVES), -1, np.int8)
 
     def reset(self, ids: Ids) -> None:
         _reset(ids, self.turn_rows, self.rng, self.hands, self.moves, self.mover)

@@ -58,7 +58,7 @@ class LeducPoker(TurnGame):
     An illegal move is a fold, and truncates both players as well.
 
     Args:
-        num_worlds: N.
+        num_envs: N.
 
     Attributes:
         game: The games.
@@ -71,13 +71,13 @@ class LeducPoker(TurnGame):
     mask_sizes = (3, 3)
     metadata = {"render_modes": [], "name": name, "is_parallelizable": False}
 
-    def __init__(self, num_worlds: int) -> None:
-        super().__init__(num_worlds)
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
         self.game = Game(
-            np.zeros((num_worlds, OPEN + 1), np.int8),
-            np.full((num_worlds, ROUNDS, MOVES), -1, np.int8),
-            np.zeros(num_worlds, np.int8),
-            np.ones((num_worlds, 2), np.int64),
+            np.zeros((num_envs, OPEN + 1), np.int8),
+            np.full((num_envs, ROUNDS, MOVES), -1, np.int8),
+            np.zeros(num_envs, np.int8),
+            np.ones((num_envs, 2), np.int64),
             self.mover,
         )
 

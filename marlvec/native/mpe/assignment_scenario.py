@@ -25,7 +25,7 @@ class AssignmentScenario(Scenario):
     """Agents that are paid for how near they are to the places that suit them best.
 
     Args:
-        num_worlds: How many.
+        num_envs: How many.
         agents, landmarks: The bodies.
         terminate_on_success: End episodes once every place is taken.
         options: See `Options`.
@@ -33,14 +33,14 @@ class AssignmentScenario(Scenario):
 
     def __init__(
         self,
-        num_worlds: int,
+        num_envs: int,
         agents: Sequence[Body],
         landmarks: Sequence[Body],
         terminate_on_success: bool,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=agents,
             landmarks=landmarks,
             obs_sizes=[4 + 2 * len(landmarks)] * len(agents),
@@ -48,7 +48,7 @@ class AssignmentScenario(Scenario):
             options=options,
             own={"N": len(agents), "terminate_on_success": terminate_on_success},
         )
-        self._reached = np.zeros(num_worlds, np.bool_) if terminate_on_success else None
+        self._reached = np.zeros(num_envs, np.bool_) if terminate_on_success else None
 
     @abstractmethod
     def places(self, rows: slice | Ids) -> NDArray[np.float64]:

@@ -23,7 +23,7 @@ class Neighbours:
     """Whom each agent sees, by index of the entity, the nearest first; -1 where there are too few.
 
     Args:
-        num_worlds: N.
+        num_envs: N.
         agent_num: A.
         landmark_num: How many landmarks follow on the agents.
         num_agents: How many others each agent sees; None: all, in their order.
@@ -39,7 +39,7 @@ class Neighbours:
     """
 
     def __init__(
-        self, num_worlds: int, agent_num: int, landmark_num: int, num_agents: int | None, num_landmarks: int | None
+        self, num_envs: int, agent_num: int, landmark_num: int, num_agents: int | None, num_landmarks: int | None
     ) -> None:
         for name, number in (("num_agent_neighbors", num_agents), ("num_landmark_neighbors", num_landmarks)):
             if number is not None:
@@ -51,7 +51,7 @@ class Neighbours:
         places = np.tile(np.arange(agent_num, agent_num + landmark_num), (agent_num, 1))
         self._all = others, places
         self.agents, self.landmarks = (
-            np.tile(found if limit is None else np.full((agent_num, limit), _NOBODY), (num_worlds, 1, 1))
+            np.tile(found if limit is None else np.full((agent_num, limit), _NOBODY), (num_envs, 1, 1))
             for found, limit in zip(self._all, self._limits, strict=True)
         )
 

@@ -5,9 +5,9 @@ A thirteenth scenario is a subclass that says who is there, and three compiled f
     class Simple(Scenario):
         name = "simple_v3"
 
-        def __init__(self, num_worlds, **options: Unpack[Options]):
+        def __init__(self, num_envs, **options: Unpack[Options]):
             super().__init__(
-                num_worlds,
+                num_envs,
                 agents=[Body("agent_0", collide=False)],
                 landmarks=[Body("landmark 0", collide=False)],
                 obs_sizes=[4],
@@ -110,7 +110,7 @@ class Scenario(NativeEnv):
     """Many worlds of one scenario; see the head of this file for how to write one.
 
     Args:
-        num_worlds: N.
+        num_envs: N.
         agents: A bodies.
         landmarks: More bodies; E in all.
         obs_sizes: Length of each agent's observation.
@@ -135,7 +135,7 @@ class Scenario(NativeEnv):
 
     def __init__(
         self,
-        num_worlds: int,
+        num_envs: int,
         *,
         agents: Sequence[Body],
         landmarks: Sequence[Body],
@@ -144,7 +144,7 @@ class Scenario(NativeEnv):
         options: Options,
         own: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(num_worlds)
+        super().__init__(num_envs)
         _check_options(self.name, options)
         self.agents = tuple(body.name for body in agents)
         self.metadata = {**type(self).metadata, "name": self.name}
@@ -157,11 +157,11 @@ class Scenario(NativeEnv):
         self.state_space = _endless(sum(obs_sizes))
         bodies = [*agents, *landmarks]
         self.size = np.array([body.size for body in bodies])
-        self.pos = np.zeros((num_worlds, len(bodies), 2))
-        self.vel = np.zeros((num_worlds, len(agents), 2))
+        self.pos = np.zeros((num_envs, len(bodies), 2))
+        self.vel = np.zeros((num_envs, len(agents), 2))
         self.force = np.zeros_like(self.vel)
-        self.comm = np.zeros((num_worlds, len(agents), dim_c))
-        self.steps = np.zeros(num_worlds, np.int64)
+        self.comm = np.zeros((num_envs, len(agents), dim_c))
+        self.steps = np.zeros(num_envs, np.int64)
         self.starts = np.cumsum([0, *obs_sizes[:-1]], dtype=np.int64)
         self._before = self.rng.copy()  # each world's stream as it was when its episode began
         self._collide = np.array([body.collide for body in bodies])
@@ -194,12 +194,12 @@ class Scenario(NativeEnv):
         self._groups = [np.array(group.agents, np.int64) for group in groups]
         self._inputs = [leaves[0] for leaves in rows.actions]
         if len(groups) == 1:
-            self.view = rows.obs[0][0].reshape(self.num_worlds, -1)  # in place: one agent follows on another
+            self.view = rows.obs[0][0].reshape(self.num_envs, -1)  # in place: one agent follows on another
             self._shares = []
         else:
             assert self.state_space is not None
             assert self.state_space.shape is not None
-            self.view = np.zeros((self.num_worlds, *self.state_space.shape), np.float32)
+            self.view = np.zeros((self.num_envs, *self.state_space.shape), np.float32)
             self._shares = [(leaves[0], self.starts[who]) for leaves, who in zip(rows.obs, self._groups, strict=True)]
 
     def reset(self, ids: Ids) -> None:

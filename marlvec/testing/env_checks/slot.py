@@ -54,7 +54,7 @@ class SlotPlayer(Player):
             final_obs=[group.observation_tree.zeros(len(group.agents)) for group in spec.groups],
             actions=self._actions,
             action_mask=self._masks,
-            masked=np.zeros(1, np.bool_),
+            gave_mask=np.zeros(1, np.bool_),
             reward=self._reward,
             terminated=self._ended,
             truncated=self._cut,
@@ -154,7 +154,7 @@ class SlotPlayer(Player):
     def _mask_of(self, agent: AgentId) -> NDArray[np.bool_] | None:
         g, j = self._homes[agent]
         masks = self._masks[g]
-        if masks is None or (self._spec.groups[g].mask_size is None and not self._slot.masked[0]):
+        if masks is None or (self._spec.groups[g].mask_size is None and not self._slot.gave_mask[0]):
             return None
         mask = check_mask(self.action_spaces[agent], masks[j], self.place, agent)
         self.note(f"action mask of agent {agent!r}", mask)

@@ -60,7 +60,7 @@ class NativeVectorEnv(InProcessVectorEnv):
         **settings: Unpack[SettingsArguments],
     ) -> None:
         chosen = Settings(**settings)
-        n = env.num_worlds
+        n = env.num_envs
         super().__init__(n, chosen)
         if num_workers is None:
             num_workers = max(1, min(usable_cores(), n // _WORTH_A_THREAD))
@@ -88,7 +88,7 @@ class NativeVectorEnv(InProcessVectorEnv):
 
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
         try:
-            return self._shard.run(operation, env_ids, arguments)
+            return self._shard.do(operation, env_ids, arguments)
         except ArgumentError:  # nothing was done
             self._lose_in_flight()
             raise
@@ -168,11 +168,11 @@ class NativePlan:
     max_episode_steps: int | None
     pad: bool
 
-    def build(self, num_worlds: int | None = None) -> NativeEnv:
+    def build(self, num_envs: int | None = None) -> NativeEnv:
         """Build the worlds.
 
         Args:
-            num_worlds: How many; None: all.
+            num_envs: How many; None: all.
 
         Raises:
             MissingExtraError: numba is not installed.
@@ -180,7 +180,7 @@ class NativePlan:
             ContractError: The agents' spaces cannot be padded.
             TypeError: There is no such argument.
         """
-        env = self.entry.load()(num_worlds or len(self.render_modes), **self.kwargs)
+        env = self.entry.load()(num_envs or len(self.render_modes), **self.kwargs)
         known = env.metadata.get("render_modes", ())
         for mode in self.render_modes:
             if mode is not None and mode not in known:

@@ -85,7 +85,7 @@ class PoolVectorEnv(InProcessVectorEnv):
 
     def _check_batch(self, call: str, count: int) -> None:
         """A call that is under way alone must be able to end."""
-        if call not in STREAM_CALLS and (missing := self._shard.line.short_of(count)):
+        if call not in STREAM_CALLS and (missing := self._shard.queue.missing_for(count)):
             raise ArgumentError(
                 f"{call}() of {count} envs: {self.spec.name} hands out {self._pool.batch_size} rows at a time, and has "
                 f"no spare envs to fill up the last batch; {missing} are missing. Take a number that divides"
@@ -93,7 +93,7 @@ class PoolVectorEnv(InProcessVectorEnv):
 
     def _request_step(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
         self._call_state.check_episodes(ids, call)
-        if self._pool.whole and len(ids) < self.num_envs:
+        if self._pool.steps_all and len(ids) < self.num_envs:
             raise ArgumentError(f"{call}(): {self.spec.name} steps all its envs at once, got {ids.tolist()}")
         super()._request_step(call, actions, ids)
 
@@ -108,14 +108,14 @@ class PoolVectorEnv(InProcessVectorEnv):
             self._shard.ask_step(env_ids)
 
     def _receive(self, timeout: float | None, everyone: bool) -> bool:
-        line = self._shard.line
-        if self._requests or line.empty:
+        queue = self._shard.queue
+        if self._requests or queue.empty:
             return super()._receive(timeout, everyone)
         try:
-            reply = line.receive(timeout)
+            reply = queue.receive(timeout)
             if reply is None:
                 return False
-            ids, report = self._shard.take(reply)
+            ids, report = self._shard.read(reply)
         except BusyError:  # nothing was done
             raise
         except BaseException as error:  # nobody knows what of it was done
@@ -140,7 +140,7 @@ class PoolVectorEnv(InProcessVectorEnv):
         return report
 
     def _shut_down(self, timeout: float) -> None:
-        self._shard.line.close(timeout)
+        self._shard.queue.close(timeout)
         self._pool.close()
 
 

@@ -136,7 +136,7 @@ class AsyncVectorEnv(VectorEnv):
         self._request_number = self._request_number % 0xFFFFFFFF + 1
         if self._steps_need_no_payload and code in (ch.STEP, ch.SEND):
             partition = self._partition
-            parts = partition.whole if env_ids is self._everyone else partition.addressed(env_ids)
+            parts = partition.full_parts if env_ids is self._everyone else partition.parts_of(env_ids)
             self._is_sending = True
             for w, ids, places in parts:
                 self._ask_worker(w, code, ids, places)

@@ -59,7 +59,7 @@ class SyncVectorEnv(InProcessVectorEnv):
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
         shard = self._shard
         ids = shard.everyone if env_ids is self._everyone else env_ids.tolist()
-        return shard.step(ids) if operation == "step" else shard.run(operation, ids, arguments)
+        return shard.step(ids) if operation == "step" else shard.do(operation, ids, arguments)
 
     def _shut_down(self, timeout: float) -> None:
         self._requests.clear()

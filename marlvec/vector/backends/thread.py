@@ -278,7 +278,7 @@ def _serve(
                 reply(w, np.asarray(part), report)
                 answered += len(part)
         else:
-            reply(w, env_ids, shard.run(operation, ids, arguments))
+            reply(w, env_ids, shard.do(operation, ids, arguments))
     except BaseException as error:  # an env called sys.exit(): without an answer the caller would wait for ever
         left = ids[answered:]
         failures = [capture(first + i, operation, error) for i in left]

@@ -51,7 +51,7 @@ class Buffers:
         reset_mask: (N,) bool, this row is a next-step autoreset.
         alive, acting: (N, A) bool.
         shown_masks: Likewise, those that users see; see `masks_given`.
-        masked: (N,) bool, the env has given an action mask that its spaces do not declare, now or before.
+        gave_mask: (N,) bool, the env has given an action mask that its spaces do not declare, now or before.
         state: (N, *state_space.shape), or None.
         final_state: Likewise: the state in which an episode ended.
     """
@@ -70,8 +70,8 @@ class Buffers:
         "final_obs",
         "final_state",
         "flags",
+        "gave_mask",
         "has_objects",
-        "masked",
         "num_envs",
         "obs",
         "reset_mask",
@@ -132,7 +132,7 @@ class Buffers:
             self.reset_mask,
             self.alive,
             self.acting,
-            self.masked,
+            self.gave_mask,
         ) = split_flags(self.flags, agent_num)
         self.state: AnyArray | None = arrays.get("state")
         self.final_state: AnyArray | None = arrays.get("final_state")
@@ -160,7 +160,7 @@ class Buffers:
             final_obs=[[leaf[i] for leaf in leaves] for leaves in self.final_obs],
             actions=[[leaf[i] for leaf in leaves] for leaves in self.actions],
             action_mask=[None if mask is None else mask[i] for mask in self.action_masks],
-            masked=self.masked[i : i + 1],
+            gave_mask=self.gave_mask[i : i + 1],
             reward=self.reward[i],
             terminated=self.terminated[i],
             truncated=self.truncated[i],
@@ -207,7 +207,7 @@ class Buffers:
         Returns:
             Per group (N, A_g, n) bool for all envs, or None.
         """
-        if self.shown_masks is not self.action_masks and np.count_nonzero(self.masked[rows]):
+        if self.shown_masks is not self.action_masks and np.count_nonzero(self.gave_mask[rows]):
             self.shown_masks = self.action_masks
         return self.shown_masks
 
@@ -281,7 +281,7 @@ def split_flags(flags: BoolArray, agent_num: int) -> tuple[BoolArray, ...]:
     """Views of a block of flags, (n, A) or (n,) each.
 
     Returns:
-        terminated, truncated, final_missing (n, A), done, reset_mask (n,), alive, acting (n, A), masked (n,).
+        terminated, truncated, final_missing (n, A), done, reset_mask (n,), alive, acting (n, A), gave_mask (n,).
     """
     a = agent_num
     return (

@@ -246,7 +246,7 @@ class Recovery:
                 self._not_begun.discard(i)
         anew = [build or i in self._unbuilt for i in ids.tolist()]
         self._unbuilt.difference_update(ids.tolist())
-        return "revive", ids, (seeds, options, anew, begin, keep)
+        return "restart", ids, (seeds, options, anew, begin, keep)
 
     def _kind(self, i: int) -> RowKind:
         """What the row of an env that is revived will tell."""

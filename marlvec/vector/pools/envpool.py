@@ -57,7 +57,7 @@ class EnvPoolAdapter(Pool):
         self.num_envs, self.num_spares = n, form.num_envs - n
         self.batch_size, self.autoreset = form.batch_size, form.autoreset
         # With several players EnvPool waits for batch_size envs even where these are all of them.
-        self.alone = form.batch_size >= form.num_envs and form.num_players == 1
+        self.synchronous = form.batch_size >= form.num_envs and form.num_players == 1
         self._pool, self._open = pool, open
         self._wire: EnvPoolFastPath | None = None
         self._looks_at_actions = True  # EnvPool does, at the first ones; the wire comes after that
@@ -91,7 +91,7 @@ class EnvPoolAdapter(Pool):
         name = self.spec.name
         if any(options):
             raise ArgumentError(f"reset(options=…): {name} takes none")
-        if self._in_flight and not self.alone and not callable(getattr(self._pool, "_reset", None)):
+        if self._in_flight and not self.synchronous and not callable(getattr(self._pool, "_reset", None)):
             raise BusyError(
                 f"a reset of envs {ids.tolist()}: {name} resets no envs while others are busy; recv() first"
             )
@@ -110,7 +110,7 @@ class EnvPoolAdapter(Pool):
                 f"reset(seed=…): {name} keeps its seeds in 32 bits; expected less than 2**31, got {large}"
             )
 
-    def begin(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
+    def reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         if self._pool is None or any(seed is not None for seed in seeds):
             self._open_pool(ids, seeds)
         self._last = ids

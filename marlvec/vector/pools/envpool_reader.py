@@ -72,14 +72,14 @@ class EnvPoolReader:
         ids = np.asarray(info.get("env_id", asked)).astype(np.int64)
         n, num_agents = len(ids), self._num_agents
         players = info.get("players", {})
-        seats = None
+        player_rows = None
         if num_agents > 1:
-            seats = _PlayerRows(ids, players, num_agents, self._position, self._name)
-        num_rows = n if seats is None else seats.num_rows
+            player_rows = _PlayerRows(ids, players, num_agents, self._position, self._name)
+        num_rows = n if player_rows is None else player_rows.num_rows
         turn = info.get("current_player")
         self.turns = turn is not None and num_agents > 1
         parts = self._tree.flatten(obs)
-        given = None if seats is None else seats.given
+        given = None if player_rows is None else player_rows.given
         elapsed = info.get("elapsed_step")
         if reward is None:
             reward = np.zeros(num_rows)
@@ -91,10 +91,10 @@ class EnvPoolReader:
             terminated = done & ~truncated
         reply = PoolReply(
             env_ids=ids,
-            obs=[self._spread(f"obs {leaf.path!r}", parts[k], seats, n, leaf) for k, leaf in self._leaves],
-            reward=self._spread("reward", reward, seats, n),
-            terminated=self._spread("terminated", terminated, seats, n),
-            truncated=self._spread("truncated", truncated, seats, n),
+            obs=[self._spread(f"obs {leaf.path!r}", parts[k], player_rows, n, leaf) for k, leaf in self._leaves],
+            reward=self._spread("reward", reward, player_rows, n),
+            terminated=self._spread("terminated", terminated, player_rows, n),
+            truncated=self._spread("truncated", truncated, player_rows, n),
             elapsed=None if elapsed is None else np.asarray(elapsed),
         )
         reply.present = given
@@ -105,8 +105,8 @@ class EnvPoolReader:
             mask = parts[self._mask_leaf]
         if mask is not None:
             mask = np.asarray(mask, np.bool_)
-            reply.mask = mask if mask.ndim == 3 and len(mask) == n else self._spread("the mask", mask, seats, n)
-        reply.columns = dict(self._columns(info, seats, n))
+            reply.mask = mask if mask.ndim == 3 and len(mask) == n else self._spread("the mask", mask, player_rows, n)
+        reply.columns = dict(self._columns(info, player_rows, n))
         return reply, given
 
     def _parts(self, answer: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
@@ -134,17 +134,17 @@ class EnvPoolReader:
         return np.zeros(n, np.bool_)
 
     def _spread(
-        self, what: str, value: Any, seats: _PlayerRows | None, n: int, leaf: Leaf | None = None
+        self, what: str, value: Any, player_rows: _PlayerRows | None, n: int, leaf: Leaf | None = None
     ) -> NDArray[Any]:
         """One entry per row, or per env for all its players, to (n, A, …)."""
         array = value if value.__class__ is np.ndarray else np.asarray(value)
-        num_rows = n if seats is None else seats.num_rows
-        if array.ndim and len(array) == num_rows and (seats is None or num_rows != n or leaf or what == "reward"):
-            out = array[:, None] if seats is None else seats.spread(array)
-        elif seats is not None and array.ndim and len(array) == n:
+        num_rows = n if player_rows is None else player_rows.num_rows
+        if array.ndim and len(array) == num_rows and (player_rows is None or num_rows != n or leaf or what == "reward"):
+            out = array[:, None] if player_rows is None else player_rows.spread(array)
+        elif player_rows is not None and array.ndim and len(array) == n:
             out = np.broadcast_to(array[:, None], (n, self._num_agents, *array.shape[1:]))
         else:
-            expected = f"{num_rows} rows" if seats is None else f"{num_rows} rows of players, or {n} of envs"
+            expected = f"{num_rows} rows" if player_rows is None else f"{num_rows} rows of players, or {n} of envs"
             raise ContractError(f"{self._name}: {what}: expected {expected}, got shape {array.shape}")
         if leaf is not None and (
             out.shape[2:] != leaf.shape or not (out.dtype == leaf.dtype or _fits(out.dtype, leaf.dtype))
@@ -155,7 +155,7 @@ class EnvPoolReader:
         return out
 
     def _columns(
-        self, info: Mapping[str, Any], seats: _PlayerRows | None, n: int
+        self, info: Mapping[str, Any], player_rows: _PlayerRows | None, n: int
     ) -> Iterator[tuple[Path, NDArray[Any]]]:
         """All that is not said elsewhere in the reply."""
         for key, value in info.items():
@@ -167,7 +167,7 @@ class EnvPoolReader:
             for name, item in value.items():
                 if name not in ("env_id", "id"):
                     rows = np.asarray(item)
-                    yield (OF_AGENTS, name), rows[:, None] if seats is None else seats.spread(rows)
+                    yield (OF_AGENTS, name), rows[:, None] if player_rows is None else player_rows.spread(rows)
 
     def _leaves_of(self, path: Path, value: Any, n: int) -> Iterator[tuple[Path, NDArray[Any]]]:
         if value.__class__ is not np.ndarray and isinstance(value, Mapping):
@@ -208,23 +208,23 @@ class _PlayerRows:
         in_order = np.repeat(ids, num_agents)
         env_id = np.asarray(players.get("env_id", in_order)).astype(np.int64)
         self.num_rows = len(env_id)
-        seat = players.get("id")
+        player = players.get("id")
         if np.array_equal(env_id, in_order) and (
-            seat is None or np.array_equal(seat, np.tile(np.arange(num_agents), n))
+            player is None or np.array_equal(player, np.tile(np.arange(num_agents), n))
         ):
             return
         position[ids] = np.arange(n)
         row = position[np.minimum(env_id, len(position) - 1)]
         if not np.array_equal(ids[row], env_id):
             raise ContractError(f"{name}: rows of players in envs {env_id.tolist()}, expected those of {ids.tolist()}")
-        seat = _count(row) if seat is None else np.asarray(seat).astype(np.int64)
-        if len(seat) != len(row) or (len(seat) and not 0 <= seat.min() <= seat.max() < num_agents):
-            raise ContractError(f"{name}: expected players 0 to {num_agents - 1}, one per row, got {seat.tolist()}")
-        self._where = row, seat
+        player = _count(row) if player is None else np.asarray(player).astype(np.int64)
+        if len(player) != len(row) or (len(player) and not 0 <= player.min() <= player.max() < num_agents):
+            raise ContractError(f"{name}: expected players 0 to {num_agents - 1}, one per row, got {player.tolist()}")
+        self._where = row, player
         self.given = np.zeros(self._shape, np.bool_)
         self.given[self._where] = True
         if np.count_nonzero(self.given) != len(row):
-            raise ContractError(f"{name}: a player has two rows: env_id {env_id.tolist()}, id {seat.tolist()}")
+            raise ContractError(f"{name}: a player has two rows: env_id {env_id.tolist()}, id {player.tolist()}")
         if self.given.all():
             self.given = None
 

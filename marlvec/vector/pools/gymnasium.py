@@ -37,7 +37,7 @@ class GymnasiumPool(Pool):
         ContractError: It does not say its autoreset mode, or an observation has no fixed-size array form.
     """
 
-    whole = True
+    steps_all = True
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
         name = envs.spec.id if envs.spec is not None else type(envs.unwrapped).__name__
@@ -74,7 +74,7 @@ class GymnasiumPool(Pool):
         if len(ids) < self.num_envs:
             raise ArgumentError(f"reset(env_ids=…): {name} resets all its envs at once, got {ids.tolist()}")
 
-    def begin(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
+    def reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         self._asked = ids
         seed: Any = None
         if any(one is not None for one in seeds):
@@ -116,12 +116,12 @@ class GymnasiumPool(Pool):
             reward, terminated, truncated = np.zeros(self.num_envs), *np.zeros((2, self.num_envs), np.bool_)
         else:
             obs, reward, terminated, truncated, infos = answer
-        endings = None
+        finals = None
         ended = terminated | truncated
         infos = dict(infos)
         if self.autoreset is AutoresetMode.SAME_STEP:
             if ended.any():
-                endings = self._endings(ended, infos)
+                finals = self._finals(ended, infos)
             infos = {
                 key: value for key, value in infos.items() if key.removeprefix("_") not in (_FINAL_OBS, _FINAL_INFO)
             }
@@ -134,7 +134,7 @@ class GymnasiumPool(Pool):
             truncated=np.asarray(truncated, np.bool_)[ids, None],
             mask=None if mask is None else mask[ids, None].astype(np.bool_),
             infos={i: info for i, info in _by_env(infos).items() if i in set(ids.tolist())} if infos else {},
-            endings=endings,
+            finals=finals,
         )
 
     def env(self, i: int) -> Any:
@@ -150,7 +150,7 @@ class GymnasiumPool(Pool):
         leaves = [np.asarray(leaf) for leaf in self._tree.flatten(obs)]
         return leaves, None if self._mask_leaf is None else leaves.pop(self._mask_leaf)
 
-    def _endings(self, ended: BoolArray, infos: Mapping[str, Any]) -> FinalRows:
+    def _finals(self, ended: BoolArray, infos: Mapping[str, Any]) -> FinalRows:
         """Final observations and infos, which stand env by env in an array of objects."""
         if _FINAL_OBS not in infos:
             raise ContractError(f"{self.spec.name}: episodes ended, and infos have no {_FINAL_OBS!r}")

@@ -1,7 +1,7 @@
 """`Pool`: the contract of one object that steps many envs, written by another library.
 
 EnvPool's pools and Gymnasium's vector envs are brought to it by the adapters beside this file; `PoolVectorEnv`
-talks to nothing else. A pool is asked (`begin`, `send`) and answers later (`recv`), in whatever order its envs come.
+talks to nothing else. A pool is asked (`reset`, `send`) and answers later (`recv`), in whatever order its envs come.
 
 Axis letters: n envs of one call, A agents.
 """
@@ -56,7 +56,7 @@ class PoolReply:
         elapsed: (n,), steps since the reset; None: the pool does not say.
         infos: What else it says, by env.
         columns: Likewise, a table at a time: path → (n, …), or (n, A, …) under `marlvec.vector.data.infos.OF_AGENTS`.
-        endings: Of episodes that the pool has replaced by the next in this step; None: it never does.
+        finals: Of episodes that the pool has replaced by the next in this step; None: it never does.
     """
 
     env_ids: Ids
@@ -70,9 +70,9 @@ class PoolReply:
     elapsed: NDArray[Any] | None = None
     infos: dict[int, Info] = field(default_factory=dict)
     columns: dict[Path, NDArray[Any]] = field(default_factory=dict)
-    endings: FinalRows | None = None
+    finals: FinalRows | None = None
 
-    def only(self, which: BoolArray | Ids) -> PoolReply:
+    def select(self, which: BoolArray | Ids) -> PoolReply:
         """Some of the rows: where ``which`` is True, or at these places."""
         return _only(self, which)
 
@@ -84,12 +84,12 @@ class Pool(ABC):
         spec: What one env looks like. All agents have equal spaces.
         num_envs: N, the envs that are for use: 0 to N - 1.
         num_spares: Further ones, N to N + num_spares - 1, of which nobody hears: they fill up batches.
-        batch_size: How many rows `recv` waits for, unless it is ``alone``.
+        batch_size: How many rows `recv` waits for, unless it is ``synchronous``.
         autoreset: What the pool does by itself when an episode ends, an `AutoresetMode` or its name: ``"next_step"``:
             the next `send` to that env begins another, whatever the action; ``"disabled"``: nothing; ``"same_step"``:
-            it begins another at once, and tells of the old one in `PoolReply.endings`.
-        whole: Whether `send` takes all envs only.
-        alone: Whether it answers every call by itself, of however many envs, and takes no other meanwhile.
+            it begins another at once, and tells of the old one in `PoolReply.finals`.
+        steps_all: Whether `send` takes all envs only.
+        synchronous: Whether it answers every call by itself, of however many envs, and takes no other meanwhile.
     """
 
     spec: EnvSpec
@@ -97,8 +97,8 @@ class Pool(ABC):
     num_spares: int = 0
     batch_size: int
     autoreset: str
-    whole: bool = False
-    alone: bool = True
+    steps_all: bool = False
+    synchronous: bool = True
 
     def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         """Look at the arguments of a reset before anything happens.
@@ -108,7 +108,7 @@ class Pool(ABC):
         """
 
     @abstractmethod
-    def begin(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
+    def reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         """Ask these envs, spares among them, for new episodes."""
 
     @abstractmethod
@@ -141,18 +141,18 @@ def _only(reply: PoolReply, which: BoolArray | Ids) -> PoolReply:
         if isinstance(value, np.ndarray):
             chosen[entry.name] = value[which]
     ids = set(chosen["env_ids"].tolist())
-    endings = reply.endings
+    finals = reply.finals
     return replace(
         reply,
         **chosen,
         obs=[leaf[which] for leaf in reply.obs],
         infos={i: info for i, info in reply.infos.items() if i in ids},
         columns={path: column[which] for path, column in reply.columns.items()},
-        endings=None
-        if endings is None
+        finals=None
+        if finals is None
         else FinalRows(
-            endings.ended[which],
-            [leaf[which] for leaf in endings.obs],
-            {i: info for i, info in endings.infos.items() if i in ids},
+            finals.ended[which],
+            [leaf[which] for leaf in finals.obs],
+            {i: info for i, info in finals.infos.items() if i in ids},
         ),
     )

@@ -26,7 +26,7 @@ _CHUNK = 1 << 16  # bytes to read at a time: as many as a pipe holds
 
 # Requests, by number; the names are those of the operations.
 INIT, ATTACH, RESET, STEP, SEND, RESTART, STATE, CONTROL, CLOSE = range(1, 10)
-OPERATIONS = {"reset": RESET, "step": STEP, "send": SEND, "revive": RESTART, "state": STATE, "control": CONTROL}
+OPERATIONS = {"reset": RESET, "step": STEP, "send": SEND, "restart": RESTART, "state": STATE, "control": CONTROL}
 
 # Replies.
 OK, FAILED = 100, 101

@@ -48,7 +48,7 @@ class Request:
     """One request of the parent.
 
     Attributes:
-        operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows may be answered in parts), ``"revive"``,
+        operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows may be answered in parts), ``"restart"``,
             ``"state"`` or ``"control"``.
         ids: The envs it is about, by their place in the shard.
         arguments: What else it says: seeds and options, or commands.
@@ -146,7 +146,7 @@ class WorkerLink:
             for part, report in self.shard.step_in_parts(request.ids):
                 self._reply(request, report, part)
         else:
-            self._reply(request, self.shard.run(request.operation, request.ids, request.arguments))
+            self._reply(request, self.shard.do(request.operation, request.ids, request.arguments))
 
     def _reply(self, request: Request, report: Report, part: Sequence[int] | None = None) -> None:
         """Say that these envs are ready: all that the request named, or the next ones of them.

@@ -70,7 +70,7 @@ class EnvBuilder:
             Exception: What its factory raises.
         """
         env = adapt(self._factories[i]())
-        self._check_alone(env, i)
+        self._check_unique(env, i)
         try:
             self._check_spec(env.spec(), self._first + i)
             self._check_fits(env)
@@ -82,7 +82,7 @@ class EnvBuilder:
         return env
 
     def build_all(self, limit: RestartLimit, *, retry: bool) -> list[MultiAgentEnv]:
-        """Build every env, in order; arguments as in `build_patiently`.
+        """Build every env, in order; arguments as in `build_with_retries`.
 
         Raises:
             ShardFailed: One could not be built. Those before it are closed.
@@ -90,7 +90,7 @@ class EnvBuilder:
         envs: list[MultiAgentEnv] = []
         for i in range(len(self._factories)):
             try:
-                envs.append(self.build_patiently(i, limit, retry=retry))
+                envs.append(self.build_with_retries(i, limit, retry=retry))
             except Exception as error:
                 for env in envs:
                     with suppress(Exception):  # the first failure is the one to tell
@@ -98,7 +98,7 @@ class EnvBuilder:
                 raise ShardFailed([capture(self._first + i, "__init__", error)]) from None
         return envs
 
-    def build_patiently(self, i: int, limit: RestartLimit, *, retry: bool) -> MultiAgentEnv:
+    def build_with_retries(self, i: int, limit: RestartLimit, *, retry: bool) -> MultiAgentEnv:
         """Build one env; where its factory raises, again after a pause, as long as the limit allows.
 
         Args:
@@ -123,7 +123,7 @@ class EnvBuilder:
                     self.survived.append(failure)
                     time.sleep(pause)
 
-    def _check_alone(self, env: MultiAgentEnv, i: int) -> None:
+    def _check_unique(self, env: MultiAgentEnv, i: int) -> None:
         """Refuse an env that is in another row already: each would be answered with the other's steps."""
         inner = innermost(env)
         for j, other in self._inner.items():

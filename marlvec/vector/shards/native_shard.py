@@ -61,21 +61,21 @@ class NativeShard:
         self._autoreset = AutoresetRules.of(autoreset_mode)
         self._keep_state = keep_state
         self._limit = max_episode_steps
-        self._elapsed = np.zeros(env.num_worlds, np.int64)
-        self._over = np.zeros(env.num_worlds, np.bool_)  # next_step: the episode is over, the next step begins another
-        self._told = np.zeros(env.num_worlds, np.bool_)  # final observations are in the row, of an episode before
+        self._elapsed = np.zeros(env.num_envs, np.int64)
+        self._over = np.zeros(env.num_envs, np.bool_)  # next_step: the episode is over, the next step begins another
+        self._finals_kept = np.zeros(env.num_envs, np.bool_)  # final observations are in the row, of an episode before
         self._declares_masks = any(size is not None for size in self.spec.mask_sizes)
         self._render_modes = render_modes
         self._worlds: dict[int, CommandTarget] = {}
         self._num_threads = num_threads
-        self._helpers = ThreadTeam(num_threads - 1)
+        self._thread_team = ThreadTeam(num_threads - 1)
 
     def attach(self, buffers: Buffers) -> None:
-        """Give the worlds their rows. Must come before `run`."""
+        """Give the worlds their rows. Must come before `do`."""
         self._buffers = buffers
         self._env.attach(buffers)
 
-    def run(self, operation: str, ids: Ids, arguments: tuple[Sequence[Any], ...] = ()) -> Report:
+    def do(self, operation: str, ids: Ids, arguments: tuple[Sequence[Any], ...] = ()) -> Report:
         """Do one of the operations that a request can name; ``arguments`` have one entry per world each."""
         match operation:
             case "step" | "send":
@@ -95,11 +95,11 @@ class NativeShard:
             np.copyto(out, array)
             return
         bounds = np.linspace(0, len(array), self._num_threads + 1, dtype=np.int64).tolist()
-        self._helpers.share([partial(np.copyto, out[lo:hi], array[lo:hi]) for lo, hi in pairwise(bounds)])
+        self._thread_team.run([partial(np.copyto, out[lo:hi], array[lo:hi]) for lo, hi in pairwise(bounds)])
 
     def close(self) -> None:
         """Let the threads end."""
-        self._helpers.close()
+        self._thread_team.close()
 
     def _share(self, work: Callable[[Ids], None], ids: Ids) -> None:
         """Do it for these worlds, each thread for its share of them.
@@ -109,7 +109,7 @@ class NativeShard:
         if self._num_threads == 1 or len(ids) < self._num_threads:
             work(ids)
         else:
-            self._helpers.share([partial(work, part) for part in np.array_split(ids, self._num_threads)])
+            self._thread_team.run([partial(work, part) for part in np.array_split(ids, self._num_threads)])
 
     # --- resets ---
 
@@ -117,9 +117,9 @@ class NativeShard:
         """Begin new episodes. Cancels any autoreset that was due. The references of native envs look at no options."""
         given = [k for k, seed in enumerate(seeds) if seed is not None]
         if given:
-            from marlvec.native.rng_kernels import seed_worlds  # imports numba, which is there by now
+            from marlvec.native.rng_kernels import seed_envs  # imports numba, which is there by now
 
-            seed_worlds(self._env.rng, ids[given], [seeds[k] or 0 for k in given])
+            seed_envs(self._env.rng, ids[given], [seeds[k] or 0 for k in given])
         ids = _ascending(ids)
         self._clear_step(rows_of(ids))
         self._begin(ids, report := Report())
@@ -152,7 +152,7 @@ class NativeShard:
             if not len(ids):
                 return report
         rows = rows_of(ids)
-        if np.count_nonzero(told := self._told[rows]):
+        if np.count_nonzero(told := self._finals_kept[rows]):
             self._clear_finals(ids[told])
         self._share(self._env.step, ids)
         if self._limit is not None:
@@ -184,8 +184,8 @@ class NativeShard:
     def _finish(self, ids: Ids, report: Report) -> None:
         """Episodes are over: keep their final observations, then begin the next ones if the mode says so."""
         buffers, rows = self._buffers, rows_of(ids)
-        self._share(self._keep_finals, ids)
-        self._told[rows] = True
+        self._share(self._copy_finals, ids)
+        self._finals_kept[rows] = True
         if self._keep_state:
             assert buffers.state is not None
             assert buffers.final_state is not None
@@ -198,7 +198,7 @@ class NativeShard:
                     report.final_infos[i] = report.infos.pop(i)
             self._begin(ids, report)
 
-    def _keep_finals(self, ids: Ids) -> None:
+    def _copy_finals(self, ids: Ids) -> None:
         rows = rows_of(ids)
         for obs, final in zip(self._buffers.obs, self._buffers.final_obs, strict=True):
             for source, target in zip(obs, final, strict=True):
@@ -209,7 +209,7 @@ class NativeShard:
         self._buffers.events[rows] = False
 
     def _clear_finals(self, ids: Ids) -> None:
-        self._told[ids] = False
+        self._finals_kept[ids] = False
         for leaves in self._buffers.final_obs:
             for leaf in leaves:
                 leaf[ids] = 0

@@ -36,7 +36,7 @@ class Partition:
         num_workers: W.
         starts: W + 1 indices: worker ``w`` has the envs from ``starts[w]`` to ``starts[w + 1] - 1``.
         slices: Per worker, the indices of its envs.
-        whole: Per worker, its whole share.
+        full_parts: Per worker, all of its envs.
         owner: (N,) int64, whose worker each env is.
     """
 
@@ -53,8 +53,8 @@ class Partition:
         self._places = everyone
         self.slices: list[NDArray[np.int64]] = [everyone[lo:hi] for lo, hi in pairwise(self.starts)]
         self.owner: NDArray[np.int64] = np.repeat(np.arange(self.num_workers), np.diff(self.starts))
-        self.whole: list[Part] = [(w, ids, b"") for w, ids in enumerate(self.slices)]
-        self._addressed: dict[bytes, list[Part]] = {}
+        self.full_parts: list[Part] = [(w, ids, b"") for w, ids in enumerate(self.slices)]
+        self._parts_of: dict[bytes, list[Part]] = {}
 
     def split(self, env_ids: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
         """Positions in ``env_ids`` of each worker's envs, for those workers that have any."""
@@ -64,19 +64,19 @@ class Partition:
             return [(first, self._places[: len(owners)])] if len(owners) else []
         return [(w, np.flatnonzero(owners == w)) for w in sorted(set(owners.tolist()))]
 
-    def addressed(self, env_ids: NDArray[np.int64]) -> list[Part]:
+    def parts_of(self, env_ids: NDArray[np.int64]) -> list[Part]:
         """The parts of these envs that workers have. Sent to again and again are the same sets: they are remembered."""
         key = env_ids.tobytes()
-        if (found := self._addressed.get(key)) is None:
+        if (found := self._parts_of.get(key)) is None:
             found = []
             for w, positions in self.split(env_ids):
                 ids = env_ids[positions]
                 ids.flags.writeable = False
                 is_whole = np.array_equal(ids, self.slices[w])
                 found.append((w, ids, b"" if is_whole else (ids - self.starts[w]).astype(np.int32).tobytes()))
-            if len(self._addressed) >= _REMEMBERED:
-                self._addressed.clear()
-            self._addressed[key] = found
+            if len(self._parts_of) >= _REMEMBERED:
+                self._parts_of.clear()
+            self._parts_of[key] = found
         return found
 
 

@@ -40,7 +40,7 @@ class PoolShard:
 
     Attributes:
         spec: What one env looks like.
-        line: The line to the pool.
+        queue: What keeps the requests to the pool.
 
     Raises:
         ArgumentError: The pool cannot do that.
@@ -48,7 +48,7 @@ class PoolShard:
 
     def __init__(self, pool: Pool, autoreset_mode: str) -> None:
         self.spec = pool.spec
-        self.line = PoolQueue(pool)
+        self.queue = PoolQueue(pool)
         self._pool = pool
         self._autoreset = AutoresetRules.of(autoreset_mode)
         self._check_batches(self._autoreset)
@@ -59,8 +59,8 @@ class PoolShard:
         # The row that it was asked for last, or has now, begins an episode; the next step is that one's first.
         self._fresh = np.zeros(n, np.bool_)
         self._again = np.zeros(n, np.bool_)  # same_step: and the row that comes tells of the step before, too
-        self._told = np.zeros(n, np.bool_)  # final observations are in the row
-        self._any_told = False
+        self._finals_kept = np.zeros(n, np.bool_)  # final observations are in the row
+        self._any_finals_kept = False
         self._had_rows = np.zeros((n, len(pool.spec.agents)), np.bool_)
         self._columns, self._final_columns = InfoColumns(n), InfoColumns(n)
         (group,) = pool.spec.groups
@@ -71,13 +71,13 @@ class PoolShard:
     def _check_batches(self, autoreset: AutoresetRules) -> None:
         """Refuse a mode that the pool does not serve, and batches that would never be full."""
         pool = self._pool
-        autoreset.check_pool(pool.spec.name, AutoresetMode(pool.autoreset), steps_all=pool.whole)
-        if 0 < pool.num_spares < pool.batch_size - 1 and not pool.alone:
+        autoreset.check_pool(pool.spec.name, AutoresetMode(pool.autoreset), steps_all=pool.steps_all)
+        if 0 < pool.num_spares < pool.batch_size - 1 and not pool.synchronous:
             raise ArgumentError(
                 f"{pool.spec.name} hands out {pool.batch_size} rows at a time: expected no spare envs or at least "
                 f"{pool.batch_size - 1}, got {pool.num_spares}"
             )
-        if missing := self.line.short_of(1 if autoreset.begins_at_once else pool.num_envs):
+        if missing := self.queue.missing_for(1 if autoreset.begins_at_once else pool.num_envs):
             raise ArgumentError(
                 f"autoreset_mode={autoreset.mode.value!r}: {pool.spec.name} hands out {pool.batch_size} rows at a "
                 f"time, and {missing} more envs are needed as spares to fill up batches. PoolVectorEnv(pool, "
@@ -105,10 +105,10 @@ class PoolShard:
         if alone:  # what others have said before is told already
             self._columns.forget(slice(None))
             self._final_columns.forget(slice(None))
-        if self.line.empty and any(seed is not None for seed in seeds):
-            self.line.start_anew()
+        if self.queue.empty and any(seed is not None for seed in seeds):
+            self.queue.reset()
         self._again[ids] = self._over[ids] = False
-        self.line.ask(len(ids), partial(self._pool.begin, ids, seeds, options))
+        self.queue.ask(len(ids), partial(self._pool.reset, ids, seeds, options))
         self._buffers.events[ids] = False
         self._final_columns.forget(ids)
         self._fresh[ids] = True
@@ -132,13 +132,13 @@ class PoolShard:
     def _begin(self, ids: Ids) -> None:
         """Ask for these envs' next episodes."""
         nothing: list[None] = [None] * len(ids)
-        self.line.ask(len(ids), partial(self._pool.begin, ids, nothing, nothing))
+        self.queue.ask(len(ids), partial(self._pool.reset, ids, nothing, nothing))
 
     def _clear(self, ids: Ids, rows: Selection, began: BoolArray | None) -> None:
         """Make room for a step of these envs; of those that ``began``, for the autoreset of next_step."""
         buffers = self._buffers
-        if self._any_told:  # final observations of the episode before go with the first step of the next
-            stepped = self._fresh[rows] & self._told[rows]
+        if self._any_finals_kept:  # final observations of the episode before go with the first step of the next
+            stepped = self._fresh[rows] & self._finals_kept[rows]
             if began is not None:
                 stepped &= ~began
             if np.count_nonzero(stepped):
@@ -159,11 +159,11 @@ class PoolShard:
             for k, (action, harmless) in enumerate(zip(actions, self._harmless, strict=True)):
                 lead = acting.reshape(acting.shape + (1,) * (action.ndim - 2))
                 actions[k] = np.where(lead, action, harmless)
-        self.line.ask(len(ids), partial(self._pool.send, ids, actions, acting))
+        self.queue.ask(len(ids), partial(self._pool.send, ids, actions, acting))
 
     # --- taking in answers ---
 
-    def take(self, reply: PoolReply) -> tuple[Ids, Report]:
+    def read(self, reply: PoolReply) -> tuple[Ids, Report]:
         """Write the rows of an answer.
 
         Returns:
@@ -174,7 +174,7 @@ class PoolShard:
         """
         ids = self._in_order(reply.env_ids)
         if ids is not reply.env_ids and np.count_nonzero(ids != reply.env_ids):
-            reply = reply.only(np.argsort(reply.env_ids))
+            reply = reply.select(np.argsort(reply.env_ids))
         report, rows = Report(infos=reply.infos), self._rows(ids)
         ended = reply.terminated | reply.truncated
         began = self._note_beginnings(reply, ids, rows, ended)
@@ -220,7 +220,7 @@ class PoolShard:
             ContractError: It is not.
         """
         ids = reply.env_ids
-        if reply.elapsed is not None and reply.endings is None:
+        if reply.elapsed is not None and reply.finals is None:
             at_start = reply.elapsed == 0
             wrong = at_start if began is None else at_start != began
             if np.count_nonzero(wrong):
@@ -275,8 +275,8 @@ class PoolShard:
         buffers.truncated[rows] |= truncated
         done = ended[:, 0] if ended.shape[1] == 1 else ended.any(axis=1) & ~alive.any(axis=1)
         buffers.done[rows] |= done
-        if reply.endings is not None:
-            alive = alive | reply.endings.ended[:, None]
+        if reply.finals is not None:
+            alive = alive | reply.finals.ended[:, None]
         self._write_turns(reply, rows, alive)
         return np.asarray(done)
 
@@ -287,8 +287,8 @@ class PoolShard:
             self._over[over] = True
         if not self._autoreset.begins_at_once:
             return reply.env_ids
-        if reply.endings is not None:
-            report.final_infos.update(reply.endings.infos)
+        if reply.finals is not None:
+            report.final_infos.update(reply.finals.infos)
             self._fresh[over] = True
             return reply.env_ids
         if reply.columns:
@@ -328,7 +328,7 @@ class PoolShard:
         mask = buffers.action_masks[0]
         if reply.mask is not None and mask is not None:
             if not self._declares_mask:
-                buffers.masked[rows] = True
+                buffers.gave_mask[rows] = True
             mask[rows] = reply.mask | ~acting[:, :, None]
             self._masked = True
         elif self._masked:
@@ -336,19 +336,19 @@ class PoolShard:
 
     def _snapshot(self, reply: PoolReply, ended: BoolArray) -> None:
         """Keep the observations of agents that ended, before the next episode writes over them."""
-        buffers, endings = self._buffers, reply.endings
+        buffers, finals = self._buffers, reply.finals
         where, who = (ended[:, 0].nonzero()[0], 0) if ended.shape[1] == 1 else np.nonzero(ended)
         envs = reply.env_ids[where]
         for k, target in enumerate(buffers.final_obs[0]):
-            target[envs, who] = reply.obs[k][where, who] if endings is None else endings.obs[k][where, who]
-        self._told[envs] = True
-        self._any_told = True
+            target[envs, who] = reply.obs[k][where, who] if finals is None else finals.obs[k][where, who]
+        self._finals_kept[envs] = True
+        self._any_finals_kept = True
 
     def _clear_finals(self, ids: Ids) -> None:
         if not len(ids):
             return
-        self._told[ids] = False
-        self._any_told = bool(self._told.any())
+        self._finals_kept[ids] = False
+        self._any_finals_kept = bool(self._finals_kept.any())
         for leaf in self._buffers.final_obs[0]:
             leaf[ids] = 0
 
@@ -388,7 +388,7 @@ class PoolQueue:
     @property
     def batch_size(self) -> int:
         """How many envs must be in flight for an answer."""
-        return 1 if self._pool.alone else self._pool.batch_size
+        return 1 if self._pool.synchronous else self._pool.batch_size
 
     @property
     def empty(self) -> bool:
@@ -400,7 +400,7 @@ class PoolQueue:
 
         Args:
             count: Of how many envs.
-            request: A call of `Pool.begin` or `Pool.send`.
+            request: A call of `Pool.reset` or `Pool.send`.
         """
         self._waiting.append((count, request))
         self._send_on()
@@ -431,12 +431,12 @@ class PoolQueue:
             return self._take(reply)
         return None
 
-    def short_of(self, count: int) -> int:
+    def missing_for(self, count: int) -> int:
         """How many envs would be missing in the last batch, if the pool was asked for ``count`` and nothing else."""
         missing = -count % self.batch_size
         return max(0, missing - self._pool.num_spares)
 
-    def start_anew(self) -> None:
+    def reset(self) -> None:
         """The pool has lost what it was asked for."""
         pool = self._pool
         self._waiting.clear()
@@ -452,7 +452,7 @@ class PoolQueue:
             self._receiver.shutdown(wait=self._receiving is None or self._receiving.done(), cancel_futures=True)
 
     def _send_on(self) -> None:
-        while self._waiting and not (self._pool.alone and self.in_flight):
+        while self._waiting and not (self._pool.synchronous and self.in_flight):
             count, request = self._waiting.popleft()
             request()
             self.in_flight += count
@@ -468,7 +468,7 @@ class PoolQueue:
             )
         spares, self._idle_spares = self._idle_spares[:missing], self._idle_spares[missing:]
         nothing: Sequence[None] = [None] * missing
-        self._pool.begin(np.array(spares, np.int64), nothing, nothing)
+        self._pool.reset(np.array(spares, np.int64), nothing, nothing)
         self.in_flight += missing
 
     def _take(self, reply: PoolReply) -> PoolReply:
@@ -482,5 +482,5 @@ class PoolQueue:
             mine = ids < pool.num_envs
             if not mine.all():
                 self._idle_spares += ids[~mine].tolist()
-                return reply.only(mine)
+                return reply.select(mine)
         return reply

@@ -36,6 +36,16 @@ __all__ = ["Shard"]
 _RUNNING, _OVER, _UNREADY = 0, 1, 2
 _PART_SECONDS = 4e-3  # seconds of work after which ready rows are handed out, where they are wanted first come first
 
+_METHODS = {
+    "step": "step",
+    "send": "step",
+    "reset": "reset",
+    "restart": "restart",
+    "control": "control",
+    "state": "write_state",
+}
+"""Operation of a request → the method that does it."""
+
 
 class Shard:
     """A slice of envs and their rows.
@@ -112,7 +122,7 @@ class Shard:
         self.progress[0] = 0
         return report
 
-    def revive(
+    def restart(
         self,
         ids: Sequence[int],
         seeds: Sequence[int | None],
@@ -159,7 +169,7 @@ class Shard:
         try:
             env = self._builder.build(i)
         except Exception as error:
-            self._fail(i, "__init__", error, report)
+            self._record_failure(i, "__init__", error, report)
             return False
         self._absent.discard(i)
         self.envs[i], self._steps[i] = env, env.step
@@ -185,7 +195,7 @@ class Shard:
         self._clear_step(rows)
         if self._ended:
             self._clear_ended(ids)
-        running = self._attend(ids, report) if self._attention else ids
+        running = self._handle_special(ids, report) if self._attention else ids
         steps, slots, careful, progress = self._steps, self._slots, self._careful, self.progress
         for i in running:
             slot = slots[i]
@@ -193,19 +203,19 @@ class Shard:
             try:
                 info = steps[i](slot)
             except Exception as error:
-                self._fail(i, "step", error, report)
+                self._record_failure(i, "step", error, report)
                 continue
             if info:
                 report.infos[i] = info
             if slot.done or careful:
-                self._look_after(i, slot, report)
+                self._after_step(i, slot, report)
         progress[0] = 0
         flags = self._buffers.events[rows, : 2 * len(self.spec.agents)]
         if np.count_nonzero(flags):
             self._record_early_ends(ids, rows)
         return report
 
-    def _attend(self, ids: Sequence[int], report: Report) -> list[int]:
+    def _handle_special(self, ids: Sequence[int], report: Report) -> list[int]:
         """See to the envs whose last call began or ended an episode; return those of ``ids`` that have one to step."""
         running = list(ids)
         for i in self._attention.intersection(ids):
@@ -217,7 +227,7 @@ class Shard:
                 self._step_without_episode(i, report)
         return running
 
-    def _look_after(self, i: int, slot: Slot, report: Report) -> None:
+    def _after_step(self, i: int, slot: Slot, report: Report) -> None:
         """What follows on a step that ended an episode, or in a mode that asks for more."""
         if self._done_on_any and not slot.done and not self._cut_short(i, slot, report):
             return
@@ -226,20 +236,10 @@ class Shard:
         elif self._keep_state:
             self._note_state(i, report)
 
-    def run(self, operation: str, ids: Sequence[int], arguments: tuple[Sequence[Any], ...] = ()) -> Report:
+    def do(self, operation: str, ids: Sequence[int], arguments: tuple[Sequence[Any], ...] = ()) -> Report:
         """Do one of the operations that a request can name; ``arguments`` have one entry per env each."""
-        match operation:
-            case "step" | "send":
-                return self.step(ids)
-            case "reset":
-                return self.reset(ids, *arguments)
-            case "revive":
-                return self.revive(ids, *arguments)
-            case "control":
-                return self.control(ids, *arguments)
-            case "state":
-                return self.write_state(ids)
-        raise ValueError(f"no such operation: {operation!r}")
+        report: Report = getattr(self, _METHODS[operation])(ids, *arguments)
+        return report
 
     def write_state(self, ids: Sequence[int]) -> Report:
         """Write these envs' global states into their rows."""
@@ -293,7 +293,9 @@ class Shard:
             self._reset_env(i, None, None, report)
             self._buffers.reset_mask[i] = True
         else:
-            self._fail(i, "step", NotResetError("its episode is over or was never begun; reset it first"), report)
+            self._record_failure(
+                i, "step", NotResetError("its episode is over or was never begun; reset it first"), report
+            )
 
     def _reset_env(self, i: int, seed: int | None, options: dict[str, Any] | None, report: Report) -> None:
         buffers, slot = self._buffers, self._slots[i]
@@ -308,7 +310,7 @@ class Shard:
             if slot.done or not buffers.alive[i].any():
                 raise ContractError("the episode is over right after reset: no agent is alive")
         except Exception as error:
-            self._fail(i, "reset", error, report)
+            self._record_failure(i, "reset", error, report)
             return
         self._status[i] = _RUNNING
         self._attention.add(i)
@@ -357,7 +359,7 @@ class Shard:
             try:
                 self.envs[i].cut_short(slot)
             except Exception as error:
-                self._fail(i, "step", error, report)
+                self._record_failure(i, "step", error, report)
                 return False
         return True
 
@@ -376,11 +378,11 @@ class Shard:
         try:
             self.envs[i].write_state(self._slots[i])
         except Exception as error:
-            self._fail(i, "state", error, report)
+            self._record_failure(i, "state", error, report)
             return False
         return True
 
-    def _fail(self, i: int, operation: str, error: Exception, report: Report) -> None:
+    def _record_failure(self, i: int, operation: str, error: Exception, report: Report) -> None:
         self._status[i] = _UNREADY
         self._attention.add(i)
         report.failures.append(capture(self._first + i, operation, error))

@@ -33,7 +33,7 @@ class ThreadTeam:
         # They know the queues alone, so that whoever forgets to close leaves no thread behind for good.
         self._finalizer = weakref.finalize(self, _dismiss, self._requests)
 
-    def share(self, shares: Sequence[Callable[[], None]]) -> None:
+    def run(self, shares: Sequence[Callable[[], None]]) -> None:
         """Do all of these at once, the first one here; returns when all are done, whatever happens in one.
 
         Args:

@@ -34,14 +34,14 @@ class Rig:
         self.state = (
             None if spec.state_space is None else np.zeros(spec.state_space.shape or (), spec.state_space.dtype)
         )
-        self.masked = np.zeros(1, np.bool_)
+        self.gave_mask = np.zeros(1, np.bool_)
         self.slot = Slot.of_groups(
             spec,
             obs=self.obs,
             final_obs=self.final,
             actions=self.actions,
             action_mask=self.masks,
-            masked=self.masked,
+            gave_mask=self.gave_mask,
             reward=self.reward_A,
             terminated=self.terminated_A,
             truncated=self.truncated_A,
@@ -90,7 +90,7 @@ class Rig:
         group, j = self._home(a)
         mask = self.masks[group]
         declared = self.spec.groups[group].mask_size is not None
-        return mask[j].copy() if mask is not None and (declared or self.masked[0]) else None
+        return mask[j].copy() if mask is not None and (declared or self.gave_mask[0]) else None
 
     def flags(self) -> dict[str, list[bool]]:
         """All four flags, as lists."""

@@ -340,8 +340,8 @@ def test_what_the_env_writes_goes_straight_into_the_padded_row() -> None:
     rig = Rig(PaddedEnv(ParallelAdapter(Roles())))
     (row,) = rig.obs[0]
     inner = rig.env._enter(rig.slot)
-    assert [cell.shape for cell in inner.cells] == [(2,), (3,), (1,)]
-    assert all(np.shares_memory(np.asarray(cell), row) for cell in inner.cells)
+    assert [cell.shape for cell in inner.fast_rows] == [(2,), (3,), (1,)]
+    assert all(np.shares_memory(np.asarray(cell), row) for cell in inner.fast_rows)
     assert all(np.shares_memory(mask, rig.masks[0]) for mask in inner.action_mask)
     rig.reset(seed=0)
     assert rig.env._enter(rig.slot) is inner

@@ -78,7 +78,7 @@ class DiceEnv(MultiAgentEnv):
         self._x = ((self._x ^ what) * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) & MASK
 
     def _write(self, slot: Slot, a: int) -> None:
-        cell, mask, x = slot.cells[a], slot.action_mask[a], self._x
+        cell, mask, x = slot.fast_rows[a], slot.action_mask[a], self._x
         assert cell is not None
         assert mask is not None
         cell[0], cell[1], cell[2] = x >> 48, (x >> 32) & 0xFFFF, (x >> 16) & 0xFFFF  # type: ignore[call-overload]  # typeshed knows memoryviews of ints only

@@ -20,7 +20,7 @@ class SimpleAdversary(Scenario):
     """mpe2's ``simple_adversary_v3``.
 
     Args:
-        num_worlds: How many.
+        num_envs: How many.
         N: Good agents, and landmarks.
         num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
         options: See `Options`.
@@ -33,18 +33,18 @@ class SimpleAdversary(Scenario):
 
     def __init__(
         self,
-        num_worlds: int,
+        num_envs: int,
         N: int = 2,
         num_agent_neighbors: int | None = None,
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
         good = check_count("N", N, 1)
-        self.goal = np.zeros(num_worlds, np.int64)
-        self._seen = Neighbours(num_worlds, good + 1, good, num_agent_neighbors, num_landmark_neighbors)
+        self.goal = np.zeros(num_envs, np.int64)
+        self._seen = Neighbours(num_envs, good + 1, good, num_agent_neighbors, num_landmark_neighbors)
         seen = 2 * (self._seen.agents.shape[2] + self._seen.landmarks.shape[2])
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=[
                 Body("adversary_0", 0.15, collide=False),
                 *(Body(f"agent_{a}", 0.15, collide=False) for a in range(good)),

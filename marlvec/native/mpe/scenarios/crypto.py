@@ -24,10 +24,10 @@ class SimpleCrypto(Scenario):
 
     name = "simple_crypto_v3"
 
-    def __init__(self, num_worlds: int, **options: Unpack[Options]) -> None:
-        self.goal = np.zeros((num_worlds, 2), np.int64)
+    def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
+        self.goal = np.zeros((num_envs, 2), np.int64)
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=[Body(name, collide=False, movable=False, silent=False) for name in ("eve_0", "bob_0", "alice_0")],
             landmarks=[Body(f"landmark {j}", collide=False) for j in range(2)],
             obs_sizes=[4, 8, 8],

@@ -22,7 +22,7 @@ class SimpleFormation(AssignmentScenario):
     """mpe2's ``simple_formation_v1``.
 
     Args:
-        num_worlds: How many.
+        num_envs: How many.
         N: Agents.
         terminate_on_success: End episodes once every place on the circle is taken.
         options: See `Options`.
@@ -31,11 +31,11 @@ class SimpleFormation(AssignmentScenario):
     name = "simple_formation_v1"
 
     def __init__(
-        self, num_worlds: int, N: int = 4, terminate_on_success: bool = False, **options: Unpack[Options]
+        self, num_envs: int, N: int = 4, terminate_on_success: bool = False, **options: Unpack[Options]
     ) -> None:
         agents = [Body(f"agent_{a}") for a in range(check_count("N", N, 1))]
         landmarks = [Body("landmark_0", 0.03, collide=False)]
-        super().__init__(num_worlds, agents, landmarks, terminate_on_success, **options)
+        super().__init__(num_envs, agents, landmarks, terminate_on_success, **options)
 
     def place(self, ids: Ids) -> None:
         _place(ids, self.rng, self.pos)

@@ -24,7 +24,7 @@ class SimpleLine(AssignmentScenario):
     """mpe2's ``simple_line_v1``.
 
     Args:
-        num_worlds: How many.
+        num_envs: How many.
         N: Agents.
         terminate_on_success: End episodes once every place on the line is taken.
         options: See `Options`.
@@ -33,14 +33,14 @@ class SimpleLine(AssignmentScenario):
     name = "simple_line_v1"
 
     def __init__(
-        self, num_worlds: int, N: int = 4, terminate_on_success: bool = False, **options: Unpack[Options]
+        self, num_envs: int, N: int = 4, terminate_on_success: bool = False, **options: Unpack[Options]
     ) -> None:
         size = check_count("N", N, 1)
         agents = [Body(f"agent_{a}", 0.03) for a in range(size)]
         landmarks = [Body(f"landmark_{j}", 0.02, collide=False) for j in range(2)]
-        super().__init__(num_worlds, agents, landmarks, terminate_on_success, **options)
-        self._places = np.zeros((num_worlds, size, 2))
-        self._angle = np.zeros(num_worlds)
+        super().__init__(num_envs, agents, landmarks, terminate_on_success, **options)
+        self._places = np.zeros((num_envs, size, 2))
+        self._angle = np.zeros(num_envs)
 
     def place(self, ids: Ids) -> None:
         rows, agent_num = rows_of(ids), len(self.agents)

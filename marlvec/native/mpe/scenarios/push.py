@@ -24,10 +24,10 @@ class SimplePush(Scenario):
 
     name = "simple_push_v3"
 
-    def __init__(self, num_worlds: int, **options: Unpack[Options]) -> None:
-        self.goal = np.zeros(num_worlds, np.int64)
+    def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
+        self.goal = np.zeros(num_envs, np.int64)
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=[Body("adversary_0"), Body("agent_0")],
             landmarks=[Body("landmark 0", collide=False), Body("landmark 1", collide=False)],
             obs_sizes=[8, 19],

@@ -19,7 +19,7 @@ class SimpleReference(Scenario):
     """mpe2's ``simple_reference_v3``.
 
     Args:
-        num_worlds: How many.
+        num_envs: How many.
         local_ratio: Weight of an agent's own reward against that of both.
         options: See `Options`.
 
@@ -29,11 +29,11 @@ class SimpleReference(Scenario):
 
     name = "simple_reference_v3"
 
-    def __init__(self, num_worlds: int, local_ratio: float = 0.5, **options: Unpack[Options]) -> None:
+    def __init__(self, num_envs: int, local_ratio: float = 0.5, **options: Unpack[Options]) -> None:
         self._local = check_ratio(local_ratio)
-        self.goal = np.zeros((num_worlds, 2), np.int64)
+        self.goal = np.zeros((num_envs, 2), np.int64)
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=[Body(f"agent_{a}", collide=False, silent=False) for a in range(2)],
             landmarks=[Body(f"landmark {j}", collide=False) for j in range(3)],
             obs_sizes=[21, 21],

@@ -17,9 +17,9 @@ class Simple(Scenario):
 
     name = "simple_v3"
 
-    def __init__(self, num_worlds: int, **options: Unpack[Options]) -> None:
+    def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=[Body("agent_0", collide=False)],
             landmarks=[Body("landmark 0", collide=False)],
             obs_sizes=[4],

@@ -24,10 +24,10 @@ class SimpleSpeakerListener(Scenario):
 
     name = "simple_speaker_listener_v4"
 
-    def __init__(self, num_worlds: int, **options: Unpack[Options]) -> None:
-        self.goal = np.zeros(num_worlds, np.int64)
+    def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
+        self.goal = np.zeros(num_envs, np.int64)
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=[
                 Body("speaker_0", 0.075, collide=False, movable=False, silent=False),
                 Body("listener_0", 0.075, collide=False),

@@ -22,7 +22,7 @@ class SimpleSpread(Scenario):
     """mpe2's ``simple_spread_v3``.
 
     Args:
-        num_worlds: How many.
+        num_envs: How many.
         N: Agents, and landmarks.
         local_ratio: Weight of an agent's own reward against that of all.
         curriculum: Only its first stage: collisions cost nothing.
@@ -35,7 +35,7 @@ class SimpleSpread(Scenario):
 
     def __init__(
         self,
-        num_worlds: int,
+        num_envs: int,
         N: int = 3,
         local_ratio: float = 0.5,
         curriculum: bool = False,
@@ -45,13 +45,13 @@ class SimpleSpread(Scenario):
         **options: Unpack[Options],
     ) -> None:
         size = check_count("N", N, 1)
-        self._seen = Neighbours(num_worlds, size, size, num_agent_neighbors, num_landmark_neighbors)
+        self._seen = Neighbours(num_envs, size, size, num_agent_neighbors, num_landmark_neighbors)
         others, landmarks = self._seen.agents.shape[2], self._seen.landmarks.shape[2]
         self._local = check_ratio(local_ratio)
         self._collisions_cost = not curriculum
-        self._reached = np.zeros(num_worlds, np.bool_) if terminate_on_success else None
+        self._reached = np.zeros(num_envs, np.bool_) if terminate_on_success else None
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=[Body(f"agent_{a}", 0.15) for a in range(size)],
             landmarks=[Body(f"landmark {j}", collide=False) for j in range(size)],
             obs_sizes=[4 + 2 * landmarks + 4 * others] * size,

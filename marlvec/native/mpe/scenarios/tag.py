@@ -22,7 +22,7 @@ class SimpleTag(Scenario):
     """mpe2's ``simple_tag_v3``.
 
     Args:
-        num_worlds: How many.
+        num_envs: How many.
         num_good, num_adversaries, num_obstacles: How many of each.
         curriculum: Only its first stage: the prey has half its speed.
         terminate_on_success: End episodes once every good agent is caught.
@@ -34,7 +34,7 @@ class SimpleTag(Scenario):
 
     def __init__(
         self,
-        num_worlds: int,
+        num_envs: int,
         num_good: int = 1,
         num_adversaries: int = 3,
         num_obstacles: int = 2,
@@ -50,15 +50,15 @@ class SimpleTag(Scenario):
         if not good + hunters:
             raise ArgumentError("num_good and num_adversaries: expected at least one agent, got 0 and 0")
         pace = 0.5 if curriculum else 1.0
-        self._reached = np.zeros(num_worlds, np.bool_) if terminate_on_success else None
-        self._exp = np.zeros((num_worlds, good, 2))
-        self._seen = Neighbours(num_worlds, good + hunters, obstacles, num_agent_neighbors, num_landmark_neighbors)
+        self._reached = np.zeros(num_envs, np.bool_) if terminate_on_success else None
+        self._exp = np.zeros((num_envs, good, 2))
+        self._seen = Neighbours(num_envs, good + hunters, obstacles, num_agent_neighbors, num_landmark_neighbors)
         self._all_seen = num_agent_neighbors is None
         others, landmarks = self._seen.agents.shape[2], self._seen.landmarks.shape[2]
         common = 4 + 2 * landmarks + 2 * others
         moving = (good, good - 1) if self._all_seen else (others, others)  # whose velocity is seen
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=[
                 *(Body(f"adversary_{a}", 0.075, accel=3.0, max_speed=1.0) for a in range(hunters)),
                 *(Body(f"agent_{a}", 0.05, accel=4.0 * pace, max_speed=1.3 * pace) for a in range(good)),

@@ -27,7 +27,7 @@ class CollectTreasure(Scenario):
     """mpe2's ``collect_treasure_v1``.
 
     Args:
-        num_worlds: How many.
+        num_envs: How many.
         num_collectors, num_deposits, num_treasures: How many of each; there are as many kinds of treasure as deposits.
         options: See `Options`.
 
@@ -41,7 +41,7 @@ class CollectTreasure(Scenario):
 
     def __init__(
         self,
-        num_worlds: int,
+        num_envs: int,
         num_collectors: int = 6,
         num_deposits: int = 2,
         num_treasures: int = 6,
@@ -55,7 +55,7 @@ class CollectTreasure(Scenario):
         agent_num = collectors + kinds
         common = 4 + (agent_num - 1) * (4 + 2 * kinds) + treasures * (2 + kinds)
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=[
                 *(_agent(f"collector_{a}", 0.05, 1.0) for a in range(collectors)),
                 *(_agent(f"deposit_{a}", 0.075, 2.25) for a in range(kinds)),
@@ -66,13 +66,13 @@ class CollectTreasure(Scenario):
             own={"num_collectors": collectors, "num_deposits": kinds, "num_treasures": treasures},
         )
         self._collectors, self._kinds = collectors, kinds
-        self.holding = np.full((num_worlds, collectors), _NOTHING)
-        self.kind = np.zeros((num_worlds, treasures), np.int64)
-        self.lies = np.ones((num_worlds, treasures), np.bool_)
+        self.holding = np.full((num_envs, collectors), _NOTHING)
+        self.kind = np.zeros((num_envs, treasures), np.int64)
+        self.lies = np.ones((num_envs, treasures), np.bool_)
         self._respawns = self.rng.copy()  # the reference draws these from a copy of the stream, taken at the reset
-        self._paid = np.zeros(num_worlds)  # to everyone, for what was picked up and delivered in this step
-        self._stray = np.zeros((num_worlds, kinds))  # from each deposit to the middle of all collectors
-        self._order = np.zeros((num_worlds, max(agent_num, treasures)), np.int64)
+        self._paid = np.zeros(num_envs)  # to everyone, for what was picked up and delivered in this step
+        self._stray = np.zeros((num_envs, kinds))  # from each deposit to the middle of all collectors
+        self._order = np.zeros((num_envs, max(agent_num, treasures)), np.int64)
         self._key = np.zeros(self._order.shape)
 
     def place(self, ids: Ids) -> None:

@@ -19,7 +19,7 @@ class SimpleWorldComm(Scenario):
     """mpe2's ``simple_world_comm_v3``.
 
     Args:
-        num_worlds: How many.
+        num_envs: How many.
         num_good, num_adversaries, num_obstacles, num_food, num_forests: How many of each.
         options: See `Options`.
     """
@@ -28,7 +28,7 @@ class SimpleWorldComm(Scenario):
 
     def __init__(
         self,
-        num_worlds: int,
+        num_envs: int,
         num_good: int = 2,
         num_adversaries: int = 4,
         num_obstacles: int = 1,
@@ -45,12 +45,12 @@ class SimpleWorldComm(Scenario):
         forests = check_count("num_forests", num_forests, 0)
         self._first_food = good + hunters + obstacles
         self._first_forest = self._first_food + food
-        self._exp = np.zeros((num_worlds, good, 2))
-        self._inside = np.zeros((num_worlds, good + hunters, forests), np.bool_)
+        self._exp = np.zeros((num_envs, good, 2))
+        self._inside = np.zeros((num_envs, good + hunters, forests), np.bool_)
         common = 4 + 2 * (obstacles + food + forests) + 2 * (good + hunters - 1) + forests
         names = ["leadadversary_0", *(f"adversary_{a}" for a in range(hunters - 1))]
         super().__init__(
-            num_worlds,
+            num_envs,
             agents=[
                 *(Body(name, 0.075, silent=a > 0, accel=3.0, max_speed=1.0) for a, name in enumerate(names)),
                 *(Body(f"agent_{a}", 0.045, accel=4.0, max_speed=1.3) for a in range(good)),
