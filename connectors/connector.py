@@ -68,6 +68,11 @@ class Connector(ABC):
         """Transform rows."""
 
     @property
+    def is_identity(self) -> bool:
+        """Whether, with the space it was set up for, it returns all rows as they are; a pipeline then goes past it."""
+        return False
+
+    @property
     def name(self) -> str:
         """Name it asks for in a pipeline; the class's name unless set. A pipeline adds ``_2`` where it is taken."""
         return self._name if self._name is not None else type(self).__name__

@@ -38,19 +38,27 @@ class Timing(NamedTuple):
 
 
 class Stage(Generic[P]):
-    """A piece, its name in the pipeline, and its timer."""
+    """A piece, its name in the pipeline, and its timer.
 
-    __slots__ = ("calls", "name", "ns", "piece")
+    Attributes:
+        is_checked: Whether what comes out of the piece is looked at: code of the user's runs in it.
+    """
+
+    __slots__ = ("calls", "is_checked", "name", "ns", "piece")
 
     def __init__(self, name: str, piece: P) -> None:
         self.name = name
         self.piece = piece
+        self.is_checked = not _is_ours(piece)
         self.ns = 0
         self.calls = 0
 
     @property
     def timing(self) -> Timing:
-        """Time spent in the piece so far."""
+        """Time spent in the piece so far; of a pipeline, in all of its pieces."""
+        if isinstance(self.piece, Chain) and not self.is_checked:
+            inner = self.piece.timings.values()
+            return Timing(sum(one.seconds for one in inner), max((one.calls for one in inner), default=0))
         return Timing(self.ns * 1e-9, self.calls)
 
 
@@ -63,18 +71,50 @@ class Chain(Connector, Generic[P]):
 
     def __init__(self) -> None:
         self._stages: tuple[Stage[P], ...] = ()
+        self._program: _Program | None = None
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
-        for stage in self._stages:
-            stage.piece.reset(env_ids)
+        for piece in (self._program or self._compile()).forgetful:
+            piece.reset(env_ids)
 
     def on_policy_output(self, rows: Rows) -> None:
+        for piece in (self._program or self._compile()).watchful:
+            piece.on_policy_output(rows)
+
+    def _compile(self) -> _Program:
+        """Work out what a call does; from then on no call asks again, until a piece or a space changes."""
+        flat = list(self._flat())
+        self._program = program = _Program(
+            tuple(stage for stage in flat if not _is_left_out(stage.piece)),
+            tuple(stage.piece for stage in flat if _overrides(stage.piece, "on_policy_output")),
+            tuple(stage.piece for stage in flat if _overrides(stage.piece, "reset")),
+        )
+        return program
+
+    def _flat(self) -> Iterator[Stage[Any]]:
+        """The stages, in the place of our own pipelines those inside."""
         for stage in self._stages:
-            stage.piece.on_policy_output(rows)
+            if isinstance(stage.piece, Chain) and not stage.is_checked:
+                yield from stage.piece._flat()
+            else:
+                yield stage
+
+    def _road_to(self, stage: Stage[Any]) -> list[str]:
+        """Where a stage is, for messages: in its own pipeline, then where that is in the one around it."""
+        for own in self._stages:
+            here = f"connector {own.name!r} of {self.name}"
+            if own is stage:
+                return [here]
+            if isinstance(own.piece, Chain) and (road := own.piece._road_to(stage)):
+                return [*road, here]
+        return []
 
     @property
     def timings(self) -> dict[str, Timing]:
-        """Time spent in each piece, by name; all of it for a piece that is a pipeline."""
+        """Time spent in each piece, by name; all of it for a piece that is a pipeline.
+
+        A piece that leaves every row as it is (`Connector.is_identity`) is not called, and has no calls.
+        """
         return {stage.name: stage.timing for stage in self._stages}
 
     # --- looking
@@ -185,9 +225,42 @@ class Chain(Connector, Generic[P]):
         return {"pieces": list(self)}
 
 
+class _Program(NamedTuple):
+    """What a chain does, pipelines inside it taken apart.
+
+    Attributes:
+        stages: Those that a call runs, in order.
+        watchful: Pieces that want to see what the policy answered.
+        forgetful: Pieces that have something to forget when an episode is over.
+    """
+
+    stages: tuple[Stage[Any], ...]
+    watchful: tuple[Connector, ...]
+    forgetful: tuple[Connector, ...]
+
+
 def with_inner(piece: Connector) -> list[Connector]:
     """List a piece and, if it is a chain, all that it holds, outer ones first."""
     return [piece, *piece._walk()] if isinstance(piece, Chain) else [piece]
+
+
+def _is_ours(piece: Connector) -> bool:
+    return type(piece).__module__.startswith("marlvec.connectors.") and not isinstance(piece, FunctionConnector)
+
+
+def _is_left_out(piece: Connector) -> bool:
+    """Whether a call can go past the piece; what its class says of itself does not hold for a subclass's own call."""
+    if not piece.is_identity:
+        return False
+    said, called = (
+        next(k for k, cls in enumerate(type(piece).__mro__) if name in vars(cls))
+        for name in ("is_identity", "__call__")
+    )
+    return said <= called
+
+
+def _overrides(piece: Connector, name: str) -> bool:
+    return getattr(getattr(piece, name), "__func__", None) is not getattr(Connector, name)
 
 
 class Pipeline(Chain[P]):
@@ -235,34 +308,35 @@ class Pipeline(Chain[P]):
         """
         if self._space is None and self._stages and self._needs_space:
             raise self._not_bound()
-        n = len(rows)
+        program = self._program or self._compile()
+        breach: ContractError | None = None
         start = perf_counter_ns()
-        for stage in self._stages:
-            piece = stage.piece
-            try:
-                out = piece(rows)
-            except Exception as error:
-                error.add_note(f"in connector {stage.name!r} of {self.name}")
-                raise
-            now = perf_counter_ns()
-            stage.ns += now - start
-            stage.calls += 1
-            start = now
-            if out is rows:
-                continue
-            if not isinstance(out, Rows):
-                raise ContractError(
-                    f"connector {stage.name!r} of {self.name} must return Rows, got {type(out).__name__}"
-                )
-            if len(out) != n:
-                if not piece.changes_length:
-                    raise ContractError(
-                        f"connector {stage.name!r} of {self.name} got {n} rows and returned {len(out)}; "
-                        f"one that may do so sets changes_length = True"
-                    )
-                n = len(out)
-            rows = out
+        try:
+            for stage in program.stages:
+                out = stage.piece(rows)
+                now = perf_counter_ns()
+                stage.ns += now - start
+                stage.calls += 1
+                start = now
+                if stage.is_checked and out is not rows and (breach := self._breach(stage, rows, out)):
+                    raise breach
+                rows = out
+        except Exception as error:
+            for where in self._road_to(stage)[error is breach :]:  # a breach says itself whose it is
+                error.add_note(f"in {where}")
+            raise
         return rows
+
+    def _breach(self, stage: Stage[Any], rows: Rows, out: Any) -> ContractError | None:
+        """What is wrong with what a piece returned."""
+        if not isinstance(out, Rows):
+            return ContractError(f"{self._road_to(stage)[0]} must return Rows, got {type(out).__name__}")
+        if len(out) != len(rows) and not stage.piece.changes_length:
+            return ContractError(
+                f"{self._road_to(stage)[0]} got {len(rows)} rows and returned {len(out)}; "
+                f"one that may do so sets changes_length = True"
+            )
+        return None
 
     # --- editing
 
@@ -352,6 +426,7 @@ class Pipeline(Chain[P]):
         self._stages = stages
         at: Pipeline[Any] | None = self
         while at is not None:
+            at._program = None
             at.changes_length = any(stage.piece.changes_length for stage in at._stages)
             at.across_agents = any(stage.piece.across_agents for stage in at._stages)
             at = at._owner
@@ -532,6 +607,10 @@ class Pipeline(Chain[P]):
         for stage, at in self._inputs(space):
             with self._naming(stage):
                 stage.piece.setup(at)
+        around: Pipeline[Any] | None = self
+        while around is not None:  # with another space another piece may be one that changes nothing
+            around._program = None
+            around = around._owner
 
     def _refresh(self) -> None:
         if self._space is not None:

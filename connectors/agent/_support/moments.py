@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,7 +89,32 @@ class Moments:
     @property
     def finite(self) -> bool:
         """Whether no value was NaN or infinite and nothing overflowed."""
+        if self.m2.size <= 16:  # a few numbers are quicker without numpy
+            return all(map(math.isfinite, self.m2.ravel().tolist()))
         return bool(np.isfinite(self.m2).all())
+
+    def extended(self, values_n: Floats) -> Moments:
+        """Moments of the data and of (n, *shape) further values, n > 0, where there is one group."""
+        count, n = self.count.item(), len(values_n)
+        if count < n:
+            # As far from the mean as so many values may be, their squares would hide how far they are from each other.
+            return self.joined(Moments.of(values_n, None, 1))
+        total = count + n
+        deviation = values_n - self.mean
+        deviation -= self.rest
+        summed = np.add.reduce(deviation, 0, keepdims=True)
+        deviation *= deviation
+        m2 = np.add.reduce(deviation, 0, keepdims=True)
+        step = summed / total
+        summed *= step
+        m2 -= summed  # twice as much is left at least, as count is n at least
+        m2 += self.m2
+        high, error = _sum(self.mean, step)
+        error += self.rest
+        mean = high + error  # of the two, high is the larger (DWPlusFP, Joldes, Muller and Popescu 2017)
+        high -= mean
+        high += error
+        return self._made(np.array([total]), mean, high, m2)
 
     def joined(self, other: Moments) -> Moments:
         """Moments of the data of both."""
@@ -118,6 +144,10 @@ class Moments:
 
     def scale(self, epsilon: float) -> Floats:
         """(G, *shape) 1 / standard deviation; 1 where there are no values."""
+        if len(self.count) == 1 and (n := self.count.item()):
+            variance: Floats = self.m2 / n
+            variance += epsilon
+            return np.divide(1.0, np.sqrt(variance, out=variance), out=variance)
         count = _column(self.count, self.mean)
         return np.where(count > 0, 1.0 / np.sqrt(self.m2 / np.maximum(count, 1.0) + epsilon), 1.0)
 
@@ -196,16 +226,18 @@ class RunningMoments:
     def __init__(self, own: Moments, shared: Moments) -> None:
         self.own = own
         self.shared = shared
-        self.total = shared.joined(own) if shared.count.any() else own
+        self.total = shared.joined(own) if any(shared.count.tolist()) else own
 
     @classmethod
     def empty(cls, groups: int, shape: tuple[int, ...]) -> RunningMoments:
         """Moments of no data."""
         return cls(Moments(groups, shape), Moments(groups, shape))
 
-    def learnt(self, data: Moments) -> RunningMoments:
-        """The same with the moments of further data."""
-        return RunningMoments(self.own.joined(data), self.shared)
+    def learnt(self, values_n: Floats, group_n: NDArray[Any] | None) -> RunningMoments:
+        """The same with (n, *shape) further values, n > 0; groups as for `Moments.of`."""
+        if group_n is None:
+            return RunningMoments(self.own.extended(values_n), self.shared)
+        return RunningMoments(self.own.joined(Moments.of(values_n, group_n, len(self.own.count))), self.shared)
 
     def grown(self, groups: int) -> RunningMoments:
         """The same with room for ``groups`` groups, or itself where it has that."""

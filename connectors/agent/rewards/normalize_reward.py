@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable
-from marlvec.connectors.agent._support.moments import Moments, RunningMoments, load_moments, merge_moments, save_moments
+from marlvec.connectors.agent._support.moments import RunningMoments, load_moments, merge_moments, save_moments
 from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
@@ -109,8 +109,7 @@ class NormalizeReward(AgentConnector):
         old = self._moments
         if self.per_agent:
             old = old.grown(int(agent_index.max()) + 1)
-        groups = len(old.own.count)
-        new = old.learnt(Moments.of(returns, agent_index if self.per_agent else None, groups))
+        new = old.learnt(returns, agent_index if self.per_agent else None)
         if not new.total.finite:
             raise ContractError("the return is too large for float64; nothing was learnt from these rows")
         self._moments = new

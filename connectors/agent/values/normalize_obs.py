@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.leaf_spaces import map_space
-from marlvec.connectors.agent._support.moments import Moments, RunningMoments, load_moments, merge_moments, save_moments
+from marlvec.connectors.agent._support.moments import RunningMoments, load_moments, merge_moments, save_moments
 from marlvec.connectors.connector import AgentConnector, State
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
@@ -50,6 +50,7 @@ class NormalizeObs(AgentConnector):
         self.clip = clip
         self.epsilon = epsilon
         self.update = update
+        self._limits = (np.array(-float(clip)), np.array(float(clip))) if clip is not None else None
         self._tree: SpaceTree | None = None
         self._boxes: tuple[int, ...] = ()
         self._moments: list[RunningMoments] = []
@@ -59,7 +60,7 @@ class NormalizeObs(AgentConnector):
     def __call__(self, rows: Rows) -> Rows:
         if self._tree is None:
             raise self._not_set_up()
-        leaves = self._tree.flatten(rows.obs)
+        leaves = self._tree.flatten(rows["obs"])
         group = self._group(rows) if self.per_agent else None
         # An overflow while learning leaves a moment that is not finite, which is an error of its own.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -118,7 +119,7 @@ class NormalizeObs(AgentConnector):
         new = []
         for k, values in enumerate(wide):
             old = self._moments[k]
-            new.append(old.learnt(Moments.of(values, group, len(old.own.count))))
+            new.append(old.learnt(values, group))
             if not new[-1].total.finite:
                 assert self._tree is not None
                 leaf = self._tree.leaves[self._boxes[k]]
@@ -130,11 +131,12 @@ class NormalizeObs(AgentConnector):
         if known is None:
             known = self._scales[k] = self._moments[k].total.scale(self.epsilon)
         mean, scale = self._moments[k].total.mean, known
-        out: NDArray[np.float64] = values - (mean[0] if group is None else mean[group])
-        out *= scale[0] if group is None else scale[group]
-        if self.clip is not None:
-            np.maximum(out, -self.clip, out=out)
-            np.minimum(out, self.clip, out=out)
+        out: NDArray[np.float64] = values - (mean if group is None else mean[group])
+        out *= scale if group is None else scale[group]
+        if self._limits is not None:
+            low, high = self._limits
+            np.maximum(out, low, out=out)
+            np.minimum(out, high, out=out)
         return out
 
     def _group(self, rows: Rows) -> NDArray[Any]:

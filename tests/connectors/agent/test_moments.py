@@ -120,7 +120,7 @@ def test_many_small_steps_lose_nothing(offset: float) -> None:
     data = offset + np.random.default_rng(0).normal(size=(20_000, 1))
     running = RunningMoments.empty(1, (1,))
     for row in data:
-        running = running.learnt(Moments.of(row[None], None, 1))
+        running = running.learnt(row[None], None)
     assert_exact(running.total.state_dict(), data)
 
 
