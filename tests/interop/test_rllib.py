@@ -287,7 +287,7 @@ def test_masks_stand_in_the_infos_unless_observations_have_them() -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    with pytest.raises(ArgumentError, match="next_step.*got 'same_step'"):
+    with pytest.raises(ArgumentError, match="next_step.*got autoreset_mode='same_step'"):
         RLlibVectorEnv(marlvec.make("simple_spread", 1, backend="sync"))
     with pytest.raises(ArgumentError, match="num_envs=1"):
         RLlibMultiAgentEnv(marlvec.make("simple_spread", 2, backend="sync"))
