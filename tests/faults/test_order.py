@@ -297,8 +297,9 @@ def test_what_cannot_be_pickled_is_named_before_anything_starts(context: str, mo
         for workers in (1, 3):
             with pytest.raises(SerialisationError, match=rf"factory of env.*cannot be pickled.*{where}"):
                 AsyncVectorEnv([CounterEnv, CounterEnv, factory], num_workers=workers, context=context)
-    with pytest.raises(SerialisationError, match=r"kwargs\['config'\]\.parts\['pool'\]\[0\]"):
+    with pytest.raises(SerialisationError, match=r"kwargs\['config'\]\.parts\['pool'\]\[0\]") as caught:
         marlvec.make(build_with, 3, config=config, context=context)
+    assert isinstance(caught.value, TypeError)
     assert started == []
 
 

@@ -9,7 +9,6 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marlvec import AsyncVectorEnv, SyncVectorEnv, make
-from marlvec.errors import BrokenError, ContractError, EnvRaised, SerialisationError, WorkerDied
-from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, SlowEnv, decode
+from marlvec import AsyncVectorEnv, SyncVectorEnv
+from marlvec.testing.scripted import CounterEnv, decode
 from tests.faults.harness.programs import wait_gone
 from tests.vector.support.kinds import BACKENDS, vectorize
-from tests.waiting import LONG, within
+from tests.waiting import LONG
 
-CONTEXTS = ("fork", "forkserver", "spawn")
 N = 3
 ROOT = Path(__file__).parents[3]
 
@@ -50,73 +47,6 @@ def running(pids: Any) -> list[int]:
 
 
 # --- close
-
-
-@pytest.mark.checklist(30)
-@pytest.mark.fault("B1")
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_close_is_idempotent_and_leaves_nothing(context: str) -> None:
-    envs = AsyncVectorEnv(counters(), num_workers=2, context=context)
-    pids = envs.worker_pids
-    envs.reset()
-    envs.close()
-    assert running(pids) == []
-    envs.close()
-    envs.close(timeout=0)
-    with AsyncVectorEnv(counters(), num_workers=2, context=context) as never_reset:
-        pids = never_reset.worker_pids
-    assert never_reset.closed
-    assert running(pids) == []
-    with pytest.raises(ZeroDivisionError), AsyncVectorEnv(counters(), num_workers=2, context=context) as raising:
-        pids = raising.worker_pids
-        raising.reset()
-        raise ZeroDivisionError  # in the parent, with a step pending or not
-    assert running(pids) == []
-
-
-@pytest.mark.checklist(30)
-@pytest.mark.fault("B1")
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_close_after_errors(context: str) -> None:
-    for factory, error in ((RaisingEnv, EnvRaised), (ExitingEnv, WorkerDied)):
-        envs = AsyncVectorEnv([partial(factory, env_index=i, only_env=1) for i in range(N)], context=context)
-        pids = envs.worker_pids
-        try:
-            envs.reset()
-            with pytest.raises(error):
-                envs.step(acts())
-            if error is WorkerDied:
-                with pytest.raises(BrokenError):
-                    envs.step(acts())
-        finally:
-            envs.close()
-            envs.close()
-        assert running(pids) == []
-
-
-@pytest.mark.checklist(30)
-@pytest.mark.fault("B3")
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_close_with_a_call_pending_or_a_worker_that_hangs(context: str) -> None:
-    envs = AsyncVectorEnv([partial(SlowEnv, seconds=0.2, env_index=i) for i in range(N)], context=context)
-    pids = envs.worker_pids
-    envs.reset()
-    envs.step_send(acts())
-    with within(4.5, usual=0.25):  # less than the five seconds that it has, so it was not in vain
-        envs.close()  # drains
-    assert running(pids) == []
-    for where in ("reset", "step", "close"):
-        hung = AsyncVectorEnv([partial(HangingEnv, where=where, env_index=i) for i in range(N)], context=context)
-        pids = hung.worker_pids
-        if where == "reset":
-            hung.reset_send()
-        else:
-            hung.reset()
-        if where == "step":
-            hung.step_send(acts())
-        with within(4, usual=0.25):  # and not the five seconds of its default
-            hung.close(timeout=0.2)
-        assert running(pids) == []
 
 
 @pytest.mark.checklist(30)
@@ -146,43 +76,6 @@ def test_being_forgotten_closes_it(pending: bool) -> None:
 
 
 # --- construction
-
-
-@pytest.mark.fault("B12")
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_what_cannot_be_pickled_is_refused_before_anything_starts(
-    context: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lambdas and local classes travel; an open lock, of which there is but one, does not."""
-    lock = threading.Lock()
-
-    class Local(CounterEnv):
-        pass
-
-    with AsyncVectorEnv([lambda: Local(3), Local, lambda n=2: CounterEnv(n)], num_workers=2, context=context) as envs:
-        envs.reset()
-        envs.step(acts())
-
-    def started(*args: Any) -> Any:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr("marlvec.vector.processes.worker_pool.WorkerProcess", started)
-    factories: list[Any] = [*counters(), lambda: CounterEnv(3, marks=lock)]  # type: ignore[arg-type]  # never called
-    for workers in (1, 2, 4):
-        with pytest.raises(SerialisationError, match="the factory of env.*3 cannot be pickled.*lock"):
-            AsyncVectorEnv(factories, num_workers=workers, context=context)
-    with pytest.raises(TypeError, match="lock"):
-        make(factories, context=context)
-
-
-@pytest.mark.fault("B15")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_factory_that_returns_no_env(backend: str) -> None:
-    for thing, words in ((None, "None"), (3, "int"), (CounterEnv, "class CounterEnv"), (object(), "object")):
-        factories: list[Any] = counters(4)
-        factories[2] = partial(lambda thing: thing, thing)
-        with pytest.raises(ContractError, match=rf"env 2\b.*expected an env in one of four forms.*{words}"):
-            vectorize(backend, factories)
 
 
 # --- programs

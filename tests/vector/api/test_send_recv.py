@@ -30,7 +30,7 @@ def counters(backend: str, n: int = N, **options: Any) -> VectorEnv:
 
 @pytest.mark.checklist(37)
 @pytest.mark.time_limit(600)  # shrinking a counterexample takes its time
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_order_of_sends_and_recvs(data: st.DataObject) -> None:
     """Every row of every env is what a loop over that env alone gives, in whatever portions one sends and receives."""
