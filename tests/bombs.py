@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import tracemalloc
 import zipfile
@@ -10,13 +11,21 @@ from collections.abc import Callable
 
 from numpy.lib import format as npy
 
-__all__ = ["GIGABYTE", "MB", "deflated", "peak_of"]
+__all__ = ["GIGABYTE", "MB", "deflated", "peak_of", "sealed"]
 
 MB = 10**6
 GIGABYTE = 1000 * MB
 
 
-def deflated(entries: dict[str, bytes], name: str, comment: bytes = b"") -> bytes:
+def sealed(content: bytes, *, digest: bool = True) -> bytes:
+    """A zip without a comment, with the end that an archive of marlvec's has, as whoever means harm could make it."""
+    end = b"marlvec archive, format 0002, sha256 "
+    assert content.endswith(bytes(2))
+    content = content[:-2] + (len(end) + 64).to_bytes(2, "little") + end
+    return content + (hashlib.sha256(content).hexdigest().encode() if digest else b"0" * 64)
+
+
+def deflated(entries: dict[str, bytes], name: str) -> bytes:
     """A compressed zip of a megabyte, of these entries and one more: a gigabyte of zeros, as numpy would write it."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -26,7 +35,6 @@ def deflated(entries: dict[str, bytes], name: str, comment: bytes = b"") -> byte
             npy.write_array_header_1_0(entry, {"descr": "|i1", "fortran_order": False, "shape": (GIGABYTE,)})  # type: ignore[arg-type]  # it only writes
             for _ in range(GIGABYTE // MB):
                 entry.write(_zeros())
-        archive.comment = comment
     content = file.getvalue()
     assert len(content) < 10 * MB
     return content

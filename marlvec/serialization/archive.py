@@ -1,11 +1,15 @@
 """`write_archive` and `read_archive`: checked ``.npz`` files of plain data, written atomically, never executed.
 
+All that marlvec saves is in this one format: batches, pipelines, policies, pools, ratings. (Parquet is the other
+choice for batches.)
+
 The file is an uncompressed zip of ``.npy`` entries, as `numpy.load` opens it with ``allow_pickle=False``. Its entry
 ``manifest`` holds JSON as bytes: the format, marlvec's version, and the data, in which ``{"$array": name}`` stands for
 the array of another entry. The zip's comment, which is the end of the file, holds the format once more and the sha256
 of everything before the digest. So a file that was cut, damaged or packed anew is told from a sound one before
 anything inside is looked at. (It is no signature: whoever can write the file can write a digest to it. Nothing inside
-is executed even then.)
+is executed even then.) Entries are not compressed, and a file in which one is, is refused: what is read takes no more
+memory than the file has bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ import re
 import stat
 import sys
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, BinaryIO
@@ -30,14 +36,14 @@ from numpy.typing import NDArray
 from marlvec.errors import CheckpointError
 from marlvec.serialization.atomic_file import FilePath, atomic_file
 
-__all__ = ["check_entries", "read_entry", "read_archive", "write_archive", "FilePath"]
+__all__ = ["FilePath", "NamedArray", "UniqueNames", "read_archive", "write_archive"]
 
 _MAX_HEADER = 10_000  # bytes; numpy reads no longer ones either
 _SUFFIX = ".npy"
 _KEYS = {"descr", "fortran_order", "shape"}
 
 
-def check_entries(path: FilePath, archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
+def _check_entries(path: FilePath, archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
     """Look at what a zip says is in it; nothing is read of one whose entries unpack to more than there is.
 
     Args:
@@ -65,7 +71,7 @@ def check_entries(path: FilePath, archive: zipfile.ZipFile, size: int) -> dict[s
     return entries
 
 
-def read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+def _read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
     """Read one entry, once its header was found to tell the truth; objects, which are pickles, are refused.
 
     Raises:
@@ -101,12 +107,46 @@ def _header(name: str, entry: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
-FORMAT = 1
+FORMAT = 2
 _DIGEST = 64
-_END = "marlvec connectors, format {:04}, sha256 "
-_ENDS = re.compile(rb"marlvec connectors, format (\d{4}), sha256 ([0-9a-f]{64})")
+_END = "marlvec archive, format {:04}, sha256 "
+_ENDS = re.compile(rb"marlvec archive, format (\d{4}), sha256 ([0-9a-f]{64})")
 _END_SIZE = len(_END.format(0)) + _DIGEST
 _CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class NamedArray:
+    """An array in the data of an archive whose entry is to be called so, or as close to it as can be.
+
+    Attributes:
+        name: E.g. ``"main/obs/camera"``; arrays without one are called ``array_0``, ``array_1``, ….
+        array: The array.
+    """
+
+    name: str
+    array: NDArray[Any]
+
+
+class UniqueNames:
+    """Gives every array a name that no other has and that any archive can hold, as close as can be to its own.
+
+    Args:
+        taken: Names that are not to be given.
+    """
+
+    def __init__(self, taken: Sequence[str] = ()) -> None:
+        self._taken = set(taken)
+
+    def __call__(self, wanted: str) -> str:
+        """A free name."""
+        plain = "".join(char if char.isprintable() else "_" for char in wanted).strip("/") or "_"
+        name, number = plain, 1
+        while name in self._taken:
+            number += 1
+            name = f"{plain}~{number}"
+        self._taken.add(name)
+        return name
 
 
 def write_archive(path: FilePath, data: dict[str, Any]) -> None:
@@ -116,7 +156,7 @@ def write_archive(path: FilePath, data: dict[str, Any]) -> None:
 
     Args:
         path: The file; its folder must be there. Where this is a link, what it points to is written.
-        data: Values that `marlvec.serialization.values.encode` gave.
+        data: What JSON has, arrays and `NamedArray`, such as `marlvec.serialization.values.encode` gives.
 
     Raises:
         OSError: The file cannot be written; the old one is as it was.
@@ -126,7 +166,7 @@ def write_archive(path: FilePath, data: dict[str, Any]) -> None:
 
 
 def read_archive(path: FilePath) -> dict[str, Any]:
-    """Read the dict that `write_archive` wrote.
+    """Read the dict that `write_archive` wrote; arrays that had names are plain ones.
 
     Raises:
         CheckpointError: There is no such file, or it is not to the bit what was written, or of a newer format.
@@ -145,17 +185,19 @@ def read_archive(path: FilePath) -> dict[str, Any]:
 
 
 def _write(file: BinaryIO, data: Any) -> None:
-    arrays: list[NDArray[Any]] = []
+    arrays: dict[str, NDArray[Any]] = {}
+    free = UniqueNames(["manifest"])
 
-    def aside(array: NDArray[Any]) -> dict[str, str]:
-        arrays.append(array)
-        return {"$array": f"array_{len(arrays) - 1}"}
+    def aside(value: NDArray[Any] | NamedArray) -> dict[str, str]:
+        wanted = NamedArray(f"array_{len(arrays)}", value) if isinstance(value, np.ndarray) else value
+        name = free(wanted.name)
+        arrays[name] = wanted.array
+        return {"$array": name}
 
     manifest = {"format": FORMAT, "marlvec": sys.modules["marlvec"].__version__, "data": data}
     text = json.dumps(manifest, default=aside, allow_nan=False).encode()
-    entries = {"manifest": np.frombuffer(text, np.uint8), **{f"array_{i}": array for i, array in enumerate(arrays)}}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in entries.items():
+        for name, array in {"manifest": np.frombuffer(text, np.uint8), **arrays}.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
                 npy.write_array(entry, array, allow_pickle=False)
         archive.comment = _END.format(FORMAT).encode() + b"0" * _DIGEST
@@ -180,7 +222,7 @@ def _read(path: FilePath, file: BinaryIO) -> dict[str, Any]:
     file.seek(max(0, size - _END_SIZE))
     end = _ENDS.fullmatch(file.read())
     if end is None:
-        raise CheckpointError(path, "is no file of a pipeline, or its end was lost")
+        raise CheckpointError(path, "is no archive of marlvec's, or its end was lost")
     if int(end[1]) != FORMAT:
         own = sys.modules["marlvec"].__version__
         raise CheckpointError(
@@ -189,9 +231,9 @@ def _read(path: FilePath, file: BinaryIO) -> dict[str, Any]:
     if _digest(file) != end[2]:
         raise CheckpointError(path, "is damaged: its content does not have the sha256 that its end says")
     with zipfile.ZipFile(file) as archive:
-        entries = check_entries(path, archive, size)
-        manifest = json.loads(read_entry(archive, entries.pop("manifest")).tobytes(), parse_constant=_no_constant)
-        arrays = {name: read_entry(archive, info) for name, info in entries.items()}
+        entries = _check_entries(path, archive, size)
+        manifest = json.loads(_read_entry(archive, entries.pop("manifest")).tobytes(), parse_constant=_no_constant)
+        arrays = {name: _read_entry(archive, info) for name, info in entries.items()}
     data = _with_arrays(manifest["data"], arrays)
     if arrays:
         raise CheckpointError(path, f"holds entries that nothing asks for: {short(sorted(arrays))}")

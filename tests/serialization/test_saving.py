@@ -19,8 +19,8 @@ import pytest
 from numpy.lib import format as npy
 
 from marlvec.errors import CheckpointError, MarlvecError
-from marlvec.serialization.archive import read_archive, write_archive
-from tests.bombs import MB, deflated, peak_of
+from marlvec.serialization.archive import NamedArray, UniqueNames, read_archive, write_archive
+from tests.bombs import MB, deflated, peak_of, sealed
 from tests.connectors.helpers.samples import same_tree
 from tests.dying import DYING
 
@@ -30,7 +30,7 @@ DATA = {
     "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
 }
 ROOT = Path(__file__).resolve().parents[2]
-END = len("marlvec connectors, format 0001, sha256 ")
+END = len("marlvec archive, format 0002, sha256 ")
 
 
 @pytest.fixture
@@ -55,8 +55,33 @@ def test_equal_data_gives_equal_files(file: Path) -> None:
 def test_numpy_opens_it_without_pickle(file: Path) -> None:
     with np.load(file, allow_pickle=False) as entries:
         assert entries.files == ["manifest", "array_0", "array_1", "array_2", "array_3"]
-        assert b'"format": 1' in entries["manifest"].tobytes()
+        assert b'"format": 2' in entries["manifest"].tobytes()
         np.testing.assert_array_equal(entries["array_0"], DATA["arrays"]["a"])  # type: ignore[call-overload]  # a dict
+
+
+def test_an_array_is_called_as_it_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    data = {"a": np.arange(2), "b": [NamedArray("obs/camera", np.arange(3)), NamedArray("manifest", np.arange(4))]}
+    write_archive(path, data)
+    with np.load(path, allow_pickle=False) as entries:
+        assert entries.files == ["manifest", "array_0", "obs/camera", "manifest~2"]
+    same_tree(read_archive(path), {"a": np.arange(2), "b": [np.arange(3), np.arange(4)]})
+
+
+def test_names_in_files_are_free_and_plain() -> None:
+    """No slash at either end, nothing unprintable, none twice."""
+    names = UniqueNames(["taken"])
+    wanted = ["obs/image", "/obs/", "//", "", "a\nb", "a\tb", "taken", "obs/image"]
+    assert [names(name) for name in wanted] == [
+        "obs/image",
+        "obs",
+        "_",
+        "_~2",
+        "a_b",
+        "a_b~2",
+        "taken~2",
+        "obs/image~2",
+    ]
 
 
 def test_a_link_is_followed_and_stays_one(file: Path, tmp_path: Path) -> None:
@@ -152,7 +177,7 @@ def refused(path: Path, content: bytes, text: str) -> None:
 def test_a_file_cut_anywhere_is_refused(file: Path, tmp_path: Path) -> None:
     content = file.read_bytes()
     for length in range(0, len(content), 7):
-        refused(tmp_path / "cut.npz", content[:length], "is no file of a pipeline, or its end was lost")
+        refused(tmp_path / "cut.npz", content[:length], "is no archive of marlvec's, or its end was lost")
     refused(tmp_path / "cut.npz", content[100:], "is damaged")
     refused(tmp_path / "cut.npz", content + b"0", "its end was lost")
 
@@ -175,9 +200,7 @@ def packed(entries: dict[str, bytes], *, digest: bool = True, **settings: Any) -
     with zipfile.ZipFile(file, "w", **settings) as archive:
         for name, content in entries.items():
             archive.writestr(name, content)
-        archive.comment = b"marlvec connectors, format 0001, sha256 " + b"0" * 64
-    content = file.getvalue()[:-64]
-    return content + (hashlib.sha256(content).hexdigest().encode() if digest else b"0" * 64)
+    return sealed(file.getvalue(), digest=digest)
 
 
 def entries_of(file: Path) -> dict[str, bytes]:
@@ -255,10 +278,10 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.fault("H10")
 def test_a_file_of_another_format_is_refused_and_says_so(file: Path, tmp_path: Path) -> None:
     content = file.read_bytes()
-    for number in (0, 2, 9999):
-        newer = content.replace(b"format 0001", f"format {number:04}".encode())
+    for number in (0, 1, 9999):
+        newer = content.replace(b"format 0002", f"format {number:04}".encode())
         refused(
-            tmp_path / "newer.npz", newer, f"is of format {number}; marlvec .* reads format 1: use the version that"
+            tmp_path / "newer.npz", newer, f"is of format {number}; marlvec .* reads format 2: use the version that"
         )
 
 
@@ -287,8 +310,8 @@ def test_nothing_in_a_file_is_executed(file: Path, tmp_path: Path) -> None:
     refused(bad, packed(changed(array_0=nested)(entries_of(file))), "array_0.npy holds Python objects")
     refused(bad, packed(changed(manifest=objects)(entries_of(file))), "manifest.npy holds Python objects")
     refused(bad, packed(changed(array_0=pickle.dumps(Bomb(mark)))(entries_of(file))), "does not hold what its end says")
-    refused(bad, pickle.dumps(Bomb(mark)), "is no file of a pipeline")
-    end = b"marlvec connectors, format 0001, sha256 "
+    refused(bad, pickle.dumps(Bomb(mark)), "is no archive of marlvec's")
+    end = b"marlvec archive, format 0002, sha256 "
     whole = pickle.dumps(Bomb(mark)) + end
     refused(bad, whole + hashlib.sha256(whole).hexdigest().encode(), "does not hold what its end says: BadZipFile")
     assert not mark.exists()
@@ -328,10 +351,8 @@ def test_entries_that_overlap_are_refused(file: Path, tmp_path: Path) -> None:
             again = copy.copy(first)
             again.filename = f"again_{i}.npy"
             archive.filelist.append(again)
-        archive.comment = b"marlvec connectors, format 0001, sha256 " + b"0" * 64
         archive._didModify = True  # type: ignore[attr-defined]  # as after a write
-    content = buffer.getvalue()[:-64]
-    refused(tmp_path / "bad.npz", content + hashlib.sha256(content).hexdigest().encode(), "overlap")
+    refused(tmp_path / "bad.npz", sealed(buffer.getvalue()), "overlap")
 
 
 @pytest.mark.fault("H11")
@@ -372,8 +393,7 @@ def bombs(file: Path) -> dict[str, bytes]:
     again = '{"data": {"a": [' + ",".join(['{"$array": "array_0"}'] * 20_000) + "]}}"
     long_header = b"\x93NUMPY\x02\x00" + (400_000).to_bytes(4, "little") + b" " * 400_000
     array_0 = own.pop("array_0.npy")
-    inflated = deflated(own, "array_0", b"marlvec connectors, format 0001, sha256 " + b"0" * 64)[:-64]
-    inflated += hashlib.sha256(inflated).hexdigest().encode()
+    inflated = sealed(deflated(own, "array_0"))
     own["array_0.npy"] = array_0
     return {
         "deflated": inflated,
@@ -400,13 +420,14 @@ def bombs(file: Path) -> dict[str, bytes]:
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_small_file_never_takes_much_memory(file: Path, tmp_path: Path) -> None:
     """What a file says of itself is checked before it is believed: nothing is inflated, or asked for on its word."""
+    from marlvec.collect import MultiAgentBatch, SampleBatch
     from marlvec.connectors import AgentPipeline
     from marlvec.policies import load_policy
 
     bad = tmp_path / "bad.npz"
     for name, content in bombs(file).items():
         bad.write_bytes(content)
-        for read in (read_archive, load_policy, AgentPipeline.load):
+        for read in (read_archive, load_policy, AgentPipeline.load, SampleBatch.load, MultiAgentBatch.load):
             assert peak_of(lambda read=read: refuse(read, bad)) < 50 * MB, name  # type: ignore[misc]  # bound at once
 
 
@@ -424,7 +445,4 @@ def test_two_entries_of_one_name_are_refused(file: Path, tmp_path: Path) -> None
     with zipfile.ZipFile(file_of_two, "w") as archive:
         for name, content in [*entries_of(file).items(), ("array_0.npy", npy_of(np.ones(3)))]:
             archive.writestr(name, content)
-        archive.comment = b"marlvec connectors, format 0001, sha256 " + b"0" * 64
-    content = file_of_two.getvalue()[:-64]
-    content += hashlib.sha256(content).hexdigest().encode()
-    refused(tmp_path / "bad.npz", content, "two of one name")
+    refused(tmp_path / "bad.npz", sealed(file_of_two.getvalue()), "two of one name")

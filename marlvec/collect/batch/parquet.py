@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.batch.batch_columns import named_leaves
-from marlvec.collect.batch.npz import ArrayNames, outline_columns, read_columns
+from marlvec.collect.batch.npz import outline_columns, read_columns
 from marlvec.errors import CheckpointError, SerialisationError
 from marlvec.extras import import_extra
-from marlvec.serialization.atomic_file import FilePath, atomic_file
+from marlvec.serialization.archive import FilePath, UniqueNames
+from marlvec.serialization.atomic_file import atomic_file
 from marlvec.trees import Tree, to_array
 
 __all__ = ["read_parquet", "write_parquet"]
@@ -44,7 +45,7 @@ def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
     arrow, parquet = _libraries()
     if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits(to_array(leaf))]:
         raise SerialisationError(f"Parquet holds bools, ints, floats and texts, not the columns {bad}; drop() them")
-    names, tables, forms = ArrayNames(), dict[str, Any](), dict[str, list[Any]]()
+    names, tables, forms = UniqueNames(), dict[str, Any](), dict[str, list[Any]]()
 
     def put(wanted: str, leaf: Any) -> str:
         name, array = names(wanted), to_array(leaf)
