@@ -20,6 +20,7 @@ from marlvec.vector.faults.recovery import FaultLog, Recovery, RowKind
 from marlvec.vector.processes.channel import ChannelClosed
 from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker_pool import WorkerPool, WorkerStarter
+from marlvec.vector.shards.phase import EnvPhase
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_step import VectorStep
 from tests.defects.registry import Patch, after, during, found_by
@@ -268,7 +269,7 @@ def lost_step_sent_again(patch: Patch) -> None:
 
     def make_up(_: Any, shard: Shard, ids: Any, *rest: Any) -> None:
         for i in ids:
-            if shard._status[i] == 0:  # its next episode runs
+            if shard._phases[i] is EnvPhase.BEGUN:
                 shard.step([i])
 
     after(patch, Shard, "restart", make_up)

@@ -16,6 +16,7 @@ from marlvec.vector import vector_env
 from marlvec.vector.base import VectorEnvBase
 from marlvec.vector.call_state import STREAM_CALLS, CallEvent, CallState
 from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.shards.phase import EnvEvent, EnvPhase
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
@@ -57,11 +58,10 @@ def autoreset_flag_kept_after_an_explicit_reset(patch: pytest.MonkeyPatch) -> No
     reset = Shard.reset
 
     def keep(shard: Shard, ids: Any, *rest: Any) -> Any:
-        before = {i: shard._status[i] for i in ids}
+        over = [i for i in ids if shard._phases[i] is EnvPhase.OVER]
         report = reset(shard, ids, *rest)
-        for i, status in before.items():
-            if status == 1 and shard._autoreset.begins_on_next_step:  # over
-                shard._status[i] = status
+        for i in over if shard._autoreset.begins_on_next_step else ():
+            shard._phases.on(i, EnvEvent.WAIT)
         return report
 
     patch.setattr(Shard, "reset", keep)

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
-from marlvec.envs.autoreset import AutoresetRules
 from marlvec.errors import ArgumentError
 from marlvec.native.env_view import NativeEnvView
 from marlvec.native.native_env import Ids, NativeEnv
@@ -22,6 +21,7 @@ from marlvec.vector.commands import Command, CommandTarget, describe
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture
+from marlvec.vector.shards.batched_shard import BatchedEvent, BatchedPhase, BatchedShard
 from marlvec.vector.shards.thread_team import ThreadTeam
 
 __all__ = ["NativeShard"]
@@ -29,7 +29,7 @@ __all__ = ["NativeShard"]
 _LARGE = 1 << 18  # bytes
 
 
-class NativeShard:
+class NativeShard(BatchedShard):
     """All worlds of a native env, in this process.
 
     Args:
@@ -54,16 +54,13 @@ class NativeShard:
         max_episode_steps: int | None,
         render_modes: Sequence[str | None],
     ) -> None:
+        super().__init__(env.spec(), env.num_envs, autoreset_mode)
         self._env = env
-        self.spec = env.spec()
         if keep_state and self.spec.state_space is None:
             raise ArgumentError(f"state=True, and {env.name} has no global state: it declares no state_space")
-        self._autoreset = AutoresetRules.of(autoreset_mode)
         self._keep_state = keep_state
         self._limit = max_episode_steps
         self._elapsed = np.zeros(env.num_envs, np.int64)
-        self._over = np.zeros(env.num_envs, np.bool_)  # next_step: the episode is over, the next step begins another
-        self._finals_kept = np.zeros(env.num_envs, np.bool_)  # final observations are in the row, of an episode before
         self._declares_masks = any(size is not None for size in self.spec.mask_sizes)
         self._render_modes = render_modes
         self._worlds: dict[int, CommandTarget] = {}
@@ -71,8 +68,7 @@ class NativeShard:
         self._thread_team = ThreadTeam(num_threads - 1)
 
     def attach(self, buffers: Buffers) -> None:
-        """Give the worlds their rows. Must come before `do`."""
-        self._buffers = buffers
+        super().attach(buffers)
         self._env.attach(buffers)
 
     def do(self, operation: str, ids: Ids, arguments: tuple[Sequence[Any], ...] = ()) -> Report:
@@ -133,7 +129,7 @@ class NativeShard:
         if self._declares_masks:
             buffers.clear_masks(rows)
         self._share(self._env.reset, ids)
-        self._over[rows] = False
+        self._phases.on(rows, BatchedEvent.BEGIN)
         self._elapsed[rows] = 0
         if self._env.has_infos:
             report.infos.update(self._env.infos(ids))
@@ -144,16 +140,20 @@ class NativeShard:
 
     def _step(self, ids: Ids) -> Report:
         report = Report()
-        self._clear_step(rows_of(ids))
-        if self._autoreset.begins_on_next_step and np.count_nonzero(over := self._over[rows_of(ids)]):
-            begin, ids = ids[over], ids[~over]
-            self._begin(begin, report)
-            self._buffers.reset_mask[begin] = True
-            if not len(ids):
-                return report
         rows = rows_of(ids)
-        if np.count_nonzero(told := self._finals_kept[rows]):
-            self._clear_finals(ids[told])
+        self._clear_step(rows)
+        if not self._phases.are_all(rows, BatchedPhase.RUNNING):
+            begun = ids[self._phases.where(rows, BatchedPhase.BEGUN)]
+            over = self._phases.where(rows, BatchedPhase.OVER)
+            if np.count_nonzero(over):
+                begin, ids = ids[over], ids[~over]
+                self._begin(begin, report)
+                self._buffers.reset_mask[begin] = True
+                if not len(ids):
+                    return report
+                rows = rows_of(ids)
+            self._phases.on(rows, BatchedEvent.STEP)
+            self._clear_finals(begun)
         self._share(self._env.step, ids)
         if self._limit is not None:
             self._cut_short(ids, self._limit)
@@ -185,14 +185,13 @@ class NativeShard:
         """Episodes are over: keep their final observations, then begin the next ones if the mode says so."""
         buffers, rows = self._buffers, rows_of(ids)
         self._share(self._copy_finals, ids)
-        self._finals_kept[rows] = True
+        self._note_finals(rows)
+        self._phases.on(rows, BatchedEvent.END)
         if self._keep_state:
             assert buffers.state is not None
             assert buffers.final_state is not None
             buffers.final_state[rows] = buffers.state[rows]
-        if self._autoreset.begins_on_next_step:
-            self._over[rows] = True
-        elif self._autoreset.begins_at_once:
+        if self._autoreset.begins_at_once:
             for i in ids.tolist() if report.infos else ():
                 if i in report.infos:
                     report.final_infos[i] = report.infos.pop(i)
@@ -207,12 +206,6 @@ class NativeShard:
     def _clear_step(self, rows: Selection) -> None:
         self._buffers.reward[rows] = 0
         self._buffers.events[rows] = False
-
-    def _clear_finals(self, ids: Ids) -> None:
-        self._finals_kept[ids] = False
-        for leaves in self._buffers.final_obs:
-            for leaf in leaves:
-                leaf[ids] = 0
 
     # --- control calls ---
 

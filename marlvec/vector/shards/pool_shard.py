@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from marlvec.env_ids import rows_of
 from marlvec.envs.autoreset import AutoresetMode, AutoresetRules
 from marlvec.errors import ArgumentError, BusyError, ContractError
-from marlvec.vector.data.buffers import Buffers, Selection
+from marlvec.vector.data.buffers import Selection
 from marlvec.vector.data.infos import InfoColumns
 from marlvec.vector.data.report import Report
 from marlvec.vector.pools.pool import Pool, PoolReply
+from marlvec.vector.shards.batched_shard import BatchedEvent, BatchedPhase, BatchedShard
 
 __all__ = ["PoolShard", "PoolQueue"]
 
@@ -31,7 +32,7 @@ Ids = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
-class PoolShard:
+class PoolShard(BatchedShard):
     """All envs of a pool.
 
     Args:
@@ -47,20 +48,13 @@ class PoolShard:
     """
 
     def __init__(self, pool: Pool, autoreset_mode: str) -> None:
-        self.spec = pool.spec
+        super().__init__(pool.spec, pool.num_envs, autoreset_mode)
         self.queue = PoolQueue(pool)
         self._pool = pool
-        self._autoreset = AutoresetRules.of(autoreset_mode)
         self._check_batches(self._autoreset)
         self._next_episode = self._autoreset.next_episode_request(AutoresetMode(pool.autoreset))
         n = pool.num_envs
         self._everyone = np.arange(n)
-        self._over = np.zeros(n, np.bool_)  # next_step: the episode is over, the next step begins another
-        # The row that it was asked for last, or has now, begins an episode; the next step is that one's first.
-        self._fresh = np.zeros(n, np.bool_)
-        self._again = np.zeros(n, np.bool_)  # same_step: and the row that comes tells of the step before, too
-        self._finals_kept = np.zeros(n, np.bool_)  # final observations are in the row
-        self._any_finals_kept = False
         self._had_rows = np.zeros((n, len(pool.spec.agents)), np.bool_)
         self._columns, self._final_columns = InfoColumns(n), InfoColumns(n)
         (group,) = pool.spec.groups
@@ -85,10 +79,6 @@ class PoolShard:
                 f"batch_size that divides num_envs={pool.num_envs}"
             )
 
-    def attach(self, buffers: Buffers) -> None:
-        """Give the envs their rows. Must come before the first request."""
-        self._buffers = buffers
-
     # --- asking ---
 
     def ask_reset(
@@ -107,49 +97,48 @@ class PoolShard:
             self._final_columns.forget(slice(None))
         if self.queue.empty and any(seed is not None for seed in seeds):
             self.queue.reset()
-        self._again[ids] = self._over[ids] = False
         self.queue.ask(len(ids), partial(self._pool.reset, ids, seeds, options))
+        self._phases.on(ids, BatchedEvent.ASK_RESET)
         self._buffers.events[ids] = False
         self._final_columns.forget(ids)
-        self._fresh[ids] = True
 
     def ask_step(self, ids: Ids) -> None:
         """Ask for a step with the actions in the rows. What they say of the step before is gone then."""
         ids = self._in_order(ids)
         rows = self._rows(ids)
-        began = None
-        if np.count_nonzero(self._over[rows]):
-            began = np.array(self._over[rows])
-            self._over[rows] = False
+        begun = began = None
+        if not self._phases.are_all(rows, BatchedPhase.RUNNING):
+            begun = ids[self._phases.where(rows, BatchedPhase.BEGUN)]
+            over = self._phases.where(rows, BatchedPhase.OVER)
+            began = over if np.count_nonzero(over) else None
         going = ids
         if began is not None and self._next_episode == "reset":
             self._begin(ids[began])
             going = ids[~began]
         if len(going):
             self._send(going)
-        self._clear(ids, rows, began)  # while the pool is at work
+        if began is None:
+            self._phases.on(rows, BatchedEvent.ASK_STEP)
+        else:
+            self._phases.on(ids[~began], BatchedEvent.ASK_STEP)
+            self._phases.on(ids[began], BatchedEvent.ASK_NEXT)
+        self._clear(rows, begun, began)  # while the pool is at work
 
     def _begin(self, ids: Ids) -> None:
         """Ask for these envs' next episodes."""
         nothing: list[None] = [None] * len(ids)
         self.queue.ask(len(ids), partial(self._pool.reset, ids, nothing, nothing))
 
-    def _clear(self, ids: Ids, rows: Selection, began: BoolArray | None) -> None:
-        """Make room for a step of these envs; of those that ``began``, for the autoreset of next_step."""
+    def _clear(self, rows: Selection, begun: Ids | None, began: BoolArray | None) -> None:
+        """Make room for a step of these envs: the first of ``begun``, the next episode where ``began``."""
         buffers = self._buffers
-        if self._any_finals_kept:  # final observations of the episode before go with the first step of the next
-            stepped = self._fresh[rows] & self._finals_kept[rows]
-            if began is not None:
-                stepped &= ~began
-            if np.count_nonzero(stepped):
-                self._clear_finals(ids[stepped])
+        if begun is not None and self._any_finals_kept:  # they go with the first step of the next episode
+            self._clear_finals(begun)
         buffers.events[rows] = False
         if self._final_columns:
             self._final_columns.forget(rows)
-        if began is None:
-            self._fresh[rows] = False
-        else:
-            self._fresh[rows] = buffers.reset_mask[rows] = began
+        if began is not None:
+            buffers.reset_mask[rows] = began
 
     def _send(self, ids: Ids) -> None:
         rows, buffers = self._rows(ids), self._buffers
@@ -203,12 +192,19 @@ class PoolShard:
         Returns:
             Whose episodes begin with this row, (n,) bool; None where nobody's does.
         """
-        fresh = self._fresh[rows]
-        began = fresh if np.count_nonzero(fresh) else None
+        began: BoolArray | None = None
+        again = 0
+        if not self._phases.are_all(rows, BatchedPhase.STEPPING):
+            began = ~self._phases.where(rows, BatchedPhase.STEPPING)
+            replaced = self._phases.where(rows, BatchedPhase.REPLACING)
+            again = int(np.count_nonzero(replaced))
+        try:
+            self._phases.on(rows, BatchedEvent.REPLY)
+        except KeyError as error:
+            raise self._broken(f"it answers for envs {ids.tolist()}, not all of which were asked: {error}") from None
         self._check_beginnings(reply, ended, began)
-        if began is not None and self._autoreset.begins_at_once and np.count_nonzero(again := self._again[rows]):
-            self._buffers.reward[ids[~again]] = reply.reward[~again]
-            self._again[rows] = False
+        if again:
+            self._buffers.reward[ids[~replaced]] = reply.reward[~replaced]
         else:
             self._buffers.reward[rows] = reply.reward
         return began
@@ -283,18 +279,17 @@ class PoolShard:
     def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
         """Episodes are over; begin the next ones if the mode says so. Returns who is ready."""
         over = reply.env_ids[done]
-        if self._autoreset.begins_on_next_step:
-            self._over[over] = True
         if not self._autoreset.begins_at_once:
+            self._phases.on(over, BatchedEvent.END)
             return reply.env_ids
         if reply.finals is not None:
             report.final_infos.update(reply.finals.infos)
-            self._fresh[over] = True
+            self._phases.on(over, BatchedEvent.FOLLOW)
             return reply.env_ids
         if reply.columns:
             self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
         report.final_infos.update({i: report.infos.pop(i) for i in over.tolist() if i in report.infos})
-        self._fresh[over] = self._again[over] = True
+        self._phases.on(over, BatchedEvent.REPLACE)
         if self._next_episode == "step":
             self._send(over)
         else:
@@ -341,16 +336,7 @@ class PoolShard:
         envs = reply.env_ids[where]
         for k, target in enumerate(buffers.final_obs[0]):
             target[envs, who] = reply.obs[k][where, who] if finals is None else finals.obs[k][where, who]
-        self._finals_kept[envs] = True
-        self._any_finals_kept = True
-
-    def _clear_finals(self, ids: Ids) -> None:
-        if not len(ids):
-            return
-        self._finals_kept[ids] = False
-        self._any_finals_kept = bool(self._finals_kept.any())
-        for leaf in self._buffers.final_obs[0]:
-            leaf[ids] = 0
+        self._note_finals(envs)
 
     def _broken(self, problem: str) -> ContractError:
         return ContractError(f"{self.spec.name}: {problem}")

@@ -29,11 +29,10 @@ from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture
 from marlvec.vector.faults.restarts import RestartLimit
 from marlvec.vector.shards.env_builder import EnvBuilder
+from marlvec.vector.shards.phase import EnvEvent, EnvPhase, EnvPhases
 
 __all__ = ["Shard"]
 
-# What an env's episode is doing: it runs, it is over, or there is none (never begun, or lost to a fault).
-_RUNNING, _OVER, _UNREADY = 0, 1, 2
 _PART_SECONDS = 4e-3  # seconds of work after which ready rows are handed out, where they are wanted first come first
 
 _METHODS = {
@@ -89,7 +88,6 @@ class Shard:
         self._keep_state = keep_state
         self._pace = 0.0  # seconds an env step took of late
         self._builder = EnvBuilder(factories, first_env_id, self._autoreset, keep_state=keep_state, spaces=spaces)
-        self._absent: set[int] = set()  # envs that were closed, and could not be built again
         self.envs: list[MultiAgentEnv] = self._builder.build_all(limit or RestartLimit(), retry=retry)
         self.spec: EnvSpec = self._builder.spec
         self.survived: list[Failure] = self._builder.survived
@@ -97,9 +95,8 @@ class Shard:
         self.everyone = range(n)
         self._slots: list[Slot] = []
         self._steps: list[Callable[[Slot], Info | None]] = [env.step for env in self.envs]
-        self._status = [_UNREADY] * n
+        self._phases = EnvPhases(n)
         self._careful = self._done_on_any or keep_state
-        self._attention = set(range(n))  # envs whose next step is not the one after another
         self._ended: dict[int, list[int]] = {}  # agents that ended before their env: their rows are cleared
         self._next_seeds: dict[int, int | None] = {}  # of envs built anew, for the autoreset that is due
 
@@ -154,16 +151,15 @@ class Shard:
                 self._reset_env(i, seed, option, report)
             else:
                 self._clear_row(i)
-                self._status[i] = _OVER
-                self._attention.add(i)
+                self._phases.on(i, EnvEvent.WAIT)
                 self._next_seeds[i] = seed
         self.progress[0] = 0
         return report
 
     def _rebuild(self, i: int, report: Report) -> bool:
         """Build an env in the place of one that failed; whether that went well."""
-        if i not in self._absent:
-            self._absent.add(i)
+        if self._phases[i] is not EnvPhase.ABSENT:
+            self._phases.on(i, EnvEvent.CLOSE)
             with suppress(Exception):  # a broken env may not even be able to close
                 self.envs[i].close()
         try:
@@ -171,7 +167,7 @@ class Shard:
         except Exception as error:
             self._record_failure(i, "__init__", error, report)
             return False
-        self._absent.discard(i)
+        self._phases.on(i, EnvEvent.BUILD)
         self.envs[i], self._steps[i] = env, env.step
         return True
 
@@ -195,7 +191,7 @@ class Shard:
         self._clear_step(rows)
         if self._ended:
             self._clear_ended(ids)
-        running = self._handle_special(ids, report) if self._attention else ids
+        running = self._handle_special(ids, report) if self._phases.special else ids
         steps, slots, careful, progress = self._steps, self._slots, self._careful, self.progress
         for i in running:
             slot = slots[i]
@@ -218,9 +214,9 @@ class Shard:
     def _handle_special(self, ids: Sequence[int], report: Report) -> list[int]:
         """See to the envs whose last call began or ended an episode; return those of ``ids`` that have one to step."""
         running = list(ids)
-        for i in self._attention.intersection(ids):
-            if self._status[i] == _RUNNING:
-                self._attention.discard(i)
+        for i in self._phases.special.intersection(ids):
+            if self._phases[i] is EnvPhase.BEGUN:
+                self._phases.on(i, EnvEvent.STEP)
                 self._buffers.clear_final_obs(i)  # those of the episode before
             else:
                 running.remove(i)
@@ -265,7 +261,7 @@ class Shard:
         """Close every env, whatever the others do."""
         failures: list[Failure] = []
         for i, env in enumerate(self.envs):
-            if i in self._absent:
+            if self._phases[i] is EnvPhase.ABSENT:
                 continue
             self.progress[0] = i + 1
             try:
@@ -289,7 +285,7 @@ class Shard:
 
     def _step_without_episode(self, i: int, report: Report) -> None:
         """In next_step mode the step after the last one begins the next episode; otherwise it is a mistake."""
-        if self._autoreset.begins_on_next_step and self._status[i] == _OVER:
+        if self._autoreset.begins_on_next_step and self._phases[i] is EnvPhase.OVER:
             self._reset_env(i, None, None, report)
             self._buffers.reset_mask[i] = True
         else:
@@ -301,7 +297,7 @@ class Shard:
         buffers, slot = self._buffers, self._slots[i]
         self.progress[0] = i + 1
         self._clear_row(i)
-        if i in self._absent and not self._rebuild(i, report):
+        if self._phases[i] is EnvPhase.ABSENT and not self._rebuild(i, report):
             return
         pending = self._next_seeds.pop(i, None)
         seed = pending if seed is None else seed
@@ -312,8 +308,7 @@ class Shard:
         except Exception as error:
             self._record_failure(i, "reset", error, report)
             return
-        self._status[i] = _RUNNING
-        self._attention.add(i)
+        self._phases.on(i, EnvEvent.RESET)
         if info:
             report.infos[i] = info
         if self._keep_state:
@@ -333,14 +328,14 @@ class Shard:
         """An episode is over: keep its final observations, then begin the next one if the mode says so."""
         buffers = self._buffers
         buffers.done[i] = True
-        self._attention.add(i)
         if slot.begun:  # the env has reset itself, and written the final observations of the episode before
+            self._phases.on(i, EnvEvent.FOLLOW)
             slot.done = slot.begun = False
             if slot.final_info:
                 report.final_infos[i], slot.final_info = slot.final_info, None
             return
         buffers.snapshot(i, buffers.terminated[i] | buffers.truncated[i])
-        self._status[i] = _OVER
+        self._phases.on(i, EnvEvent.END)
         if self._keep_state:
             if not self._note_state(i, report):
                 return
@@ -383,8 +378,7 @@ class Shard:
         return True
 
     def _record_failure(self, i: int, operation: str, error: Exception, report: Report) -> None:
-        self._status[i] = _UNREADY
-        self._attention.add(i)
+        self._phases.on(i, EnvEvent.FAIL)
         report.failures.append(capture(self._first + i, operation, error))
 
     def _rows(self, ids: Sequence[int]) -> slice | NDArray[np.int64]:
