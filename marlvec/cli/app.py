@@ -14,14 +14,28 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from marlvec.cli.command_group import CommandGroup
 from marlvec.cli.commands.arena import arena
 from marlvec.cli.commands.play import play
-from marlvec.cli.console import complain, plain_errors, settle_in, stdout
-from marlvec.cli.options import Backend, Connectors, Env, Mapping, NumWorkers, Policies, Seed, Settings, Side, Traceback
+from marlvec.cli.console import complain, did_you_mean, plain_errors, print_json, settle_in, stdout
+from marlvec.cli.options import (
+    AsJson,
+    Backend,
+    Connectors,
+    Env,
+    Mapping,
+    NumWorkers,
+    Policies,
+    Seed,
+    Settings,
+    Side,
+    Traceback,
+)
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
+    cls=CommandGroup,
     help="Many multi-agent envs at once: arrays with an agent axis, and per-policy batches.",
     no_args_is_help=True,
     add_completion=False,
@@ -102,6 +116,7 @@ def rollout(
             metavar="FILE", help="Draw returns and lengths into this file (.png, .svg, .pdf, …). Needs marlvec\\[plot]."
         ),
     ] = None,
+    as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Step envs with policies; show returns, shapes and speed.
@@ -115,11 +130,11 @@ def rollout(
       --mapping agent_2=seek --connectors "main=NormalizeObs, FrameStack(4)" --plot returns.png
     """
     from marlvec.cli import arguments
+    from marlvec.cli.building import build_envs
     from marlvec.cli.commands.rollout import roll_out
     from marlvec.cli.display import rollout_table
     from marlvec.collect import Collector
     from marlvec.collect.callbacks import LiveTable
-    from marlvec.making import make
 
     settle_in()
     with plain_errors(traceback):
@@ -130,7 +145,7 @@ def rollout(
         named = arguments.policies(policy or [])
         chains = arguments.connectors(connectors or [], tuple(named))
         kwargs = arguments.env_kwargs(settings or [])
-        with make(
+        with build_envs(
             env,
             num_envs,
             backend=backend.value,
@@ -154,10 +169,15 @@ def rollout(
             )
             result = roll_out(collector, played_by, env_steps, stderr, table)
         console = stdout()
-        rollout_table.print_rollout(console, result)
+        if as_json:
+            print_json(rollout_table.rollout_json(result))
+        else:
+            rollout_table.print_rollout(console, result)
         if plot is not None:
             returns_figure(result).savefig(plot)
-            console.print(f"Plot: {plot}", markup=False, highlight=False, soft_wrap=True)
+            (Console(stderr=True) if as_json else console).print(
+                f"Plot: {plot}", markup=False, highlight=False, soft_wrap=True
+            )
     if result.interrupted:
         raise typer.Exit(130)
 
@@ -210,15 +230,15 @@ def record(
     from functools import partial
 
     from marlvec.cli import arguments
+    from marlvec.cli.building import build_envs
     from marlvec.cli.commands.record import check_output, print_recording, roll_camera
     from marlvec.cli.commands.serve import collector_of
-    from marlvec.making import make
 
     settle_in()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory: pygame needs no screen for them
     with plain_errors(traceback):
         check_output(output, fps)
-        with make(
+        with build_envs(
             env,
             num_envs,
             backend=backend.value,
@@ -253,10 +273,7 @@ app.command()(arena)
 
 @app.command()
 def serve(
-    env_spec: Annotated[
-        str,
-        typer.Option(metavar="ENV", help="What is played outside: an id such as connect_four, or MODULE:ATTR."),
-    ],
+    env: Env,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -297,14 +314,14 @@ def serve(
 ) -> None:
     """Answer for policies, over a socket: simulators and web pages ask, until Ctrl-C. Needs the extra "external".
 
-    marlvec serve --env-spec simple_spread --policy examples/policies.py:seek
+    marlvec serve simple_spread --policy examples/policies.py:seek
     """
     from marlvec import external
     from marlvec.cli import arguments
     from marlvec.cli.commands import serve as serve_command
 
     settle_in()
-    with plain_errors(traceback), external.make(env_spec, num_envs, **arguments.env_kwargs(settings or [])) as envs:
+    with plain_errors(traceback), external.make(env, num_envs, **arguments.env_kwargs(settings or [])) as envs:
         token = serve_command.token_of(token_file, no_token=no_token)
         collector = serve_command.collector_of(
             envs, policy or [], mapping or [], connectors or [], explore=explore, seed=seed
@@ -337,7 +354,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.01, metavar="S", help="Of stepping, for each backend.")] = 3.0,
     num_workers: NumWorkers = None,
     settings: Settings = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Step an env on every backend that runs it, and say which to take.
@@ -367,16 +384,21 @@ def envs(
             show_default=False,
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the envs that make() knows, and what to install where something is missing."""
     from marlvec.cli.commands import lists
     from marlvec.registry import listing
 
     wanted = (filter or "").lower()
-    rows = [row for row in listing(with_gymnasium=bool(wanted)) if wanted in row.id.lower()]
+    known = listing(with_gymnasium=bool(wanted))
+    rows = [row for row in known if wanted in row.id.lower()]
     if not rows:
-        complain(f"no env id contains {filter!r}; `marlvec envs` lists all")
-        raise typer.Exit(1)
+        near = did_you_mean(wanted, (row.id.rpartition("/")[2] for row in known))
+        complain(f"no env id contains {filter!r}{near}; `marlvec envs` lists all")
+        raise typer.Exit(2)
+    if as_json:
+        return print_json(lists.envs_json(rows))
     lists.print_envs(stdout(), rows, with_gymnasium=bool(wanted))
 
 
@@ -389,14 +411,18 @@ def connectors(
     side: Annotated[
         Side | None, typer.Option(help="Show those of this side of a policy.", show_default="all of them")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the connectors that come with marlvec, and what each does."""
-    from marlvec.cli.commands.lists import print_connectors
+    from marlvec.cli.commands.lists import connectors_json, print_connectors
     from marlvec.connectors.catalogue import catalogue
 
     rows = catalogue(filter or "", None if side is None else side.value)
     if not rows:
         of_side = "" if side is None else f" of the {side.value} side"
-        complain(f"no connector{of_side} has {filter!r} in its name; `marlvec connectors` lists all")
-        raise typer.Exit(1)
+        near = did_you_mean(filter or "", (row.name for row in catalogue("", None)))
+        complain(f"no connector{of_side} has {filter!r} in its name{near}; `marlvec connectors` lists all")
+        raise typer.Exit(2)
+    if as_json:
+        return print_json(connectors_json(rows))
     print_connectors(stdout(), rows)

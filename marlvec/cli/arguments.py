@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import marlvec.connectors as all_connectors
+from marlvec.cli.console import did_you_mean
 from marlvec.cli.neighbours import beside
 from marlvec.connectors import AgentConnector, Pipeline
 from marlvec.errors import ArgumentError, CheckpointError
@@ -68,7 +69,8 @@ def load(text: str, what: str) -> Any:
         raise ArgumentError(f"--policy {text}: cannot import {source} ({error})") from error
     for part in path.split("."):
         if not hasattr(found, part):
-            raise ArgumentError(f"--policy {text}: {source} has no {path!r}")
+            near = did_you_mean(part, (name for name in vars(found) if not name.startswith("_")))
+            raise ArgumentError(f"--policy {text}: {source} has no {path!r}{near}")
         found = getattr(found, part)
     return found
 
@@ -199,7 +201,10 @@ def _connector(text: str, item: ast.expr, problem: str) -> AgentConnector:
     name = call.func.id
     known = [key for key in all_connectors.__all__ if _is_connector(getattr(all_connectors, key))]
     if name not in known:
-        raise ArgumentError(f"--connectors {text}: no agent connector {name!r}; there are {', '.join(known)}")
+        raise ArgumentError(
+            f"--connectors {text}: no agent connector {name!r}{did_you_mean(name, known)}; "
+            "`marlvec connectors --side agent` lists them"
+        )
     try:
         positional = [ast.literal_eval(argument) for argument in call.args]
         keyword = {argument.arg or "": ast.literal_eval(argument.value) for argument in call.keywords}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -14,7 +18,7 @@ from rich.markup import escape
 
 from marlvec.errors import ArgumentError, EnvArgumentError, MarlvecError, MissingExtraError, RegistryError
 
-__all__ = ["complain", "plain_errors", "settle_in", "stdout", "torch_within_cores"]
+__all__ = ["complain", "did_you_mean", "plain_errors", "print_json", "settle_in", "stdout", "torch_within_cores"]
 
 # What a different command line would mend; everything else is a fault of what ran.
 _USAGE = (ArgumentError, RegistryError, MissingExtraError, EnvArgumentError)
@@ -33,6 +37,27 @@ def stdout() -> Console:
     """For results: as wide as the terminal, and wide enough in a pipe or file."""
     console = Console(emoji=False)
     return console if console.is_terminal else Console(emoji=False, width=_WIDTH_IN_A_PIPE)
+
+
+def print_json(data: Any) -> None:
+    """Print JSON to stdout; numbers that are none (NaN, infinity) are null there."""
+    typer.echo(json.dumps(_plain(data), indent=2, allow_nan=False))
+
+
+def _plain(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {str(key): _plain(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_plain(value) for value in data]
+    value = data.item() if hasattr(data, "item") else data  # numpy's numbers
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean …?)`` to go behind a name that is not known; nothing where nothing comes near."""
+    by_lower = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    return f" (did you mean {' or '.join(by_lower[one] for one in near)}?)" if near else ""
 
 
 @contextmanager

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Backend", "Connectors", "Env", "Mapping", "NumWorkers", "Policies", "Seed", "Settings", "Side", "Traceback"]
+__all__ = [
+    "AsJson",
+    "Backend",
+    "Connectors",
+    "Env",
+    "Mapping",
+    "NumWorkers",
+    "Policies",
+    "Seed",
+    "Settings",
+    "Side",
+    "Traceback",
+]
 
 
 class Backend(StrEnum):
@@ -71,4 +83,5 @@ Seed = Annotated[
     int | None,
     typer.Option(min=0, metavar="N", help="Makes the run repeatable: envs and policies.", show_default="none"),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, in place of tables.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show errors with their traceback.")]

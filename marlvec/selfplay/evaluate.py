@@ -279,10 +279,15 @@ def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("games"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("games  {task.fields[speed]:,.0f}/s"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("games", total=total)
-        yield lambda games: bar.advance(task, games)
+        task = bar.add_task("games", total=total, speed=0.0)
+        yield lambda games: bar.update(task, advance=games, speed=bar.tasks[0].speed or 0.0)
 
 
 def _positive(number: int, what: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -64,7 +65,7 @@ def test_who_is_better_stands_above_and_every_number_adds_up() -> None:
         if cells[0] in ("random", "corner", "new") and len(cells) == 10:
             rows[cells[0]] = cells[1:]
     assert next(iter(rows)) == "corner", "the best first"
-    games, won, drawn, lost = ([int(row[k]) for row in rows.values()] for k in (1, 4, 5, 6))
+    games, won, drawn, lost = ([int(row[k]) for row in rows.values()] for k in (1, 2, 3, 4))
     assert games == [120] * 3
     assert sum(won) == sum(lost)
     assert sum(won) + sum(drawn) + sum(lost) == 2 * 180
@@ -73,8 +74,8 @@ def test_who_is_better_stands_above_and_every_number_adds_up() -> None:
     assert ratings["corner"][0] > 1000 > min(rating for rating, _ in ratings.values())
     assert sum(rating for rating, _ in ratings.values()) == pytest.approx(3000, abs=2)
     assert all(20 < error < 80 for _, error in ratings.values())
-    low, high = map(float, re.findall(r"[\d.]+", rows["corner"][3]))
-    assert 50 < low < float(rows["corner"][2].rstrip("%")) < high < 100
+    low, high = map(float, re.findall(r"[\d.]+", rows["corner"][6]))
+    assert 50 < low < float(rows["corner"][5].rstrip("%")) < high < 100
     assert re.search(r"^ *corner( +\d+–\d+–\d+| +–){3} *$", result.stdout, re.M)
     assert re.search(r"\d+% \[\d+%, \d+%\]", result.stdout)
     assert "Plot: arena.png" in result.stdout
@@ -102,6 +103,33 @@ def test_intervals_are_of_the_confidence_that_was_asked_for() -> None:
         assert found, printed
         widths.append(int(found[1]))
     assert 2 < widths[1] / widths[0] < 4, "1.96 to 0.67"
+
+
+def test_json_has_what_the_tables_have() -> None:
+    found = json.loads(arena("random", "players.py:corner", "--games", "20", "--json").stdout)
+    best, other = found["players"]
+    assert (best["id"], best["games"], found["games"]) == ("corner", 40, 40)
+    assert (best["wins"], best["losses"]) == (other["losses"], other["wins"])
+    low, high = best["rating_interval"]
+    assert low < best["rating"] < high
+    assert best["sides"]["player_1"]["games"] == 20
+    (pair,) = [pair for pair in found["pairs"] if pair["player"] == "corner"]
+    assert (pair["against"], pair["wins"]) == ("random", best["wins"])
+    elo = json.loads(arena("random", "players.py:corner", "--games", "2", "--rating", "elo", "--json").stdout)
+    assert elo["players"][0]["rating_interval"] == [None, None]
+
+
+def test_no_number_is_cut_where_the_terminal_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    players = ("random", "a_name_of_some_length=random", "b=random", "c=random", "d=random")
+    wide = arena(*players, "--games", "1").stdout
+    monkeypatch.setattr("marlvec.cli.console._WIDTH_IN_A_PIPE", 80)
+    printed = arena(*players, "--games", "1").stdout
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "…" not in printed
+    assert len(re.findall(r"\d+–\d+–\d+ +\d+% \[\d+%, \d+%\]", printed)) == 10, "every pair once"
+    ratings = re.findall(r"\d+ ± \d+", wide)
+    assert re.findall(r"\d+ ± \d+", printed) == ratings
+    assert len(ratings) == 5
 
 
 @pytest.mark.parametrize(("kind", "module"), [("elo", "marlvec"), ("skill", "openskill"), ("alpha-rank", "pyspiel")])

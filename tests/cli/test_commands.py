@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from marlvec import __version__
+from marlvec import VectorEnv, __version__, make
 from marlvec.cli import app
 from tests.terminal import at_a_terminal
 
@@ -212,7 +213,7 @@ def test_the_command_itself_with_a_terminal_for_errors(folder: Path) -> None:
     assert cells(printed, "random")[2] == "2,400"
     bar = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
     assert "800/800 env steps" in bar
-    assert re.search(r"\d/s  team return \(sum over agents\) -\d", bar)
+    assert re.search(r"\d/s  team return -\d", bar)
 
 
 # --- plots
@@ -343,6 +344,7 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--policy", "players"), 2, "expected random, MODULE:ATTR or FILE.py:ATTR"),
         ((*SPREAD, "--policy", "nowhere:b:c"), 2, "cannot import nowhere:b"),
         ((*SPREAD, "--policy", "players.py:nobody"), 2, "players.py has no 'nobody'"),
+        ((*SPREAD, "--policy", "players.py:plan"), 2, "players.py has no 'plan' (did you mean plain"),
         ((*SPREAD, "--policy", "other.py:left"), 2, "cannot import other.py"),
         ((*SPREAD, "--policy", "players.py:number"), 2, "must be a marlvec Policy, an object with a method act(rows)"),
         ((*SPREAD, "--policy", "players.py:Stranger"), 2, "Stranger is no policy: it has no method act(rows)"),
@@ -353,7 +355,7 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--policy", "a=random", "--mapping", "agent"), 2, "expected PREFIX=ID, e.g. agent_2=a"),
         ((*SPREAD, "--policy", "a=random", "--mapping", "agent=b"), 2, "no policy 'b'; there are ['a']"),
         ((*SPREAD, "--policy", "a=random", "--mapping", "x=a"), 2, "no agent's name begins with 'x'"),
-        ((*SPREAD, "--connectors", "Normalise"), 2, "no agent connector 'Normalise'; there are ActionMaskFromObs, "),
+        ((*SPREAD, "--connectors", "Normalise"), 2, "no agent connector 'Normalise' (did you mean NormalizeObs or "),
         ((*SPREAD, "--connectors", "ClipActions"), 2, "no agent connector 'ClipActions'"),
         ((*SPREAD, "--connectors", "FrameStack(0)"), 2, "FrameStack(0): k must be at least 1"),
         ((*SPREAD, "--connectors", "FrameStack(x)"), 2, "FrameStack(x)"),
@@ -365,9 +367,17 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--plot", "nowhere/out.png"), 2, "there is no folder nowhere"),
         ((*SPREAD, "--policy", "players.py:confused"), 1, "policy 'confused' was given 6 rows"),
         (("rollout", "marlvec.testing:RaisingEnv", "--backend", "sync"), 1, "env 0 raised in step(): ValueError"),
-        (("envs", "nothing like it"), 1, "no env id contains 'nothing like it'"),
-        (("connectors", "nothing"), 1, "no connector has 'nothing' in its name"),
-        (("connectors", "Stack", "--side", "action"), 1, "no connector of the action side has 'Stack' in its name"),
+        (("envs", "simple_sprad"), 2, "no env id contains 'simple_sprad' (did you mean "),
+        (("connectors", "FrameStak"), 2, "in its name (did you mean FrameStack"),
+        (("rollout",), 2, "missing argument 'ENV', e.g. `marlvec rollout simple_spread`; `marlvec envs` lists them"),
+        (("rollout", "simple_spread", "--num-envs", "0"), 2, "invalid value for '--num-envs': "),
+        (("rollout", "simple_spread", "--seed"), 2, "option '--seed' requires an argument; `marlvec -h` shows"),
+        (("rollout", "simple_spread", "--num-env", "3"), 2, "no such option: --num-env (Possible options: --num-envs"),
+        (("rolout",), 2, "no such command 'rolout'. Did you mean 'rollout'? `marlvec -h` shows what it takes"),
+        (("dance",), 2, "no such command 'dance'; `marlvec -h` shows what it takes"),
+        (("envs", "nothing like it"), 2, "no env id contains 'nothing like it'"),
+        (("connectors", "nothing"), 2, "no connector has 'nothing' in its name"),
+        (("connectors", "Stack", "--side", "action"), 2, "no connector of the action side has 'Stack' in its name"),
     ],
 )
 def test_an_error_is_one_line(args: tuple[str, ...], code: int, words: str) -> None:
@@ -391,13 +401,75 @@ def test_a_bug_in_a_policy_is_shown_where_it_is() -> None:
     assert isinstance(result.exception, ZeroDivisionError)
 
 
-@pytest.mark.parametrize(
-    "args", [("rollout",), ("rollout", "simple_spread", "--num-envs", "0"), ("dance",), ("rollout", "x", "--fast")]
-)
-def test_a_wrong_command_line_says_how_it_is_used(args: tuple[str, ...]) -> None:
-    result = marlvec(*args)
-    assert result.exit_code == 2
-    assert "Usage: marlvec" in result.stderr
+# --- narrow terminals, and programs that read what is printed
+
+
+def narrow(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr("marlvec.cli.console._WIDTH_IN_A_PIPE", width)
+
+
+@pytest.mark.parametrize("width", [60, 80, 99])
+def test_no_number_is_cut_where_the_terminal_is_narrow(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow(monkeypatch, width)
+    printed = small("--seed", "0", env="simple_tag")
+    assert "…" not in printed.replace(" … ", "")  # the one between two numbers is no cut
+    assert max(map(len, printed.splitlines())) <= width
+    block = printed.partition("\nadversary\n")[2].partition("\n\n")[0]
+    lines = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in block.splitlines())
+    assert lines["plays"] == "adversary_0, adversary_1, adversary_2" or width == 60
+    assert (lines["rows"], lines["obs"], lines["length"]) == ("600", "(n, 16) float32", "25")
+
+
+def test_ids_are_whole_where_the_terminal_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = re.findall(r"^ *(\S+/\S+) ", succeed("envs"), re.M)
+    narrow(monkeypatch, 80)
+    printed = succeed("envs")
+    assert re.findall(r"^ *(\S+/\S+) ", printed, re.M) == wide
+    assert max(map(len, printed.splitlines())) <= 80
+    assert re.findall(r"^ (\w+) ", succeed("connectors"), re.M)[:2] == ["connector", "ActionMaskFromObs"]
+
+
+def test_json_of_a_rollout_has_its_figures() -> None:
+    found = json.loads(small("--seed", "0", "--json"))
+    assert (found["env_steps"], found["agent_steps"], found["episodes"], found["num_envs"]) == (200, 600, 8, 4)
+    policy = found["policies"]["random"]
+    assert (policy["rows"], policy["obs"], policy["agent_episodes"]) == (600, ["(n, 18) float32"], 24)
+    assert policy["length"] == {"mean": 25.0, "std": 0.0, "min": 25, "max": 25}
+    shown = cells(small("--seed", "0"), "random")[5]
+    assert f"{policy['return']['mean']:.2f} ± {policy['return']['std']:.2f}" == shown
+    assert list(policy["agents"]) == found["agents"] == ["agent_0", "agent_1", "agent_2"]
+    assert json.loads(small("--json", steps=20))["policies"]["random"]["return"] is None
+
+
+def test_json_of_lists() -> None:
+    envs = {row["id"]: row for row in json.loads(succeed("envs", "--json"))}
+    assert envs["mpe/simple_spread_v3"] == {
+        "id": "mpe/simple_spread_v3",
+        "family": "mpe",
+        "extra": None,
+        "installed": True,
+    }
+    found = json.loads(succeed("connectors", "clip", "--side", "action", "--json"))
+    assert [(row["name"], row["side"]) for row in found] == [("ClipActions", "action")]
+
+
+def test_compiling_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = pytest.importorskip("numba.core.event")
+
+    def compiling(*args: Any, **options: Any) -> VectorEnv:
+        for _ in range(2):
+            with event.trigger_event("numba:compile", data={}):
+                pass
+        return make(*args, **options)
+
+    monkeypatch.setattr("marlvec.cli.building.make", compiling)
+    result = marlvec("rollout", "kuhn_poker", "--backend", "native", "--num-envs", "2", "--env-steps", "4")
+    assert result.exit_code == 0
+    said = result.stderr.splitlines()
+    assert said[0] == "compiling kuhn_poker for this machine, once; that is not counted as speed …"
+    assert said[-1].startswith("compiled in ")
+    assert len(said) == 2
+    small()  # nothing to compile, and nothing said
 
 
 # --- the rest

@@ -111,7 +111,7 @@ def test_a_trained_policy_answers_with_what_its_connectors_know(tmp_path: Path) 
         wanted = policy.act(chain(rows_of(obs[0])), explore=False)
     assert load_policy("learned.npz").version == 12
     token = make_token()
-    options = ("--env-spec", "simple_spread", "--policy", "main=players.py:Learner@learned.npz", "--num-envs", "3")
+    options = ("simple_spread", "--policy", "main=players.py:Learner@learned.npz", "--num-envs", "3")
     with serving(*options, "--connectors", "FlattenObs, NormalizeObs", MARLVEC_TOKEN=token) as url:
         with pytest.raises(RefusedError, match="token"):
             Client(url)
@@ -128,7 +128,7 @@ def test_a_trained_policy_answers_with_what_its_connectors_know(tmp_path: Path) 
 
 
 def test_who_acts_in_another_space_than_the_env_cannot_be_told_what_was_done() -> None:
-    options = ("--env-spec", "simple_spread", "--set", "continuous_actions=true")
+    options = ("simple_spread", "--set", "continuous_actions=true")
     with serving(*options) as url, Client(url, timeout=60) as client:
         episode = client.start_episode()
         seen = {name: np.zeros(18, np.float32) for name in client.agents}
@@ -146,7 +146,7 @@ def test_an_opponent_of_a_pool_answers_with_the_connectors_it_was_kept_with(tmp_
     obs = np.linspace(-1, 1, 54, dtype=np.float32).reshape(3, 18)
     clipped = Rows({"obs": obs.clip(-0.5, 0.5)})
     for path, number in ((tmp_path / "pool", 3), (tmp_path / "pool" / "old_1", 1)):
-        options = ("--env-spec", "simple_spread", "--policy", f"players.py:Learner@{path}")
+        options = ("simple_spread", "--policy", f"players.py:Learner@{path}")
         with serving(*options) as url, Client(url, timeout=60) as client:
             episode = client.start_episode()
             actions = client.get_action(episode, dict(zip(client.agents, obs, strict=True)))
@@ -180,7 +180,7 @@ def test_who_may_come_in_is_said_where_no_token_is_asked_for(
     options: tuple[str, ...], token: str | None, line: str | None
 ) -> None:
     environ = {} if token is None else {"MARLVEC_TOKEN": token}
-    with saying("--env-spec", "simple_spread", "--num-envs", "1", *options, **environ) as (url, said):
+    with saying("simple_spread", "--num-envs", "1", *options, **environ) as (url, said):
         asked_for = None if line is not None else token
         with Client(url.replace("0.0.0.0", "127.0.0.1"), token=asked_for, timeout=60) as client:
             episode = client.start_episode()
@@ -194,9 +194,9 @@ def test_who_may_come_in_is_said_where_no_token_is_asked_for(
 def test_what_a_command_line_may_have_wrong(tmp_path: Path) -> None:
     save_policy("other.npz", FunctionPolicy(len))
     Path("junk.npz").write_bytes(b"junk")
-    env = ("--env-spec", "simple_spread")
+    env = ("simple_spread",)
     for arguments, code, what in (
-        ((), 2, "env-spec"),
+        ((), 2, "missing argument 'ENV', e.g. `root serve simple_spread`"),
         ((*env, "--policy", "players.py:Learner@none.npz"), 2, "there is no file none.npz"),
         ((*env, "--policy", "players.py:Learner@junk.npz"), 1, "junk.npz"),
         ((*env, "--policy", "players.py:Learner@other.npz"), 2, "does not fit policy 'Learner'"),
@@ -206,7 +206,7 @@ def test_what_a_command_line_may_have_wrong(tmp_path: Path) -> None:
         ((*env, "--host", "0.0.0.0", "--allow-remote"), 2, "allow_no_token=True (--no-token)"),
         ((*env, "--no-token", "--token-file", "players.py"), 2, "--no-token and --token-file: expected one"),
         ((*env, "--token-file", "players.py"), 2, "token file players.py"),
-        (("--env-spec", "nothing_such"), 2, "nothing_such"),
+        (("nothing_such",), 2, "nothing_such"),
     ):
         result = CliRunner().invoke(app, ["serve", *arguments])
         assert result.exit_code == code, result.output

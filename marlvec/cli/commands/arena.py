@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from marlvec.cli.console import plain_errors, settle_in, stdout, torch_within_cores
-from marlvec.cli.options import Backend, Connectors, Env, NumWorkers, Seed, Settings, Traceback
+from marlvec.cli.console import plain_errors, print_json, settle_in, stdout, torch_within_cores
+from marlvec.cli.options import AsJson, Backend, Connectors, Env, NumWorkers, Seed, Settings, Traceback
 from marlvec.errors import ArgumentError
 
 __all__ = ["arena"]
@@ -64,6 +64,7 @@ def arena(
         Path | None,
         typer.Option(metavar="FILE", help="Draw who beats whom into this file (.png, .svg, …). Needs marlvec\\[plot]."),
     ] = None,
+    as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Have all play all, on all sides equally often; show who beats whom, with intervals, and ratings.
@@ -73,8 +74,8 @@ def arena(
     """
     from marlvec.cli import arguments
     from marlvec.cli.arguments import players as players_of
-    from marlvec.cli.display.standings import print_standings, rated
-    from marlvec.making import make
+    from marlvec.cli.building import build_envs
+    from marlvec.cli.display.standings import print_standings, rated, standings_json
     from marlvec.policies import Policy
     from marlvec.selfplay import evaluate_match
     from marlvec.selfplay.evaluate import line_ups
@@ -91,7 +92,7 @@ def arena(
         chain: Any = arguments.connectors(connectors or [], tuple(named))
         if chain and not isinstance(chain, dict):
             chain = {name: chain for name, player in named.items() if isinstance(player, Policy)}
-        with make(
+        with build_envs(
             env,
             num_envs,
             backend=backend.value,
@@ -110,9 +111,13 @@ def arena(
             )
         ratings = rated(result, rating.value)
         console = stdout()
-        print_standings(console, envs.spec.name, result, rating.value, ratings)
+        if as_json:
+            print_json(standings_json(envs.spec.name, result, rating.value, ratings))
+        else:
+            print_standings(console, envs.spec.name, result, rating.value, ratings)
         if plot is not None:
             from marlvec.cli.display.plots import heat_map
 
             heat_map(envs.spec.name, result, rating.value, ratings).savefig(plot)
-            console.print(f"Plot: {plot}", markup=False, highlight=False, soft_wrap=True)
+            if not as_json:
+                console.print(f"Plot: {plot}", markup=False, highlight=False, soft_wrap=True)

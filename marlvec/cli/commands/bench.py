@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -10,14 +9,14 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 from rich.text import Text
 
+from marlvec.cli.building import build_envs
+from marlvec.cli.console import print_json
+from marlvec.cli.display.progress import progress_bar
+from marlvec.cli.display.table import Column, print_table
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError
-from marlvec.making import make
 from marlvec.vector import VectorEnv
 
 __all__ = ["Figures", "bench", "print_bench", "recommended"]
@@ -77,14 +76,20 @@ def bench(
     refused: dict[str, str] = {}
     with (
         ExitStack() as stack,
-        Progress(console=console, disable=not console.is_terminal, transient=True) as bar,
+        progress_bar(console, "rounds", speed="env steps") as bar,
     ):
-        task = bar.add_task(f"{env} × {num_envs}", total=len(_SIMPLEST) * (_ROUNDS + 1))
+        task = bar.add_task(f"{env} × {num_envs}", total=len(_SIMPLEST) * (_ROUNDS + 1), speed=0.0, note="")
         for backend in _SIMPLEST:
             workers = num_workers if backend in ("async", "thread") else None
             try:
-                envs = make(
-                    env, num_envs, backend=backend, num_workers=workers, copy=False, env_kwargs=dict(env_kwargs or {})
+                envs = build_envs(
+                    env,
+                    num_envs,
+                    backend=backend,
+                    console=console,
+                    num_workers=workers,
+                    copy=False,
+                    env_kwargs=dict(env_kwargs or {}),
                 )
             except (ArgumentError, ContractError, MissingExtraError) as error:
                 refused[backend] = str(error).splitlines()[0]
@@ -102,7 +107,7 @@ def bench(
         for _ in range(_ROUNDS):
             for backend, envs in running.items():
                 rates[backend].append(_stepping(envs, seconds / _ROUNDS))
-                bar.advance(task)
+                bar.update(task, advance=1, speed=rates[backend][-1], note=backend)
         figures = [
             Figures(
                 backend,
@@ -148,21 +153,22 @@ def print_bench(
             "refused": dict(refused),
             "recommended": best.backend,
         }
-        console.print(json.dumps(said, indent=2), markup=False, highlight=False, soft_wrap=True)
+        print_json(said)
         return
-    table = Table(title=f"{env} × {num_envs}, step() with random actions", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("backend")
-    for name in ("env steps/s", "agent steps/s", "slowest to fastest round"):
-        table.add_column(name, justify="right")
+    columns: list[Column] = [("backend", "left")]
+    columns += [(name, "right") for name in ("env steps/s", "agent steps/s", "slowest to fastest round")]
+    rows: list[list[str | Text]] = []
     for one in figures:
         name = f"{one.backend} ({one.workers} worker{'s' * (one.workers != 1)})" if one.workers else one.backend
-        table.add_row(
-            Text(name, "bold" if one is best else ""),
-            f"{one.env_steps_per_second:,.0f}",
-            f"{one.agent_steps_per_second:,.0f}",
-            f"{one.slowest:,.0f} – {one.fastest:,.0f}",
+        rows.append(
+            [
+                Text(name, "bold" if one is best else ""),
+                f"{one.env_steps_per_second:,.0f}",
+                f"{one.agent_steps_per_second:,.0f}",
+                f"{one.slowest:,.0f} – {one.fastest:,.0f}",
+            ]
         )
-    console.print(table)
+    print_table(console, Text(f"{env} × {num_envs}, step() with random actions"), columns, rows)
     for name, why in refused.items():
         console.print(f"{name}: {why}", style="dim", markup=False, highlight=False)
     others = [one for one in figures if one is not best]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from marlvec.cli.display.rollout_table import _NOTHING
+from marlvec.cli.display.table import NOTHING, Column, fits, print_table
 from marlvec.cli.options import Side
 from marlvec.connectors.catalogue import CatalogueRow
 from marlvec.registry import EnvRow
 
-__all__ = ["print_connectors", "print_envs"]
+__all__ = ["connectors_json", "envs_json", "print_connectors", "print_envs"]
 
 _WHERE = {
     Side.AGENT: "Agent side: between the envs and a policy",
@@ -32,7 +33,7 @@ def print_connectors(console: Console, rows: Sequence[CatalogueRow]) -> None:
             table.add_column("connector", min_width=width, no_wrap=True)
             table.add_column("what it does")
             for row in mine:
-                table.add_row(Text(row.name), Text(row.line))
+                table.add_row(Text(row.name), Text(row.line.replace("``", "`")))
             console.print(table)
     console.print(
         f"{len(rows)} connectors, all in marlvec.connectors; `help(marlvec.connectors.{rows[0].name})` says more.",
@@ -42,19 +43,38 @@ def print_connectors(console: Console, rows: Sequence[CatalogueRow]) -> None:
     )
 
 
+def connectors_json(rows: Sequence[CatalogueRow]) -> list[dict[str, str]]:
+    """The same as JSON."""
+    return [{"name": row.name, "side": str(row.side), "line": row.line} for row in rows]
+
+
+def _in_order(rows: Sequence[EnvRow]) -> list[EnvRow]:
+    return sorted(rows, key=lambda row: (not row.installed, row.family, row.id))
+
+
+def _state(row: EnvRow) -> Text:
+    if row.installed:
+        return Text("yes", "green")
+    return Text("no" if row.extra else "no: its package", "yellow")
+
+
+def envs_json(rows: Sequence[EnvRow]) -> list[dict[str, Any]]:
+    """The ids as JSON."""
+    return [
+        {"id": row.id, "family": row.family, "extra": row.extra or None, "installed": row.installed}
+        for row in _in_order(rows)
+    ]
+
+
 def print_envs(console: Console, rows: Sequence[EnvRow], *, with_gymnasium: bool) -> None:
     """Print ids by family, which extra brings which, and what to install for those that lack something."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("env", "family", "extra", "installed"):
-        table.add_column(name)
-    for row in sorted(rows, key=lambda row: (not row.installed, row.family, row.id)):
-        state = (
-            Text("yes", "green")
-            if row.installed
-            else Text("no" if row.extra else "no: its package is missing", "yellow")
-        )
-        table.add_row(Text(row.id), Text(row.family), Text(row.extra or _NOTHING), state)
-    console.print(table)
+    columns: list[Column] = [(name, "left") for name in ("env", "family", "extra", "installed")]
+    cells: list[list[str | Text]] = [
+        [Text(row.id), Text(row.family), Text(row.extra or NOTHING), _state(row)] for row in _in_order(rows)
+    ]
+    if not fits(console, columns, cells):  # the family begins the id, or nearly
+        columns, cells = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in cells]
+    print_table(console, Text(), columns, cells)
     there = sum(row.installed for row in rows)
     console.print(f"{len(rows)} envs, {there} of them ready to use.", highlight=False)
     if missing := sorted({row.extra for row in rows if row.extra and not row.installed}):

@@ -51,10 +51,10 @@ def play(
     """
     from marlvec.cli import arguments
     from marlvec.cli.arguments import one_player
+    from marlvec.cli.building import build_envs
     from marlvec.cli.game.human_policy import AnnouncingPolicy, HumanPolicy, Quit
     from marlvec.cli.game.play_callback import PlayCallback
     from marlvec.collect import Collector
-    from marlvec.making import make
     from marlvec.selfplay import Opponent
 
     settle_in()
@@ -69,7 +69,7 @@ def play(
         if isinstance(player, Opponent):
             before, behind = {name: player.agent_connectors()}, {name: player.action_connectors()}
             player = player.policy()
-        with make(env, 1, backend="sync", env_kwargs=arguments.env_kwargs(settings or [])) as envs:
+        with build_envs(env, 1, backend="sync", env_kwargs=arguments.env_kwargs(settings or [])) as envs:
             agents = envs.agents
             if agent is not None and agent not in agents:
                 raise ArgumentError(f"--agent {agent}: there is no such agent; there are {', '.join(agents)}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from marlvec.cli.display.progress import progress_bar
 from marlvec.collect import Collector
 from marlvec.envs.rendering import check_frame, tile_frames
 from marlvec.envs.wrappers.video import FORMATS, VideoFile, check_fps, find_ffmpeg, own_fps
@@ -166,12 +167,14 @@ def roll_camera(
     collector = collector_of(cast(VectorEnv, camera))
     interrupted = False
     try:
-        with _progress(console) as bar:
-            task = bar.add_task(envs.spec.name, total=episodes * envs.num_envs, frames=0)
+        began = perf_counter()
+        with progress_bar(console, "episodes", speed="frames") as bar:
+            task = bar.add_task(envs.spec.name, total=episodes * envs.num_envs, speed=0.0, note="")
             try:
                 while not camera.done:
                     collector.collect(env_steps=envs.num_envs)
-                    bar.update(task, completed=len(camera.episodes), frames=video.frames)
+                    speed = video.frames / (perf_counter() - began)
+                    bar.update(task, completed=len(camera.episodes), speed=speed, note=f"{video.frames:,} frames")
             except KeyboardInterrupt:
                 interrupted = True
         path = video.finish() if video.frames else None
@@ -204,15 +207,3 @@ def print_recording(console: Console, result: Recording) -> None:
         listed = ", ".join(parts) + (more if len(returns) > _MOST_LISTED else "")
         console.print(f"Return{plural}, all agents together: {listed}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Video: {result.path}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("episodes  [cyan]{task.fields[frames]:,} frames[/]"),
-        TimeRemainingColumn(compact=True),
-        console=console,
-        disable=not console.is_terminal,
-    )

@@ -8,8 +8,8 @@ from time import perf_counter
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from marlvec.cli.display.progress import progress_bar
 from marlvec.cli.display.rollout_table import Rollout, Setting, tracks
 from marlvec.collect import Collector, SampleBatch
 from marlvec.collect.callbacks import LiveTable
@@ -43,7 +43,7 @@ def roll_out(
     done, chunk, interrupted = 0, envs.num_envs, False
     began = last = perf_counter()
     shown: AbstractContextManager[object] = nullcontext() if table is None else table
-    with shown, _progress(console, disable=table is not None) as bar:
+    with shown, progress_bar(console, "env steps", disable=table is not None) as bar:
         task = bar.add_task(envs.spec.name, total=env_steps, speed=0.0, note="")
         try:
             while done < env_steps:
@@ -54,7 +54,7 @@ def roll_out(
                     samples.setdefault(name, part)
                 now = perf_counter()
                 recent = [episode.episode_return for episode in metrics.latest(_RECENT)]
-                note = f"team return (sum over agents) {np.mean(recent):.4g}" if recent else ""
+                note = f"team return {np.mean(recent):.4g}" if recent else ""
                 speed = (metrics.env_steps - metrics.env_steps_lost) / (now - began)
                 bar.update(task, completed=min(done, env_steps), speed=speed, note=note)
                 # As much as is done between two looks at the bar, in whole vector steps.
@@ -79,18 +79,6 @@ def roll_out(
         tracks=tracks(metrics.episodes, tuple(rows), envs.num_envs),
         timers={name: timer.seconds for name, timer in metrics.timers.items()},
         interrupted=interrupted,
-    )
-
-
-def _progress(console: Console, *, disable: bool) -> Progress:
-    return Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("env steps  [cyan]{task.fields[speed]:,.0f}/s[/]  {task.fields[note]}"),
-        TimeRemainingColumn(compact=True),
-        console=console,
-        disable=disable or not console.is_terminal,
     )
 
 

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
+from marlvec.cli.display.table import NOTHING, Column, print_table
 from marlvec.collect import EpisodeRecord, SampleBatch
 from marlvec.trees import tree_leaves
 
-__all__ = ["Track", "tracks", "Rollout", "Setting", "print_rollout"]
+__all__ = ["Track", "tracks", "Rollout", "Setting", "print_rollout", "rollout_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +140,6 @@ class Rollout:
     interrupted: bool
 
 
-_NOTHING = "–"
 _TIMES = {
     "env_wait": "envs",
     "inference": "policies",
@@ -154,39 +151,43 @@ _TIMES = {
 }
 
 
+_COLUMNS: tuple[Column, ...] = (
+    ("policy", "left"),
+    ("plays", "left"),
+    ("rows", "right"),
+    ("obs", "left"),
+    ("actions", "left"),
+    ("return per agent", "right"),
+    ("min … max", "right"),
+    ("length", "right"),
+)
+
+
 def print_rollout(console: Console, result: Rollout) -> None:
     """Print the table per policy, and what the whole cost."""
     setting = result.setting
     agents = f"{len(setting.agents)} agent{'s' * (len(setting.agents) != 1)}"
-    title = f"[bold]{escape(setting.name)}[/] · {setting.num_envs} envs × {agents}, {setting.where}"
-    table = Table(title=title, title_style="", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (
-        ("policy", "left"),
-        ("plays", "left"),
-        ("rows", "right"),
-        ("obs", "left"),
-        ("actions", "left"),
-        ("return per agent", "right"),
-        ("min … max", "right"),
-        ("length", "right"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]  # a literal, though mypy sees a str
+    title = Text.assemble((setting.name, "bold"), f" · {setting.num_envs} envs × {agents}, {setting.where}")
+    rows: list[list[str | Text]] = []
     for name, track in result.tracks.items():
         batch = result.samples.get(name)
-        table.add_row(
-            Text(name, "bold cyan"),
-            Text(_several(result.players[name])),
-            f"{result.rows[name]:,}",
-            Text(_form(batch, "obs")),
-            Text(_form(batch, "actions")),
-            *_returns(track),
-            _lengths(track),
+        rows.append(
+            [
+                Text(name, "bold cyan"),
+                Text(_several(result.players[name])),
+                f"{result.rows[name]:,}",
+                Text(_form(batch, "obs")),
+                Text(_form(batch, "actions")),
+                *_returns(track),
+                _lengths(track),
+            ]
         )
         if track.agents_differ:
             for agent in result.players[name]:
                 own = track.of_agent(setting.agents.index(agent))
-                table.add_row("", Text(agent, "dim"), "", "", "", *_returns(own), _lengths(own), style="dim")
-    console.print(table)
+                cells = ("", agent, "", "", "", *_returns(own), _lengths(own))
+                rows.append([Text(cell, "dim") for cell in cells])
+    print_table(console, title, _COLUMNS, rows)
     stopped = "stopped after " if result.interrupted else ""
     console.print(
         f"{stopped}{result.env_steps:,} env steps, {result.agent_steps:,} agent steps, {result.episodes:,} episodes "
@@ -205,6 +206,53 @@ def print_rollout(console: Console, result: Rollout) -> None:
         console.print("[yellow]no episode ended, so there are no returns yet; give more --env-steps[/]")
 
 
+def rollout_json(result: Rollout) -> dict[str, Any]:
+    """What came out, as a JSON object; what is not known yet is null."""
+    setting = result.setting
+    return {
+        "env": setting.name,
+        "num_envs": setting.num_envs,
+        "agents": setting.agents,
+        "where": setting.where,
+        "env_steps": result.env_steps,
+        "agent_steps": result.agent_steps,
+        "episodes": result.episodes,
+        "episodes_faulty": result.episodes_faulty,
+        "episodes_restarted": result.episodes_restarted,
+        "env_steps_lost": result.env_steps_lost,
+        "seconds": result.seconds,
+        "env_steps_per_second": result.speed,
+        "interrupted": result.interrupted,
+        "seconds_by_part": dict(result.timers),
+        "policies": {name: _policy_json(result, name) for name in result.tracks},
+    }
+
+
+def _policy_json(result: Rollout, name: str) -> dict[str, Any]:
+    batch, track = result.samples.get(name), result.tracks[name]
+    agents = {agent: track.of_agent(result.setting.agents.index(agent)) for agent in result.players[name]}
+    return {
+        "rows": result.rows[name],
+        "obs": None if batch is None else _form(batch, "obs").splitlines(),
+        "actions": None if batch is None else _form(batch, "actions").splitlines(),
+        **_figures(track),
+        "agents": {agent: _figures(own) for agent, own in agents.items()},
+    }
+
+
+def _figures(track: Track) -> dict[str, Any]:
+    parts = {"return": track.returns, "length": track.lengths}
+    if not len(track):
+        return {"agent_episodes": 0, **dict.fromkeys(parts)}
+    return {
+        "agent_episodes": len(track),
+        **{
+            key: {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
+            for key, values in parts.items()
+        },
+    }
+
+
 def _losses(result: Rollout) -> str:
     counts = ((result.episodes_faulty, "to faults"), (result.episodes_restarted, "to restarts that envs asked for"))
     return " and ".join(f"{n:,} episode{'s' * (n != 1)} {why}" for n, why in counts if n)
@@ -218,7 +266,7 @@ def _several(names: Sequence[str], limit: int = 4) -> str:
 def _form(batch: SampleBatch | None, column: str) -> str:
     """Shape and dtype of a column, n for the rows; a line per leaf."""
     if batch is None:
-        return _NOTHING
+        return NOTHING
     lines = []
     for path, leaf in tree_leaves(batch[column]):
         shape = ", ".join(map(str, ("n", *leaf.shape[1:]))) + ("," if leaf.ndim == 1 else "")
@@ -228,13 +276,13 @@ def _form(batch: SampleBatch | None, column: str) -> str:
 
 def _returns(track: Track) -> tuple[str, str]:
     if not len(track):
-        return _NOTHING, _NOTHING
+        return NOTHING, NOTHING
     values = track.returns
     return f"{values.mean():.2f} ± {values.std():.2f}", f"{values.min():.2f} … {values.max():.2f}"
 
 
 def _lengths(track: Track) -> str:
     if not len(track):
-        return _NOTHING
+        return NOTHING
     low, high = int(track.lengths.min()), int(track.lengths.max())
     return str(low) if low == high else f"{np.mean(track.lengths):.1f} ({low} … {high})"

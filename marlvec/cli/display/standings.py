@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from marlvec.cli.display.table import NOTHING, Column, fits, print_table
 from marlvec.selfplay import BradleyTerry, Elo, MatchResult, OpenSkill, WinRate, alpha_rank
 
-__all__ = ["Rated", "print_standings", "rated"]
-
-_NOTHING = "–"
+__all__ = ["Rated", "print_standings", "rated", "standings_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,43 +66,93 @@ def print_standings(console: Console, env: str, result: MatchResult, kind: str, 
         kind: What the ratings are.
         ratings: Player to rating, the best first.
     """
-    names = tuple(ratings)
-    width = max(map(len, names))
     level = f"{result.confidence:.3g}" if result.confidence * 100 % 1 else f"{result.confidence:.0%}"
-    table = Table(title=f"[bold]{env}[/] · {_summary(result)}", title_style="", title_justify="left")
-    table.box, table.pad_edge = box.SIMPLE_HEAD, False
-    table.add_column("player", no_wrap=True, min_width=width)
-    for name in (
-        kind,
-        "games",
-        "win rate",
-        f"{level} interval",
-        "won",
-        "drawn",
-        "lost",
-        *(f"as {side}" for side in result.sides),
-    ):
-        table.add_column(Text(name), justify="right", no_wrap=True)
-    for name in names:
-        rate = result.win_rate(name)
-        table.add_row(
-            Text(name, "bold cyan"),
-            _rating(ratings[name], 3 if kind == "alpha-rank" else 1),
-            f"{rate.games:,}",
-            f"{rate.mean:.1%}" if rate.games else _NOTHING,
-            f"{rate.low:.1%} – {rate.high:.1%}",
-            *(f"{n:,}" for n in (rate.wins, rate.draws, rate.losses)),
-            *(_mean(result.win_rate(name, side=side)) for side in result.sides),
+    title = Text.assemble((env, "bold"), f" · {_summary(result)}")
+    columns: list[Column] = [("player", "left")]
+    columns += [(name, "right") for name in (kind, "games", "won", "drawn", "lost", "win rate", f"{level} interval")]
+    columns += [(f"as {side}", "right") for side in result.sides]
+    rows = [_standing(result, name, ratings[name], 3 if kind == "alpha-rank" else 1) for name in ratings]
+    if fits(console, columns, rows):
+        print_table(console, title, columns, rows)
+    else:  # in two halves
+        cut = next(k for k, (name, _) in enumerate(columns) if name.endswith("interval"))
+        print_table(console, title, columns[:cut], [row[:cut] for row in rows])
+        print_table(
+            console, Text("win rates", "dim"), [columns[0], *columns[cut:]], [[row[0], *row[cut:]] for row in rows]
         )
-    console.print(table)
-    duels = Table(title="row against column: won–drawn–lost, win rate and its interval", title_style="dim")
-    duels.title_justify, duels.box, duels.pad_edge = "left", box.SIMPLE_HEAD, False
-    duels.add_column("", no_wrap=True, min_width=width)
-    for name in names:
-        duels.add_column(Text(name), justify="right")
-    for one in names:
-        duels.add_row(Text(one, "bold cyan"), *(_duel(result.win_rate(one, other)) for other in names))
-    console.print(duels)
+    _print_duels(console, result, tuple(ratings))
+
+
+def _standing(result: MatchResult, name: str, rating: Rated, digits: int) -> list[str | Text]:
+    rate = result.win_rate(name)
+    return [
+        Text(name, "bold cyan"),
+        _rating(rating, digits),
+        *(f"{n:,}" for n in (rate.games, rate.wins, rate.draws, rate.losses)),
+        _mean(rate),
+        f"{rate.low:.1%} – {rate.high:.1%}",
+        *(_mean(result.win_rate(name, side=side)) for side in result.sides),
+    ]
+
+
+def _print_duels(console: Console, result: MatchResult, names: tuple[str, ...]) -> None:
+    """Everybody against everybody, as a matrix where it fits, else a line a pair."""
+    title = Text("row against column: won–drawn–lost, win rate and its interval", "dim")
+    columns: list[Column] = [("", "left"), *((name, "right") for name in names)]
+    duels = {(one, other): _duel(result.win_rate(one, other)) for one in names for other in names}
+    matrix = [[Text(one, "bold cyan"), *(duels[one, other] for other in names)] for one in names]
+    if fits(console, columns, matrix):
+        print_table(console, title, columns, matrix)
+        return
+    pairs = [
+        [Text(one, "bold cyan"), Text(other), *duels[one, other].split("\n")]
+        for k, one in enumerate(names)
+        for other in names[k + 1 :]
+        if result.win_rate(one, other).games
+    ]
+    columns = [("player", "left"), ("against", "left"), ("won–drawn–lost", "right"), ("win rate, interval", "right")]
+    print_table(console, Text("player against player", "dim"), columns, pairs)
+
+
+def standings_json(env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rated]) -> dict[str, Any]:
+    """The same as a JSON object: players, the best first, and every pair."""
+    return {
+        "env": env,
+        "games": len(result.games),
+        "draws": result.draws,
+        "truncations": result.truncations,
+        "lost_to_faults": result.lost,
+        "unplayed": result.unplayed,
+        "confidence": result.confidence,
+        "rating": kind,
+        "players": [
+            {
+                "id": name,
+                "rating": found.rating,
+                "rating_interval": [found.rating - found.error, found.rating + found.error],
+                **_rate_json(result.win_rate(name)),
+                "sides": {side: _rate_json(result.win_rate(name, side=side)) for side in result.sides},
+            }
+            for name, found in ratings.items()
+        ],
+        "pairs": [
+            {"player": one, "against": other, **_rate_json(result.win_rate(one, other))}
+            for one in ratings
+            for other in ratings
+            if one != other
+        ],
+    }
+
+
+def _rate_json(rate: WinRate) -> dict[str, Any]:
+    return {
+        "games": rate.games,
+        "wins": rate.wins,
+        "draws": rate.draws,
+        "losses": rate.losses,
+        "win_rate": rate.mean if rate.games else None,
+        "win_rate_interval": [rate.low, rate.high],
+    }
 
 
 def _summary(result: MatchResult) -> str:
@@ -125,12 +173,12 @@ def _rating(found: Rated, digits: int) -> str:
 
 
 def _mean(rate: WinRate) -> str:
-    return f"{rate.mean:.1%}" if rate.games else _NOTHING
+    return f"{rate.mean:.1%}" if rate.games else NOTHING
 
 
 def _duel(rate: WinRate) -> Text:
     if not rate.games:
-        return Text(_NOTHING, "dim")
+        return Text(NOTHING, "dim")
     style = "green" if rate.low > 0.5 else "red" if rate.high < 0.5 else ""
     return Text.assemble(
         f"{rate.wins}–{rate.draws}–{rate.losses}\n",

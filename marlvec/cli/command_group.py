@@ -1,0 +1,56 @@
+"""What typer finds wrong with a command line, in the one line in which all errors are said."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from marlvec.cli.console import complain
+
+__all__ = ["CommandGroup"]
+
+# typer brings a click of its own or takes the one that is installed; its public names lead to the right classes.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+class CommandGroup(TyperGroup):
+    """The commands; what is wrong on the way to one is said in a line that begins with ``error:``, exit code 2."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """As typer's own, which draws a frame around an error."""
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except _UsageError as error:
+            if not standalone_mode:
+                raise
+            if type(error).__name__ == "NoArgsIsHelpError":
+                typer.echo(error.ctx.get_help())
+                sys.exit(0)
+            complain(_in_a_line(error, prog_name or "marlvec"))
+            sys.exit(2)
+        if not standalone_mode:
+            return code
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _in_a_line(error: Any, program: str) -> str:
+    """What is wrong, and where it says what is right."""
+    text = " ".join(error.format_message().split()).removesuffix(".").replace("Value error, ", "")
+    command = program if error.ctx is None else error.ctx.command_path
+    parameter = getattr(error, "param", None)
+    if type(error).__name__ == "MissingParameter" and getattr(parameter, "metavar", None) == "ENV":
+        text += f", e.g. `{command} simple_spread`; `{program} envs` lists them"
+    end = "" if text.endswith("?") else ";"
+    return f"{text[:1].lower()}{text[1:]}{end} `{command} -h` shows what it takes"
