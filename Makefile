@@ -52,8 +52,9 @@ format: $(VENV)/.stamp-lint ## Let ruff write the code in its form
 bench: $(VENV)/.stamp-run ## Measure against the physical limit; a few minutes on an idle machine
 	$(BIN)/python benchmarks/limit.py $(ARGS)
 
-docs: $(VENV)/.stamp-docs ## Build docs/ into site/; a broken link ends it
+docs: $(VENV)/.stamp-docs ## Build docs/ into site/, and look at it in Chromium where there is one; a fault ends it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .mkdocs.yml
+	@$(BIN)/python -m tests.docs.browser site
 	@echo "open site/index.html"
 
 soak: $(VENV)/.stamp-test ## The long tests: hours of random kills, for a machine that is free

@@ -132,6 +132,16 @@ def test_a_page_says_what_its_code_prints(code: str, output: str | None, tmp_pat
     assert printed == (output or "").splitlines()
 
 
+def test_code_on_a_page_fits_a_small_window() -> None:
+    """75 columns fit between the sidebars at 1280 px; what is printed breaks where it must."""
+    for page in PAGES:
+        for language, code in re.findall(
+            r"^```(python|pycon)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.S | re.M
+        ):
+            source = [line for line in code.splitlines() if language == "python" or line.startswith((">>> ", "... "))]
+            assert [line for line in source if len(line) > 75] == [], page
+
+
 def test_there_is_no_marker_that_marks_nothing() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
