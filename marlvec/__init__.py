@@ -17,7 +17,15 @@ if typing.TYPE_CHECKING:
     from marlvec.envs import MultiAgentEnv, RecordVideo
     from marlvec.errors import RestartQuietly
     from marlvec.making import make
-    from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy, ScriptedPolicy
+    from marlvec.policies import (
+        FunctionPolicy,
+        Policy,
+        PolicyMap,
+        RandomPolicy,
+        ScriptedPolicy,
+        load_checkpoint,
+        save_checkpoint,
+    )
     from marlvec.registry import register
     from marlvec.vector import (
         AsyncVectorEnv,
@@ -42,7 +50,9 @@ else:
         "marlvec.envs": "MultiAgentEnv RecordVideo",
         "marlvec.errors": "RestartQuietly",
         "marlvec.making": "make",
-        "marlvec.policies": "FunctionPolicy Policy PolicyMap RandomPolicy ScriptedPolicy",
+        "marlvec.policies": (
+            "FunctionPolicy Policy PolicyMap RandomPolicy ScriptedPolicy load_checkpoint save_checkpoint"
+        ),
         "marlvec.registry": "register",
         "marlvec.vector": (
             "AsyncVectorEnv Fault NativeVectorEnv PerEnv PoolVectorEnv RestartLimit SyncVectorEnv ThreadVectorEnv "
@@ -94,6 +104,8 @@ __all__ = [
     "FunctionPolicy",
     "ScriptedPolicy",
     "PolicyMap",
+    "save_checkpoint",
+    "load_checkpoint",
     "Callback",
     "LiveTable",
     "TensorBoardLogger",

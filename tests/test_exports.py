@@ -24,7 +24,7 @@ SURFACE = {
         env_seeds infos_to_list infos_from_list
         connectors errors
         Collector MultiAgentBatch SampleBatch
-        Policy RandomPolicy FunctionPolicy ScriptedPolicy PolicyMap
+        Policy RandomPolicy FunctionPolicy ScriptedPolicy PolicyMap save_checkpoint load_checkpoint
         Callback LiveTable TensorBoardLogger JSONLinesLogger
         MultiAgentEnv
     """,

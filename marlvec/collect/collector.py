@@ -533,6 +533,12 @@ class Collector:
     def policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
         self._trained = TrainedPolicies(policies_to_train, tuple(self.policies))
 
+    @property
+    def trained_policies(self) -> tuple[str, ...]:
+        """Ids of the policies that get batches: those of `policies_to_train` that are not frozen."""
+        frozen = {runner.policy_id for runner in self._runners.values() if runner.is_frozen}
+        return tuple(name for name in self.policies if name not in frozen and self._trained(name))
+
     def _count_policies(self) -> None:
         """Have metrics know all policies there are, and those of the episodes they are over."""
         known = [runner.policy_id for runner in self._runners.values()]

@@ -18,6 +18,7 @@ from marlvec.policies.policy import (
 from marlvec.policies.policy_map import PolicyMap
 from marlvec.policies.random import RandomPolicy
 from marlvec.policies.scripted import Memory, Script, ScriptedPolicy
+from marlvec.policies.training_checkpoint import load_checkpoint, save_checkpoint
 
 __all__ = [
     "Acts",
@@ -34,6 +35,8 @@ __all__ = [
     "Script",
     "ScriptedPolicy",
     "as_policy",
+    "load_checkpoint",
     "load_policy",
+    "save_checkpoint",
     "save_policy",
 ]
