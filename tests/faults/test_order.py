@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -301,36 +298,6 @@ def test_what_cannot_be_pickled_is_named_before_anything_starts(context: str, mo
         marlvec.make(build_with, 3, config=config, context=context)
     assert isinstance(caught.value, TypeError)
     assert started == []
-
-
-@pytest.mark.fault("B12")
-def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
-    """Envs of the script's own, and no ``if __name__ == "__main__"``: nobody runs it a second time."""
-    path = tmp_path / "unguarded.py"
-    path.write_text(
-        """
-import numpy as np
-import marlvec
-from marlvec.testing import CounterEnv
-print("begun")
-class Mine(CounterEnv):
-    pass
-helper = lambda: Mine(3)
-for context in ("forkserver", "spawn", "fork"):
-    envs = marlvec.make(lambda: helper(), 3, num_workers=2, context=context)
-    envs.reset(seed=0)
-    print(envs.step(np.ones((3, 3), int))[0][:, 0, 3].tolist())
-    envs.close()
-"""
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", str(path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n" + 3 * "[1.0, 1.0, 1.0]\n", "")
 
 
 # --- B13, B14: spaces

@@ -76,10 +76,6 @@ def as_file(program: str, folder: Path) -> subprocess.Popen[str]:
     return start(str(folder / "program.py"), cwd=folder)
 
 
-def as_text(program: str, folder: Path) -> subprocess.Popen[str]:
-    return start("-c", program, cwd=folder)
-
-
 def as_input(program: str, folder: Path) -> subprocess.Popen[str]:
     process = start("-", cwd=folder)
     assert process.stdin
@@ -100,7 +96,7 @@ def as_cells(program: str, folder: Path) -> subprocess.Popen[str]:
     return start("-c", kernel, cwd=folder)
 
 
-WAYS = {"file": as_file, "-c": as_text, "stdin": as_input, "cells": as_cells}
+WAYS = {"file": as_file, "stdin": as_input, "cells": as_cells}
 
 DEFINED_HERE = """
 # cell
