@@ -28,6 +28,7 @@ from marlvec.errors import (
 from marlvec.native import NativeEnv
 from marlvec.policies import RandomPolicy
 from marlvec.testing import check_vector_env
+from marlvec.vector.backends import auto
 from tests.native.scenarios import ARGUMENTS, factories, maker, native
 from tests.vector.support.reference import MODES, replay
 from tests.vector.support.reference import record as played
@@ -297,7 +298,11 @@ AUTO: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "backend"), AUTO)
-def test_auto_is_native_where_it_can_be(name: str, options: dict[str, Any], backend: str) -> None:
+def test_auto_is_native_where_it_can_be(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], backend: str
+) -> None:
+    monkeypatch.setattr(auto, "usable_cores", lambda: 2)
+    monkeypatch.setattr(auto, "_seconds_of_a_step", lambda *_: 1.0)  # else processes are worth it
     with make(name, 2, backend="auto", **options) as envs:
         assert envs.backend == backend
         assert repr(envs).startswith(f"<{backend.capitalize()}VectorEnv of ")
