@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
+from dataclasses import dataclass
+from types import CodeType, TracebackType
+from typing import ClassVar, Self
 
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.sample_target import BatchSchedule, SampleTarget
-from marlvec.errors import StateError
+from marlvec.collect.sample_target import BatchSchedule
+from marlvec.errors import BusyError, StateError
 
-__all__ = ["UpdateLock", "Background"]
+__all__ = ["Background", "CollectingStopped", "CollectingThread", "UpdateLock"]
 
 _LOOK_AGAIN = 1.0  # seconds; who ended by Ctrl-C may have told nobody, and one just before a wait does not end it
 
@@ -93,8 +94,66 @@ class UpdateLock:
                 self._changed.notify_all()
 
 
-Fill = Callable[[SampleTarget, Callable[[], bool]], MultiAgentBatch | None]
-"""Collects a batch; None where it was told to stop before there was enough, and what there is stays."""
+class CollectingThread:
+    """Says which thread collects with a collector, so that no other does, nor the same one once more.
+
+    Ctrl-C may come before it is noted that a thread is done; so the stack of the one that was noted is read.
+
+    Attributes:
+        thread: The thread; set to None by it when it is done.
+        methods: Code of the collector's methods that collect.
+    """
+
+    methods: ClassVar[set[CodeType]] = set()
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+        self._lock = threading.Lock()
+
+    def claim(self, collector: object, call: str, hook: str) -> None:
+        """Make sure that nobody is collecting, and note that this thread is; called by one of ``methods``.
+
+        Args:
+            collector: Whose methods these are.
+            call: What it is asked for, for messages.
+            hook: In which callback, or ``""``.
+
+        Raises:
+            BusyError: Another thread collects.
+            StateError: A callback, a policy or a connector asks for it while it is asked itself.
+        """
+        me = threading.get_ident()
+        with self._lock:
+            if self.thread is not None:
+                frame = sys._getframe(2) if self.thread == me else sys._current_frames().get(self.thread)
+                while frame is not None:
+                    if frame.f_code in self.methods and frame.f_locals.get("self") is collector:
+                        break
+                    frame = frame.f_back
+                if frame is not None and self.thread != me:
+                    raise BusyError(f"{call}() while another thread collects with this collector")
+                if frame is not None and hook:
+                    raise StateError(f"a callback may not {call} its collector in {hook}(): the step is not finished")
+                if frame is not None:
+                    raise StateError(f"{call}() in a policy, connector or env that this collector is asking")
+            self.thread = me
+
+
+Fill = Callable[[BatchSchedule, Callable[[], bool]], MultiAgentBatch]
+"""Collects the next batch of a schedule; raises `CollectingStopped` where the function says so between two steps."""
+
+
+class CollectingStopped(Exception):
+    """Collecting was told to stop before there was enough; what there is stays."""
+
+
+@dataclass(slots=True)
+class _Made:
+    """A batch, and the one that was made after it."""
+
+    batch: MultiAgentBatch | None
+    number: int = 0
+    next: _Made | None = None
 
 
 class Background:
@@ -111,35 +170,47 @@ class Background:
     Args:
         fill: Collects.
         settle: Called once the thread has ended: takes in what is still on the way.
-        leave: Called once it is closed.
         course: What to collect.
         ahead: How many batches may wait or be in the making.
     """
 
-    def __init__(
-        self, fill: Fill, settle: Callable[[], None], leave: Callable[[], None], course: BatchSchedule, ahead: int
-    ) -> None:
-        self._fill, self._settle, self._leave, self._course, self._ahead = fill, settle, leave, course, ahead
-        self._changed = threading.Condition()
-        self._batches: deque[MultiAgentBatch] = deque()
+    def __init__(self, fill: Fill, settle: Callable[[], None], course: BatchSchedule, ahead: int) -> None:
+        self._fill, self._settle, self._course, self._ahead = fill, settle, course, ahead
+        # The lock itself is entered and left in C, where no interrupt comes between. Condition's own `with` is Python.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._made = self._taken = _Made(None)  # the last one made, and the last one taken
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None  # the last one, which may have done all and still be there
-        self._collecting = False
+        self._thread: threading.Thread | None = None  # that collects, or did so last
+        self._done: threading.Thread | None = None  # the last one that has nothing left to do
         self._stopping = False
-        self._closed = False
 
     def __len__(self) -> int:
         """How many whole batches wait to be taken."""
-        return len(self._batches)
+        return self._made.number - self._taken.number
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "collecting" if self._collecting else "waiting to be asked"
+        state = "closed" if self._stopping else "collecting" if self._is_collecting else "waiting to be asked"
         return f"<Background, {state}: {len(self)} batches wait, {self._ahead} ahead at most>"
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a thread has begun to collect and was not told to stop."""
+        return self._thread is not None and not self._stopping
+
+    @property
+    def _is_collecting(self) -> bool:
+        thread = self._thread
+        return thread is not None and thread is not self._done and thread.is_alive()
+
     def __enter__(self) -> Self:
-        with self._changed:
-            self._start()
-        return self
+        try:
+            with self._lock:
+                self._start()
+            return self
+        except BaseException:  # the block is not entered, so nobody leaves it
+            self.close()
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
@@ -157,67 +228,86 @@ class Background:
             StopIteration: The total is there; or it was closed, and all whole batches were taken.
             BaseException: What collecting has raised, see `Collector.collect`.
         """
-        with self._changed:
-            while True:
+        self._taken.batch = None  # whoever took it has it
+        with self._lock:
+            while self._error is not None or (made := self._taken.next) is None:
                 if self._error is not None:
                     error, self._error = self._error, None
                     raise error
-                if self._batches:
-                    batch = self._batches.popleft()
-                    if not self._closed:
-                        self._start()  # there is room again
-                    self._changed.notify_all()
-                    return batch
-                if self._closed or (not self._collecting and self._course.next_goal is None):
+                if not self._start():
                     raise StopIteration
-                self._start()
                 self._changed.wait(_LOOK_AGAIN)
+            self._start(room=1)
+            self._changed.notify_all()
+        batch = made.batch
+        assert batch is not None  # it was not taken
+        # One store takes it. Behind it nothing is called, so that nobody looks whether Ctrl-C has come.
+        self._taken = made
+        return batch
 
     def close(self) -> None:
         """Stop collecting, and wait until it has stopped. May be called again."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = self._stopping = True
-            self._changed.notify_all()
-            thread = self._thread
+        thread = self._thread
         if thread is threading.current_thread():
-            self._closed = False
             raise StateError("a callback cannot close the background collection it is called from")
-        if thread is not None:
+        self._stopping = True
+        with self._lock:
+            self._changed.notify_all()
+        if thread is not None and thread.is_alive():
             thread.join()
-        self._leave()
 
-    def _start(self) -> None:
-        if not self._collecting and self._error is None and self._course.next_goal is not None:
-            if self._thread is not None:
-                self._thread.join()  # it has nothing left to do
-            self._collecting = True
-            self._thread = threading.Thread(target=self._run, name="marlvec-collector", daemon=True)
-            self._thread.start()
+    def _start(self, room: int = 0) -> bool:
+        """Have a thread collect, where there is something to do and room for it; called with the lock.
+
+        Args:
+            room: How many batches are about to be taken.
+
+        Returns:
+            Whether one collects.
+        """
+        if self._is_collecting:
+            return True
+        if self._stopping or self._error is not None or self._course.next_goal is None:
+            return False
+        before = self._thread
+        if before is not None and before.is_alive():
+            before.join()  # it has nothing left to do
+        # Where Ctrl-C comes before it runs another one will be there, and it finds that it is not the one.
+        self._thread = threading.Thread(target=self._run, name="marlvec-collector", daemon=True)
+        self._thread.start()
+        return True
 
     def _run(self) -> None:
-        error: BaseException | None = None
+        me, error = threading.current_thread(), None
+        with self._lock:
+            if self._thread is not me:
+                return
         try:
-            while (goal := self._wait_for_room()) is not None:
-                batch = self._fill(goal, lambda: self._stopping)
-                if batch is None:
-                    break
-                with self._changed:
-                    self._course.note(goal, batch)
-                    self._batches.append(batch)
-                    self._changed.notify_all()
-            if self._stopping:
-                self._settle()
+            while self._wait_for_room():
+                self._note(self._fill(self._course, lambda: self._stopping))
+        except CollectingStopped:
+            pass
         except BaseException as raised:  # whatever it is, it is the consumer's
             error = raised
-        with self._changed:
-            self._error, self._collecting = error, False
+        try:
+            if self._stopping and error is None:
+                self._settle()
+        except BaseException as raised:
+            error = raised
+        with self._lock:
+            self._error, self._done = error, me
             self._changed.notify_all()
 
-    def _wait_for_room(self) -> SampleTarget | None:
-        """What to collect next, once there is room for it; None where there is nothing more to do."""
-        with self._changed:
-            while len(self._batches) >= self._ahead and not self._stopping:
-                self._changed.wait()
-            return None if self._stopping else self._course.next_goal
+    def _note(self, batch: MultiAgentBatch) -> None:
+        """One more batch is made."""
+        made = _Made(batch, self._made.number + 1)
+        self._made.next, self._made = made, made
+        with self._lock:
+            self._changed.notify_all()
+
+    def _wait_for_room(self) -> bool:
+        """Whether to collect another batch; waits until there is room for it."""
+        with self._lock:
+            while len(self) >= self._ahead and not self._stopping:
+                self._changed.wait(_LOOK_AGAIN)
+            return not self._stopping and self._course.next_goal is not None

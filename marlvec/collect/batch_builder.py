@@ -1,53 +1,76 @@
-"""Which of the closed transitions go into a batch, and the batch made of them."""
+"""How much is lacking for a batch, which of the closed transitions go into it, and the batch made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from marlvec.collect.acting.policy_runner import PolicyRunner
-from marlvec.collect.acting.policy_set import PolicySet, TrainedPolicies
+from marlvec.collect.acting.policy_set import TrainedPolicies
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.rollout import RolloutLoop
-from marlvec.collect.rollout_state import Counters, WholeEpisode
+from marlvec.collect.rollout_state import CurrentState, RolloutState
 from marlvec.collect.sample_target import SampleTarget
 from marlvec.connectors import Rows
 
-__all__ = ["Delivery", "BatchBuilder"]
+__all__ = ["BatchBuilder", "BuiltBatch"]
+
+IntArray = NDArray[np.int64]
+_EVERYTHING = (np.iinfo(np.int64).max, 0)
 
 
-class Delivery:
-    """Says what is lacking, and hands over.
+@dataclass(frozen=True, slots=True)
+class BuiltBatch:
+    """A batch that is made and not delivered yet.
+
+    Attributes:
+        batch: The batch.
+        delivered: What is in it, see `RolloutState.delivered`.
+        whole: How many of the finished episodes that wait are in it, where it is made of those.
+        unroll_id: Number of the fragment after its last one.
+    """
+
+    batch: MultiAgentBatch
+    delivered: tuple[int, int]
+    whole: int
+    unroll_id: int
+
+
+class BatchBuilder:
+    """Makes batches of what runners have stored; nothing that is stored changes before `drop_delivered`.
 
     Args:
-        loop: Who brings it in.
-        batch_builder: Who makes batches.
-        policy_set: The policies.
+        current: Where states are published.
+        runners: Whose trajectories, by number; looked at anew each time.
         episodes: The accounts of the running episodes.
         metrics: Where the time goes.
-        agent_num: A.
-        complete: Whether only whole episodes are handed over.
+        policies: Policy ids, of those that were not removed; looked at anew each time.
+        complete: Whether only whole episodes are delivered.
+        reward_dtype: Dtype of the batches' rewards; None to leave it as it is.
     """
 
     def __init__(
         self,
-        loop: RolloutLoop,
-        batch_builder: BatchBuilder,
-        policy_set: PolicySet,
+        current: CurrentState,
+        runners: Mapping[int, PolicyRunner],
         episodes: EpisodeTracker,
         metrics: Metrics,
+        policies: Collection[str],
         *,
-        agent_num: int,
         complete: bool,
+        reward_dtype: DTypeLike | None,
     ) -> None:
-        self._loop, self._batch_builder, self._policy_set = loop, batch_builder, policy_set
-        self._episodes, self._metrics = episodes, metrics
-        self._num_envs, self._agent_num, self._complete = len(episodes.eps_id_N), agent_num, complete
+        self._current, self._runners, self._episodes, self._metrics = current, runners, episodes, metrics
+        self._policies, self._complete = policies, complete
+        self._num_envs, self._agent_num = episodes.policy_NA.shape
+        self._reward_dtype = None if reward_dtype is None else np.dtype(reward_dtype)
+
+    # --- what is lacking
 
     def envs_needed(self, goal: SampleTarget, pending: int = 0) -> int:
         """Of how many envs one more step is needed; 0 when there is enough.
@@ -56,9 +79,13 @@ class Delivery:
             goal: What was asked for.
             pending: So many steps that were not counted yet bring all they can: each an end, and a row of every agent.
         """
-        unit, everyone = goal.unit, self._num_envs
+        unit, everyone, counters = goal.unit, self._num_envs, self._current.state.counters
         if self._complete:
-            there = sum(getattr(episode, unit) for episode in self._loop.finished)
+            there = {
+                "env_steps": counters.ended_env_steps,
+                "agent_steps": counters.ended_agent_steps,
+                "episodes": counters.ended_episodes,
+            }[unit]
             if pending:  # that much may end with them
                 there += {
                     "env_steps": pending + self._episodes.steps_running,
@@ -66,7 +93,12 @@ class Delivery:
                     "episodes": pending,
                 }[unit]
             return everyone if there < goal.amount else 0
-        lacking = goal.amount - int(getattr(self._loop.undelivered, unit)) - pending * self._rows_a_step(goal)
+        there = {
+            "env_steps": counters.waiting_env_steps,
+            "agent_steps": counters.closed_steps,
+            "episodes": counters.ended_episodes,
+        }[unit]
+        lacking = goal.amount - there - pending * self._rows_a_step(goal)
         if unit == "agent_steps":
             lacking = -(-lacking // self._agent_num)
         elif unit == "episodes" and lacking > 0:
@@ -77,64 +109,82 @@ class Delivery:
         """What an env's step brings at most: it closes at most one transition an agent."""
         return self._agent_num if goal.unit == "agent_steps" else 1
 
-    def deliver(self, goal: SampleTarget, trained: TrainedPolicies) -> MultiAgentBatch:
-        """Make the batch, and forget what is in it."""
-        loop = self._loop
-        taken: list[WholeEpisode] = []
+    # --- the batch
+
+    def build(self, goal: SampleTarget, trained: TrainedPolicies) -> BuiltBatch:
+        """Make the batch; it can be made again."""
+        began = perf_counter()
+        state = self._current.state
+        counters, whole = state.counters, 0
         if self._complete:
             there = 0
             while there < goal.amount:
-                taken.append(loop.finished[len(taken)])
-                there += getattr(taken[-1], goal.unit)
-            slots = self._batch_builder.of_episodes([episode.eps_id for episode in taken])
+                there += getattr(state.finished[whole], goal.unit)
+                whole += 1
+            taken = state.finished[:whole]
+            slots = self.of_episodes([episode.eps_id for episode in taken])
             env_steps = sum(episode.env_steps for episode in taken)
+            delivered = taken[-1].round, taken[-1].env_id
+        elif goal.unit == "agent_steps":
+            delivered = self._last_of_first(goal.amount)
+            slots = self.closed_until(delivered)
+            env_steps = counters.waiting_env_steps
         else:
-            slots = (
-                self._batch_builder.first_closed(goal.amount)
-                if goal.unit == "agent_steps"
-                else self._batch_builder.all_closed()
-            )
-            env_steps = loop.undelivered.env_steps
-        began = perf_counter()
-        untrained, policy_L = self._episodes.untrained, self._episodes.policy_NA.reshape(-1)
-        batches = self._batch_builder.make(slots, trained, untrained)
-        loop.state = "lost"  # until it is on record what was handed over
-        self._batch_builder.forget(slots, loop.slot_L, policy_L)
-        for eps_id in tuple(untrained):
-            if eps_id not in self._episodes.eps_id_N and not self._batch_builder.holds(eps_id):
-                untrained.remove(eps_id)
-        self._metrics.timers["batch"].add(perf_counter() - began)
-        if self._complete:
-            del loop.finished[: len(taken)]
-        else:
-            self._episodes.hand_over()
+            slots, env_steps, delivered = self.all_closed(), counters.waiting_env_steps, _EVERYTHING
+        batches, unroll_id = self.make(slots, counters.unroll_id, trained, self._episodes.untrained)
         decisions = sum(map(len, slots))
-        known = tuple(self._policy_set.policies)
-        batch = MultiAgentBatch(batches, env_steps=env_steps, known=known, agent_steps=decisions)
-        loop.undelivered = Counters(
-            env_steps=loop.undelivered.env_steps - env_steps,
-            decisions=loop.undelivered.decisions - batch.agent_steps,
-            agent_steps=loop.undelivered.agent_steps - batch.agent_steps,
-        )
-        loop.state = "ready"
-        return batch
+        batch = MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self._policies), agent_steps=decisions)
+        self._metrics.timers["batch"].add(perf_counter() - began)
+        return BuiltBatch(batch, delivered, whole, unroll_id)
 
+    def after(self, built: BuiltBatch, before: RolloutState) -> RolloutState:
+        """The state once a batch is delivered; publishing it delivers the batch.
 
-IntArray = NDArray[np.int64]
+        Args:
+            built: The batch.
+            before: The state that it was made in.
+        """
+        state, batch = self._current.state, built.batch
+        counters = state.counters.copy()
+        counters.env_steps_delivered += batch.env_steps
+        counters.agent_steps_delivered += batch.agent_steps
+        counters.unroll_id = built.unroll_id
+        if state is not before:  # a callback has called reset(), and what is in the batch has counted as lost
+            counters.env_steps_lost -= batch.env_steps
+            counters.agent_steps_lost -= batch.agent_steps
+            return state._replace(counters=counters)
+        counters.closed_steps -= batch.agent_steps
+        if self._complete:
+            taken = state.finished[: built.whole]
+            counters.ended_episodes -= built.whole
+            counters.ended_env_steps -= batch.env_steps
+            counters.ended_agent_steps -= sum(episode.agent_steps for episode in taken)
+        else:
+            counters.ended_episodes = counters.ended_env_steps = 0
+        return state._replace(counters=counters, delivered=built.delivered)
 
+    def drop_delivered(self) -> None:
+        """Drop what is in the last batch, before anything else happens. May be interrupted, and called again."""
+        state = self._current.state
+        if state.delivered is None:
+            return
+        finished = state.finished
+        if self._complete:
+            taken = [episode for episode in finished if episode[:2] <= state.delivered]
+            slots = self.of_episodes([episode.eps_id for episode in taken])
+            finished = finished[len(taken) :]
+        else:
+            slots = self.closed_until(state.delivered)
+            self._episodes.hand_over()
+        for runner, own in zip(self._runners.values(), slots, strict=True):
+            runner.trajectories.forget(own)
+        untrained = self._episodes.untrained
+        for eps_id in tuple(untrained):
+            if eps_id not in self._episodes.eps_id_N and not self.holds(eps_id):
+                untrained.discard(eps_id)
+        self._current.state = state._replace(finished=finished, delivered=None)
 
-class BatchBuilder:
-    """Turns trajectories into batches and numbers their fragments.
-
-    Args:
-        runners: Whose trajectories; looked at anew each time.
-        reward_dtype: Dtype of the batches' rewards; None to leave it as it is.
-    """
-
-    def __init__(self, runners: Mapping[int, PolicyRunner], reward_dtype: DTypeLike | None) -> None:
-        self._runners = runners
-        self._reward_dtype = None if reward_dtype is None else np.dtype(reward_dtype)
-        self._next_unroll = 0
+    # --- which transitions
 
     def all_closed(self) -> list[IntArray]:
         """Slots of all closed transitions, per runner."""
@@ -145,15 +195,25 @@ class BatchBuilder:
         wanted = np.array(eps_ids, np.int64)
         return [runner.trajectories.closed(wanted) for runner in self._runners.values()]
 
-    def first_closed(self, amount: int) -> list[IntArray]:
-        """Slots of the ``amount`` transitions that were closed first: by tick, then env, then agent."""
-        slots = self.all_closed()
-        orders = [runner.trajectories.closing_order(s) for runner, s in zip(self._runners.values(), slots, strict=True)]
-        ticks, lanes = (np.concatenate(part) for part in zip(*orders, strict=True))
-        chosen = np.zeros(len(ticks), np.bool_)
-        chosen[np.lexsort((lanes, ticks))[:amount]] = True
-        masks = np.split(chosen, np.cumsum([len(s) for s in slots])[:-1])
-        return [s[mask] for s, mask in zip(slots, masks, strict=True)]
+    def closed_until(self, last: tuple[int, int]) -> list[IntArray]:
+        """Slots of the transitions that were closed up to this (round, lane), per runner."""
+        found = []
+        for runner, slots in zip(self._runners.values(), self.all_closed(), strict=True):
+            if last is not _EVERYTHING:
+                rounds, lanes = runner.trajectories.closing_order(slots)
+                slots = slots[(rounds < last[0]) | ((rounds == last[0]) & (lanes <= last[1]))]
+            found.append(slots)
+        return found
+
+    def _last_of_first(self, amount: int) -> tuple[int, int]:
+        """Round and lane of the last of the ``amount`` transitions that were closed first: by round, env and agent."""
+        orders = [
+            runner.trajectories.closing_order(slots)
+            for runner, slots in zip(self._runners.values(), self.all_closed(), strict=True)
+        ]
+        rounds, lanes = (np.concatenate(part) for part in zip(*orders, strict=True))
+        last = np.lexsort((lanes, rounds))[amount - 1]
+        return int(rounds[last]), int(lanes[last])
 
     def holds(self, eps_id: int) -> bool:
         """Whether rows of an episode are still to come."""
@@ -163,18 +223,22 @@ class BatchBuilder:
     def make(
         self,
         slots: Sequence[IntArray],
+        unroll_id: int = 0,
         is_trained: Callable[[str], bool] = lambda policy_id: True,
         untrained: Collection[int] = (),
-    ) -> Mapping[str, SampleBatch]:
-        """Make batches of these transitions; none of them is forgotten before `forget`.
+    ) -> tuple[Mapping[str, SampleBatch], int]:
+        """Make batches of these transitions.
 
         Args:
             slots: Per runner, ascending.
+            unroll_id: Number of the first fragment.
             is_trained: Whether a policy gets a batch. Rows of the others are only shown to learner connectors.
             untrained: Ids of episodes that are for no batch, and shown to nobody.
+
+        Returns:
+            Policy id to batch; and the number after the last fragment's.
         """
         found: dict[str, Rows] = {}
-        unroll = self._next_unroll
         runners = tuple(self._runners.values())
         shown = [runner.trajectories.without(own, untrained) for runner, own in zip(runners, slots, strict=True)]
         trained = [
@@ -185,28 +249,14 @@ class BatchBuilder:
         all_are_shown = any(len(runner.learner_connectors) for runner in trained)
         for runner, own in zip(runners, shown, strict=True):
             if len(own) and (all_are_shown or runner in trained):
-                columns, unroll = runner.trajectories.read(own, unroll)
+                columns, unroll_id = runner.trajectories.read(own, unroll_id)
                 if self._reward_dtype is not None:
                     columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)
                 found[runner.policy_id] = Rows(columns)
-        batches = self._connected(trained, found)
-        self._next_unroll = unroll
-        return batches
-
-    def forget(self, slots: Sequence[IntArray], slot_L: IntArray, policy_L: IntArray) -> None:
-        """Forget transitions that are in batches.
-
-        Args:
-            slots: Per runner, ascending.
-            slot_L: (L,) each lane's present slot, or -1; moved along in place.
-            policy_L: (L,) number of the policy that plays each lane.
-        """
-        for runner, own in zip(self._runners.values(), slots, strict=True):
-            if len(own):
-                runner.forget(own, slot_L, policy_L)
+        return self._connected(trained, found), unroll_id
 
     def _connected(self, runners: Sequence[PolicyRunner], found: Mapping[str, Rows]) -> dict[str, SampleBatch]:
-        """Send these runners' rows through their learner connectors, each piece of which may look at all rows first."""
+        """Send these runners' rows through their learner connectors, which may all look at all rows first."""
         batches = {}
         for runner in runners:
             if len(runner.learner_connectors):

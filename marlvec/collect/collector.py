@@ -5,7 +5,6 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -24,17 +23,18 @@ from marlvec.collect.acting.policy_set import (
     named,
 )
 from marlvec.collect.acting.random_steps import RandomSteps
-from marlvec.collect.background import Background, UpdateLock
+from marlvec.collect.background import Background, CollectingStopped, CollectingThread, UpdateLock
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.batch_builder import BatchBuilder, Delivery
+from marlvec.collect.batch_builder import BatchBuilder
 from marlvec.collect.callbacks.callback_list import CallbackLike, CallbackList
 from marlvec.collect.episodes import EpisodeTracker, PolicyMapping
 from marlvec.collect.evaluation import EpisodeQuotas, Evaluation
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.progress_bar import ProgressBar
 from marlvec.collect.rollout import RolloutLoop
+from marlvec.collect.rollout_state import CurrentState
 from marlvec.collect.sample_target import BatchSchedule, SampleTarget, Unit, count_from, sample_target
-from marlvec.errors import ArgumentError, BusyError, StateError
+from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import PolicyLike
 from marlvec.policies.policy_copy import copies_of, eval_copies
 from marlvec.vector.seeding import check_seed
@@ -167,7 +167,8 @@ class Collector:
         self._policy_set = PolicySet(envs, self.policies, connectors, self._episodes, self._policy_seed)
         self.agent_connectors, self.action_connectors, self.learner_connectors = self._policy_set.pipelines
         self._runners = self._policy_set.runners
-        self.metrics = Metrics(envs.agents, ids, window=window)
+        self._current = CurrentState(envs.num_envs)
+        self.metrics = Metrics(envs.agents, ids, window=window, current=self._current)
         complete = batch_mode == "complete"
         self._callback_list = CallbackList(callbacks, envs, self.metrics)
         self._loop = RolloutLoop(
@@ -175,24 +176,24 @@ class Collector:
             self._policy_set.router,
             self._episodes,
             self.metrics,
+            self._current,
             keep_finished=complete,
             explore=explore,
             overlap=overlap,
             callback_list=self._callback_list,
             random_steps=self._random_steps(random_steps),
         )
-        self._delivery = Delivery(
-            self._loop,
-            BatchBuilder(self._runners, reward_dtype),
-            self._policy_set,
+        self._batch_builder = BatchBuilder(
+            self._current,
+            self._runners,
             self._episodes,
             self.metrics,
-            agent_num=envs.agent_num,
+            self.policies.keys(),
             complete=complete,
+            reward_dtype=reward_dtype,
         )
         self._update_lock = UpdateLock()
-        self._collecting: int | None = None  # the thread that collects
-        self._entering = threading.Lock()
+        self._owner = CollectingThread()
         self._background: Background | None = None
 
     def __repr__(self) -> str:
@@ -237,59 +238,80 @@ class Collector:
             ContractError: A policy or connector answered in a wrong form; names the policy. Where a learner connector
                 failed, nothing is lost: calling again tries it again.
             EnvFault: An env raised or a worker died, and ``on_fault`` of the envs does not let them go on. The running
-                episodes are lost: call `reset` to go on.
+                episodes are lost; calling again begins new ones.
             Exception: What a policy raises, with a note that names it. Nothing was sent; calling again goes on from
                 there, and that call's batch holds what this one had collected.
-            StateError: An earlier call failed half-way through a step, or all envs are masked; or it is collected in
-                the background.
+            StateError: All envs are masked; or it is collected in the background; or a callback, a policy or a
+                connector asks for it in the middle of a step.
             EnvsDriven: Somebody else has reset or stepped the envs, or has taken their rows, since this collector did.
                 The running episodes are lost: call `reset` to go on.
             KeyboardInterrupt: As everywhere. In a policy, and while envs are waited for, it costs nothing: calling
-                again goes on. In the middle of a step what runs is lost, calling again says so, and `reset` goes on.
+                again goes on. In the middle of a step the running episodes are lost: calling again begins new ones, and
+                metrics count the lost ones as ``episodes_interrupted``. No row is lost besides, and none comes twice.
             BusyError: Another thread collects.
             BaseException: What a callback raises, with a note that names it, once the step of the envs is finished:
                 calling again goes on. See `Callback`.
+
+        What a policy draws from random streams of its own, and what a connector has learned, may have seen a step that
+        an interrupt or an error has ended.
         """
         goal = self._goal("collect", steps, env_steps, agent_steps, episodes)
         self._check_foreground("collect")
-        batch = self._fill(goal, lambda: False)
-        assert batch is not None  # nobody has stopped it
-        return batch
+        return self._fill(BatchSchedule(goal, None))
 
-    def _fill(self, goal: SampleTarget, is_stopped: Callable[[], bool]) -> MultiAgentBatch | None:
-        """Collect until there is enough, or ``is_stopped`` says so between two steps: then what there is stays."""
-        if self._loop.state == "lost":
-            raise StateError("an earlier call failed half-way through a step; call reset() to begin new episodes")
-        if self._loop.state == "ready":
-            self._loop.scheduler.check_alone()
-        me = threading.get_ident()
-        with self._entering:
-            if self._collecting not in (None, me):
-                raise BusyError("collect() while another thread collects with this collector")
-            self._collecting = me
+    def _fill(
+        self,
+        schedule: BatchSchedule,
+        is_stopped: Callable[[], bool] | None = None,
+        show: Callable[[int], None] | None = None,
+    ) -> MultiAgentBatch:
+        """Collect the next batch.
+
+        Ctrl-C may come at any line. Until the last store the batch is not delivered, and comes again next time; behind
+        it nothing is called before the caller has the batch, and so nobody looks whether Ctrl-C has come.
+
+        Args:
+            schedule: Says how much; there is something left.
+            is_stopped: Asked between two steps.
+            show: Told how much of the schedule is done.
+
+        Raises:
+            CollectingStopped: ``is_stopped`` says so. What there is stays.
+            Exception: As `collect`.
+        """
+        self._owner.claim(self, "collect", self._callback_list.telling)
         try:
-            self._policy_set.drop_retired()
-            if self._loop.state == "new":
-                self._loop.start(entropy=self._entropy, seed=self._seed)
-            needed, lock = partial(self._delivery.envs_needed, goal), self._update_lock
-            self._loop.scheduler.begin_call(needed)
-            while needed() or self._loop.scheduler.is_in_a_round:
-                if is_stopped():
-                    return None
+            loop, lock, goal = self._loop, self._update_lock, schedule.next_goal
+            assert goal is not None  # says who calls
+            if loop.is_new:
+                loop.start(entropy=self._entropy, seed=self._seed)
+            elif loop.is_dirty:
                 with lock:
-                    self._loop.step(needed)
+                    loop.recover()
+            else:
+                loop.scheduler.check_alone()
+            self._batch_builder.drop_delivered()
+            self._policy_set.drop_retired()
+            needed = partial(self._batch_builder.envs_needed, goal)
+            loop.scheduler.begin_call(needed)
+            while needed() or loop.scheduler.is_in_a_round:
+                if is_stopped is not None and is_stopped():
+                    raise CollectingStopped
+                with lock:
+                    loop.step(needed)
+            state = self._current.state
             with lock:
-                batch = self._delivery.deliver(goal, self._trained)
-            self._loop.note_handed(batch.env_steps, batch.agent_steps)
-            try:
-                self._callback_list.sample_end(batch)
-            except BaseException:
-                self._loop.note_handed(-batch.env_steps, -batch.agent_steps)
-                raise
-            return batch
+                built = self._batch_builder.build(goal, self._trained)
+            self._callback_list.sample_end(built.batch)
+            batch, after = built.batch, self._batch_builder.after(built, state)
+            done = schedule.done_with(goal, batch)
+            if show is not None:
+                show(done)
         finally:
-            # Stores alone: where Ctrl-C has come, no call is made that another one could end.
-            self._update_lock.stepping = self._collecting = None
+            # Where Ctrl-C has come no call is made that another one could end.
+            self._update_lock.stepping = self._owner.thread = self._current.told = None  # not interrupted: stores alone
+        self._current.state, schedule.done = after, done
+        return batch
 
     def _goal(
         self, call: str, steps: int | None, env_steps: int | None, agent_steps: int | None, episodes: int | None
@@ -298,11 +320,16 @@ class Collector:
         return sample_target(amounts, steps, self._count_by, call)
 
     def _check_foreground(self, call: str) -> None:
-        if self._background is not None:
+        background = self._background
+        if background is None:
+            return
+        if background.is_in_use:
             raise StateError(
                 f"{call}() while batches are collected in the background: take them from there, or leave its `with` "
                 f"block first"
             )
+        background.close()  # it was, but Ctrl-C may have come before its thread had ended
+        self._background = None
 
     # --- many
 
@@ -353,14 +380,9 @@ class Collector:
     def _run(self, course: BatchSchedule, bar: ProgressBar | None) -> Iterator[MultiAgentBatch]:
         shown: AbstractContextManager[object] = nullcontext() if bar is None else bar
         with shown:
-            while (goal := course.next_goal) is not None:
+            while course.next_goal is not None:
                 self._check_foreground("batches")
-                batch = self._fill(goal, lambda: False)
-                assert batch is not None  # nobody has stopped it
-                course.note(goal, batch)
-                if bar is not None:
-                    bar.show()
-                yield batch
+                yield self._fill(course, show=None if bar is None else bar.show)
 
     # --- in the background
 
@@ -408,17 +430,14 @@ class Collector:
         course = BatchSchedule(goal, None if total is None else count_from(total, f"background(total={total!r})"))
         number = count_from(ahead, f"background(ahead={ahead!r})")
         self._check_foreground("background")
-        self._background = Background(self._fill, self._settle, self._leave_background, course, number)
+        self._background = Background(self._fill, self._settle, course, number)
         return self._background
 
     def _settle(self) -> None:
         """Take in what is on the way."""
-        if self._loop.state != "lost":
+        if not self._loop.is_dirty:
             with self._update_lock:
                 self._loop.settle()
-
-    def _leave_background(self) -> None:
-        self._background = None
 
     def updating(self) -> AbstractContextManager[None]:
         """Change weights in here, or anything else that may be changed between two calls of `collect`.
@@ -447,12 +466,17 @@ class Collector:
             StateError: It is collected in the background.
         """
         self._check_foreground("reset")
-        if seed is not None:
-            self._seed = self._entropy = check_seed(seed)
-            self._policy_set.reseed()
-        elif self._loop.state == "new":
-            seed = self._seed
-        self._loop.start(entropy=self._entropy, seed=seed)
+        if self._callback_list.telling != "on_sample_end":
+            self._owner.claim(self, "reset", self._callback_list.telling)
+        try:
+            if seed is not None:
+                self._seed = self._entropy = check_seed(seed)
+                self._policy_set.reseed()
+            elif self._loop.is_new:
+                seed = self._seed
+            self._loop.start(entropy=self._entropy, seed=seed)
+        finally:
+            self._owner.thread = self._current.told = None  # not interrupted: stores alone
 
     def train(self) -> Self:
         """Let all connectors learn their statistics, but for those of frozen policies."""
@@ -658,3 +682,6 @@ def _entropy(seed: int | None) -> int:
     fresh = np.random.SeedSequence().entropy
     assert isinstance(fresh, int)  # a sequence only where one was given
     return fresh
+
+
+CollectingThread.methods |= {method.__code__ for method in (Collector._fill, Collector.reset)}

@@ -84,7 +84,9 @@ class EpisodeTracker:
 
     Attributes:
         policy_NA: (N, A) int64, number of the policy that plays each agent in the running episode.
-        eps_id_N: (N,) int64, id of the running episode.
+        eps_id_N: (N,) int64, id of the running episode, or -1; another array each time it changes.
+        ended_N: (N,) int64, episodes of an env with smaller ids than this have ended; likewise.
+        number_N: (N,) int64, it is the env's n-th episode that runs or ran last; likewise.
         steps_N: (N,) int64, env steps since the collector was made or reset.
         length_N: (N,) int64, env steps made in the running episode.
         turn_L: (N * A,) int64, decisions made in the running episode.
@@ -101,13 +103,14 @@ class EpisodeTracker:
         n, a = num_envs, len(self._agents)
         self.policy_NA = np.zeros((n, a), np.int64)
         self.eps_id_N = np.full(n, -1, np.int64)
+        self.ended_N = np.zeros(n, np.int64)
         self.steps_N = np.zeros(n, np.int64)
         self.turn_L = np.zeros(n * a, np.int64)
         self.owed_L = np.zeros(n * a, np.float64)
         self.seen_L = np.zeros(n * a, np.bool_)
         self.length_N = np.zeros(n, np.int64)
         self._handed_N = np.zeros(n, np.int64)  # how much of that batches have counted
-        self._number_N = np.zeros(n, np.int64)
+        self.number_N = np.full(n, -1, np.int64)
         self._began_N = np.zeros(n, np.float64)
         self._returns_NA = np.zeros((n, a), np.float64)
         self._present_NA = np.zeros((n, a), np.bool_)
@@ -171,8 +174,10 @@ class EpisodeTracker:
             KeyError: The function gave an unknown policy id; lists the known ones.
         """
         # A function of env and number, and so the same in whatever order envs come back.
-        self.eps_id_N[env_ids] = self._first_id + self._count_N[env_ids] * len(self._count_N) + env_ids
+        self._set_ids(env_ids, self._next_ids(env_ids))
         self._count_N[env_ids] += 1
+        self.number_N = self.number_N.copy()
+        self.number_N[env_ids] += 1
         self.length_N[env_ids] = self._handed_N[env_ids] = 0
         for array in (self._turn_NA, self._owed_NA, self.seen_NA, self._returns_NA, self._present_NA):
             array[env_ids] = 0
@@ -188,6 +193,17 @@ class EpisodeTracker:
                 self._known(function(name, episode), f"policy_mapping({name!r}, {episode})") for name in self._agents
             ]
         return bool((before != self.policy_NA[env_ids]).any())
+
+    def _next_ids(self, env_ids: IntArray) -> IntArray:
+        ids: IntArray = self._first_id + self._count_N[env_ids] * len(self._count_N) + env_ids
+        return ids
+
+    def _set_ids(self, env_ids: IntArray, ids: IntArray, *, run: bool = True) -> None:
+        """These episodes run now, or are the next that will: in new arrays, as a published state keeps the old ones."""
+        eps_id_N, ended_N = self.eps_id_N.copy(), self.ended_N.copy()
+        eps_id_N[env_ids] = ids if run else -1
+        ended_N[env_ids] = ids
+        self.eps_id_N, self.ended_N = eps_id_N, ended_N
 
     def set_policies(self, policy_ids: Mapping[int, str], retired: Collection[str] = ()) -> None:
         """Policies have come or gone: these are there, by number, and nobody may be mapped to a retired one."""
@@ -206,7 +222,7 @@ class EpisodeTracker:
 
     def identity(self, env_id: int) -> tuple[int, int, int]:
         """The running episode's id, its env, and its number there."""
-        return int(self.eps_id_N[env_id]), env_id, int(self._number_N[env_id])
+        return int(self.eps_id_N[env_id]), env_id, int(self.number_N[env_id])
 
     def pay(self, envs: IntArray | slice, rewards_nA: NDArray[np.float64]) -> None:
         """Account for one step of these envs: every agent's reward, whether it acts or not."""
@@ -232,21 +248,16 @@ class EpisodeTracker:
         """All env steps made so far are counted in a batch."""
         self._handed_N[:] = self.length_N
 
-    def lose(self, env_ids: IntArray) -> int:
-        """Close the accounts of episodes that were lost.
-
-        Returns:
-            Their env steps that no batch has counted.
-        """
-        self._number_N[env_ids] += 1
+    def waiting_steps(self, env_ids: IntArray) -> int:
+        """Env steps of running episodes that no batch has counted."""
         return int((self.length_N[env_ids] - self._handed_N[env_ids]).sum())
 
     def finish(self, env_ids: IntArray) -> FinishedEpisodes:
-        """Close the accounts of episodes that ended, in the order given."""
-        finished = FinishedEpisodes(
+        """The accounts of episodes that ended, in the order given."""
+        return FinishedEpisodes(
             eps_id=self.eps_id_N[env_ids],
             env_id=env_ids,
-            number=self._number_N[env_ids],
+            number=self.number_N[env_ids],
             length=self.length_N[env_ids],
             returns=self._returns_NA[env_ids],
             lengths=self._turn_NA[env_ids],
@@ -257,12 +268,10 @@ class EpisodeTracker:
             made=np.full(len(env_ids), None, np.object_),
             policy_ids=self._policy_ids,
         )
-        self._number_N[env_ids] += 1
-        return finished
 
     def leave(self, env_ids: IntArray) -> None:
         """No episode runs in these envs until one begins."""
-        self.eps_id_N[env_ids] = -1
+        self._set_ids(env_ids, self._next_ids(env_ids), run=False)
         self.length_N[env_ids] = self._handed_N[env_ids] = 0
         self._turn_NA[env_ids] = 0
 
@@ -277,9 +286,7 @@ class EpisodeTracker:
         self._first_id += int(self._count_N.max()) * len(self._count_N)
         self._count_N[:] = 0
         if numbers:
-            self._number_N[:] = 0
-        else:
-            self._number_N[self.eps_id_N >= 0] += 1
+            self.number_N = np.full_like(self.number_N, -1)
 
 
 def _check_arity(function: Callable[[str, Episode], str]) -> None:

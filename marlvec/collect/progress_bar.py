@@ -30,7 +30,7 @@ class ProgressBar:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._course, self._metrics = course, metrics
+        self._metrics = metrics
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -41,11 +41,11 @@ class ProgressBar:
         )
         self._task = self._progress.add_task(unit.replace("_", " "), total=course.total, speed="–", mean=float("nan"))
 
-    def show(self) -> None:
-        """Draw how it stands."""
+    def show(self, done: int) -> None:
+        """Draw how it stands: so much is done."""
         task = self._progress.tasks[0]
         speed = "–" if task.speed is None else f"{task.speed:,.0f}"
-        self._progress.update(self._task, completed=self._course.done, speed=speed, mean=self._metrics.returns.mean)
+        self._progress.update(self._task, completed=done, speed=speed, mean=self._metrics.returns.mean)
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -5,8 +5,8 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 
 from __future__ import annotations
 
+from itertools import chain
 from time import perf_counter
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,17 @@ from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner, ReadyRows
 from marlvec.collect.acting.random_steps import RandomSteps
 from marlvec.collect.acting.row_builder import RowBuilder
+from marlvec.collect.callbacks.callback import LossReason
 from marlvec.collect.callbacks.callback_list import CallbackList
 from marlvec.collect.episodes import EndedAgents, EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.rollout_state import Counters, WholeEpisode
+from marlvec.collect.rollout_state import Counters, CurrentState, RolloutState, WholeEpisode
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.scheduling.lockstep import EnvsNeeded
 from marlvec.collect.scheduling.on_demand import scheduler_for
 from marlvec.connectors import Rows
-from marlvec.errors import ContractError, EnvFault, StateError
+from marlvec.env_ids import Where
+from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["RolloutLoop"]
@@ -46,11 +48,17 @@ class RolloutLoop:
     is *open*, until the agent's next row, ready or last, closes it. An episode that is lost takes all its rows along
     that no batch holds yet, and is in no record.
 
+    A tick has two halves, and each of them publishes a state as its last act: sending, from when the envs may have
+    moved until it is on record what they were sent; and taking in, from when rows have left the envs until they are
+    ready. Deciding, and waiting for the envs, change nothing. Where an interrupt or an error ends a half, the number of
+    what was begun is not that of the published state: `is_dirty`, until `recover`.
+
     Args:
         envs: The envs.
         router: Who plays whom.
         episodes: The accounts of the running episodes.
         metrics: Where finished episodes and times go.
+        current: Where states are published.
         keep_finished: Whether to note episodes that ended.
         explore: Whether policies explore.
         overlap: Whether policies answer for some envs while others step.
@@ -58,11 +66,6 @@ class RolloutLoop:
         random_steps: In which steps agents act at random.
 
     Attributes:
-        state: ``"new"``: nothing runs yet. ``"ready"``: between two steps; envs may be on the way. ``"lost"``: a call
-            failed half-way through a step.
-        undelivered: What has come in and is in no batch yet.
-        finished: Episodes that ended and are in no batch yet, in order; only while ``keep_finished``.
-        slot_L: (L,) each lane's stored row that is ready or open, or -1.
         explore: Whether policies explore.
         scheduler: What goes to the envs and comes back.
     """
@@ -73,6 +76,7 @@ class RolloutLoop:
         router: PolicyRouter,
         episodes: EpisodeTracker,
         metrics: Metrics,
+        current: CurrentState,
         *,
         keep_finished: bool,
         explore: bool,
@@ -80,27 +84,59 @@ class RolloutLoop:
         callback_list: CallbackList,
         random_steps: RandomSteps,
     ) -> None:
-        n, a = envs.num_envs, envs.agent_num
         self._envs, self._router, self._episodes, self._metrics = envs, router, episodes, metrics
         self._runners = router.runners
         self._row_builder = RowBuilder(router, episodes, metrics)
         self._keep_finished = keep_finished
-        self._ended_agents = EndedAgents(n, envs.agents)
+        self._ended_agents = EndedAgents(envs.num_envs, envs.agents)
         self.scheduler = scheduler_for(envs, overlap=overlap)
         self._callback_list, self._random_steps = callback_list, random_steps
         self.explore = explore
-        self.state: Literal["new", "ready", "lost"] = "new"
-        self.undelivered = Counters()
-        self._handed_env_steps = self._handed_agent_steps = 0
-        self.finished: list[WholeEpisode] = []
-        self.slot_L = np.full(n * a, -1, np.int64)
+        self._current = current
+        self._begun = 0  # number of the last state that was begun
+        self._counters = current.state.counters  # of the state in the making
+        self._finished: tuple[WholeEpisode, ...] = ()  # likewise
         self._entropy = 0
+        self._starting: tuple[int, int | None] | None = None  # what `start` was told, until it is done
         self._transformed: list[PolicyAnswer] = []  # what action connectors have seen in a call that failed there
+
+    # --- states
 
     @property
     def living(self) -> IntArray:
         """Ids of the envs that are not masked."""
         return self.scheduler.living
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no episode has ever begun."""
+        return self._current.state.tick == 0
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something was begun and not finished: envs may have moved, and nobody knows how far."""
+        return self._begun != self._current.state.tick
+
+    def _begin_state(self) -> Counters:
+        """From here on the published state may not be what the envs are in."""
+        state = self._current.state
+        self._finished = state.finished
+        self._counters = counters = state.counters.copy()
+        self._begun = state.tick + 1
+        return counters
+
+    def _publish(self) -> None:
+        """What was begun is done. One store ends the danger."""
+        episodes = self._episodes
+        state = RolloutState(
+            self._begun,
+            self._counters,
+            episodes.eps_id_N,
+            episodes.ended_N,
+            episodes.number_N,
+            self._finished,
+        )
+        self._current.state, self._current.told, self._starting = state, None, None
 
     def start(self, *, entropy: int, seed: int | None) -> None:
         """Begin new episodes in all envs; what was not handed over is dropped.
@@ -110,36 +146,62 @@ class RolloutLoop:
             seed: Seed of the envs' reset; None: they go on with their streams.
 
         Raises:
-            StateError: A callback asks for it in the middle of a step.
             BaseException: What a callback raised, once all is done.
         """
-        self._callback_list.check_told()
-        self.state = "lost"
-        self._callback_list.lose_all()
-        self.scheduler.abandon()
-        self._transformed = []
-        self._entropy = entropy
-        self.slot_L[:] = -1
+        counters = self._begin_state()
+        self._starting = entropy, seed
         for runner in self._runners.values():
             runner.clear()
-        # What is in no batch now never will be, also where Ctrl-C came between two counts.
-        self._metrics.env_steps_lost = self._metrics.env_steps - self._handed_env_steps
-        self._metrics.agent_steps_lost = self._metrics.agent_steps - self._handed_agent_steps
-        self.undelivered = Counters()
-        self.finished.clear()
+        self._entropy, self._finished = entropy, ()
+        # What is in no batch now never will be.
+        counters.env_steps_lost = counters.env_steps - counters.env_steps_delivered
+        counters.agent_steps_lost = counters.agent_steps - counters.agent_steps_delivered
+        counters.closed_steps = counters.ended_episodes = counters.ended_env_steps = counters.ended_agent_steps = 0
         self._episodes.restart(numbers=seed is not None)
+        self._begin_anew(seed, "reset")
+
+    def recover(self) -> None:
+        """Where something was begun and not finished: declare lost what ran, and begin new episodes in all envs.
+
+        Rows of episodes that had ended stay. May be interrupted itself, and called again.
+
+        Raises:
+            EnvFault, BrokenError: The envs cannot begin; make new ones.
+            BaseException: What a callback raised, once all is done.
+        """
+        if self._starting is not None:
+            entropy, seed = self._starting
+            self.start(entropy=entropy, seed=seed)
+            return
+        before = self._current.state
+        counters = self._begin_state()
+        kept = 0
+        for runner in self._runners.values():
+            runner.keep_ended(before.ended_N)
+            kept += len(runner.trajectories.closed())
+        self._metrics.forget_unpublished()
+        self._episodes.number_N = before.number_N
+        counters.env_steps_lost = counters.env_steps - counters.env_steps_delivered - counters.ended_env_steps
+        counters.agent_steps_lost = counters.agent_steps - counters.agent_steps_delivered - kept
+        counters.closed_steps = kept
+        counters.episodes_interrupted += int(np.count_nonzero(before.eps_id_N >= 0))
+        self._begin_anew(None, "interrupt")
+
+    def _begin_anew(self, seed: int | None, why: LossReason) -> None:
+        self._current.told = self._counters
+        self._callback_list.lose_all(why)
+        self.scheduler.abandon()
+        self._transformed = []
+        self._episodes.leave(self.scheduler.all_ids)
         self._router.playing = []  # so that it is looked at anew, whatever an interrupt may have left
         self.scheduler.reset(seed=seed)
         for env_step in self.scheduler.receive_all(self.scheduler.all_ids):
             self.scheduler.leave_out_masked(env_step)
             self._welcome(env_step)
-        self.state = "ready"
+        self._publish()
         self._callback_list.raise_held()
 
-    def note_handed(self, env_steps: int, agent_steps: int) -> None:
-        """Somebody has got a batch of so much; less than 0 where he has not got it after all."""
-        self._handed_env_steps += env_steps
-        self._handed_agent_steps += agent_steps
+    # --- one tick
 
     def settle(self) -> None:
         """Take in what is on the way, and send nothing."""
@@ -155,38 +217,42 @@ class RolloutLoop:
 
         Raises:
             StateError: All envs are masked.
-            ContractError, Exception: From policies and action connectors: nothing was sent, the state is as before.
-            EnvFault, Exception: From envs and agent connectors: the state is ``"lost"``.
+            ContractError, Exception: From policies and action connectors: nothing was sent, all is as before.
+            EnvFault, Exception: From envs and agent connectors: `recover` is to go on.
             EnvsDriven: Somebody else has driven the envs; until `start` they are not touched.
-            KeyboardInterrupt: In policies, action connectors and while envs are waited for: the state is as before.
-                Anywhere else it may be ``"lost"``.
-            BaseException: From callbacks, once the step is finished: the state is ``"ready"``.
+            KeyboardInterrupt: In policies, action connectors and while envs are waited for: all is as before. Anywhere
+                else: `recover` is to go on.
+            BaseException: From callbacks, once the step is finished.
         """
         if not len(self.living):
             raise StateError("all envs are masked after faults, so there is nobody left to step; make() new ones")
         while (env_ids := self.scheduler.due(needed, self._episodes.steps_N)) is None or len(env_ids):
             self._act(env_ids)
         began = perf_counter()
-        self.state = "lost"  # until this step is whole
+        self._begin_state()
         try:
             env_step = self.scheduler.receive()
+        except EnvsDriven:
+            self._begun = self._current.state.tick  # so says the next call, too
+            raise
         except EnvFault:
             raise
         except BaseException:
             if self.scheduler.is_waiting and not self.scheduler.is_driven:
-                self.state = "ready"  # nothing has come
+                self._begun = self._current.state.tick  # nothing has come
             raise
         timers = self._metrics.timers
         now = perf_counter()
         timers["env_wait"].add(now - began)
         connecting, telling = timers["agent_connectors"], timers["callbacks"]
         before = connecting.seconds + telling.seconds
+        self._current.told = self._counters
         if env_step.is_first:
             self._welcome(env_step)
         else:
             self._take_in(env_step)
-        self.state = "ready"
         timers["ingest"].add(perf_counter() - now - (connecting.seconds + telling.seconds - before))
+        self._publish()
         self._callback_list.raise_held()
 
     # --- from ready rows to the envs
@@ -226,32 +292,31 @@ class RolloutLoop:
         parts += [GroupActions(runner.group_index, lanes, runner.noops.actions(lanes)) for runner, lanes in idle]
         actions = self._router.actions(parts, acting_envs, grouped=self._envs.grouped)
         sending = perf_counter()
-        self._transformed = []
-        self.state = "lost"  # until it is on record what was sent
+        counters = self._begin_state()
         try:
             self.scheduler.send(actions, env_ids)
         except Exception:
-            self.state = "ready"  # nothing was
+            self._begun = self._current.state.tick  # nothing was sent
             raise
+        self._transformed = []
         if not self._random_steps.is_over:
             self._random_steps.count(acting_envs)
         for answer in answers:
             runner, lanes = answer.runner, answer.ready.lanes
-            runner.trajectories.answer(answer.ready.where, answer.parts)
+            runner.trajectories.answer_waiting(answer.ready.places, answer.parts)
             runner.noops.note_sent(lanes, answer.for_env)
             runner.off_policy.forget(lanes)
             runner.agent_connectors.on_policy_output(answer.rows)
             self._episodes.turn_L[answer.ready.places] += 1
-            self._metrics.agent_steps += len(lanes)
-            self.undelivered.decisions += len(lanes)
+            counters.agent_steps += len(lanes)
         for runner, rest in zip(self._runners.values(), waiting, strict=True):
             runner.ready = rest
         for runner, lanes in idle:
             runner.noops.lanes = np.setdiff1d(runner.noops.lanes, lanes)
-            self._metrics.noop_steps += len(lanes)
-        self.state = "ready"
+            counters.noop_steps += len(lanes)
         self._metrics.timers["inference"].add(decided - began)
         self._metrics.timers["action_connectors"].add(sending - decided)
+        self._publish()
 
     def _seen_before(self, runner: PolicyRunner, ready: ReadyRows) -> PolicyAnswer | None:
         """The answer that its action connectors have seen in a call that failed at another's: they see it once."""
@@ -266,8 +331,7 @@ class RolloutLoop:
     def _take_in(self, env_step: EnvStep) -> None:
         """Take in one step of some envs."""
         envs = env_step.where
-        self._metrics.env_steps += len(env_step.env_ids)
-        self.undelivered.env_steps += len(env_step.env_ids)
+        self._counters.env_steps += len(env_step.env_ids)
         self._episodes.pay(envs, env_step.rewards)
         self._callback_list.step(env_step)
         if env_step.eventful:
@@ -283,23 +347,21 @@ class RolloutLoop:
         """Drop what is stored of the episodes that were lost."""
         env_ids = env_step.env_ids[env_step.fault]
         eps_ids = self._episodes.eps_id_N[env_ids]
-        slot_NA = self.slot_L.reshape(len(self.scheduler.all_ids), -1)
-        still_open, closed = int(np.count_nonzero(slot_NA[env_ids] >= 0)), 0
-        slot_NA[env_ids] = -1
+        still_open = closed = 0
         for runner in self._runners.values():
-            slots = runner.trajectories.of_episodes(eps_ids)
+            trajectories = runner.trajectories
+            slots = trajectories.of_episodes(eps_ids)
             if len(slots):
-                closed += len(runner.trajectories.closed(eps_ids))
-                runner.forget(slots, self.slot_L, self._episodes.policy_NA.reshape(-1))
-        env_steps, decisions = self._episodes.lose(env_ids), closed + still_open
-        self.undelivered.env_steps -= env_steps
-        self.undelivered.decisions -= decisions
-        self.undelivered.agent_steps -= closed
-        quiet = int(np.count_nonzero(env_step.quiet))
-        self._metrics.episodes_faulty += len(env_ids) - quiet
-        self._metrics.episodes_restarted += quiet
-        self._metrics.env_steps_lost += env_steps
-        self._metrics.agent_steps_lost += decisions
+                slot_NA = trajectories.slot_L.reshape(len(self.scheduler.all_ids), -1)
+                still_open += int(np.count_nonzero(slot_NA[env_ids] >= 0))
+                closed += len(trajectories.closed(eps_ids))
+                trajectories.forget(slots)
+        counters, quiet = self._counters, int(np.count_nonzero(env_step.quiet))
+        counters.closed_steps -= closed
+        counters.env_steps_lost += self._episodes.waiting_steps(env_ids)
+        counters.agent_steps_lost += closed + still_open
+        counters.episodes_faulty += len(env_ids) - quiet
+        counters.episodes_restarted += quiet
         self._callback_list.lose(env_ids, ["restart" if quiet else "fault" for quiet in env_step.quiet[env_step.fault]])
 
     def _close(self, env_step: EnvStep) -> None:
@@ -313,19 +375,17 @@ class RolloutLoop:
             lanes = chosen.lanes
             if not len(lanes):
                 continue
-            before = self.slot_L[lanes]
             rows, _ = self._row_builder.rows(runner, chosen, env_step, last=True)
             missing = self._router.pick(runner, chosen, env_step.missing)
-            acted = before >= 0
+            acted = runner.trajectories.slot_L[lanes] >= 0
             if not acted.all():  # the others ended before they ever acted: the connectors saw it, but it closes nothing
-                rows, lanes, before, missing = rows.take(acted), lanes[acted], before[acted], missing[acted]
-            self._store(runner, rows, lanes, before, missing)
-            self.slot_L[lanes] = -1
+                rows, lanes, missing = rows.take(acted), lanes[acted], missing[acted]
+            self._store(runner, rows, lanes, lanes, missing)
 
     def _turn_over(self, env_step: EnvStep) -> None:
         """Finish the episodes that ended, and begin the next ones, also where one was lost."""
         env_ids = env_step.env_ids[env_step.done & ~env_step.fault]
-        open_nA = self.slot_L.reshape(len(self.scheduler.all_ids), -1)[env_ids] >= 0
+        open_nA = self._open_rows(env_ids)
         if open_nA.any():
             i, a = np.argwhere(open_nA)[0].tolist()
             raise ContractError(
@@ -334,24 +394,30 @@ class RolloutLoop:
             )
         finished = self._episodes.finish(env_ids)
         self._callback_list.end(finished)
-        self.undelivered.episodes += len(finished)
         self._metrics.add(finished)
+        counters = self._counters
+        counters.episodes_total += len(finished)
+        counters.ended_episodes += len(finished)
+        counters.ended_env_steps += self._episodes.waiting_steps(env_ids)
         if self._keep_finished:
-            columns = (
-                self.scheduler.round_N[env_ids],
-                env_ids,
-                finished.eps_id,
-                finished.length,
-                finished.lengths.sum(axis=1),
-            )
-            self.finished += map(WholeEpisode, *(column.tolist() for column in columns))
-            self.finished.sort()
+            decisions = finished.lengths.sum(axis=1)
+            counters.ended_agent_steps += int(decisions.sum())
+            columns = (self.scheduler.round_N[env_ids], env_ids, finished.eps_id, finished.length, decisions)
+            whole = map(WholeEpisode, *(column.tolist() for column in columns))
+            self._finished = tuple(sorted(chain(self._finished, whole)))
         self.scheduler.leave_out_masked(env_step)
         ended = env_step.env_ids[env_step.done]
         begun = self.scheduler.begin_next(env_step, ended, self._idle_actions)
         if len(begun) < len(ended):
             self._episodes.leave(np.setdiff1d(ended, begun))
         self._begin(begun)
+
+    def _open_rows(self, env_ids: IntArray) -> NDArray[np.bool_]:
+        """Agents of these envs that wait for an action or its outcome: (n, A)."""
+        waiting_nA = np.zeros((len(env_ids), self._envs.agent_num), np.bool_)
+        for runner in self._router.playing:
+            waiting_nA |= runner.trajectories.slot_L.reshape(-1, self._envs.agent_num)[env_ids] >= 0
+        return waiting_nA
 
     def _idle_actions(self, env_ids: IntArray) -> object:
         return self._router.actions((), env_ids, grouped=self._envs.grouped)
@@ -390,31 +456,23 @@ class RolloutLoop:
             lanes, places = chosen.lanes, chosen.places
             if not len(lanes):
                 continue
-            before = self.slot_L[places].copy()
             rows, kept = self._row_builder.rows(runner, chosen, env_step, last=False)
             if kept is not None:  # nobody is asked about the others; their open rows stay open
                 runner.noops.add(lanes[~kept])
-                lanes, before = lanes[kept], before[kept]
-                places = lanes
+                lanes = places = lanes[kept]
                 if not len(lanes):
                     continue
-            slots = self._store(runner, rows, lanes, before)
-            self.slot_L[places] = slots
-            runner.ready = runner.ready.join(ReadyRows.block(lanes, places, slots))
+            self._store(runner, rows, lanes, places)
+            runner.ready = runner.ready.join(ReadyRows(lanes, places, rows))
         self._callback_list.start()
 
-    def _store(
-        self, runner: PolicyRunner, rows: Rows, lanes: IntArray, before: IntArray, missing: Missing = None
-    ) -> IntArray:
-        """Store rows and close the transitions that led to them; returns the rows' slots, which are consecutive."""
+    def _store(self, runner: PolicyRunner, rows: Rows, lanes: IntArray, places: Where, missing: Missing = None) -> None:
+        """Store rows and close the transitions that led to them."""
         env_id = rows["env_id"]
         env_t, rounds = self._episodes.length_N[env_id], self.scheduler.round_N[env_id]
-        slots = outcomes = runner.trajectories.append(dict(rows.items()), lanes, rounds, env_t, missing)
-        if np.count_nonzero(acted := before >= 0) < len(lanes):
-            before, outcomes = before[acted], slots[acted]
-        runner.trajectories.link(before, outcomes)
-        self.undelivered.agent_steps += len(before)
-        return slots
+        self._counters.closed_steps += runner.trajectories.store(
+            dict(rows.items()), lanes, places, rounds, env_t, missing
+        )
 
     def _note_given(self, env_step: EnvStep) -> None:
         """Note what agents do without asking their policies."""

@@ -86,8 +86,7 @@ class BatchSchedule:
         left = min(self._goal.amount, self.total - self.done)
         return SampleTarget(self._goal.unit, left) if left > 0 else None
 
-    def note(self, goal: SampleTarget, batch: MultiAgentBatch) -> None:
-        """Count a batch that was collected for a goal."""
-        self.done += {"env_steps": batch.env_steps, "agent_steps": batch.agent_steps, "episodes": goal.amount}[
-            goal.unit
-        ]
+    def done_with(self, goal: SampleTarget, batch: MultiAgentBatch) -> int:
+        """How much is delivered with a batch that was collected for a goal."""
+        amounts = {"env_steps": batch.env_steps, "agent_steps": batch.agent_steps, "episodes": goal.amount}
+        return self.done + amounts[goal.unit]

@@ -14,7 +14,7 @@ from marlvec.collect import batch_builder
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows, Selection
 from marlvec.collect.acting.row_builder import RowBuilder
-from marlvec.collect.batch_builder import BatchBuilder, Delivery
+from marlvec.collect.batch_builder import BatchBuilder
 from marlvec.collect.episodes import Episode, EpisodeTracker
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.scheduling.env_step import EnvStep
@@ -169,7 +169,7 @@ def collected_mapping_asked_mid_episode(patch: Patch) -> None:
             return
         for i in set(range(len(episodes.policy_NA))) - set(env_ids.tolist()):
             episode = Episode(*episodes.identity(i), entropy)
-            episodes.policy_NA[i] = [episodes._index[function(name, episode)] for name in episodes._agents]
+            episodes.policy_NA[i] = [episodes._numbers[function(name, episode)] for name in episodes._agents]
 
     after(patch, EpisodeTracker, "begin", settle)
 
@@ -205,18 +205,18 @@ def collected_half_a_tick_kept(patch: Patch) -> None:
 def collected_leftovers_doubled(patch: Patch) -> None:
     """Rows that were handed over come again in the next batch."""
     forget = SlotBuffer.forget
-    patch.setattr(SlotBuffer, "forget", lambda kept, slots, current: forget(kept, slots[1:], current))
+    patch.setattr(SlotBuffer, "forget", lambda kept, slots: forget(kept, slots[1:]))
 
 
 @found_by(REFERENCE)
 def collected_more_than_asked(patch: Patch) -> None:
     """All envs step where fewer would do."""
-    needed = Delivery.envs_needed
+    needed = BatchBuilder.envs_needed
 
-    def all_of_them(found: Delivery, *what: Any) -> int:
+    def all_of_them(found: BatchBuilder, *what: Any) -> int:
         return found._num_envs if needed(found, *what) else 0
 
-    patch.setattr(Delivery, "envs_needed", all_of_them)
+    patch.setattr(BatchBuilder, "envs_needed", all_of_them)
 
 
 @found_by(REFERENCE)
@@ -263,13 +263,11 @@ def collected_version_of_the_batch(patch: Patch) -> None:
 @found_by(LOST)
 def collected_handed_steps_lost_too(patch: Patch) -> None:
     """Env steps that a batch has counted are counted as lost with their episode, too."""
-    lose = EpisodeTracker.lose
 
     def count(episodes: EpisodeTracker, env_ids: Any) -> int:
-        lose(episodes, env_ids)
         return int(episodes.length_N[env_ids].sum())
 
-    patch.setattr(EpisodeTracker, "lose", count)
+    patch.setattr(EpisodeTracker, "waiting_steps", count)
 
 
 @found_by(LOST)
@@ -279,7 +277,7 @@ def collected_rows_of_lost_episodes(patch: Patch) -> None:
 
     def keep(loop: RolloutLoop, env_step: EnvStep) -> None:
         with ExitStack() as stack:
-            for runner in loop._runners:
+            for runner in loop._runners.values():
                 stack.enter_context(during(runner.trajectories, "of_episodes", lambda eps_ids: np.zeros(0, np.int64)))
             lose(loop, env_step)
 

@@ -20,7 +20,7 @@ from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
 from marlvec.policies import Policy, PolicyOutput
 from marlvec.spaces import Leaf, SpaceTree
-from marlvec.trees import Tree, to_array, tree_leaves
+from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
 __all__ = ["Selection", "kinds_for", "ReadyRows", "PolicyAnswer", "PolicyRunner", "split_output"]
 
@@ -70,47 +70,43 @@ class ReadyRows:
     Attributes:
         lanes: (n,) whose they are: ``env * A + agent``.
         places: The same as an index.
-        slots: (n,) where they are stored.
-        where: The same as a slice, where they stand in a row.
+        rows: As they came out of the agent connectors.
     """
 
     lanes: IntArray
     places: Where
-    slots: IntArray
-    where: Where
-
-    @classmethod
-    def block(cls, lanes: IntArray, places: Where, slots: IntArray) -> ReadyRows:
-        """Rows in consecutive slots; at least one."""
-        start = int(slots[0])
-        return cls(lanes, places, slots, slice(start, start + len(slots)))
+    rows: Rows
 
     @classmethod
     def none(cls) -> ReadyRows:
         """No rows."""
         nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, nothing, slice(0, 0))
-
-    def move(self, slots: IntArray) -> None:
-        """Note where the rows are now; those in a row have stayed so."""
-        self.slots = slots
-        in_a_row = isinstance(self.where, slice) and len(slots)
-        self.where = slice(int(slots[0]), int(slots[0]) + len(slots)) if in_a_row else slots
+        return cls(nothing, nothing, Rows())
 
     def take(self, mask: NDArray[np.bool_]) -> ReadyRows:
         """Some of them."""
-        lanes, slots = self.lanes[mask], self.slots[mask]
-        return ReadyRows(lanes, lanes, slots, slots)
+        lanes = self.lanes[mask]
+        return ReadyRows(lanes, lanes, self.rows.take(mask)) if len(lanes) else ReadyRows.none()
 
     def join(self, other: ReadyRows) -> ReadyRows:
         """These and others."""
         if not len(self.lanes):
             return other
         lanes = np.concatenate([self.lanes, other.lanes])
-        slots = np.concatenate([self.slots, other.slots])
         order = np.argsort(lanes, kind="stable")
-        lanes, slots = lanes[order], slots[order]
-        return ReadyRows(lanes, lanes, slots, slots)
+        lanes = lanes[order]
+        return ReadyRows(lanes, lanes, Rows.concat(_with_masks([self.rows, other.rows])).take(order))
+
+
+def _with_masks(parts: list[Rows]) -> list[Rows]:
+    """Rows of which some came before an env gave its first mask: until then all was allowed."""
+    if ("action_mask" in parts[0]) == ("action_mask" in parts[1]):
+        return parts
+    shape = next(part["action_mask"].shape[1:] for part in parts if "action_mask" in part)
+    return [
+        part if "action_mask" in part else part.replace(action_mask=np.ones((len(part), *shape), np.bool_))
+        for part in parts
+    ]
 
 
 AnyArray = NDArray[Any]
@@ -283,25 +279,25 @@ class PolicyRunner:
         self.noops.begin(env_ids)
         self.off_policy.forget(np.add.outer(env_ids * self._num_agents, np.arange(self._num_agents)).ravel())
 
+    def keep_ended(self, ended_N: IntArray) -> None:
+        """Drop all rows but those of episodes that have ended.
+
+        Args:
+            ended_N: (N,) episodes of an env with smaller ids than this have.
+        """
+        self.trajectories.keep_ended(ended_N)
+        self._forget_waiting()
+
     def clear(self) -> None:
         """Drop all rows."""
         self.trajectories.clear()
+        self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
         self.ready = ReadyRows.none()
         if self.group_index >= 0:
             self.noops.clear()
             self.off_policy.clear()
-
-    def forget(self, slots: IntArray, slot_L: IntArray, policy_L: IntArray) -> None:
-        """Drop stored rows; what stays moves together.
-
-        Args:
-            slots: Which; see `SlotBuffer.forget`.
-            slot_L: (L,) each lane's slot that is ready or open, or -1; moved along in place.
-            policy_L: (L,) number of the policy that plays each lane.
-        """
-        lanes = np.flatnonzero((slot_L >= 0) & (policy_L == self.number))
-        slot_L[lanes] = self.trajectories.forget(slots, slot_L[lanes])
-        self.ready.move(slot_L[self.ready.lanes])
 
     def act(self, ready: ReadyRows, *, explore: bool) -> PolicyAnswer:
         """Ask the policy about ready rows.
@@ -310,7 +306,7 @@ class PolicyRunner:
             ContractError: It answered in the wrong form; names the policy.
             Exception: Whatever the policy raises, with a note that names it.
         """
-        rows = Rows.of_length(self.trajectories.rows(ready.where), len(ready.lanes))
+        rows = _copied(ready.rows)  # for the policy to write into
         policy = self.policy
         version = int(policy.version)
 
@@ -429,6 +425,14 @@ class PolicyRunner:
 
     def _bad(self, what: str) -> ContractError:
         return ContractError(f"policy {self.policy_id!r} {what}; nothing was sent to the envs")
+
+
+def _copied(rows: Rows) -> Rows:
+    columns = {
+        name: column.copy() if isinstance(column, np.ndarray) else map_tree(np.array, column)
+        for name, column in rows.items()
+    }
+    return Rows.of_length(columns, len(rows))
 
 
 def _all_given(columns: Mapping[str, Tree]) -> bool:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
-from marlvec.connectors import Rows
 from marlvec.policies.row_draws import RowDraws
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
@@ -52,7 +51,7 @@ class RandomSteps:
         if not mine.any():
             return
         ready = ready.take(mine)
-        rows = Rows(runner.trajectories.rows(ready.where))
+        rows = ready.rows
         sampler = SpaceSampler(SpaceTree(runner.action_connectors.policy_space_))
 
         def where(i: int) -> str:

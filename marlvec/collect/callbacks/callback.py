@@ -11,7 +11,7 @@ from marlvec.collect.metrics.metrics import Metrics
 
 __all__ = ["HOOKS", "Callback", "LossReason"]
 
-LossReason = Literal["fault", "restart", "reset"]
+LossReason = Literal["fault", "restart", "reset", "interrupt"]
 """Why an episode was lost."""
 
 HOOKS = (
@@ -33,8 +33,8 @@ class Callback:
     then losses, ends, and the episodes that begin, each in the order of the envs.
 
     What a callback raises, with a note that names it, comes out of `Collector.collect` (or ``reset``) once the step of
-    the envs is finished and all other callbacks were told of it. Nothing is lost then: the next call goes on. Only a
-    batch whose `on_sample_end` fails is not returned; metrics count it as lost.
+    the envs is finished and all other callbacks were told of it. Nothing is lost then: the next call goes on. Where
+    `on_sample_end` fails the batch is not returned, and its rows come in the next one: they may be told of twice.
 
     A callback may be given to several collectors. While a step is told of, its collector can neither collect nor reset.
     """
@@ -60,7 +60,8 @@ class Callback:
         Args:
             episode: Which.
             why: ``"fault"``: of its env, or of one beside it in the same worker. ``"restart"``: its env raised
-                `RestartQuietly`. ``"reset"``: somebody called `Collector.reset` while it ran.
+                `RestartQuietly`. ``"reset"``: somebody called `Collector.reset` while it ran. ``"interrupt"``:
+                Ctrl-C, or an error of an env or a connector, came in the middle of a tick; told by the next call.
         """
 
     def on_sample_end(self, batch: MultiAgentBatch, metrics: Metrics) -> None:

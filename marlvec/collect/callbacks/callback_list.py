@@ -16,7 +16,7 @@ from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.episode_table import EpisodeRecord, FinishedEpisodes
 from marlvec.collect.metrics.metrics import Metrics, as_number
 from marlvec.collect.scheduling.env_step import EnvStep
-from marlvec.errors import ArgumentError, StateError
+from marlvec.errors import ArgumentError
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["CallbackLike", "CallbackList"]
@@ -61,29 +61,26 @@ class CallbackList:
         """Episodes were lost; envs in which none ran are passed over."""
         for i, why in zip(env_ids.tolist(), reasons, strict=True):
             if (episode := self._running_N[i]) is not None:
+                if episode.stage == "running":
+                    self._tell("on_episode_lost", episode, why)
                 self._running_N[i] = None
-                self._tell("on_episode_lost", episode, why)
 
-    def check_told(self) -> None:
-        """Make sure that nobody is being told of a step.
+    @property
+    def telling(self) -> str:
+        """The hook in which callbacks are being told of something, or ``""``."""
+        return self._telling
 
-        Raises:
-            StateError: A callback has asked for a reset in the middle of a step.
-        """
-        if self._telling:
-            raise StateError(f"a callback may not reset its collector in {self._telling}(): the step is not finished")
-
-    def lose_all(self) -> None:
+    def lose_all(self, why: LossReason) -> None:
         """All running episodes are lost, because new ones begin."""
         self._created.clear()
-        self.lose(np.arange(len(self._running_N)), ["reset"] * len(self._running_N))
+        self.lose(np.arange(len(self._running_N)), [why] * len(self._running_N))
 
     def end(self, episodes: FinishedEpisodes) -> None:
         """Episodes have ended; what callbacks have noted goes into their records."""
         for i, env_id in enumerate(episodes.env_id.tolist() if self._follows else ()):
             episode: RunningEpisode = self._running_N[env_id]
-            self._running_N[env_id] = None
             self._end(episode, episodes.record(i, episode.custom))
+            self._running_N[env_id] = None
 
     def _end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
         self._tell("on_episode_end", episode, record)
@@ -101,6 +98,8 @@ class CallbackList:
         for i in env_ids.tolist() if self._follows else ():
             policies = tuple(policy_ids[k] for k in episodes.policy_NA[i].tolist())
             episode = RunningEpisode(*episodes.identity(i), entropy, policies)
+            if self._listeners["on_episode_created"]:
+                episode.stage = "new"
             self._running_N[i] = episode
             self._created.append(episode)
             self._tell("on_episode_created", episode)
@@ -125,7 +124,7 @@ class CallbackList:
             raise first
 
     def sample_end(self, batch: MultiAgentBatch) -> None:
-        """A batch is ready; what callbacks raise now costs it.
+        """A batch is ready.
 
         Raises:
             BaseException: What a callback raised.
@@ -134,27 +133,37 @@ class CallbackList:
         try:
             self.raise_held()
         except BaseException as error:
-            self._metrics.env_steps_lost += batch.env_steps
-            self._metrics.agent_steps_lost += batch.agent_steps
-            error.add_note(f"the batch of {batch.env_steps} env steps is not returned, and counts as lost")
+            error.add_note("the batch is not returned; no row is lost: call collect() again")
             raise
 
     def _tell(self, hook: str, *what: Any) -> None:
         if not (listeners := self._listeners[hook]):
             return
-        began = perf_counter()
+        began, k = perf_counter(), 0
+        stage, episode = _STAGES.get(hook, ""), what[0] if hook in _STAGES else _NoEpisode
         try:
-            self._telling = "" if hook == "on_sample_end" else hook
-            for who, listener in listeners:
+            self._telling = hook
+            while k < len(listeners):
                 try:
-                    listener(*what)
-                # Ctrl-C, too, waits for the end of the step: the next call then goes on as if it had come between two.
+                    while k < len(listeners):
+                        listener, k, episode.stage = listeners[k][1], k + 1, stage  # not interrupted: stores alone
+                        listener(*what)  # not interrupted: whoever is called looks for signals
+                # Ctrl-C in here waits for the end of the step, too: then it is as if it had come between two.
                 except BaseException as error:
-                    error.add_note(f"in {hook} of {who}")
+                    error.add_note(f"in {hook} of {listeners[k - 1][0]}")
                     self._held.append(error)
         finally:
             self._telling = ""
         self._metrics.timers["callbacks"].add(perf_counter() - began)
+
+
+class _NoEpisode:
+    """Who has no stage."""
+
+    stage = ""
+
+
+_STAGES = {"on_episode_created": "running", "on_episode_end": "over", "on_episode_lost": "over"}
 
 
 def _listeners(callbacks: Iterable[CallbackLike]) -> dict[str, list[Listener]]:

@@ -29,12 +29,13 @@ class RunningEpisode(Episode):
         custom: Numbers by name, for callbacks to fill; they end up in `EpisodeRecord.custom` and `Metrics.custom`.
     """
 
-    __slots__ = ("custom", "policies")
+    __slots__ = ("custom", "policies", "stage")
 
     def __init__(self, eps_id: int, env_id: int, number: int, entropy: int, policies: tuple[str, ...]) -> None:
         super().__init__(eps_id, env_id, number, entropy)
         self.policies = policies
         self.custom: dict[str, float] = {}
+        self.stage = "running"  # what callbacks were told of: "new", "running", "over"
 
 
 class EpisodeStep:

@@ -176,9 +176,15 @@ class EpisodeTable:
         self._arrays, self._first, self._known = room, self.size - start, {}
         return start, start + more
 
-    def last(self, k: int | None = None) -> FinishedEpisodes:
-        """The last k episodes, oldest first, and no more than the window is long; views that are for reading."""
-        stop = self.size - self._first
-        rows = slice(stop - (len(self) if k is None else min(k, len(self))), stop)
+    def last(self, k: int | None = None, *, total: int | None = None) -> FinishedEpisodes:
+        """The last k episodes, oldest first, and no more than the window is long; views that are for reading.
+
+        Args:
+            k: How many; None: as many as the window is long.
+            total: How many of those that were ever added there are; None: all.
+        """
+        total = self.size if total is None else total
+        stop, most = total - self._first, min(total, self.window)
+        rows = slice(stop - (most if k is None else min(k, most)), stop)
         arrays: dict[str, Any] = {name: getattr(self._arrays, name)[rows] for name in _COLUMNS}
         return FinishedEpisodes(**arrays, policy_ids=self._arrays.policy_ids)

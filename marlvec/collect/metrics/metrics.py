@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.metrics.episode_table import EpisodeRecord, EpisodeTable, FinishedEpisodes
+from marlvec.collect.rollout_state import CurrentState
 from marlvec.errors import ArgumentError
 
 __all__ = [
@@ -129,45 +130,86 @@ class Metrics:
     Nothing goes astray: between two calls of `Collector.collect` ``env_steps`` is the sum of those of all batches,
     of ``env_steps_lost``, and of what waits for a later batch; after a ``collect(env_steps=...)`` that cuts through
     episodes, nothing waits. So it is with ``agent_steps``, where a decision waits until its outcome is known. Lost
-    is what came into no batch and never will, because a fault or `RestartQuietly` ended its episode, or because
+    is what came into no batch and never will, because a fault, `RestartQuietly` or Ctrl-C ended its episode, or because
     `Collector.reset` did.
 
     Args:
         agents: Agent names, in order.
         policies: Policy ids.
         window: Number of episodes that statistics are over.
+        current: Where the counters are; those of a collector change between two ticks, all at once.
 
     Attributes:
-        env_steps: Env steps that envs answered, lost ones and those that failed included; autoreset steps are none.
-        agent_steps: Decisions given to envs, likewise.
-        episodes_total: Episodes finished; lost ones are not.
-        episodes_faulty: Episodes lost to a fault: of their own env, or of one beside it in the same worker.
-        episodes_restarted: Episodes lost because their env raised `RestartQuietly`.
-        noop_steps: How often an agent's declared no-op was sent, because a connector had taken its row out.
-        env_steps_lost: Those of ``env_steps`` that were lost.
-        agent_steps_lost: Those of ``agent_steps`` that were lost.
         timers: Timer by name, see `TIMERS`.
         agents, policies: As given.
     """
 
-    def __init__(self, agents: tuple[str, ...], policies: tuple[str, ...], *, window: int = 100) -> None:
+    def __init__(
+        self,
+        agents: tuple[str, ...],
+        policies: tuple[str, ...],
+        *,
+        window: int = 100,
+        current: CurrentState | None = None,
+    ) -> None:
+        self._current = CurrentState(0) if current is None else current
         self._table = EpisodeTable(len(agents), window)
         self.agents, self.policies = agents, policies
         self._values: dict[str, deque[float]] = {}
-        self.env_steps = 0
-        self.agent_steps = 0
-        self.episodes_total = 0
-        self.episodes_faulty = 0
-        self.episodes_restarted = 0
-        self.noop_steps = 0
-        self.env_steps_lost = 0
-        self.agent_steps_lost = 0
         self.timers = {name: Timer() for name in TIMERS}
 
     def add(self, episodes: FinishedEpisodes) -> None:
         """Count finished episodes."""
         self._table.add(episodes)
-        self.episodes_total += len(episodes)
+
+    def forget_unpublished(self) -> None:
+        """Forget episodes of a tick that was not finished."""
+        self._table.size = self._current.state.counters.episodes_total
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps that envs answered, lost ones and those that failed included; autoreset steps are none."""
+        return self._current.counters.env_steps
+
+    @property
+    def agent_steps(self) -> int:
+        """Decisions given to envs, likewise."""
+        return self._current.counters.agent_steps
+
+    @property
+    def episodes_total(self) -> int:
+        """Episodes finished; lost ones are not."""
+        return self._current.counters.episodes_total
+
+    @property
+    def episodes_faulty(self) -> int:
+        """Episodes lost to a fault: of their own env, or of one beside it in the same worker."""
+        return self._current.counters.episodes_faulty
+
+    @property
+    def episodes_restarted(self) -> int:
+        """Episodes lost because their env raised `RestartQuietly`."""
+        return self._current.counters.episodes_restarted
+
+    @property
+    def episodes_interrupted(self) -> int:
+        """Episodes lost because Ctrl-C, or an error of an env or a connector, came in the middle of a tick."""
+        return self._current.counters.episodes_interrupted
+
+    @property
+    def noop_steps(self) -> int:
+        """How often an agent's declared no-op was sent, because a connector had taken its row out."""
+        return self._current.counters.noop_steps
+
+    @property
+    def env_steps_lost(self) -> int:
+        """Those of `env_steps` that were lost."""
+        return self._current.counters.env_steps_lost
+
+    @property
+    def agent_steps_lost(self) -> int:
+        """Those of `agent_steps` that were lost."""
+        return self._current.counters.agent_steps_lost
 
     def add_value(self, name: str, value: float) -> None:
         """Note a number of your own, to be found in `last_values` and, with those before it, in `custom`.
@@ -186,6 +228,9 @@ class Metrics:
         if not math.isnan(number):
             values.append(number)
 
+    def _last(self, k: int | None = None) -> FinishedEpisodes:
+        return self._table.last(k, total=self._current.counters.episodes_total)
+
     @property
     def episodes(self) -> list[EpisodeRecord]:
         """The last finished episodes, oldest first; at most as many as the window is long."""
@@ -193,34 +238,34 @@ class Metrics:
 
     def latest(self, k: int) -> list[EpisodeRecord]:
         """The last k of those, or all if they are fewer, oldest first."""
-        found = self._table.last(k)
+        found = self._last(k)
         return [found.record(i) for i in range(len(found))]
 
     @property
     def policies_seen(self) -> list[str]:
         """Ids of the policies that played in those, in the order in which they came."""
-        found = self._table.last()
+        found = self._last()
         policies, first = np.unique(found.policy, return_index=True)
         return list(dict.fromkeys(found.policy_ids[number] for number in policies[np.argsort(first)].tolist()))
 
     @property
     def returns(self) -> Stats:
         """Of whole episodes: the sum over all agents."""
-        return Stats.of(self._table.last().returns.sum(axis=1).tolist())
+        return Stats.of(self._last().returns.sum(axis=1).tolist())
 
     @property
     def lengths(self) -> Stats:
         """Env steps an episode."""
-        return Stats.of(self._table.last().length.tolist())
+        return Stats.of(self._last().length.tolist())
 
     @property
     def durations(self) -> Stats:
         """Seconds an episode."""
-        return Stats.of(self._table.last().duration.tolist())
+        return Stats.of(self._last().duration.tolist())
 
     def env(self, env_id: int) -> dict[str, Stats]:
         """``return``, ``length`` and ``duration`` of one env's episodes."""
-        found = self._table.last()
+        found = self._last()
         return _of_rows(found, found.env_id == env_id)
 
     def agent(self, name: str) -> dict[str, Stats]:
@@ -232,7 +277,7 @@ class Metrics:
         if name not in self.agents:
             raise KeyError(f"no agent {name!r}; there are {list(self.agents)}")
         a = self.agents.index(name)
-        found = self._table.last()
+        found = self._last()
         return _of_seats(found, found.present & (np.arange(len(self.agents)) == a))
 
     def policy(self, policy_id: str) -> dict[str, Stats]:
@@ -243,7 +288,7 @@ class Metrics:
         """
         if policy_id not in self.policies:
             raise KeyError(f"no policy {policy_id!r}; there are {list(self.policies)}")
-        found = self._table.last()
+        found = self._last()
         numbers = [number for number, name in found.policy_ids.items() if name == policy_id]
         return _of_seats(found, found.present & np.isin(found.policy, numbers))
 
@@ -270,7 +315,7 @@ class Metrics:
 
     def _of_episodes(self) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
-        for record in self._table.last().made.tolist():
+        for record in self._last().made.tolist():
             for name, value in record.custom.items() if record is not None else ():
                 numbers = found.setdefault(name, [])
                 if not math.isnan(value):
@@ -279,13 +324,14 @@ class Metrics:
 
     def summary(self) -> dict[str, Any]:
         """Return everything as plain dicts and numbers."""
-        found = self._table.last()
+        found = self._last()
         return {
             "env_steps": self.env_steps,
             "agent_steps": self.agent_steps,
             "episodes_total": self.episodes_total,
             "episodes_faulty": self.episodes_faulty,
             "episodes_restarted": self.episodes_restarted,
+            "episodes_interrupted": self.episodes_interrupted,
             "noop_steps": self.noop_steps,
             "env_steps_lost": self.env_steps_lost,
             "agent_steps_lost": self.agent_steps_lost,
@@ -300,7 +346,7 @@ class Metrics:
 
     def __repr__(self) -> str:
         r = self.returns
-        gone = self.episodes_faulty + self.episodes_restarted
+        gone = self.episodes_faulty + self.episodes_restarted + self.episodes_interrupted
         lost = f" and {gone} lost" if gone else ""
         return (
             f"Metrics({self.env_steps} env steps, {self.agent_steps} agent steps, {self.episodes_total} episodes"

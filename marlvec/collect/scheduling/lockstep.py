@@ -277,14 +277,15 @@ class LockstepScheduler:
         return env_step
 
     def abandon(self) -> None:
-        """Let what is on the way go by, whoever has sent it, and begin to count rounds anew."""
+        """Let what is on the way go by, whoever has sent it, and have all envs begin their next round."""
         self._inbox.clear()
         self._sent.clear()
         with suppress(EnvFault):
             self._envs.drain()
         self._away_N[:] = False
-        self._num_away = self._open = self._behind = 0
-        self.round_N[:] = 0
+        self._num_away = self._behind = 0
+        self._open = int(self.round_N.max())  # no round comes twice: rows are ordered by them
+        self.round_N[:] = self._open
         self._drive_count = self._envs.drive_count
 
     # --- who is out for good

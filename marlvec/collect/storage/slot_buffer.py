@@ -32,10 +32,15 @@ class SlotBuffer:
     """Growing table of slots, and the links between them.
 
     Slots are written behind those there are, and a link set in a slot leads to a later one: `truncate` undoes both.
+    What drops some builds new arrays, and takes all of them over in one call in C: Ctrl-C comes before or after.
 
     Args:
         forms: The columns' forms.
         num_lanes: N × A.
+
+    Attributes:
+        forms: As given.
+        slot_L: (L,) each lane's row that waits for an action or for its outcome, or -1; for reading.
     """
 
     def __init__(self, forms: ColumnForms, num_lanes: int) -> None:
@@ -48,6 +53,7 @@ class SlotBuffer:
         self._next = np.full(_START, -1, np.int64)
         self._final = np.zeros(_START, np.bool_)
         self._missing = np.zeros(_START, np.bool_)
+        self.slot_L = np.full(num_lanes, -1, np.int64)
         # A stable sort of 16-bit keys is a radix sort.
         self._sort_dtype = np.uint16 if num_lanes <= np.iinfo(np.uint16).max else np.int64
 
@@ -55,6 +61,33 @@ class SlotBuffer:
         return self._size
 
     # --- in
+
+    def store(
+        self,
+        columns: Mapping[str, Tree],
+        lanes: IntArray,
+        places: Where,
+        tick: IntArray | int,
+        env_t: IntArray,
+        missing: BoolArray | None = None,
+    ) -> int:
+        """`append` rows of these lanes, also given as an index, and close the transitions that led to them.
+
+        Returns:
+            How many transitions were closed.
+
+        Raises:
+            ContractError: As `append`.
+        """
+        slots, before = self.append(columns, lanes, tick, env_t, missing), self.slot_L[places]
+        closed = int(np.count_nonzero(before >= 0))
+        if closed == len(before):
+            self._next[before] = slots
+        elif closed:
+            acted = before >= 0
+            self._next[before[acted]] = slots[acted]
+        self.slot_L[places] = slots if missing is None else -1
+        return closed
 
     def append(
         self,
@@ -112,6 +145,12 @@ class SlotBuffer:
         self._columns[name] = leaves
         return leaves
 
+    def answer_waiting(self, places: Where, parts: list[Leaves]) -> None:
+        """Write down what the policy answered to these lanes' rows that wait; see `answer`."""
+        slots = self.slot_L[places]
+        in_a_row = len(slots) and slots[-1] - slots[0] == len(slots) - 1  # they ascend where they came together
+        self.answer(slice(int(slots[0]), int(slots[-1]) + 1) if in_a_row else slots, parts)
+
     def answer(self, where: Where, parts: list[Leaves]) -> None:
         """Write down what the policy answered in some slots: what `ColumnForms.check_answer` returned."""
         for name, part in zip(self.forms.answers, parts, strict=True):
@@ -151,13 +190,10 @@ class SlotBuffer:
                 )
                 self.link(slots[end.places], finals)
                 slots[end.places] = -1
+        self.slot_L[dense.lanes] = slots
         return slots
 
     # --- looking
-
-    def rows(self, where: Where) -> dict[str, Tree]:
-        """Copies of the columns of some slots, as they came out of the connectors."""
-        return {name: self._get(name, where) for name in self.forms.rows}
 
     def _get(self, name: str, where: Where) -> Tree:
         form = self.forms.rows.get(name) or self.forms.answers[name]
@@ -220,41 +256,33 @@ class SlotBuffer:
         columns |= {name: self._get(name, slots) for name in self.forms.answers}
         return order_columns(columns), int(columns["unroll_id"][-1]) + 1
 
-    def forget(self, slots: IntArray, current: IntArray) -> IntArray:
-        """Drop transitions that were handed over, and with them the ends that nothing leads to any more.
+    def forget(self, slots: IntArray) -> None:
+        """Drop transitions that were handed over or lost, and with them the ends that nothing leads to any more."""
+        if len(slots):
+            vars(self).update(vars(self.dropping(slots)))
 
-        Args:
-            slots: What to drop.
-            current: Slots of lanes whose transition is not closed.
-
-        Returns:
-            Where ``current`` are now.
-        """
-        kept, moved = self.dropping(slots)
-        vars(self).update(vars(kept))
-        return moved[current]
-
-    def dropping(self, slots: IntArray) -> tuple[SlotBuffer, IntArray]:
-        """What is left without some transitions that were handed over, and the ends that nothing leads to any more.
-
-        Args:
-            slots: What to drop.
-
-        Returns:
-            Another buffer, and (size,) where each slot of this one is there. This one stays as it is.
-        """
+    def dropping(self, slots: IntArray) -> SlotBuffer:
+        """What is left without some transitions, as another buffer; this one stays as it is."""
         size = self._size
         keep = ~self._final[:size]
         keep[slots] = False
         after = self._next[:size][keep]
         keep[after[after >= 0]] = True
         kept = np.flatnonzero(keep)
-        moved = np.cumsum(keep) - 1
+        moved = np.full(size + 1, -1)  # the last entry is that of -1
+        moved[kept] = np.arange(len(kept))
         other = SlotBuffer(self.forms, self._num_lanes)
         self._copy_to(other, kept, self._capacity)
-        after = other._next[: len(kept)]
-        after[after >= 0] = moved[after[after >= 0]]
-        return other, moved
+        other._next[: len(kept)] = moved[other._next[: len(kept)]]
+        other.slot_L = moved[self.slot_L]
+        return other
+
+    def keep_ended(self, ended_N: IntArray) -> None:
+        """Drop all slots but those of episodes whose ids are below that of their env, of which none waits any more."""
+        self.slot_L[:] = -1
+        if self._size:
+            env_id, eps_id = (self._columns[name][0][: self._size] for name in ("env_id", "eps_id"))
+            self.forget(np.flatnonzero(eps_id >= ended_N[env_id]))
 
     def _copy_to(self, other: SlotBuffer, where: slice | IntArray, capacity: int) -> None:
         """Have a buffer hold these slots alone, in new arrays; it may be this one itself."""
@@ -272,6 +300,7 @@ class SlotBuffer:
     def clear(self) -> None:
         """Drop everything; the columns' forms stay known."""
         self._size = 0
+        self.slot_L[:] = -1
 
 
 _ARRAYS = ("_lane", "_tick", "_env_t", "_next", "_final", "_missing")

@@ -1,9 +1,14 @@
-"""Ctrl-C wherever it comes: after `Collector.reset` everything works, rows are true, and nothing waits for ever."""
+"""Ctrl-C, or an error, wherever it comes.
+
+The next call goes on as if nothing had been, or what ran is lost and counted; rows are true, none comes twice, and none
+is missing that was not declared lost; every env goes on; and nothing waits for ever.
+"""
 
 from __future__ import annotations
 
 import linecache
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -14,11 +19,15 @@ from gymnasium import spaces
 
 import marlvec
 from marlvec.collect import Collector
-from marlvec.connectors import ActionConnector, AgentConnector, LearnerConnector, Rows
-from marlvec.errors import BrokenError, StateError
+from marlvec.collect.callbacks import Callback, LossReason, RunningEpisode
+from marlvec.collect.metrics.episode_table import EpisodeRecord
+from marlvec.connectors import ActionConnector, AgentConnector, FilterRows, LearnerConnector, Rows
+from marlvec.errors import BrokenError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.vector import VectorEnv
 from tests.collect.rollout.test_driven_by_others import check_rows
+from tests.vector.pools.test_pool import pooled
+from tests.vector.support.world_pool import PoolShop
 
 N = 3
 
@@ -89,12 +98,62 @@ def check(batch: Any) -> None:
     np.testing.assert_array_equal(rows["obs"][:, 1], rows["next_obs"][:, 1])
 
 
-def healed(collector: Collector, *, in_background: bool = True) -> int:
-    """After a reset whole episodes are collected, also by another thread, and weights can be changed.
+class Books:
+    """Holds what a collector delivers against what it counts.
 
-    Returns:
-        Env steps in batches.
+    Args:
+        collector: The collector.
     """
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+        self.env_steps = self.agent_steps = 0
+        self.seen: dict[tuple[int, int], set[int]] = {}
+
+    def take(self, batch: Any) -> None:
+        """A batch was delivered: its rows are true, and new."""
+        check(batch)
+        self.env_steps += batch.env_steps
+        self.agent_steps += batch.agent_steps
+        if "main" not in batch:
+            return
+        rows = batch["main"]
+        for eps_id, agent, t in zip(*(rows[name].tolist() for name in ("eps_id", "agent_index", "t")), strict=True):
+            known = self.seen.setdefault((eps_id, agent), set())
+            assert t not in known, f"{(eps_id, agent, t)} came twice"
+            known.add(t)
+
+    def settle(self) -> None:
+        """Nothing is missing: what envs answered was delivered, or is lost, or waits."""
+        metrics = self.collector.metrics
+        counters = self.collector._current.state.counters
+        assert metrics.env_steps == self.env_steps + metrics.env_steps_lost + counters.waiting_env_steps
+        assert self.agent_steps + metrics.agent_steps_lost <= metrics.agent_steps
+        assert counters.env_steps_delivered == self.env_steps
+        assert counters.agent_steps_delivered == self.agent_steps
+        assert (metrics.env_steps_lost > 0) <= (metrics.episodes_interrupted > 0 or self.resets > 0)
+        for key, found in self.seen.items():
+            assert found == set(range(len(found))), f"{key} has a gap: {sorted(found)}"
+        assert len({record.eps_id for record in metrics.episodes}) == len(metrics.episodes)
+
+    resets = 0
+
+    def go_on(self, *, complete: bool = False) -> None:
+        """Two more batches, of all envs."""
+        amounts = [{"env_steps": 2 * N}, {"env_steps": 3 * N - 1}]
+        if complete:
+            amounts = [{"episodes": N}, {"episodes": N + 1}]
+        envs: set[int] = set()
+        for amount in amounts:
+            batch = self.collector.collect(**amount)
+            self.take(batch)
+            envs |= set(batch["main"]["env_id"].tolist())
+        assert complete or envs == set(range(N))
+        self.settle()
+
+
+def healed(collector: Collector, *, in_background: bool = True) -> None:
+    """After a reset whole episodes are collected, also by another thread, and weights can be changed."""
     collector.reset()
     before, lost = collector.metrics.env_steps, collector.metrics.env_steps_lost
     batches = [collector.collect(env_steps=k) for k in (4 * N, 2 * N + 1, 3 * N)]
@@ -115,7 +174,6 @@ def healed(collector: Collector, *, in_background: bool = True) -> int:
     assert len(set(keys)) == len(keys)
     assert collector.metrics.env_steps - before == sum(batch.env_steps for batch in batches) == 11 * N + 1
     assert collector.metrics.env_steps_lost == lost
-    return 11 * N + 1
 
 
 # --- in somebody else's code
@@ -196,16 +254,16 @@ def test_in_code_of_others(where: Callable[..., Any], at: int, overlap: bool, mo
     with envs:
         policies = parts.pop("policies", FunctionPolicy(decide))
         collector = Collector(envs, policies, seed=0, overlap=overlap, **parts)
+        books = Books(collector)
         with pytest.raises(KeyboardInterrupt):
             for _ in range(12):
-                check(collector.collect(env_steps=2 * N))
+                books.take(collector.collect(env_steps=2 * N))
+        books.go_on()
         if where in (in_policy, in_action_connector, in_learner_connector):  # nothing was lost
-            check(collector.collect(env_steps=2 * N))
             assert collector.metrics.env_steps_lost == 0
+            assert collector.metrics.episodes_interrupted == 0
         else:
-            for _ in range(2):
-                with pytest.raises(StateError, match=r"reset\(\)"):
-                    collector.collect(env_steps=1)
+            assert collector.metrics.episodes_interrupted == (0 if at == 1 and where is in_agent_connector else N)
         healed(collector)
 
 
@@ -215,7 +273,8 @@ def test_in_code_of_others(where: Callable[..., Any], at: int, overlap: bool, mo
 class Tracer:
     """Raises KeyboardInterrupt at one line of code in some folders, as Ctrl-C does.
 
-    Not where a ``with`` block is left: there CPython looks for no signal, so that a lock is never left behind.
+    Not where CPython looks for no signal: where a ``with`` block is left, so that a lock is never left behind; and on
+    lines that say so, on which things are stored and nothing is called, the one that returns a batch among them.
 
     Args:
         folders: Parts of file names.
@@ -241,7 +300,10 @@ class Tracer:
         if event != "line":
             return self._line
         name, line = frame.f_code.co_filename, frame.f_lineno
-        if linecache.getline(name, line).lstrip().startswith("with "):
+        text = linecache.getline(name, line).strip()
+        if "# not interrupted" in text or text == "return batch":
+            return self._line
+        if text.startswith("with "):
             key = id(frame), line
             if key in self._seen:
                 self._seen.discard(key)
@@ -255,80 +317,334 @@ class Tracer:
         return self._line
 
 
+COLLECT = ("/marlvec/collect/",)
+ALL = pytest.param(1, id="all", marks=[pytest.mark.soak, pytest.mark.time_limit(7200)])
+EVERY_LINE = [pytest.param(7, id="some"), ALL]
+
+
 def made(backend: str, mode: str) -> VectorEnv:
     options: dict[str, Any] = {"num_workers": 2} if backend in ("thread", "async") else {}
     if backend == "native":
         pytest.importorskip("numba")
         return marlvec.make("simple_spread", num_envs=N, backend="native", autoreset_mode=mode, max_cycles=4)
+    if backend == "pool":
+        return pooled(PoolShop([Clock] * N, num_spares=1), N, autoreset_mode=mode)
     return marlvec.make(Clock, num_envs=N, backend=backend, autoreset_mode=mode, **options)
 
 
-COLLECT = ("/marlvec/collect/",)
+def sweep(books: Books, call: Callable[[], Any], *, step: int, first: int = 1, complete: bool = False) -> Counter[str]:
+    """Interrupt a call at one line after the other, and hold what comes after each to what is promised.
+
+    Args:
+        books: Of the collector.
+        call: Gives batches.
+        step: Every how manieth line.
+        first: The first.
+        complete: Whether batches are of whole episodes.
+
+    Returns:
+        How often nothing was lost, and how often what ran was.
+    """
+    found: Counter[str] = Counter()
+    metrics, line = books.collector.metrics, first
+    while True:
+        interrupted = metrics.episodes_interrupted
+        batches: Any = ()
+        try:
+            with Tracer(COLLECT, line) as tracer:
+                batches = call()
+        except KeyboardInterrupt:
+            pass
+        try:
+            for batch in batches:
+                books.take(batch)
+            books.go_on(complete=complete)
+        except BaseException as error:
+            error.add_note(f"after Ctrl-C at {tracer.place}, line {line} of the call")
+            raise
+        if tracer.place is None:
+            return found
+        lost = metrics.episodes_interrupted - interrupted
+        assert lost <= N
+        found["lost" if lost else "fine"] += 1
+        line += step
+
+
+def collector_of(envs: VectorEnv, **options: Any) -> Collector:
+    policy = FunctionPolicy(noop if envs.backend == "native" else decide)
+    return Collector(envs, policy, seed=0, callbacks=[Teller()], **options)
+
+
+class Teller(Callback):
+    """Is told of everything once, and of every episode's end or loss, but not of both."""
+
+    def __init__(self) -> None:
+        self.running: set[int] = set()
+
+    def on_episode_created(self, episode: RunningEpisode) -> None:
+        assert episode.eps_id not in self.running
+        self.running.add(episode.eps_id)
+
+    def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
+        self.running.remove(episode.eps_id)
+
+    def on_episode_lost(self, episode: RunningEpisode, why: LossReason) -> None:
+        self.running.remove(episode.eps_id)
 
 
 @pytest.mark.fault("A25")
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("mode", ["same_step", "next_step"])
-@pytest.mark.parametrize("backend", ["sync", "thread", "async", "native"])
-def test_at_any_line_of_a_collect(backend: str, mode: str, overlap: bool) -> None:
-    policy = FunctionPolicy(noop if backend == "native" else decide)
-    line, step, places, handed = 1, 61, [], 0
+@pytest.mark.parametrize("step", EVERY_LINE)
+@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
+@pytest.mark.parametrize(
+    ("backend", "mode", "overlap"),
+    [
+        ("sync", "same_step", False),
+        ("sync", "next_step", True),
+        ("sync", "disabled", False),
+        ("thread", "same_step", True),
+        ("async", "same_step", False),
+        ("async", "next_step", True),
+        ("native", "same_step", False),
+        ("pool", "same_step", False),
+    ],
+)
+def test_at_any_line_of_a_collect(backend: str, mode: str, overlap: bool, batch_mode: Any, step: int) -> None:
+    complete = batch_mode == "complete"
+    if step > 1:  # each of them other lines
+        step *= {"sync": 1, "thread": 5, "async": 7, "native": 5, "pool": 3}[backend] * (2 if overlap else 1)
     with made(backend, mode) as envs:
-        collector = Collector(envs, policy, seed=0, overlap=overlap)
+        collector = collector_of(envs, overlap=overlap, batch_mode=batch_mode)
+        books = Books(collector)
+        books.go_on(complete=complete)
+        amount = {"episodes": N} if complete else {"env_steps": 4 * N}
+        found = sweep(books, lambda: [collector.collect(**amount)], step=step, complete=complete)
+        assert found.total() > 15
+        assert found["fine"] > 0
+        healed_counts = books.collector.metrics.episodes_interrupted
+        assert healed_counts <= found["lost"] * N
+        if not complete:
+            healed(collector)
+
+
+@pytest.mark.fault("A25")
+@pytest.mark.parametrize("step", EVERY_LINE)
+@pytest.mark.parametrize("what", ["agent_steps", "two_policies", "noops", "random_steps", "batches"])
+def test_at_any_line_of_other_collects(what: str, step: int) -> None:
+    options: dict[str, Any] = {}
+    with made("sync", "same_step") as envs:
+        if what == "noops":
+            options["agent_connectors"] = [FilterRows(lambda rows: (rows["obs"][:, 0] != 2) | rows["last"], noop=0)]
+        if what == "random_steps":
+            options["random_steps"] = 10**6
+        if what == "two_policies":
+            policies = {"main": FunctionPolicy(decide), "other": FunctionPolicy(decide)}
+            mapping = lambda agent, episode: "main" if (episode.number % 2) == (agent == "a") else "other"  # noqa: E731
+            collector = Collector(envs, policies, mapping, seed=0)
+        else:
+            collector = Collector(envs, FunctionPolicy(decide), seed=0, **options)
+        books = Loose(collector) if what in ("noops", "random_steps", "two_policies") else Books(collector)
+        books.go_on()
+        amount = {"agent_steps": 7} if what == "agent_steps" else {"env_steps": 3 * N + 1}
+        if what == "batches":
+            found = sweep(books, lambda: list(collector.batches(env_steps=2 * N, total=2 * N)), step=step)
+        else:
+            found = sweep(books, lambda: [collector.collect(**amount)], step=step)
+        assert found["fine"] > 0
+
+
+class Loose(Books):
+    """Where rows are not all agents', or not as the policy decided."""
+
+    def take(self, batch: Any) -> None:
+        self.env_steps += batch.env_steps
+        self.agent_steps += batch.agent_steps
+        for name in batch:
+            rows = batch[name]
+            np.testing.assert_array_equal(rows["obs"][:, 0], rows["env_t"])
+            np.testing.assert_array_equal(rows["next_obs"][:, 0], rows["next_env_t"])
+            for eps_id, agent, t in zip(*(rows[name].tolist() for name in ("eps_id", "agent_index", "t")), strict=True):
+                known = self.seen.setdefault((eps_id, agent), set())
+                assert t not in known
+                known.add(t)
+
+    def go_on(self, *, complete: bool = False) -> None:
+        for amount in (2 * N, 3 * N - 1):
+            self.take(self.collector.collect(env_steps=amount))
+        self.settle()
+
+
+@pytest.mark.fault("A25")
+@pytest.mark.parametrize("step", EVERY_LINE)
+def test_at_any_line_of_the_recovery(step: int) -> None:
+    """Ctrl-C, and once more while the next call declares lost what ran."""
+    with made("sync", "same_step") as envs:
+        collector = collector_of(envs)
+        books = Books(collector)
+        books.go_on()
+        take_in = collector._loop._take_in
+
+        def interrupted(env_step: Any) -> None:
+            take_in(env_step)
+            raise KeyboardInterrupt
+
+        def call() -> list[Any]:
+            return [collector.collect(env_steps=2 * N)]
+
+        line, found = 1, Counter[str]()
         while True:
-            handed += healed(collector)
+            sys.settrace(None)
+            collector._loop._take_in = interrupted  # type: ignore[method-assign]
+            before = collector.metrics.episodes_interrupted
+            with pytest.raises(KeyboardInterrupt):
+                collector.collect(env_steps=5)
+            collector._loop._take_in = take_in  # type: ignore[method-assign]
             try:
                 with Tracer(COLLECT, line) as tracer:
-                    batch = collector.collect(env_steps=4 * N)
+                    batches = call()
             except KeyboardInterrupt:
-                places.append(tracer.place)
-                handed = collector._loop._handed_env_steps  # a batch may have been on its way to us
+                batches = []
+            for batch in batches:
+                books.take(batch)
+            books.go_on()
+            lost = collector.metrics.episodes_interrupted - before
+            assert lost in (N, 2 * N), tracer.place
+            found[str(lost)] += 1
             if tracer.place is None:
                 break
             line += step
-        check(batch)
-        handed += batch.env_steps + healed(collector)
-        assert collector.metrics.env_steps == handed + collector.metrics.env_steps_lost
-    assert len(places) > 15
+        assert found.total() > 15
 
 
 @pytest.mark.fault("A25")
-@pytest.mark.parametrize("line", range(1, 1200, 37))
-def test_at_any_line_of_the_first_collect(line: int) -> None:
-    """Where policies and connectors first learn their spaces, and columns their form."""
+@pytest.mark.parametrize("step", EVERY_LINE)
+def test_at_any_line_of_a_reset(step: int) -> None:
     with made("sync", "same_step") as envs:
-        collector = Collector(envs, FunctionPolicy(decide), seed=0)
-        try:
-            with Tracer(COLLECT, line):
-                check(collector.collect(env_steps=4 * N))
-        except KeyboardInterrupt:
-            pass
+        collector = collector_of(envs)
+        books = Books(collector)
+        books.resets = 1
+
+        def call() -> list[Any]:
+            collector.reset()
+            return []
+
+        books.go_on()
+        sweep(books, call, step=step)
         healed(collector)
 
 
 @pytest.mark.fault("A25")
-@pytest.mark.parametrize("backend", ["sync", "native", "async"])
-def test_at_any_line_of_the_vectorizer(backend: str) -> None:
-    """In the middle of a message only closing is left, and it says so; everywhere else `reset` goes on."""
-    policy = FunctionPolicy(noop if backend == "native" else decide)
-    line, step, broken, count = 1, 53, 0, 0
-    envs = made(backend, "same_step")
-    try:
-        collector = Collector(envs, policy, seed=0)
+@pytest.mark.parametrize("step", EVERY_LINE)
+def test_at_any_line_of_the_first_collect(step: int) -> None:
+    """Where policies and connectors first learn their spaces, and columns their form."""
+    line = 1
+    while True:
+        with made("sync", "same_step") as envs:
+            collector = collector_of(envs)
+            books = Books(collector)
+            try:
+                with Tracer(COLLECT, line) as tracer:
+                    batches = [collector.collect(env_steps=4 * N)]
+            except KeyboardInterrupt:
+                batches = []
+            for batch in batches:
+                books.take(batch)
+            books.go_on()
+            if line % 5 == 0:
+                healed(collector)
+        if tracer.place is None:
+            break
+        line += 3 * step if step > 1 else 1
+
+
+@pytest.mark.fault("A25")
+@pytest.mark.parametrize("step", EVERY_LINE)
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_at_any_line_of_who_takes_batches_from_the_background(backend: str, step: int) -> None:
+    """The thread goes on, or has ended: in any case `reset` and `collect` work, and no batch is lost or comes twice."""
+    with made(backend, "same_step") as envs:
+        collector = collector_of(envs)
+        books = Books(collector)
+        books.go_on()
+
+        def call() -> list[Any]:
+            got: list[Any] = []
+            background = collector.background(env_steps=2 * N, total=4 * N)
+            try:
+                with background:
+                    for batch in background:
+                        got.append(batch)
+            finally:
+                sys.settrace(None)
+                background.close()
+                taken.extend(got)
+                taken.extend(list(background))
+            return []
+
+        line = 1
+        while True:
+            taken: list[Any] = []
+            try:
+                with Tracer(COLLECT, line) as tracer:
+                    call()
+            except KeyboardInterrupt:
+                pass
+            for batch in taken:
+                books.take(batch)
+            books.go_on()
+            with collector.updating():
+                pass
+            if tracer.place is None:
+                break
+            line += step
+        assert line > 50
+        healed(collector)
+
+
+@pytest.mark.fault("A25")
+@pytest.mark.parametrize("step", EVERY_LINE)
+def test_at_any_line_of_an_evaluation_the_collector_is_not_concerned(step: int) -> None:
+    with made("sync", "same_step") as envs, made("sync", "same_step") as others, made("sync", "same_step") as plain:
+        collector, undisturbed = collector_of(envs), collector_of(plain)
+        line = 1
         while True:
             try:
-                healed(collector, in_background=False)
+                with Tracer(COLLECT, line) as tracer:
+                    collector.evaluate(N, others)
+            except KeyboardInterrupt:
+                pass
+            got, want = collector.collect(env_steps=5), undisturbed.collect(env_steps=5)
+            for name, column in want["main"].items():
+                np.testing.assert_array_equal(got["main"][name], column)
+            if tracer.place is None:
+                break
+            line += step * (11 if step > 1 else 1)
+
+
+@pytest.mark.fault("A25")
+@pytest.mark.parametrize("step", [pytest.param(53, id="some"), ALL])
+@pytest.mark.parametrize("backend", ["sync", "thread", "native", "async"])
+def test_at_any_line_of_the_vectorizer(backend: str, step: int) -> None:
+    """In the middle of a message only closing is left, and it says so; everywhere else the next call goes on."""
+    line, broken, count = 1, 0, 0
+    envs = made(backend, "same_step")
+    try:
+        collector = collector_of(envs)
+        books = Books(collector)
+        while True:
+            try:
+                books.go_on()
             except BrokenError as error:
                 said = str(error)
                 assert "was interrupted" in said
                 broken += 1
                 envs.close()
                 envs = made(backend, "same_step")
-                collector = Collector(envs, policy, seed=0)
-                healed(collector, in_background=False)
+                collector = collector_of(envs)
+                books = Books(collector)
+                books.go_on()
             try:
                 with Tracer(("/marlvec/vector/",), line) as tracer:
-                    check(collector.collect(env_steps=4 * N))
+                    books.take(collector.collect(env_steps=4 * N))
             except KeyboardInterrupt:
                 count += 1
             if tracer.place is None:
@@ -338,3 +654,78 @@ def test_at_any_line_of_the_vectorizer(backend: str) -> None:
         envs.close()
     assert count > 10
     assert broken < count / 2
+
+
+# --- errors
+
+
+@pytest.mark.parametrize("where", ["policy", "agent", "action", "learner", "on_policy_output", "mapping", "callback"])
+@pytest.mark.parametrize("at", [2, 3, 5, 8, 13])
+def test_an_error_in_code_of_others_costs_as_little(where: str, at: int) -> None:
+    """Whatever raises raises once; the next call goes on, or what ran is lost and counted."""
+    fail = Failing(at)
+
+    class Agents(AgentConnector):
+        def __call__(self, rows: Rows) -> Rows:
+            fail("agent", where)
+            return rows
+
+        def on_policy_output(self, rows: Rows) -> None:
+            fail("on_policy_output", where)
+
+    class Actions(ActionConnector):
+        def __call__(self, rows: Rows) -> Rows:
+            fail("action", where)
+            return rows
+
+    class Learner(LearnerConnector):
+        def __call__(self, rows: Rows) -> Rows:
+            fail("learner", where)
+            return rows
+
+    class Decider(Policy):
+        def act(self, rows: Rows, *, explore: bool = True) -> Any:
+            fail("policy", where)
+            return decide(rows)
+
+    def mapping(agent: str, episode: Any) -> str:
+        fail("mapping", where)
+        return "main"
+
+    def on_sample_end(*_: Any) -> None:
+        fail("callback", where)
+
+    with made("sync", "same_step") as envs:
+        collector = Collector(
+            envs,
+            {"main": Decider()},
+            mapping,
+            agent_connectors=[Agents()],
+            action_connectors=[Actions()],
+            learner_connectors=[Learner()],
+            callbacks=[on_sample_end],
+            seed=0,
+        )
+        books, raised = Books(collector), 0
+        for _ in range(14):
+            try:
+                books.take(collector.collect(env_steps=N + 1))
+            except ZeroDivisionError:
+                raised += 1
+        assert raised == 1
+        books.go_on()
+        lost = where in ("agent", "on_policy_output", "mapping")
+        assert (collector.metrics.episodes_interrupted > 0) == (lost and not (where == "mapping" and at < 2 * N))
+
+
+class Failing:
+    """Raises at one of its calls."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, here: str, where: str) -> None:
+        if here == where:
+            self.left -= 1
+            if self.left == 0:
+                raise ZeroDivisionError("scripted")

@@ -143,14 +143,12 @@ def steps_of(episode: int, *steps: int) -> list[tuple[int, int]]:
 
 def check_sums(collector: Collector, batches: Sequence[Any]) -> None:
     """Nothing goes astray: what was asked of envs was handed out, was lost, or is stored."""
-    metrics, loop = collector.metrics, collector._loop
-    decided = sum(
-        int((runner.trajectories._next[: len(runner.trajectories)] >= 0).sum())
-        for runner in collector._runners.values()
-    )
-    decided += int((loop.slot_L >= 0).sum()) - sum(len(runner.ready.lanes) for runner in collector._runners.values())
-    assert loop.undelivered.decisions == decided
-    assert metrics.env_steps == sum(b.env_steps for b in batches) + metrics.env_steps_lost + loop.undelivered.env_steps
+    metrics, runners = collector.metrics, collector._runners.values()
+    collector._batch_builder.drop_delivered()
+    decided = sum(int((runner.trajectories._next[: len(runner.trajectories)] >= 0).sum()) for runner in runners)
+    decided += sum(int((runner.trajectories.slot_L >= 0).sum()) - len(runner.ready.lanes) for runner in runners)
+    waiting = collector._current.state.counters.waiting_env_steps
+    assert metrics.env_steps == sum(b.env_steps for b in batches) + metrics.env_steps_lost + waiting
     assert metrics.agent_steps == sum(b.agent_steps for b in batches) + metrics.agent_steps_lost + decided
 
 
