@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -155,12 +156,12 @@ class ScriptedPolicy(Policy):
 
     def state_dict(self) -> PolicyState:
         memories = {key: (eps_id, memory.state_dict()) for key, (eps_id, memory) in self._memories.items()}
-        return {"seed": self._seed, "memories": map_tree(_copied, memories)}
+        return {"seed": self._seed, "memories": copy.deepcopy(memories)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.keys() != {"seed", "memories"}:
             raise ArgumentError(f"expected the state of a ScriptedPolicy, got {list(state)}")
-        memories = map_tree(_copied, dict(state["memories"]))
+        memories = copy.deepcopy(dict(state["memories"]))
         self._seed = state["seed"]
         self._memories = {key: (eps_id, Memory.from_state_dict(one)) for key, (eps_id, one) in memories.items()}
 
@@ -178,9 +179,3 @@ def _stack(leaf: Leaf, values: list[Any]) -> NDArray[Any]:
     for i, value in enumerate(values):
         out[i] = value
     return out
-
-
-def _copied(leaf: Any) -> Any:
-    if isinstance(leaf, list):
-        return [map_tree(_copied, item) for item in leaf]
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.trees import Tree, map_tree, tree_leaves
+from marlvec.trees import Tree, list_to_array, map_tree, tree_leaves
 
 __all__ = ["named_leaves", "with_arrays"]
 
@@ -29,15 +29,6 @@ def with_arrays(columns: Mapping[str, Tree]) -> dict[str, Tree]:
 
 
 def _as_array(leaf: Any) -> Any:
-    if not isinstance(leaf, list):
-        return leaf if hasattr(leaf, "shape") else np.asarray(leaf)
-    try:
-        array = np.asarray(leaf)
-    except ValueError:  # of unequal lengths
-        array = np.empty(0, object)
-    if array.dtype != object:
-        return array
-    objects = np.empty(len(leaf), object)
-    for i, item in enumerate(leaf):
-        objects[i] = item
-    return objects
+    if isinstance(leaf, list):
+        return list_to_array(leaf)
+    return leaf if hasattr(leaf, "shape") else np.asarray(leaf)

@@ -68,10 +68,14 @@ def batches(draw: st.DrawFn, parquet: bool = False) -> SampleBatch:
         return np.asfortranarray(array) if draw(st.booleans()) else array
 
     leaves = st.builds(lambda dtype, shape: order(leaf(dtype, shape)), dtypes, shapes)
-    keys = st.text(max_size=3) | st.integers(-3, 3) | st.booleans() | st.none()
-    trees = st.recursive(
-        leaves, lambda t: st.dictionaries(keys, t, max_size=2) | st.lists(t, max_size=2).map(tuple), max_leaves=4
-    )
+    kinds = (st.text(max_size=3), st.integers(-3, 3) | st.booleans(), st.none())
+
+    def nests(inner: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
+        dicts = (st.dictionaries(keys, inner, max_size=2) for keys in kinds)
+        return st.one_of(*dicts, st.lists(inner, max_size=2).map(tuple))
+
+    trees = st.recursive(leaves, nests, max_leaves=4)
+    trees |= st.dictionaries(st.one_of(*kinds), trees, max_size=2)  # on the outside keys may be of several kinds
     columns = draw(st.dictionaries(st.text(max_size=6), trees, max_size=3))
     return SampleBatch({**columns, "t": np.arange(n)})
 
