@@ -202,7 +202,8 @@ class VectorEnv(VectorEnvBase):
         """
         self._call_state.check_ready("step", self._everyone)
         self._request_step("step", actions, self._everyone)
-        result = self._fetch("step")
+        self._wait(self.num_envs, None, "step")
+        result = self._deliver(everything=True)
         return result.obs, result.rewards, result.terminated, result.truncated, result.infos
 
     @exclusive()

@@ -19,7 +19,7 @@ from marlvec.vector.faults.failures import WorkerExit, WorkerLost
 from marlvec.vector.faults.recovery import FaultLog, Recovery, RowKind
 from marlvec.vector.processes.channel import ChannelClosed
 from marlvec.vector.processes.watchdog import Watchdog
-from marlvec.vector.processes.worker_pool import WorkerPool, WorkerStarter
+from marlvec.vector.processes.worker_pool import WorkerPool
 from marlvec.vector.shards.phase import EnvPhase
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_step import VectorStep
@@ -290,13 +290,13 @@ def masked_env_comes_back(patch: Patch) -> None:
 @found_by(MACHINE)
 def wrong_envs_in_a_new_worker(patch: Patch) -> None:
     """A new worker builds the envs of another one."""
-    start = WorkerStarter.start
+    start = WorkerPool.start
 
-    def confuse(starter: WorkerStarter, w: int) -> str | None:
-        with during(starter, "_plans", starter._plans[-1:] + starter._plans[:-1]):
-            return start(starter, w)
+    def confuse(pool: WorkerPool, w: int) -> str | None:
+        with during(pool, "_plans", pool._plans[-1:] + pool._plans[:-1]):
+            return start(pool, w)
 
-    patch.setattr(WorkerStarter, "start", confuse)
+    patch.setattr(WorkerPool, "start", confuse)
 
 
 @found_by(MACHINE)
@@ -334,20 +334,20 @@ def double_delivery(patch: Patch) -> None:
 @found_by(MACHINE)
 def last_reply_lost_before_a_death(patch: Patch) -> None:
     """What a worker had said before it died is not read."""
-    take, go_on = AsyncVectorEnv._read_reply, WorkerStarter.advance
+    take, go_on = AsyncVectorEnv._read_reply, WorkerPool.advance
 
     def lose(envs: AsyncVectorEnv, w: int) -> str | None:
-        if w in envs._worker_pool.closed:
+        if w in envs._worker_pool.ended:
             raise ChannelClosed
         return take(envs, w)
 
-    def lose_news(starter: WorkerStarter, w: int) -> str | None:
-        if w in starter._worker_pool.closed:
+    def lose_news(pool: WorkerPool, w: int) -> str | None:
+        if w in pool.ended:
             raise ChannelClosed
-        return go_on(starter, w)
+        return go_on(pool, w)
 
     patch.setattr(AsyncVectorEnv, "_read_reply", lose)
-    patch.setattr(WorkerStarter, "advance", lose_news)
+    patch.setattr(WorkerPool, "advance", lose_news)
 
 
 @found_by(MACHINE)

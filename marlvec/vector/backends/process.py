@@ -1,4 +1,4 @@
-"""`AsyncVectorEnv`: envs in worker processes that write into shared memory."""
+"""Envs in worker processes that write into shared memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,22 @@ from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes.report_packing import unpack_report
 from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker import WorkerLink
-from marlvec.vector.processes.worker_pool import NewWorker, WorkerPool, WorkerStarter, garbled_reason
+from marlvec.vector.processes.worker_pool import (
+    WORKER_TRANSITIONS,
+    WorkerEvent,
+    WorkerPool,
+    WorkerState,
+    garbled_reason,
+)
 from marlvec.vector.processes.worker_process import start_method
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.partition import Partition
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["AsyncVectorEnv"]
+
+_BUILDING, _ATTACHING, _BUSY = WorkerState.BUILDING, WorkerState.ATTACHING, WorkerState.BUSY
+_ANSWERED = WORKER_TRANSITIONS[WorkerEvent.ANSWERED]
 
 
 class AsyncVectorEnv(VectorEnv):
@@ -93,19 +102,18 @@ class AsyncVectorEnv(VectorEnv):
         self.num_workers = self._partition.num_workers
         self.context = start_method(context)
         self._shared = bool(shared_memory)
-        self._worker_pool = WorkerPool(self._partition)
-        # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
-        self._finalizer = weakref.finalize(self, WorkerPool.shut_down, self._worker_pool, 1.0 if daemon else None)
-        self._worker_starter = WorkerStarter(
-            self._worker_pool,
+        self._worker_pool = WorkerPool(
+            self._partition,
             self.context,
             factories,
             settings=chosen.of_shard(),
             shared=self._shared,
             loop=None if worker is None else pickle_or_explain(worker, "the worker loop"),
         )
+        # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
+        self._finalizer = weakref.finalize(self, WorkerPool.shut_down, self._worker_pool, 1.0 if daemon else None)
         try:
-            spec, buffers, survived = self._worker_starter.start_all(
+            spec, buffers, survived = self._worker_pool.start_all(
                 self._budget if chosen.on_fault == "restart" else None,
                 require=shared_memory == "require",
                 place=self._place_name,
@@ -115,7 +123,7 @@ class AsyncVectorEnv(VectorEnv):
             self._finalizer()
             raise
         if chosen.on_fault != "restart":
-            self._worker_starter.forget_plans()
+            self._worker_pool.forget_plans()
         self._bind(spec, buffers)
         self._recovery.note_survived(survived)
         self._request_number = 1  # that of the last request; 0 is CLOSE's
@@ -132,35 +140,22 @@ class AsyncVectorEnv(VectorEnv):
     # --- requests
 
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        code = ch.OPERATIONS[operation]
-        self._request_number = self._request_number % 0xFFFFFFFF + 1
-        if self._steps_need_no_payload and code in (ch.STEP, ch.SEND):
-            partition = self._partition
+        code, partition = ch.OPERATIONS[operation], self._partition
+        number = self._request_number = self._request_number % 0xFFFFFFFF + 1
+        if self._steps_need_no_payload and (code == ch.STEP or code == ch.SEND):
             parts = partition.full_parts if env_ids is self._everyone else partition.parts_of(env_ids)
-            self._is_sending = True
-            for w, ids, places in parts:
-                self._ask_worker(w, code, ids, places)
-            return
-        requests = []
-        for w, positions in self._partition.split(env_ids):
-            ids = env_ids[positions]
-            requests.append((w, code, ids, self._payload(code, w, ids, positions, arguments)))
+        else:
+            parts = []
+            for w, positions in partition.split(env_ids):
+                ids = env_ids[positions]
+                parts.append((w, ids, self._payload(code, w, ids, positions, arguments)))
         self._is_sending = True
-        for request in requests:
-            self._ask_worker(*request)
-
-    def _ask_worker(self, w: int, code: int, ids: NDArray[np.int64], payload: bytes) -> None:
-        worker_pool = self._worker_pool
-        worker_pool.outstanding[w].append((self._request_number, ids))
-        if w in worker_pool.starting:
-            worker_pool.starting[w].requests.append((code, self._request_number, payload))
-            return
-        try:
-            worker_pool.workers[w].channel.send(code, self._request_number, payload)
-        except ch.ChannelClosed as error:
-            if self._raises_on_fault:
-                raise self._lost(w, garbled_reason(error)) from None
-            worker_pool.closed.add(w)  # what it said before is still to be read
+        for w, ids, payload in parts:
+            try:
+                self._worker_pool.request(w, code, number, ids, payload)
+            except ch.ChannelClosed as error:
+                if self._raises_on_fault:
+                    raise self._lost(w, garbled_reason(error)) from None
 
     def _payload(
         self,
@@ -191,75 +186,83 @@ class AsyncVectorEnv(VectorEnv):
     # --- replies
 
     def _receive(self, timeout: float | None, everyone: bool) -> bool:
-        worker_pool = self._worker_pool
+        pool = self._worker_pool
         if self._dead:
             raise self._lost(*self._dead.pop(0))
-        ready = worker_pool.unread()
-        if everyone and not ready and not worker_pool.starting:
-            # Waiting for one after the other wakes this process less often than listening to all. The last one goes
-            # first: where every core has a worker, we have ours back once that one has finished.
-            deadline = None if timeout is None else time.monotonic() + timeout
-            for w, queue in reversed(list(enumerate(worker_pool.outstanding))):
-                while queue:
-                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    # Of those whose end was closed nothing more is heard by listening.
-                    heard = (worker_pool.closed and worker_pool.unread()) or self._listen(left, w)
-                    if not heard:
-                        # Who is in time is not to be named among those who were not.
-                        if not self._dead and (said := worker_pool.unread() or worker_pool.wait(0.0)):
-                            self._read_replies(said)
-                        return bool(self._replies)
-                    if not self._read_replies(heard):
-                        return True
-            return True
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ready = pool.unread()
+        if everyone and not ready and min(pool.states) >= WorkerState.IDLE:
+            return self._receive_from_each(deadline)
         while not self._replies:
-            left = None if timeout is None else max(0.0, deadline - time.monotonic())
-            ready = worker_pool.unread() or self._listen(left)
+            ready = ready or self._listen(deadline)
             if not ready:
                 return bool(self._replies)
             self._read_replies(ready)
+            if self._dead:
+                self._raise_if_lost()
+            ready = pool.unread()
         return True
 
-    def _listen(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
-        """Wait for workers to say something, and see to it that none of them hangs."""
-        dog, worker_pool = self._watchdog, self._worker_pool
-        if dog is None:
-            return worker_pool.wait(timeout, waiting_for)
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            left = math.inf if timeout is None else deadline - time.monotonic()
-            ready = worker_pool.wait(max(0.0, min(left, dog.pause)), waiting_for)
-            if dog.is_due() and self._call_state.pending not in CONTROL_CALLS:  # those take as long as they take
-                self._kill_hung(w for w in dog.look(worker_pool.busy()) if not worker_pool.has_unread(w))
+    def _receive_from_each(self, deadline: float | None) -> bool:
+        """Wait for one worker after the other: that wakes this process less often than listening to all.
+
+        The last one goes first: where every core has a worker, we have ours back once that one has finished.
+        """
+        pool = self._worker_pool
+        for w in reversed(range(self.num_workers)):
+            while pool.outstanding[w]:
+                # Of those whose end was closed nothing more is heard by listening.
+                ready = pool.unread() if pool.ended else []
+                if not ready and deadline is None and self._watchdog is None:
+                    ready = pool.wait(None, w)
+                elif not ready:
+                    ready = self._listen(deadline, w)
+                if ready:
+                    self._read_replies(ready)
+                elif not self._dead:  # who is in time is not to be named among those who were not
+                    self._read_replies(pool.unread() or pool.wait(0.0))
                 if self._dead:
-                    return []  # messages will still be there later, and who is gone is in worker_pool.closed
+                    self._raise_if_lost()
+                    return True
+                if not ready:
+                    return bool(self._replies)
+        return True
+
+    def _listen(self, deadline: float | None, waiting_for: int | None = None) -> list[int]:
+        """Wait for workers to say something, and see to it that none of them hangs."""
+        dog, pool = self._watchdog, self._worker_pool
+        if dog is None:
+            return pool.wait(None if deadline is None else max(0.0, deadline - time.monotonic()), waiting_for)
+        while True:
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            ready = pool.wait(max(0.0, min(left, dog.pause)), waiting_for)
+            if dog.is_due() and self._call_state.pending not in CONTROL_CALLS:  # those take as long as they take
+                self._kill_hung(w for w in dog.look(pool.busy()) if not pool.has_unread(w))
+                if self._dead:
+                    return []  # messages will still be there later, and who is gone is in `pool.ended`
             if ready or left <= 0:
                 return ready  # never waited for again: a closed end is reported once
 
     def _kill_hung(self, hung: Iterable[int]) -> None:
-        """Kill workers that hang. Whatever they still say is not heard: being asked where it is may wake an env."""
+        """Kill workers that hang. Whatever they still say is not read: being asked where it is may wake an env."""
         for w in hung:
             self._worker_pool.kill_hung(w, self.step_timeout or 0.0)
             self._dead.append((w, None))
         self._raise_if_lost()
 
-    def _read_replies(self, ready: Iterable[int]) -> bool:
-        """Take in one reply of each of these workers. False where one is gone, and it is to be told next."""
-        self._read_each(ready)
-        self._raise_if_lost()
-        return not self._dead
-
-    def _read_each(self, ready: Iterable[int]) -> None:
+    def _read_replies(self, ready: Iterable[int]) -> None:
+        """Read one message of each of these workers. Who turns out to be gone comes among the dead."""
+        pool = self._worker_pool
         self._is_reading = True
         for w in ready:
             how: str | None = None
             try:
-                if w in self._worker_pool.starting:
-                    how = self._worker_starter.advance(w)
-                    self._recovery.note_survived(self._worker_starter.survived_lately())
-                elif self._worker_pool.outstanding[w]:
+                state = pool.states[w]
+                if state is _BUSY:
                     how = self._read_reply(w)
+                elif state is _BUILDING or state is _ATTACHING:
+                    how = pool.advance(w)
+                    self._recovery.note_survived(pool.survived_lately())
                 if how is None:
                     continue
             except ch.ChannelClosed as error:
@@ -272,21 +275,21 @@ class AsyncVectorEnv(VectorEnv):
         if not self._dead or self._replies:
             return
         said = {*self._worker_pool.unread(), *self._worker_pool.wait(0.0)}
-        self._read_each(sorted(said - {w for w, _ in self._dead}))
+        self._read_replies(sorted(said - {w for w, _ in self._dead}))
         if not self._replies:
             raise self._lost(*self._dead.pop(0))
 
     def _read_reply(self, w: int) -> str | None:
-        """Take in one reply, if all of it is there; says what is wrong with it if it cannot be right.
+        """Read one reply, if all of it is there; says what is wrong with it if it cannot be right.
 
         Raises:
             ChannelClosed: There is no reply, and none will come.
         """
-        queue = self._worker_pool.outstanding[w]
+        pool, queue = self._worker_pool, self._worker_pool.outstanding[w]
         expected, ids = queue[0]
-        message = self._worker_pool.workers[w].channel.take(expected)
+        message = pool.workers[w].channel.take(expected)
         if message is None:
-            if w in self._worker_pool.closed:  # it hears nothing any more, and has nothing left to say
+            if w in pool.ended:  # it hears nothing any more, and has nothing left to say
                 raise ch.ChannelClosed("it does not read")
             return None
         code, count, number, payload = message
@@ -300,13 +303,15 @@ class AsyncVectorEnv(VectorEnv):
                 raise
             except BaseException as error:
                 return garbled_reason(ch.Garbled(f"{len(payload):,} bytes that are no report: {summary_of(error)}"))
+            if report is not None and report.failures:
+                pid = pool.workers[w].pid
+                report.failures = [replace(failure, pid=pid, request=number) for failure in report.failures]
         if count < len(ids):
-            queue[0] = (expected, ids[count:])
+            queue[0] = expected, ids[count:]
         else:
             queue.popleft()
-        if report is not None and report.failures:
-            pid = self._worker_pool.workers[w].pid
-            report.failures = [replace(failure, pid=pid, request=number) for failure in report.failures]
+            if not queue:
+                pool.states[w] = _ANSWERED[pool.states[w]]
         self._replies.append((told, report))
         return None
 
@@ -328,22 +333,22 @@ class AsyncVectorEnv(VectorEnv):
 
     def _lost(self, w: int, how: str | None = None) -> WorkerLost:
         """What there is to tell of a worker that is gone, or must go; also kills what it started."""
-        worker_pool = self._worker_pool
-        worker_exit = worker_pool.reap(w, how, self._call_state.pending)
+        pool = self._worker_pool
+        worker_exit = pool.reap(w, how, self._call_state.pending)
         if self._raises_on_fault:
-            error = error_of(worker_pool.reap_others(worker_exit, self._call_state.pending), only_close_is_left=True)
+            error = error_of(pool.reap_others(worker_exit, self._call_state.pending), only_close_is_left=True)
         else:
             error = worker_exit.error(only_close_is_left=False)
         everyone = self._partition.slices[w]
-        in_flight = [ids for _, ids in worker_pool.outstanding[w]]
+        in_flight = [ids for _, ids in pool.outstanding[w]]
         asked = np.concatenate(in_flight) if in_flight else everyone[:0]
-        worker_pool.outstanding[w].clear()
+        pool.outstanding[w].clear()
         if self.on_fault == "restart":
-            worker_pool.starting[w] = NewWorker()  # what it is asked from now on goes to the next one
+            pool.plan(w)
         return WorkerLost(w, error, asked, np.setdiff1d(everyone, asked), worker_exit)
 
     def _restart_worker(self, w: int) -> None:
-        if (problem := self._worker_starter.start(w)) is not None:
+        if (problem := self._worker_pool.start(w)) is not None:
             raise self._lost(w, problem)
 
     def _shut_down(self, timeout: float) -> None:

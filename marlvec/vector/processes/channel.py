@@ -1,4 +1,4 @@
-"""`Channel`: pipes between parent and worker: a small fixed header each way, with a payload where there is one.
+"""A doorbell: a small fixed header each way, a payload behind it if there is one; a closed end is the news of a death.
 
 Two pipes without any lock, so a killed process can take nothing along. Each message is a header of 16 bytes (code,
 number of envs it is about, sequence number, size of the payload with a mark that no other writer knows) and, only where
@@ -145,7 +145,23 @@ class Channel:
             Garbled: What came in is no message, or one with another number.
             ChannelClosed: The other end is gone.
         """
-        return self.inbox.popleft() if self.inbox else self._receive(number)
+        if self.inbox:
+            return self.inbox.popleft()
+        if self._header is not None or self._begun:
+            return self._receive(number)
+        # Nearly always the whole header is there, and there is nothing behind it.
+        try:
+            data = os.read(self.read_fd, _HEADER.size)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
+        if len(data) == _HEADER.size:
+            code, count, own, size = _HEADER.unpack(data)
+            if size == _MARK and code in _CODES and (number is None or own == number):
+                return Message(code, count, own, b"")
+        self._keep(data)
+        return self._receive(number)
 
     def recv(self, timeout: float | None = None) -> Message:
         """Wait for one message.
@@ -190,11 +206,8 @@ class Channel:
         try:
             if self._header is None:
                 data = self._whole(_HEADER.size)
-                header = code, count, own, size = _HEADER.unpack(data)
-                if size == _MARK and code in _CODES and (number is None or own == number):  # nearly always
-                    return Message(code, count, own, b"")
                 _check(data, number)
-                self._header = header
+                self._header = _HEADER.unpack(data)
             code, count, own, size = self._header
             payload = self._whole(size & ~_MARK)
         except BlockingIOError:
@@ -263,7 +276,7 @@ class AdaptivePoller:
         if not self._window:
             return poll.poll(timeout_ms)
         start = time.perf_counter()
-        events = self._look(poll, start) or poll.poll(timeout_ms)
+        events = (self._look(poll, start) if self._share_short > 0.5 else []) or poll.poll(timeout_ms)
         self._learn(time.perf_counter() - start, ended=bool(events))
         return events
 

@@ -1,4 +1,4 @@
-"""The loop of a worker process: reads requests, steps its shard, replies.
+"""A worker process: one shard behind a channel.
 
 It is started with three file descriptors (requests in, replies out, shared memory) and lives until it is told to close
 or the channel ends, which means that the parent is gone.
@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -33,13 +34,29 @@ from marlvec.vector.shards.env_builder import ShardFailed
 from marlvec.vector.shards.partition import usable_cores
 from marlvec.vector.shards.shard import Shard
 
-__all__ = ["Plan", "Request", "WorkerLink", "run_worker", "serve"]
+__all__ = ["Request", "WorkerLink", "WorkerPlan", "run_worker", "serve"]
 
-Plan = dict[str, Any]
-"""What a worker is told at first: ``factories`` and ``worker`` (the loop it runs, or None), both pickled; ``first``
-(index of its first env); ``place`` (its own index); ``shared`` (whether rows are in shared memory); ``shard``
-(arguments of `Shard`).
-"""
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """What a worker is told at first.
+
+    Attributes:
+        worker: Its index.
+        first_env_id: Index of its first env.
+        factories: Those of its envs, pickled.
+        loop: The loop it runs, pickled; None for `serve`.
+        shared: Whether rows are in shared memory.
+        settings: Arguments of `Shard`.
+    """
+
+    worker: int
+    first_env_id: int
+    factories: bytes
+    loop: bytes | None
+    shared: bool
+    settings: dict[str, Any]
+
 
 _NAMES = {code: name for name, code in ch.OPERATIONS.items()}
 
@@ -218,17 +235,17 @@ def _run(channel: Channel, memory_fd: int) -> None:
     if hello.code == ch.CLOSE:  # another worker could not even be started
         channel.send(ch.OK, hello.number)
         return
-    plan: Plan = pickle.loads(hello.payload)
-    first = plan["first"]
+    plan: WorkerPlan = pickle.loads(hello.payload)
+    first = plan.first_env_id
     try:
-        loop: Callable[[WorkerLink], None] = cloudpickle.loads(plan["worker"]) if plan["worker"] else serve
-        factories = cloudpickle.loads(plan["factories"])
+        loop: Callable[[WorkerLink], None] = cloudpickle.loads(plan.loop) if plan.loop else serve
+        factories = cloudpickle.loads(plan.factories)
     except BaseException as error:  # they could not be loaded here, and may raise whatever they like
         failure = pack_failure(capture(first, "__init__", error))
         channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
         return
     try:
-        shard = Shard(factories, first, **plan["shard"])
+        shard = Shard(factories, first, **plan.settings)
     except ShardFailed as failed:
         channel.send(ch.FAILED, hello.number, pickle.dumps([pack_failure(failure) for failure in failed.failures]))
         return
@@ -246,9 +263,9 @@ def _run(channel: Channel, memory_fd: int) -> None:
 
 
 def _attach_and_serve(
-    channel: Channel, memory_fd: int, shard: Shard, plan: Plan, loop: Callable[[WorkerLink], None]
+    channel: Channel, memory_fd: int, shard: Shard, plan: WorkerPlan, loop: Callable[[WorkerLink], None]
 ) -> None:
-    n, first, shared = len(shard.envs), plan["first"], plan["shared"]
+    n, first, shared = len(shard.envs), plan.first_env_id, plan.shared
     message = channel.recv()  # ATTACH: every worker's spec fits, and the memory has its size
     if message.code == ch.CLOSE:  # another worker's envs could not be built, or differ
         failures = [pack_failure(failure) for failure in shard.close()]
@@ -256,7 +273,7 @@ def _attach_and_serve(
         return
     num_envs, num_workers, size, spec = pickle.loads(message.payload)
     mapped = map_memory(memory_fd, size, inherit=False)
-    place = PROGRESS_BYTES * plan["place"]
+    place = PROGRESS_BYTES * plan.worker
     # A memoryview, whose items are written in half the time of an array's.
     shard.progress = memoryview(mapped)[place : place + PROGRESS_BYTES].cast("q")
     if shared:
@@ -270,7 +287,7 @@ def _attach_and_serve(
     gc.collect()
     gc.freeze()
     channel.send(ch.OK, message.number)
-    window = _window(plan["place"], num_workers, usable_cores())
+    window = _window(plan.worker, num_workers, usable_cores())
     link = WorkerLink(channel, shard, buffers, first, shared=shared, window=window)
     loop(link)
     link.close()

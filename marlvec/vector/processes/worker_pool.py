@@ -1,16 +1,15 @@
-"""`WorkerPool`: the worker processes of one vectorizer: started, waited for, replaced, closed."""
+"""The worker processes of one vectorizer: starting them, listening to them, replacing them, and letting go of them."""
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import pairwise
 from typing import Any
 
@@ -28,32 +27,85 @@ from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes import limits, shared_memory
 from marlvec.vector.processes.channel import AdaptivePoller, ChannelClosed, Garbled
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES, progress_of
-from marlvec.vector.processes.worker import Plan
+from marlvec.vector.processes.worker import WorkerPlan
 from marlvec.vector.processes.worker_process import WorkerProcess
 from marlvec.vector.shards.partition import Partition, agree_on_spec, usable_cores
 
-__all__ = ["WorkerPool", "NewWorker", "garbled_reason", "WorkerStarter"]
+__all__ = ["WORKER_TRANSITIONS", "WorkerEvent", "WorkerPool", "WorkerState", "garbled_reason"]
 
 _MOMENT = 0.01  # seconds in which workers that are killed together are gone
 _LOOK = 400e-6  # seconds to look for an answer before sleeping
 _LONG = 2e6  # seconds, as many as poll() can count in milliseconds
 # Ctrl-C that comes between Python's last look at signals and a wait does not end that wait: none may be for ever.
 _LONGEST_WAIT_MS = 1000
+_SETUP_NUMBER = 1  # number of requests here; 0 is CLOSE's: its answer must not be taken for that to another
 
 
-@dataclass
-class NewWorker:
-    """A worker that takes the place of one that is gone, and is not at work yet.
+class WorkerState(IntEnum):
+    """What a worker is at; those up to `ATTACHING` are not at work yet, and what they are asked waits for them."""
 
-    Attributes:
-        since: When it was started, by `time.monotonic`; infinity if it is still to be.
-        has_spec: Whether it has built its envs.
-        requests: What it will be asked then: code, number, payload.
-    """
+    PLANNED = 0
+    """It is to be started."""
+    BUILDING = 1
+    """It was told its plan, and builds its envs."""
+    ATTACHING = 2
+    """It was told where its rows are."""
+    IDLE = 3
+    """It owes no answer."""
+    BUSY = 4
+    """It owes answers."""
+    KILLED = 5
+    """It hung, and was killed."""
+    REAPED = 6
+    """It is gone, and nothing is left of it."""
+    CLOSED = 7
+    """It was told to close, and is gone."""
 
-    since: float = math.inf
-    has_spec: bool = False
-    requests: list[tuple[int, int, bytes]] = field(default_factory=list)
+
+class WorkerEvent(IntEnum):
+    """What happens to a worker."""
+
+    START = 0
+    """Its process was started, and told its plan."""
+    BUILT = 1
+    """It has built its envs, and was told where its rows are."""
+    ATTACHED = 2
+    """It has its rows."""
+    REQUEST = 3
+    """It is asked for something."""
+    ANSWERED = 4
+    """It has answered all that it was asked."""
+    HANG = 5
+    """One of its envs takes too long."""
+    REAP = 6
+    """It has ended, or must: its end was closed, it said what cannot be, or it could not be started."""
+    PLAN = 7
+    """Another one is to take its place."""
+    CLOSE = 8
+    """The vectorizer is closed."""
+
+
+_PLANNED, _BUILDING, _ATTACHING, _IDLE, _BUSY, _KILLED, _REAPED, _CLOSED = WorkerState
+_WAITS = {state: state for state in (_PLANNED, _BUILDING, _ATTACHING)}
+
+WORKER_TRANSITIONS: Mapping[WorkerEvent, Mapping[WorkerState, WorkerState]] = {
+    WorkerEvent.START: {_PLANNED: _BUILDING},
+    WorkerEvent.BUILT: {_BUILDING: _ATTACHING},
+    WorkerEvent.ATTACHED: {_ATTACHING: _IDLE},
+    WorkerEvent.REQUEST: {_IDLE: _BUSY, _BUSY: _BUSY, _KILLED: _KILLED, **_WAITS},
+    WorkerEvent.ANSWERED: {_BUSY: _IDLE},
+    WorkerEvent.HANG: {_BUSY: _KILLED},
+    WorkerEvent.REAP: {_IDLE: _REAPED, _BUSY: _REAPED, _KILLED: _REAPED, **dict.fromkeys(_WAITS, _REAPED)},
+    WorkerEvent.PLAN: {_REAPED: _PLANNED},
+    WorkerEvent.CLOSE: dict.fromkeys(WorkerState, _CLOSED),
+}
+"""Event, state before → state after. What is not here cannot happen: it raises KeyError.
+
+That a worker's end was closed is no state: what it said before is still to be read, in whatever state it is.
+"""
+
+_SPEAKS = frozenset({_BUILDING, _ATTACHING, _BUSY})  # something is to come from these
+_REQUEST = WORKER_TRANSITIONS[WorkerEvent.REQUEST]
 
 
 def garbled_reason(news: ChannelClosed) -> str | None:
@@ -66,67 +118,292 @@ def garbled_reason(news: ChannelClosed) -> str | None:
 class WorkerPool:
     """The workers of one vectorizer; apart from it, so that they can be let go of without it.
 
+    A new worker is told its plan and builds its envs, which may take long; it answers with their spec, is given its
+    rows, and says that it has them. Replacing one never waits: `start` and `advance` take one step each.
+
     Args:
         partition: Who has which envs.
+        context: The workers' start method.
+        factories: One per env.
+        settings: Arguments of their `Shard`.
+        shared: Whether rows are in shared memory.
+        loop: The loop they run, pickled; None for their own.
+
+    Raises:
+        SerialisationError: A factory cannot be pickled.
 
     Attributes:
         owner: The process that started them.
         partition: As given.
         workers: In order of their envs.
+        states: What each is at; changed by `WORKER_TRANSITIONS` alone.
         outstanding: Per worker, the requests that it owes answers to: number, and the envs yet to be answered for.
-        starting: Those that are not at work yet.
-        closed: Those whose end was closed; what they said before can still be read.
+        ended: Those whose end was closed; what they said before can still be read.
         progress: (W,) int64, the env that each one is at work on, counted from 1 in its share; 0 for none.
-        memory_fd: The memory that they share, while it is open here; -1 when it is not.
     """
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        context: str,
+        factories: Sequence[Callable[[], Any]],
+        *,
+        settings: dict[str, Any],
+        shared: bool,
+        loop: bytes | None,
+    ) -> None:
         self.owner = os.getpid()
         self.partition = partition
         self.workers: list[WorkerProcess] = []
-        self.outstanding: list[deque[tuple[int, NDArray[np.int64]]]] = [deque() for _ in partition.slices]
-        self.starting: dict[int, NewWorker] = {}
-        self.closed: set[int] = set()
-        self.progress: NDArray[np.int64] = np.zeros(len(partition.slices), np.int64)
-        self.memory_fd = -1
-        self._hung: dict[int, tuple[float, int, str]] = {}  # put down: seconds it was given, at work on, its stacks
+        self.states = [_PLANNED] * partition.num_workers
+        self.outstanding: list[deque[tuple[int, NDArray[np.int64]]]] = [deque() for _ in self.states]
+        self.ended: set[int] = set()
+        self.progress: NDArray[np.int64] = np.zeros(partition.num_workers, np.int64)
+        self._queued: list[list[tuple[int, int, bytes]]] = [[] for _ in self.states]  # for who is not at work yet
+        self._hung: dict[int, tuple[float, int, str]] = {}  # killed: seconds it was given, at work on, its stacks
         self._by_fd: dict[int, int] = {}
         self._poller = AdaptivePoller(0.0)
         self._poll_any = select.poll()
         self._poll_one: list[select.poll] = []
+        self._context, self._shared = context, shared
+        self._spaces_mode = settings["spaces"]
+        self._plans = [
+            pickle.dumps(
+                WorkerPlan(
+                    worker=w,
+                    first_env_id=lo,
+                    factories=pickle_or_explain(list(factories[lo:hi]), f"the factory of envs {lo} to {hi - 1}"),
+                    loop=loop,
+                    shared=shared,
+                    settings=settings,
+                )
+            )
+            for w, (lo, hi) in enumerate(pairwise(partition.starts))
+        ]
+        self._memory_fd = -1  # the memory that all share, while it is open here
+        self._attach = b""  # what ATTACH says
+        self._survived_lately: list[Survived] = []
 
-    def watch(self) -> None:
-        """Listen to all workers from now on."""
+    def note(self, w: int, event: WorkerEvent) -> None:
+        """Note what happens to a worker."""
+        self.states[w] = WORKER_TRANSITIONS[event][self.states[w]]
+
+    # --- starting all
+
+    def start_all(
+        self, budget: RestartBudget | None, *, require: bool, place: str
+    ) -> tuple[EnvSpec, Buffers, list[Survived]]:
+        """Start all, and wait until they are at work.
+
+        Args:
+            budget: How often one that dies while it builds its envs is replaced; None: never.
+            require: Whether every leaf must be in shared memory.
+            place: How to name where envs run, for messages.
+
+        Returns:
+            What one env looks like, everyone's rows, and what went wrong in building envs before it went well.
+        """
+        num_envs = len(self.partition.owner)
+        limits.check_descriptors(len(self._plans))
+        self._memory_fd = shared_memory.create()
+        for w in range(len(self._plans)):
+            self.workers.append(WorkerProcess(self._context, self._memory_fd))
+            self.note(w, WorkerEvent.START)
         # Where each core has a worker, one that looks takes the core from it.
         self._poller = AdaptivePoller(_LOOK if len(self.workers) < usable_cores() else 0.0)
         self._poll_one = [select.poll() for _ in self.workers]
-        for w in range(len(self.workers)):
-            self._watch(w)
+        for w, worker in enumerate(self.workers):
+            self._listen_to(w)
+            with suppress(ChannelClosed):  # why, it may have said
+                worker.channel.send(ch.INIT, _SETUP_NUMBER, self._plans[w])
+        specs, survived = self._read_specs(budget, place)
+        self._spec = spec = agree_on_spec(specs, self.partition.starts, self._spaces_mode)
+        if require and (leaves := object_leaves(spec)):
+            raise UnsupportedSpaceError(
+                f"shared_memory='require', but {', '.join(leaves)} cannot be there: not of fixed size. "
+                f"shared_memory=True sends such leaves, and only those, through a pipe"
+            )
+        head = PROGRESS_BYTES * len(self._plans)
+        size = head + (Buffers.nbytes(spec, num_envs) if self._shared else 0)
+        shared_memory.grow(self._memory_fd, size)
+        mapped = shared_memory.map_memory(self._memory_fd, size)
+        self.progress = progress_of(mapped, len(self._plans))
+        buffers = Buffers(spec, num_envs, memoryview(mapped)[head:] if self._shared else None)
+        buffers.clear_masks()
+        # The common spec, not the worker's own: where spaces are compatible only, theirs may differ.
+        self._attach = pickle_or_explain((num_envs, len(self._plans), size, spec), "the envs' spaces")
+        for w in range(len(self._plans)):
+            self._send_attach(w)
+        for w in range(len(self._plans)):
+            self._read_attached(w)
+        return spec, buffers, survived
 
-    def _watch(self, w: int) -> None:
-        fd = self.workers[w].channel.read_fd
-        self._by_fd[fd] = w
-        self._poll_any.register(fd, select.POLLIN)
-        for v, poll in enumerate(self._poll_one):
-            poll.register(fd, select.POLLIN if v == w else 0)  # with 0, a closed end is still reported
+    def forget_plans(self) -> None:
+        """Nobody will be replaced: let go of what that would take."""
+        self._plans.clear()
+        self._close_memory()
 
-    def replace(self, w: int, worker: WorkerProcess) -> None:
-        """Put a new worker, which is not at work yet, in the place of one that is gone."""
+    def _read_specs(self, budget: RestartBudget | None, place: str) -> tuple[list[EnvSpec], list[Survived]]:
+        """What each worker's envs look like; raises what went wrong in building them."""
+        specs: dict[int, EnvSpec] = {}
+        failures: list[Failure] = []
+        survived: list[Survived] = []
+        waiting = set(range(len(self._plans)))
+        while waiting:
+            for w in self.wait(None):
+                if w not in waiting:  # it has told why its envs could not be built, and is gone now
+                    continue
+                try:
+                    told = self.workers[w].channel.take(_SETUP_NUMBER)
+                except ChannelClosed as error:
+                    survived.append(self._retry_start(w, error, budget))
+                    continue
+                if told is None:
+                    continue
+                waiting.discard(w)
+                if told.code == ch.OK:
+                    specs[w], packed = self._open_spec(w, told.payload)
+                    survived += survived_failures(map(unpack_failure, packed))
+                else:
+                    failures.extend(map(unpack_failure, pickle.loads(told.payload)))
+        raise_failures(failures, place)
+        return [specs[w] for w in range(len(self._plans))], survived
+
+    def _retry_start(self, w: int, news: ChannelClosed, budget: RestartBudget | None) -> Survived:
+        """Replace a worker that died while it built its envs for the first time."""
+        worker_exit = self._exit_while_building(w, news)
+        error = worker_exit.error(only_close_is_left=False)
+        pause = None if budget is None else budget.try_restart(("worker", w), worker_exit.reason)
+        if budget is None or pause is None:
+            if budget is not None:
+                error.args = (f"{error} {budget.history(('worker', w))}",)
+            raise error
+        time.sleep(pause)
+        self.note(w, WorkerEvent.PLAN)
+        if self.start(w) is not None:
+            raise error from None
+        return worker_exit.env_ids, str(worker_exit)
+
+    def _exit_while_building(self, w: int, news: ChannelClosed) -> WorkerExit:
+        """See a worker off that ended, or must, before it was at work for the first time."""
+        return self.reap(w, garbled_reason(news), None)
+
+    def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[PackedFailure]]:
+        """What a new worker says of its envs; their spaces may be of any class.
+
+        Raises:
+            SerialisationError: It cannot be rebuilt in this process.
+        """
+        ids = self.partition.slices[w]
+        spec: EnvSpec
+        failures: list[PackedFailure]
+        ((spec, failures),) = load_each(payload, [f"the spaces of envs {ids[0]} to {ids[-1]}"])
+        return spec, failures
+
+    def _send_attach(self, w: int) -> None:
+        try:
+            self.workers[w].channel.send(ch.ATTACH, _SETUP_NUMBER, self._attach)
+        except ChannelClosed as error:
+            raise self._exit_while_building(w, error).error(only_close_is_left=False) from None
+        self.note(w, WorkerEvent.BUILT)
+
+    def _read_attached(self, w: int) -> None:
+        try:
+            self.workers[w].channel.recv()
+        except ChannelClosed as error:
+            raise self._exit_while_building(w, error).error(only_close_is_left=False) from None
+        self.note(w, WorkerEvent.ATTACHED)
+
+    # --- replacing one
+
+    def plan(self, w: int) -> None:
+        """Another worker will take the place of one that is gone: what that is asked from now on waits for it."""
+        self.note(w, WorkerEvent.PLAN)
+
+    def start(self, w: int) -> str | None:
+        """Start a worker that is planned. Says what went wrong, if it did."""
+        try:
+            worker = WorkerProcess(self._context, self._memory_fd)
+        except (OSError, MarlvecError) as error:
+            return f"could not be replaced: {error}"
         self.workers[w] = worker
-        self.closed.discard(w)
+        self.ended.discard(w)
         self._hung.pop(w, None)
         self.progress[w] = 0
-        self.starting.setdefault(w, NewWorker()).since = time.monotonic()
-        self._watch(w)
+        self.note(w, WorkerEvent.START)
+        self._listen_to(w)
+        try:
+            worker.channel.send(ch.INIT, _SETUP_NUMBER, self._plans[w])
+        except ChannelClosed:
+            self.ended.add(w)  # why, it may have said
+        return None
+
+    def advance(self, w: int) -> str | None:
+        """Hear what a new worker has to say, and take the next step. Says what went wrong, if it did.
+
+        Raises:
+            ChannelClosed: It is gone.
+        """
+        channel = self.workers[w].channel
+        told = channel.take(_SETUP_NUMBER)
+        if told is None:
+            if w in self.ended:  # it hears nothing any more, and has nothing left to say
+                raise ChannelClosed("it does not read")
+            return None
+        if told.code == ch.FAILED:
+            failure = unpack_failure(pickle.loads(told.payload)[0])
+            return f"could not build its envs again: env {failure.env_id}: {failure.summary}; it ended"
+        if self.states[w] is _BUILDING:
+            try:
+                spec, packed = self._open_spec(w, told.payload)
+            except SerialisationError as error:
+                return f"built envs again, but {error}; it ended"
+            self._survived_lately += survived_failures(map(unpack_failure, packed))
+            if differs := self._spec.difference(spec, self._spaces_mode):
+                return f"built envs with other spaces than before: {differs}; it ended"
+            self.note(w, WorkerEvent.BUILT)
+            channel.send(ch.ATTACH, _SETUP_NUMBER, self._attach)
+            return None
+        self.note(w, WorkerEvent.ATTACHED)
+        if self.outstanding[w]:
+            self.note(w, WorkerEvent.REQUEST)
+        queued, self._queued[w] = self._queued[w], []
+        for code, number, payload in queued:
+            channel.send(code, number, payload)
+        return None
+
+    def survived_lately(self) -> list[Survived]:
+        """What went wrong, and then right, in building envs anew; each is told once."""
+        lately, self._survived_lately = self._survived_lately, []
+        return lately
+
+    # --- requests and replies
+
+    def request(self, w: int, code: int, number: int, env_ids: NDArray[np.int64], payload: bytes) -> None:
+        """Ask a worker for something; one that is not at work yet gets it then.
+
+        Raises:
+            ChannelClosed: It is gone. What it said before can still be read.
+        """
+        self.outstanding[w].append((number, env_ids))
+        self.states[w] = state = _REQUEST[self.states[w]]
+        if state < _IDLE:
+            self._queued[w].append((code, number, payload))
+            return
+        try:
+            self.workers[w].channel.send(code, number, payload)
+        except ChannelClosed:
+            self.ended.add(w)
+            raise
 
     def unread(self) -> list[int]:
         """Workers of whom something is there already: what came in while we were sending, or before their end."""
-        if not self.closed and not any(worker.channel.inbox for worker in self.workers):
+        if not self.ended and not any(worker.channel.inbox for worker in self.workers):
             return []
         return [
             w
             for w, worker in enumerate(self.workers)
-            if (self.outstanding[w] or w in self.starting) and (w in self.closed or worker.channel.inbox)
+            if self.states[w] in _SPEAKS and (w in self.ended or worker.channel.inbox)
         ]
 
     def has_unread(self, w: int) -> bool:
@@ -135,10 +412,10 @@ class WorkerPool:
         return bool(channel.inbox) or bool(select.select([channel.read_fd], [], [], 0)[0])
 
     def busy(self) -> Iterator[tuple[int, int, int]]:
-        """Workers at work that owe an answer, to which request, and how far they are."""
-        for w, queue in enumerate(self.outstanding):
-            if queue and w not in self.starting:
-                yield w, queue[0][0], int(self.progress[w])
+        """Workers that owe an answer, to which request, and how far they are."""
+        for w, state in enumerate(self.states):
+            if state is _BUSY:
+                yield w, self.outstanding[w][0][0], int(self.progress[w])
 
     def wait(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
         """Wait until a worker has said something, or died.
@@ -165,13 +442,20 @@ class WorkerPool:
 
     def _note_end(self, fd: int) -> None:
         """Stop listening to an end that was closed: it would be reported for ever."""
-        self.closed.add(self._by_fd[fd])
+        self.ended.add(self._by_fd[fd])
         self._stop_listening(fd)
 
     def _stop_listening(self, fd: int) -> None:
         if self._by_fd.pop(fd, None) is not None:
             for poll in (self._poll_any, *self._poll_one):
                 poll.unregister(fd)
+
+    def _listen_to(self, w: int) -> None:
+        fd = self.workers[w].channel.read_fd
+        self._by_fd[fd] = w
+        self._poll_any.register(fd, select.POLLIN)
+        for v, poll in enumerate(self._poll_one):
+            poll.register(fd, select.POLLIN if v == w else 0)  # with 0, a closed end is still reported
 
     # --- ends
 
@@ -183,9 +467,10 @@ class WorkerPool:
         if torn := worker.channel.torn:
             report = f"it had sent {torn}\n{report}"
         self._hung[w] = (timeout, env, report)
+        self.note(w, WorkerEvent.HANG)
         worker.kill()
 
-    def reap(self, w: int, how: str | None, call: str | None, *, building: bool = False) -> WorkerExit:
+    def reap(self, w: int, how: str | None, call: str | None) -> WorkerExit:
         """See a worker off that is gone, or must go: kill what is left of it, and say what is known."""
         worker = self.workers[w]
         if how is None:
@@ -194,38 +479,40 @@ class WorkerPool:
         timeout, env, report = self._hung.get(w, (None, int(self.progress[w]), ""))
         queue = self.outstanding[w]
         ids = self.partition.slices[w]
+        building = self.states[w] < _IDLE
         worker_exit = WorkerExit(
             worker=w,
             pid=worker.pid,
             exitcode=worker.exitcode,
             first=int(ids[0]),
             last=int(ids[-1]),
-            # Noise is heard when whoever made it may be done.
-            at_work_on=int(ids[env - 1]) if 0 < env <= len(ids) and w not in self.starting and how is None else None,
+            # Noise is read when whoever made it may be done.
+            at_work_on=int(ids[env - 1]) if 0 < env <= len(ids) and not building and how is None else None,
             call=call,
             request=queue[0][0] if queue else None,
             how=how,
             timeout=timeout,
             report=report or worker.crash_report(),
-            building=building or w in self.starting,
+            building=building,
         )
         self._stop_listening(worker.channel.read_fd)
         worker.close()
-        self.closed.discard(w)
-        self.starting.pop(w, None)
+        self.ended.discard(w)
+        self._queued[w].clear()
+        self.note(w, WorkerEvent.REAP)
         return worker_exit
 
     def reap_others(self, first: WorkerExit, call: str | None) -> list[WorkerExit]:
         """See off those who went with another one, and a moment later."""
         time.sleep(_MOMENT)
-        gone = [w for w, worker in enumerate(self.workers) if w != first.worker and worker.poll()]
+        gone = [w for w, worker in enumerate(self.workers) if self.states[w] is not _REAPED and worker.poll()]
         return sorted([first, *(self.reap(w, None, call) for w in gone)], key=lambda worker_exit: worker_exit.worker)
 
-    def close_memory(self) -> None:
+    def _close_memory(self) -> None:
         """Let go of the memory's descriptor; it stays mapped where it is."""
-        if self.memory_fd >= 0:
-            os.close(self.memory_fd)
-        self.memory_fd = -1
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+        self._memory_fd = -1
 
     def shut_down(self, timeout: float | None) -> list[Failure]:
         """Ask the workers to close, wait, kill what is left.
@@ -241,8 +528,10 @@ class WorkerPool:
         failures: list[Failure] = []
         deadline = time.monotonic() + (_LONG if timeout is None else timeout)
         asked = []
-        for worker in self.workers:
-            if worker.channel.write_fd < 0:  # gone and buried
+        for w, worker in enumerate(self.workers):
+            is_gone = self.states[w] in (_PLANNED, _REAPED)
+            self.note(w, WorkerEvent.CLOSE)
+            if is_gone:
                 continue
             try:
                 worker.channel.send(ch.CLOSE, 0, timeout=max(0.0, deadline - time.monotonic()))
@@ -257,7 +546,7 @@ class WorkerPool:
             worker.close()
         self.workers = []
         self.progress = np.zeros(0, np.int64)  # lets go of the memory
-        self.close_memory()
+        self._close_memory()
         return failures
 
     def _read_close_reply(self, worker: WorkerProcess, deadline: float) -> list[Failure]:
@@ -273,224 +562,3 @@ class WorkerPool:
         except Exception:  # it is gone, time is up, or what it says cannot be
             return []
         return []
-
-
-_SETUP_NUMBER = 1  # number of requests here; 0 is CLOSE's: its answer must not be taken for that to another
-
-
-class WorkerStarter:
-    """Starts workers, and replaces those that are gone.
-
-    A new worker is told its plan and builds its envs, which may take long; it answers with their spec, is given its
-    rows, and says that it has them. Replacing one never waits: `start` and `advance` take one step each.
-
-    Args:
-        worker_pool: Where they go.
-        context: Their start method.
-        factories: One per env.
-        settings: Arguments of their `Shard`.
-        shared: Whether rows are in shared memory.
-        loop: The loop they run, pickled; None for their own.
-
-    Raises:
-        SerialisationError: A factory cannot be pickled.
-    """
-
-    def __init__(
-        self,
-        worker_pool: WorkerPool,
-        context: str,
-        factories: Sequence[Callable[[], Any]],
-        *,
-        settings: dict[str, Any],
-        shared: bool,
-        loop: bytes | None,
-    ) -> None:
-        self._worker_pool, self._context, self._shared = worker_pool, context, shared
-        self._spaces_mode = settings["spaces"]
-        plans: list[Plan] = [
-            {
-                "factories": pickle_or_explain(list(factories[lo:hi]), f"the factory of envs {lo} to {hi - 1}"),
-                "worker": loop,
-                "first": lo,
-                "place": w,
-                "shared": shared,
-                "shard": settings,
-            }
-            for w, (lo, hi) in enumerate(pairwise(worker_pool.partition.starts))
-        ]
-        self._plans = [pickle.dumps(plan) for plan in plans]
-        self._memory_fd = -1
-        self._attach = b""
-        self._survived_lately: list[Survived] = []
-
-    def start_all(
-        self, budget: RestartBudget | None, *, require: bool, place: str
-    ) -> tuple[EnvSpec, Buffers, list[Survived]]:
-        """Hire all, and wait until they are at work.
-
-        Args:
-            budget: How often one that dies while it builds its envs is replaced; None: never.
-            require: Whether every leaf must be in shared memory.
-            place: How to name where envs run, for messages.
-
-        Returns:
-            What one env looks like, everyone's rows, and what went wrong in building envs before it went well.
-        """
-        worker_pool = self._worker_pool
-        num_envs = len(worker_pool.partition.owner)
-        limits.check_descriptors(len(self._plans))
-        self._memory_fd = worker_pool.memory_fd = shared_memory.create()
-        for _ in self._plans:
-            worker_pool.workers.append(WorkerProcess(self._context, self._memory_fd))
-        worker_pool.watch()
-        for w, plan in enumerate(self._plans):
-            with suppress(ChannelClosed):  # why, it may have said
-                worker_pool.workers[w].channel.send(ch.INIT, _SETUP_NUMBER, plan)
-        specs, survived = self._read_specs(budget, place)
-        self._spec = spec = agree_on_spec(specs, worker_pool.partition.starts, self._spaces_mode)
-        if require and (leaves := object_leaves(spec)):
-            raise UnsupportedSpaceError(
-                f"shared_memory='require', but {', '.join(leaves)} cannot be there: not of fixed size. "
-                f"shared_memory=True sends such leaves, and only those, through a pipe"
-            )
-        head = PROGRESS_BYTES * len(self._plans)
-        size = head + (Buffers.nbytes(spec, num_envs) if self._shared else 0)
-        shared_memory.grow(self._memory_fd, size)
-        mapped = shared_memory.map_memory(self._memory_fd, size)
-        worker_pool.progress = progress_of(mapped, len(self._plans))
-        buffers = Buffers(spec, num_envs, memoryview(mapped)[head:] if self._shared else None)
-        buffers.clear_masks()
-        # The common spec, not the worker's own: where spaces are compatible only, theirs may differ.
-        self._attach = pickle_or_explain((num_envs, len(self._plans), size, spec), "the envs' spaces")
-        for w in range(len(self._plans)):
-            self._send(w, ch.ATTACH, self._attach)
-        for w in range(len(self._plans)):
-            self._receive(w)
-        return spec, buffers, survived
-
-    def forget_plans(self) -> None:
-        """Nobody will be replaced: let go of what that would take."""
-        self._plans.clear()
-        self._worker_pool.close_memory()
-
-    def start(self, w: int) -> str | None:
-        """Hire a worker in the place of one that is gone. Says what went wrong, if it did."""
-        try:
-            worker = WorkerProcess(self._context, self._memory_fd)
-        except (OSError, MarlvecError) as error:
-            return f"could not be replaced: {error}"
-        self._worker_pool.replace(w, worker)
-        try:
-            worker.channel.send(ch.INIT, _SETUP_NUMBER, self._plans[w])
-        except ChannelClosed:
-            self._worker_pool.closed.add(w)  # why, it may have said
-        return None
-
-    def advance(self, w: int) -> str | None:
-        """Hear what a new worker has to say, and take the next step. Says what went wrong, if it did.
-
-        Raises:
-            ChannelClosed: It is gone.
-        """
-        worker_pool = self._worker_pool
-        new, channel = worker_pool.starting[w], worker_pool.workers[w].channel
-        told = channel.take(_SETUP_NUMBER)
-        if told is None:
-            if w in worker_pool.closed:  # it hears nothing any more, and has nothing left to say
-                raise ChannelClosed("it does not read")
-            return None
-        if told.code == ch.FAILED:
-            failure = unpack_failure(pickle.loads(told.payload)[0])
-            return f"could not build its envs again: env {failure.env_id}: {failure.summary}; it ended"
-        if not new.has_spec:
-            try:
-                spec, packed = self._open_spec(w, told.payload)
-            except SerialisationError as error:
-                return f"built envs again, but {error}; it ended"
-            self._survived_lately += survived_failures(map(unpack_failure, packed))
-            if differs := self._spec.difference(spec, self._spaces_mode):
-                return f"built envs with other spaces than before: {differs}; it ended"
-            new.has_spec = True
-            channel.send(ch.ATTACH, _SETUP_NUMBER, self._attach)
-            return None
-        del worker_pool.starting[w]
-        for code, number, payload in new.requests:
-            channel.send(code, number, payload)
-        return None
-
-    def survived_lately(self) -> list[Survived]:
-        """What went wrong, and then right, in building envs anew; each is told once."""
-        lately, self._survived_lately = self._survived_lately, []
-        return lately
-
-    def _read_specs(self, budget: RestartBudget | None, place: str) -> tuple[list[EnvSpec], list[Survived]]:
-        """What each worker's envs look like; raises what went wrong in building them."""
-        worker_pool = self._worker_pool
-        specs: dict[int, EnvSpec] = {}
-        failures: list[Failure] = []
-        survived: list[Survived] = []
-        waiting = set(range(len(self._plans)))
-        while waiting:
-            for w in worker_pool.wait(None):
-                if w not in waiting:  # it has told why its envs could not be built, and is gone now
-                    continue
-                try:
-                    told = worker_pool.workers[w].channel.take(_SETUP_NUMBER)
-                except ChannelClosed as error:
-                    survived.append(self._retry_start(w, error, budget))
-                    continue
-                if told is None:
-                    continue
-                waiting.discard(w)
-                if told.code == ch.OK:
-                    specs[w], packed = self._open_spec(w, told.payload)
-                    survived += survived_failures(map(unpack_failure, packed))
-                else:
-                    failures.extend(map(unpack_failure, pickle.loads(told.payload)))
-        raise_failures(failures, place)
-        return [specs[w] for w in range(len(self._plans))], survived
-
-    def _retry_start(self, w: int, news: ChannelClosed, budget: RestartBudget | None) -> Survived:
-        """Replace a worker that died while it built its envs for the first time."""
-        worker_exit = self._exit_while_building(w, news)
-        error = worker_exit.error(only_close_is_left=False)
-        pause = None if budget is None else budget.try_restart(("worker", w), worker_exit.reason)
-        if budget is None or pause is None:
-            if budget is not None:
-                error.args = (f"{error} {budget.history(('worker', w))}",)
-            raise error
-        time.sleep(pause)
-        problem = self.start(w)
-        self._worker_pool.starting.pop(w, None)
-        if problem is not None:
-            raise error from None
-        return worker_exit.env_ids, str(worker_exit)
-
-    def _exit_while_building(self, w: int, news: ChannelClosed) -> WorkerExit:
-        """See a worker off that ended, or must, before it was at work for the first time."""
-        return self._worker_pool.reap(w, garbled_reason(news), None, building=True)
-
-    def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[PackedFailure]]:
-        """What a new worker says of its envs; their spaces may be of any class.
-
-        Raises:
-            SerialisationError: It cannot be rebuilt in this process.
-        """
-        ids = self._worker_pool.partition.slices[w]
-        spec: EnvSpec
-        failures: list[PackedFailure]
-        ((spec, failures),) = load_each(payload, [f"the spaces of envs {ids[0]} to {ids[-1]}"])
-        return spec, failures
-
-    def _send(self, w: int, code: int, payload: bytes) -> None:
-        try:
-            self._worker_pool.workers[w].channel.send(code, _SETUP_NUMBER, payload)
-        except ChannelClosed as error:
-            raise self._exit_while_building(w, error).error(only_close_is_left=False) from None
-
-    def _receive(self, w: int) -> None:
-        try:
-            self._worker_pool.workers[w].channel.recv()
-        except ChannelClosed as error:
-            raise self._exit_while_building(w, error).error(only_close_is_left=False) from None

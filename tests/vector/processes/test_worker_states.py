@@ -1,0 +1,261 @@
+"""What a worker is at, driven by random events: its table holds, and no request is lost. No process is started."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import deque
+from typing import Any
+from unittest import mock
+
+import cloudpickle
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from marlvec.envs.adapters.detect import adapt
+from marlvec.errors import ResourceError
+from marlvec.testing.scripted import CounterEnv
+from marlvec.vector.processes import channel as ch
+from marlvec.vector.processes import worker_pool
+from marlvec.vector.processes.channel import ChannelClosed, Message
+from marlvec.vector.processes.worker_pool import WORKER_TRANSITIONS, WorkerEvent, WorkerPool, WorkerState
+from marlvec.vector.shards.partition import Partition
+
+N, W = 4, 2
+AT_WORK = (WorkerState.IDLE, WorkerState.BUSY)
+STARTING = (WorkerState.PLANNED, WorkerState.BUILDING, WorkerState.ATTACHING)
+
+
+class FakeChannel:
+    """The parent's end of a channel; the test says what comes in."""
+
+    torn = ""
+
+    def __init__(self) -> None:
+        self.read_fd, self._theirs = os.pipe()
+        self.inbox: deque[Message] = deque()
+        self.sent: list[tuple[int, int]] = []
+        self.is_closed_there = False
+
+    def send(self, code: int, number: int, payload: bytes = b"", timeout: float | None = None) -> None:
+        if self.is_closed_there:
+            raise ChannelClosed("end of file")
+        self.sent.append((code, number))
+
+    def take(self, number: int | None = None) -> Message | None:
+        return self.inbox.popleft() if self.inbox else None
+
+    def close(self) -> None:
+        if self.read_fd >= 0:
+            os.close(self.read_fd)
+            os.close(self._theirs)
+        self.read_fd = -1
+
+
+class FakeProcess:
+    """A process that is nothing but its channel."""
+
+    pid, exitcode = 1, -9
+
+    def __init__(self, method: str, memory_fd: int) -> None:
+        if method == "fails":
+            raise ResourceError("no more processes")
+        self.channel = FakeChannel()
+
+    def kill(self) -> None:
+        self.channel.is_closed_there = True
+
+    def wait(self, timeout: float) -> bool:
+        return True
+
+    def stacks(self) -> str:
+        return ""
+
+    def crash_report(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+SPEC = adapt(CounterEnv(3)).spec()
+OTHER_SPEC = adapt(CounterEnv(3, agent_num=1)).spec()
+
+
+class WorkersMachine(RuleBasedStateMachine):
+    """Two workers; per worker a plain state, and what it was asked and owes."""
+
+    @initialize()
+    def start(self) -> None:
+        self.patch = mock.patch.object(worker_pool, "WorkerProcess", FakeProcess)
+        self.patch.start()
+        settings = {"spaces": "equal"}
+        pool = WorkerPool(Partition(N, W), "forkserver", [CounterEnv] * N, settings=settings, shared=True, loop=None)
+        pool._spec = SPEC
+        pool._poll_one = [worker_pool.select.poll() for _ in range(W)]
+        self.pool = pool
+        for w in range(W):
+            pool.workers.append(FakeProcess("forkserver", -1))  # type: ignore[arg-type]  # stands in for one
+            pool._listen_to(w)
+            for event in (WorkerEvent.START, WorkerEvent.BUILT, WorkerEvent.ATTACHED):
+                pool.note(w, event)
+        self.states = [WorkerState.IDLE] * W
+        self.owed: list[list[int]] = [[] for _ in range(W)]  # numbers of requests
+        self.sent: list[list[int]] = [[] for _ in range(W)]  # those of them that have gone out
+        self.ended: set[int] = set()
+        self.number = 1
+
+    def teardown(self) -> None:
+        if hasattr(self, "pool"):
+            self.patch.stop()
+            for worker in self.pool.workers:
+                worker.close()
+
+    def workers_in(self, data: st.DataObject, *states: WorkerState) -> int | None:
+        found = [w for w in range(W) if self.states[w] in states]
+        return data.draw(st.sampled_from(found)) if found else None
+
+    @rule(data=st.data())
+    def request(self, data: st.DataObject) -> None:
+        w = self.workers_in(data, *STARTING, *AT_WORK, WorkerState.KILLED)
+        if w is None:
+            return
+        self.number += 1
+        channel = self.pool.workers[w].channel
+        gets_out = self.states[w] in AT_WORK and not channel.is_closed_there  # type: ignore[attr-defined]
+        fails = self.states[w] in (*AT_WORK, WorkerState.KILLED) and not gets_out
+        try:
+            self.pool.request(w, ch.STEP, self.number, self.pool.partition.slices[w], b"")
+            raised = False
+        except ChannelClosed:
+            raised = True
+        assert raised == fails
+        self.owed[w].append(self.number)
+        if fails:
+            self.ended.add(w)
+        if gets_out:
+            self.sent[w].append(self.number)
+        if self.states[w] is WorkerState.IDLE:
+            self.states[w] = WorkerState.BUSY
+
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        """What `AsyncVectorEnv` does once a reply was read."""
+        w = self.workers_in(data, WorkerState.BUSY)
+        if w is None:
+            return
+        queue = self.pool.outstanding[w]
+        assert queue.popleft()[0] == self.owed[w].pop(0)
+        self.sent[w] = self.sent[w][1:]
+        if not queue:
+            self.pool.note(w, WorkerEvent.ANSWERED)
+            self.states[w] = WorkerState.IDLE
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        w = self.workers_in(data, WorkerState.BUILDING, WorkerState.ATTACHING, *AT_WORK)
+        if w is not None:
+            self.pool.workers[w].channel.is_closed_there = True  # type: ignore[attr-defined]
+
+    @rule(data=st.data())
+    def hang(self, data: st.DataObject) -> None:
+        w = self.workers_in(data, WorkerState.BUSY)
+        if w is not None:
+            assert w in [v for v, _, _ in self.pool.busy()]
+            self.pool.kill_hung(w, 1.0)
+            self.states[w] = WorkerState.KILLED
+
+    @rule(data=st.data())
+    def reap(self, data: st.DataObject) -> None:
+        w = self.workers_in(data, *STARTING, *AT_WORK, WorkerState.KILLED)
+        if w is None:
+            return
+        gone = self.pool.reap(w, None, "step")
+        assert gone.building == (self.states[w] in STARTING)
+        assert gone.request == (self.owed[w][0] if self.owed[w] else None)
+        assert (gone.timeout is not None) == (self.states[w] is WorkerState.KILLED)
+        self.pool.outstanding[w].clear()  # they are asked anew of the next one
+        self.owed[w], self.sent[w], self.states[w] = [], [], WorkerState.REAPED
+        self.ended.discard(w)
+
+    @rule(data=st.data())
+    def plan(self, data: st.DataObject) -> None:
+        w = self.workers_in(data, WorkerState.REAPED)
+        if w is not None:
+            self.pool.plan(w)
+            self.states[w] = WorkerState.PLANNED
+
+    @rule(data=st.data(), fails=st.booleans())
+    def replace(self, data: st.DataObject, fails: bool) -> None:
+        w = self.workers_in(data, WorkerState.PLANNED)
+        if w is None:
+            return
+        self.pool._context = "fails" if fails else "forkserver"
+        problem = self.pool.start(w)
+        assert (problem is not None) == fails
+        if not fails:
+            self.states[w] = WorkerState.BUILDING
+
+    @rule(data=st.data(), says=st.sampled_from(["nothing", "fine", "other spaces", "failed"]))
+    def advance(self, data: st.DataObject, says: str) -> None:
+        w = self.workers_in(data, WorkerState.BUILDING, WorkerState.ATTACHING)
+        if w is None:
+            return
+        channel: Any = self.pool.workers[w].channel
+        building = self.states[w] is WorkerState.BUILDING
+        if says == "failed":
+            failure = pickle.dumps([(0, "__init__", "it would not", "", None)])
+            channel.inbox.append(Message(ch.FAILED, 0, 1, failure))
+            assert "could not build its envs again" in str(self.pool.advance(w))
+        elif says != "nothing":
+            spec = SPEC if says == "fine" else OTHER_SPEC
+            payload = cloudpickle.dumps((spec, [])) if building else b""
+            channel.inbox.append(Message(ch.OK, 0, 1, payload))
+            if building and says == "other spaces":
+                assert "with other spaces" in str(self.pool.advance(w))
+                return
+            sends = building or bool(self.owed[w])
+            if channel.is_closed_there and sends:
+                with pytest.raises(ChannelClosed):
+                    self.pool.advance(w)
+            else:
+                assert self.pool.advance(w) is None
+            if building:
+                self.states[w] = WorkerState.ATTACHING
+            else:
+                self.states[w] = WorkerState.BUSY if self.owed[w] else WorkerState.IDLE
+                self.sent[w] = [] if channel.is_closed_there else list(self.owed[w])
+        else:
+            assert self.pool.advance(w) is None, "some of it is yet to come"
+
+    @precondition(lambda self: hasattr(self, "pool"))
+    @invariant()
+    def agrees(self) -> None:
+        pool = self.pool
+        assert pool.states == self.states
+        assert pool.ended == self.ended
+        for w in range(W):
+            numbers = [number for number, _ in pool.outstanding[w]]
+            assert numbers == self.owed[w]
+            assert (pool.states[w] is WorkerState.BUSY) <= bool(numbers), "who is busy owes answers"
+            assert not (pool.states[w] is WorkerState.IDLE and numbers), "who owes none is idle"
+            if pool.states[w] in AT_WORK and w not in self.ended:
+                steps = [number for code, number in pool.workers[w].channel.sent if code == ch.STEP]  # type: ignore[attr-defined]
+                assert steps[len(steps) - len(self.sent[w]) :] == self.sent[w], "in order, each once"
+        assert {w for w, _, _ in pool.busy()} == {w for w in range(W) if self.states[w] is WorkerState.BUSY}
+
+
+TestWorkers = WorkersMachine.TestCase
+
+
+def test_what_no_table_has_cannot_happen() -> None:
+    """Nobody who is gone is asked for anything; a new worker goes through all its steps; close() comes any time."""
+    pool = WorkerPool(
+        Partition(N, W), "forkserver", [CounterEnv] * N, settings={"spaces": "equal"}, shared=True, loop=None
+    )
+    for event in (WorkerEvent.BUILT, WorkerEvent.ATTACHED, WorkerEvent.ANSWERED, WorkerEvent.HANG, WorkerEvent.PLAN):
+        with pytest.raises(KeyError):
+            pool.note(0, event)
+    assert WorkerState.REAPED not in WORKER_TRANSITIONS[WorkerEvent.REQUEST]
+    assert set(WORKER_TRANSITIONS[WorkerEvent.CLOSE]) == set(WorkerState)
