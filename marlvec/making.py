@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from marlvec.envs.making.catalog import ENVPOOL
@@ -23,10 +24,32 @@ from marlvec.vector.processes.worker import WorkerLink
 from marlvec.vector.settings import SettingsArguments
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["make"]
+__all__ = ["BACKENDS", "Backend", "make"]
 
-_ProcessOptions = tuple[tuple[str, Any, Any], ...]
-"""Options that only worker processes have: name, value, default."""
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend as `make` knows it.
+
+    Attributes:
+        build: Builds the vectorizer from recipes, the settings, and the options that the backend takes.
+        takes_num_workers: Whether it takes ``num_workers``.
+        takes_process_options: Whether it takes the options of worker processes.
+    """
+
+    build: Callable[..., VectorEnv]
+    takes_num_workers: bool = False
+    takes_process_options: bool = False
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "async": Backend(AsyncVectorEnv, takes_num_workers=True, takes_process_options=True),
+    "thread": Backend(ThreadVectorEnv, takes_num_workers=True),
+    "sync": Backend(SyncVectorEnv),
+    "native": Backend(make_native, takes_num_workers=True),
+    "pool": Backend(make_pool),
+}
+_PROCESS_DEFAULTS = {"context": None, "shared_memory": True, "daemon": True, "worker": None, "step_timeout": None}
 
 # What other libraries call an argument of make() by a name that does not come near.
 _SYNONYMS = {"env_num": "num_envs", "asynchronous": "backend", "vectorization_mode": "backend"}
@@ -156,13 +179,13 @@ def make(
         "on_fault": on_fault,
         "max_restarts": max_restarts,
     }
-    processes: _ProcessOptions = (
-        ("context", context, None),
-        ("shared_memory", shared_memory, True),
-        ("daemon", daemon, True),
-        ("worker", worker, None),
-        ("step_timeout", step_timeout, None),
-    )
+    process_options = {
+        "context": context,
+        "shared_memory": shared_memory,
+        "daemon": daemon,
+        "worker": worker,
+        "step_timeout": step_timeout,
+    }
     if recipes[0].factory.entry.family == ENVPOOL:
         if backend not in ("async", "auto", "pool"):
             raise ArgumentError(f"backend={backend!r}: EnvPool's envs run in threads of its own; leave it out")
@@ -170,17 +193,18 @@ def make(
     reason = ""
     with _suggesting(kwargs):
         if backend == "auto":
-            backend, reason = _choose(recipes, num_workers, settings, processes)
-        envs = _build(backend, recipes, num_workers, settings, processes)
+            backend, reason = _choose(recipes, num_workers, settings, process_options)
+        options = _options_of(backend, num_workers, process_options)
+        envs = BACKENDS[backend].build(recipes, **options, **settings)
     envs.backend_reason = reason
     return envs
 
 
 def _choose(
-    recipes: list[EnvRecipe], num_workers: int | None, settings: SettingsArguments, processes: _ProcessOptions
+    recipes: list[EnvRecipe], num_workers: int | None, settings: SettingsArguments, process_options: Mapping[str, Any]
 ) -> tuple[str, str]:
     """The backend that ``"auto"`` means for these envs, and why."""
-    if any(value != default for _, value, default in processes):
+    if process_options != _PROCESS_DEFAULTS:
         return "async", "what is asked for needs worker processes"
     if is_exact(recipes):
         return "native", "its compiled form has the same numbers"
@@ -189,28 +213,21 @@ def _choose(
     return choose_backend(recipes, settings)
 
 
-def _build(
-    backend: str,
-    recipes: list[EnvRecipe],
-    num_workers: int | None,
-    settings: SettingsArguments,
-    processes: _ProcessOptions,
-) -> VectorEnv:
-    if backend == "async":
-        options: dict[str, Any] = {name: value for name, value, _ in processes}
-        return AsyncVectorEnv(recipes, num_workers=num_workers, **options, **settings)
-    if backend not in ("sync", "thread", "native", "pool"):
-        raise ArgumentError(f"backend must be 'async', 'thread', 'sync', 'native', 'pool' or 'auto', got {backend!r}")
-    for name, value, default in processes:
-        if value != default:
-            raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
-    if backend == "native":
-        return make_native(recipes, num_workers, settings)
-    if backend == "thread":
-        return ThreadVectorEnv(recipes, num_workers=num_workers, **settings)
-    if num_workers is not None:
+def _options_of(backend: str, num_workers: int | None, process_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a backend takes; what it does not take must not be given."""
+    if backend not in BACKENDS:
+        raise ArgumentError(f"backend must be {', '.join(map(repr, BACKENDS))} or 'auto', got {backend!r}")
+    found = BACKENDS[backend]
+    options = dict(process_options) if found.takes_process_options else {}
+    if not found.takes_process_options:
+        for name, value in process_options.items():
+            if value != _PROCESS_DEFAULTS[name]:
+                raise ArgumentError(f"{name}={value!r} is for worker processes; backend={backend!r} has none")
+    if found.takes_num_workers:
+        options["num_workers"] = num_workers
+    elif num_workers is not None:
         raise ArgumentError(f"num_workers={num_workers!r} is for workers; backend={backend!r} has none")
-    return make_pool(recipes, settings) if backend == "pool" else SyncVectorEnv(recipes, **settings)
+    return options
 
 
 @contextmanager

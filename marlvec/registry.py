@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -74,6 +75,7 @@ def register(
         raise AlreadyRegisteredError(f"env {id!r} is registered already; pass overwrite=True to replace it")
     entry = EnvEntry(id, entry_point, deepcopy(dict(kwargs or {})), extra=extra)
     _entries[id] = entry
+    _by_name.cache_clear()
     return entry
 
 
@@ -185,19 +187,30 @@ def _find(name: str) -> EnvEntry:
     if name.startswith(f"{ENVPOOL}/"):
         return envpool_entry(name.removeprefix(f"{ENVPOOL}/"))
     wanted, version = _split(name)
-    matches: dict[str, list[tuple[int, EnvEntry]]] = {}
-    for entry in _entries.values():
-        stem, number = _split(entry.id)
-        if (stem == wanted or stem.endswith(f"/{wanted}")) and version in (None, number):
-            matches.setdefault(stem, []).append((-1 if number is None else number, entry))
+    matches = []
+    for entries in _by_name().get(wanted, {}).values():
+        if found := [(-1 if n is None else n, entry) for n, entry in entries if version in (None, n)]:
+            matches.append(found)
     if len(matches) > 1:
-        options = ", ".join(sorted(entry.id for found in matches.values() for _, entry in found))
+        options = ", ".join(sorted(entry.id for found in matches for _, entry in found))
         raise RegistryError(f"env {name!r} may be any of {options}; write the whole id")
-    for found in matches.values():
-        return max(found, key=lambda pair: pair[0])[1]
+    if matches:
+        return max(matches[0], key=lambda pair: pair[0])[1]
     if (entry_id := _gymnasium_id(name)) is not None:
         return gymnasium_entry(entry_id)
     raise UnknownEnvError(_unknown(name))
+
+
+@cache
+def _by_name() -> dict[str, dict[str, list[tuple[int | None, EnvEntry]]]]:
+    """Names without version, with or without the namespaces before them → the stems they may stand for → entries."""
+    out: dict[str, dict[str, list[tuple[int | None, EnvEntry]]]] = {}
+    for entry in _entries.values():
+        stem, number = _split(entry.id)
+        parts = stem.split("/")
+        for k in range(len(parts)):
+            out.setdefault("/".join(parts[k:]), {}).setdefault(stem, []).append((number, entry))
+    return out
 
 
 def _split(env_id: str) -> tuple[str, int | None]:

@@ -34,6 +34,7 @@ def registered() -> Iterator[None]:
     yield
     registry._entries.clear()
     registry._entries.update(before)
+    registry._by_name.cache_clear()
 
 
 def built(env: Any, **kwargs: Any) -> Any:

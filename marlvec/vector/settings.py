@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from marlvec.arguments import check_choice
@@ -32,6 +32,9 @@ class SettingsArguments(TypedDict, total=False):
 class Settings:
     """What all backends have in common; `marlvec.make` says what each of these does.
 
+    Attributes:
+        limit: What ``max_restarts`` means.
+
     Raises:
         ArgumentError: A value is none of those allowed.
     """
@@ -45,19 +48,13 @@ class Settings:
     spaces: str = "equal"
     on_fault: str = "raise"
     max_restarts: int | RestartLimit = 10
+    limit: RestartLimit = field(init=False)
 
     def __post_init__(self) -> None:
-        check_choice("autoreset_mode", self.autoreset_mode, AUTORESET_MODES)
-        check_choice("done_on", self.done_on, DONE_ON)
-        check_choice("validate", self.validate, VALIDATE_MODES)
-        check_choice("spaces", self.spaces, SPACES)
-        check_choice("on_fault", self.on_fault, ON_FAULT)
-        restart_limit(self.max_restarts)
-
-    @property
-    def limit(self) -> RestartLimit:
-        """How often an env may be built anew."""
-        return restart_limit(self.max_restarts)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                check_choice(name, getattr(self, name), choices)
+        object.__setattr__(self, "limit", restart_limit(self.max_restarts))
 
     def of_shard(self) -> dict[str, Any]:
         """Those that a `Shard` takes."""
@@ -75,3 +72,10 @@ AUTORESET_MODES = tuple(mode.value for mode in AutoresetMode)
 DONE_ON = ("all", "any")
 VALIDATE_MODES = ("strict", "sample", "warn", "off")
 ON_FAULT = ("raise", "restart", "mask")
+_CHOICES = {
+    "autoreset_mode": AUTORESET_MODES,
+    "done_on": DONE_ON,
+    "validate": VALIDATE_MODES,
+    "spaces": SPACES,
+    "on_fault": ON_FAULT,
+}

@@ -102,7 +102,9 @@ class NativeVectorEnv(InProcessVectorEnv):
         self._shard.close()
 
 
-def make_native(recipes: Sequence[EnvRecipe], num_workers: int | None, settings: SettingsArguments) -> NativeVectorEnv:
+def make_native(
+    recipes: Sequence[EnvRecipe], *, num_workers: int | None, **settings: Unpack[SettingsArguments]
+) -> NativeVectorEnv:
     """Build compiled worlds, and have all their functions compiled.
 
     Args:

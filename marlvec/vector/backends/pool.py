@@ -165,7 +165,7 @@ class _EnvHandle(MultiAgentEnv):
         return self._env
 
 
-def make_pool(recipes: Sequence[EnvRecipe], settings: SettingsArguments) -> PoolVectorEnv:
+def make_pool(recipes: Sequence[EnvRecipe], **settings: Unpack[SettingsArguments]) -> PoolVectorEnv:
     """Build a pool, and the vectorizer of its envs.
 
     Args:

@@ -31,7 +31,7 @@ from marlvec.vector.processes.worker_pool import (
 )
 from marlvec.vector.processes.worker_process import start_method
 from marlvec.vector.settings import Settings, SettingsArguments
-from marlvec.vector.shards.partition import Partition
+from marlvec.vector.shards.partition import Partition, usable_cores
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["AsyncVectorEnv"]
@@ -96,7 +96,8 @@ class AsyncVectorEnv(VectorEnv):
         if shared_memory not in (True, False, "require"):
             raise ArgumentError(f"shared_memory must be True, False or 'require', got {shared_memory!r}")
         self.step_timeout = _seconds(step_timeout)
-        self._partition = Partition(self.num_envs, num_workers)
+        cores = usable_cores()
+        self._partition = Partition(self.num_envs, min(self.num_envs, cores) if num_workers is None else num_workers)
         if -(-self.num_envs // self._partition.num_workers) > ch.MAX_COUNT:
             raise ArgumentError(f"a worker can have {ch.MAX_COUNT} envs at most; more than num_workers={num_workers}")
         self.num_workers = self._partition.num_workers
@@ -105,6 +106,7 @@ class AsyncVectorEnv(VectorEnv):
         self._worker_pool = WorkerPool(
             self._partition,
             self.context,
+            cores,
             factories,
             settings=chosen.of_shard(),
             shared=self._shared,

@@ -45,11 +45,13 @@ class SyncVectorEnv(InProcessVectorEnv):
             failures = failed.failures
         else:
             failures = []
-        raise_failures(failures, self._place_name)
+        if failures:
+            raise_failures(failures, self._place_name)
         buffers = Buffers(self._shard.spec, self.num_envs)
         self._shard.attach(buffers)
         self._bind(self._shard.spec, buffers)
-        self._recovery.note_survived(survived_failures(self._shard.survived))
+        if self._shard.survived:
+            self._recovery.note_survived(survived_failures(self._shard.survived))
 
     @property
     def envs(self) -> tuple[MultiAgentEnv, ...]:

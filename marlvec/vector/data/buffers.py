@@ -6,7 +6,8 @@ letters: N envs, A agents, A_g agents of a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,17 +88,11 @@ class Buffers:
         arrays: dict[str, AnyArray] = {}
         for name, cells in _object_layout(spec, num_envs):
             arrays[name] = np.full(cells, None, np.object_)
-        if memory is None:
-            for name, shape, dtype in _layout(spec, num_envs):
-                arrays[name] = np.zeros(shape, dtype)
-        else:
-            # The arrays keep the mapping alive, so a view that outlives the vectorizer is still safe to read.
-            flat = np.frombuffer(memory, np.uint8)
-            offset = 0
-            for name, shape, dtype in _layout(spec, num_envs):
-                size = _nbytes(shape, dtype)
-                arrays[name] = flat[offset : offset + size].view(dtype).reshape(shape)
-                offset += _aligned(size)
+        layout, _ = _layout(spec, num_envs)
+        # The arrays keep the mapping alive, so a view that outlives the vectorizer is still safe to read.
+        flat = None if memory is None else np.frombuffer(memory, np.uint8)
+        for name, shape, dtype, where in layout:
+            arrays[name] = np.zeros(shape, dtype) if flat is None else flat[where].view(dtype).reshape(shape)
         self._adopt(spec, num_envs, arrays)
         if memory is None:
             self.clear_masks()
@@ -144,7 +139,7 @@ class Buffers:
     @staticmethod
     def nbytes(spec: EnvSpec, num_envs: int) -> int:
         """Bytes of memory that ``num_envs`` envs need; at least one."""
-        return max(1, sum(_aligned(_nbytes(shape, dtype)) for _, shape, dtype in _layout(spec, num_envs)))
+        return max(1, _layout(spec, num_envs)[1])
 
     def rows(self, start: int, stop: int) -> Buffers:
         """Views of the envs ``start`` to ``stop - 1``, as buffers of their own."""
@@ -310,45 +305,46 @@ def _clear(arrays: Sequence[Sequence[AnyArray]], i: int) -> None:
             leaf[i] = None if leaf.dtype == np.object_ else 0
 
 
-def _object_layout(spec: EnvSpec, num_envs: int) -> Iterator[tuple[str, tuple[int, int]]]:
+def _object_layout(spec: EnvSpec, num_envs: int) -> list[tuple[str, tuple[int, int]]]:
     """Name and shape of every array of objects; the same on both sides."""
-    for g, group in enumerate(spec.groups):
-        for kind, tree in _trees(group):
-            for k, leaf in enumerate(tree.leaves):
-                if leaf.is_object:
-                    yield f"{kind}/{g}/{k}", (num_envs, len(group.agents))
+    return [
+        (f"{kind}/{g}/{k}", (num_envs, len(group.agents)))
+        for g, group in enumerate(spec.groups)
+        for kind, tree in _trees(group)
+        for k, leaf in enumerate(tree.leaves)
+        if leaf.is_object
+    ]
 
 
 def _trees(group: AgentGroup) -> tuple[tuple[str, SpaceTree], ...]:
     return ("obs", group.observation_tree), ("final", group.observation_tree), ("action", group.action_tree)
 
 
-def _layout(spec: EnvSpec, num_envs: int) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-    """Name, shape and dtype of every other array, in memory order; the same on both sides, from the same arguments."""
+def _layout(spec: EnvSpec, num_envs: int) -> tuple[list[tuple[str, tuple[int, ...], np.dtype[Any], slice]], int]:
+    """Every other array, in memory order: name, shape, dtype and its bytes; and how many bytes there are in all.
+
+    It is the same on both sides, from the same arguments.
+    """
     n, agent_num = num_envs, len(spec.agents)
     flag = np.dtype(np.bool_)
+    arrays: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = []
     for g, group in enumerate(spec.groups):
         size = len(group.agents)
         for kind, tree in _trees(group):
-            for k, leaf in enumerate(tree.leaves):
-                if not leaf.is_object:
-                    yield f"{kind}/{g}/{k}", (n, size, *leaf.shape), leaf.dtype
+            arrays += [
+                (f"{kind}/{g}/{k}", (n, size, *leaf.shape), leaf.dtype)
+                for k, leaf in enumerate(tree.leaves)
+                if not leaf.is_object
+            ]
         if group.choices is not None:
-            yield f"mask/{g}", (n, size, group.choices), flag
-    yield "reward", (n, agent_num), np.dtype(np.float64)
-    yield "flags", (n, 5 * agent_num + 3), flag
-    if spec.state_space is not None:
-        assert spec.state_space.shape is not None
-        for kind in ("state", "final_state"):
-            yield kind, (n, *spec.state_space.shape), np.dtype(spec.state_space.dtype)
-
-
-def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    size = dtype.itemsize
-    for n in shape:
-        size *= n
-    return size
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+            arrays.append((f"mask/{g}", (n, size, group.choices), flag))
+    arrays += [("reward", (n, agent_num), np.dtype(np.float64)), ("flags", (n, 5 * agent_num + 3), flag)]
+    if (space := spec.state_space) is not None:
+        assert space.shape is not None
+        arrays += [(kind, (n, *space.shape), np.dtype(space.dtype)) for kind in ("state", "final_state")]
+    out, offset = [], 0
+    for name, shape, dtype in arrays:
+        nbytes = dtype.itemsize * math.prod(shape)
+        out.append((name, shape, dtype, slice(offset, offset + nbytes)))
+        offset += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return out, offset

@@ -115,17 +115,18 @@ def available_memory() -> tuple[int | None, str]:
     return min(bounds, default=(None, ""))
 
 
-def _cgroup_bounds(root: Path, path: str, limit: str, used: str, *cached: str) -> Iterator[tuple[int, str]]:
+def _cgroup_bounds(root: Path, path: str, limit: str, used: str, *cached: str) -> list[tuple[int, str]]:
     """What a cgroup and those above it have left. Inside a container, its own may show as the root."""
+    bounds = []
     folder = root / path.strip("/")
     while True:
         with contextlib.suppress(OSError, ValueError, KeyError):  # the root has no limit; "max" is none
             of = int((folder / limit).read_text())
             stat = _table(folder / "memory.stat")
             left = of - int((folder / used).read_text()) + sum(stat[name] for name in cached)
-            yield max(0, left), f"its memory cgroup (limit {of:,}; a container's, or a job's)"
+            bounds.append((max(0, left), f"its memory cgroup (limit {of:,}; a container's, or a job's)"))
         if folder == root:
-            return
+            return bounds
         folder = folder.parent
 
 

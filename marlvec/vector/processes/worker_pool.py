@@ -29,7 +29,7 @@ from marlvec.vector.processes.channel import AdaptivePoller, ChannelClosed, Garb
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES, progress_of
 from marlvec.vector.processes.worker import WorkerPlan
 from marlvec.vector.processes.worker_process import WorkerProcess
-from marlvec.vector.shards.partition import Partition, agree_on_spec, usable_cores
+from marlvec.vector.shards.partition import Partition, agree_on_spec
 
 __all__ = ["WORKER_TRANSITIONS", "WorkerEvent", "WorkerPool", "WorkerState", "garbled_reason"]
 
@@ -124,6 +124,7 @@ class WorkerPool:
     Args:
         partition: Who has which envs.
         context: The workers' start method.
+        num_cores: How many cores this process may use.
         factories: One per env.
         settings: Arguments of their `Shard`.
         shared: Whether rows are in shared memory.
@@ -146,6 +147,7 @@ class WorkerPool:
         self,
         partition: Partition,
         context: str,
+        num_cores: int,
         factories: Sequence[Callable[[], Any]],
         *,
         settings: dict[str, Any],
@@ -165,7 +167,7 @@ class WorkerPool:
         self._poller = AdaptivePoller(0.0)
         self._poll_any = select.poll()
         self._poll_one: list[select.poll] = []
-        self._context, self._shared = context, shared
+        self._context, self._num_cores, self._shared = context, num_cores, shared
         self._spaces_mode = settings["spaces"]
         self._plans = [
             pickle.dumps(
@@ -210,7 +212,7 @@ class WorkerPool:
             self.workers.append(WorkerProcess(self._context, self._memory_fd))
             self.note(w, WorkerEvent.START)
         # Where each core has a worker, one that looks takes the core from it.
-        self._poller = AdaptivePoller(_LOOK if len(self.workers) < usable_cores() else 0.0)
+        self._poller = AdaptivePoller(_LOOK if len(self.workers) < self._num_cores else 0.0)
         self._poll_one = [select.poll() for _ in self.workers]
         for w, worker in enumerate(self.workers):
             self._listen_to(w)

@@ -106,7 +106,7 @@ class EnvBuilder:
             limit: How often.
             retry: Whether at all, if it raises anything but `RestartQuietly`.
         """
-        budget = RestartBudget(limit)
+        budget: RestartBudget | None = None
         while True:
             try:
                 return self.build(i)
@@ -115,6 +115,7 @@ class EnvBuilder:
                 if not (quiet or (retry and not isinstance(error, NOT_RESTARTABLE))):
                     raise
                 failure = capture(self._first + i, "__init__", error)
+                budget = budget or RestartBudget(limit)
                 pause = budget.try_restart(quiet, failure.summary)
                 if pause is None:
                     error.add_note(budget.history(quiet))

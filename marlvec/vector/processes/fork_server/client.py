@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from marlvec.vector.processes import limits
@@ -151,11 +150,9 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 _lock = threading.RLock()
 
 
-@contextmanager
-def no_fork() -> Iterator[None]:
+def no_fork() -> AbstractContextManager[bool]:
     """In here no other thread forks by `os.fork`. Not for waiting in: they wait, too."""
-    with _lock:
-        yield
+    return _lock
 
 
 def _before() -> None:
