@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,11 +190,14 @@ def make(
             raise ArgumentError(f"backend={backend!r}: EnvPool's envs run in threads of its own; leave it out")
         backend = "pool"
     reason = ""
-    with _suggesting(kwargs):
+    try:
         if backend == "auto":
             backend, reason = _choose(recipes, num_workers, settings, process_options)
         options = _options_of(backend, num_workers, process_options)
         envs = BACKENDS[backend].build(recipes, **options, **settings)
+    except EnvArgumentError as error:
+        _suggest(error, kwargs)
+        raise
     envs.backend_reason = reason
     return envs
 
@@ -230,21 +232,16 @@ def _options_of(backend: str, num_workers: int | None, process_options: Mapping[
     return options
 
 
-@contextmanager
-def _suggesting(kwargs: Mapping[str, Any]) -> Iterator[None]:
+def _suggest(error: EnvArgumentError, kwargs: Mapping[str, Any]) -> None:
     """Where an env does not take one of these arguments, say which of `make`'s own was meant, if one comes near."""
-    try:
-        yield
-    except EnvArgumentError as error:
-        head, *rest = error.args[0].split("\n", 1)
-        own = [
-            name
-            for name, parameter in inspect.signature(make).parameters.items()
-            if parameter.kind is not parameter.VAR_KEYWORD
-        ]
-        for name in kwargs:
-            near = _SYNONYMS.get(name) or next(iter(difflib.get_close_matches(name, own, n=1, cutoff=0.7)), None)
-            if near and repr(name) in head:
-                head += f". Did you mean make(…, {near}=…)? What make() does not know goes to the env"
-        error.args = ("\n".join([head, *rest]),)
-        raise
+    head, *rest = error.args[0].split("\n", 1)
+    own = [
+        name
+        for name, parameter in inspect.signature(make).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    for name in kwargs:
+        near = _SYNONYMS.get(name) or next(iter(difflib.get_close_matches(name, own, n=1, cutoff=0.7)), None)
+        if near and repr(name) in head:
+            head += f". Did you mean make(…, {near}=…)? What make() does not know goes to the env"
+    error.args = ("\n".join([head, *rest]),)

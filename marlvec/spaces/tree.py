@@ -38,17 +38,14 @@ class Leaf:
         shape: Shape of one value; ``()`` for Discrete and for object leaves.
         dtype: Its dtype; ``object`` for object leaves.
         space: The leaf's own space.
+        is_object: Whether its values are Python objects without a fixed-size array form.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     space: spaces.Space[Any]
-
-    @property
-    def is_object(self) -> bool:
-        """Whether its values are Python objects without a fixed-size array form."""
-        return self.dtype == _OBJECT
+    is_object: bool = False
 
     def blank(self, *lead: int) -> NDArray[Any]:
         """An array of no values, shape ``(*lead, *shape)``: zeros, or None in every cell of an object leaf."""
@@ -116,7 +113,7 @@ def _walk(space: spaces.Space[Any], path: str, found: list[Leaf]) -> Any:
         assert space.shape is not None  # of all four kinds
         found.append(Leaf(path, tuple(int(n) for n in space.shape), np.dtype(space.dtype), space))
     else:
-        found.append(Leaf(path, (), _OBJECT, space))
+        found.append(Leaf(path, (), _OBJECT, space, is_object=True))
     return len(found) - 1
 
 

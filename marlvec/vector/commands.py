@@ -6,7 +6,7 @@ copy, so that no two envs, nor the caller and an env, come to share an object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +17,13 @@ from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
 from marlvec.envs.wrapper_chain import find_method, get_attribute, is_wrapped, set_attribute
 from marlvec.errors import ArgumentError
-from marlvec.native.env_view import NativeEnvView
+from marlvec.vector.data.report import Report
+from marlvec.vector.faults.failures import capture
 
 __all__ = [
     "CallMethod",
     "Command",
+    "CommandTarget",
     "Execute",
     "GetAttribute",
     "IsWrapped",
@@ -29,8 +31,8 @@ __all__ = [
     "Render",
     "SetAttribute",
     "describe",
+    "run_commands",
     "spread_attribute",
-    "CommandTarget",
 ]
 
 Command = Callable[[MultiAgentEnv], Any]
@@ -176,22 +178,57 @@ def _copy_or_share(value: Any) -> Any:
         return value  # a lock, a socket: there is only the one, and its owner meant that one
 
 
-class CommandTarget(MultiAgentEnv):
-    """A world where control commands expect an env; it can be asked, not stepped."""
+def run_commands(
+    ids: Iterable[int],
+    commands: Sequence[Command],
+    env_of: Callable[[int], MultiAgentEnv],
+    first_env_id: int = 0,
+    *,
+    advice: str = "",
+) -> Report:
+    """Give each of these envs its command. What goes wrong costs no episode.
 
-    def __init__(self, world: NativeEnvView, name: str) -> None:
+    Args:
+        ids: Local indices, which answers go by.
+        commands: One per env.
+        env_of: Finds an env by its local index.
+        first_env_id: Global index of local env 0, for failures.
+        advice: What to say after an `ArgumentError`.
+    """
+    report = Report()
+    for i, command in zip(ids, commands, strict=True):
+        try:
+            report.answers[i] = command(env_of(i))
+        except Exception as error:
+            if advice and isinstance(error, ArgumentError):
+                error.args = (f"{error} {advice}",)
+            report.failures.append(capture(first_env_id + i, describe(command), error))
+    return report
+
+
+class CommandTarget(MultiAgentEnv):
+    """What stands for an env that is no object of its own (a native world, an env of a pool) where commands expect one.
+
+    It can be asked, not stepped.
+
+    Args:
+        env: What users get to see of the env.
+        name: The env's name.
+    """
+
+    def __init__(self, env: Any, name: str) -> None:
         self.name = name
-        self._world = world
+        self._env = env
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Not here: the runner resets."""
+        """Not here: all are reset in one call."""
         raise NotImplementedError
 
     def step(self, slot: Slot) -> Info | None:
-        """Not here: the runner steps."""
+        """Not here: all are stepped in one call."""
         raise NotImplementedError
 
     @property
     def unwrapped(self) -> Any:
-        """The world."""
-        return self._world
+        """What users get to see of the env."""
+        return self._env

@@ -9,14 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
-from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.making.recipe import EnvRecipe
-from marlvec.envs.slot import Slot
-from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ArgumentError, BrokenError, BusyError, MarlvecError
 from marlvec.vector.backends.in_process import InProcessVectorEnv
 from marlvec.vector.call_state import STREAM_CALLS, CallEvent
-from marlvec.vector.commands import describe
+from marlvec.vector.commands import CommandTarget, run_commands
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
@@ -72,7 +69,7 @@ class PoolVectorEnv(InProcessVectorEnv):
         self._shard = PoolShard(self._pool, chosen.autoreset_mode)
         buffers = Buffers(spec, self.num_envs)
         self._shard.attach(buffers)
-        self._handles: dict[int, _EnvHandle] = {}
+        self._command_targets: dict[int, CommandTarget] = {}
         self._bind(spec, buffers)
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate="strict")
 
@@ -129,40 +126,16 @@ class PoolVectorEnv(InProcessVectorEnv):
         return False  # the pool goes on with what it was asked
 
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
-        report, (commands,) = Report(), arguments
-        for i, command in zip(env_ids.tolist(), commands, strict=True):
-            try:
-                if i not in self._handles:
-                    self._handles[i] = _EnvHandle(self._pool.env(i), self.spec)
-                report.answers[i] = command(self._handles[i])
-            except Exception as error:
-                report.failures.append(capture(i, describe(command), error))
-        return report
+        return run_commands(env_ids.tolist(), arguments[0], self._command_target)
+
+    def _command_target(self, i: int) -> CommandTarget:
+        if i not in self._command_targets:
+            self._command_targets[i] = CommandTarget(self._pool.env(i), self.spec.name)
+        return self._command_targets[i]
 
     def _shut_down(self, timeout: float) -> None:
         self._shard.queue.close(timeout)
         self._pool.close()
-
-
-class _EnvHandle(MultiAgentEnv):
-    """An env of a pool where control commands expect an env; it can be asked, not stepped."""
-
-    def __init__(self, env: Any, spec: EnvSpec) -> None:
-        self.name = spec.name
-        self._env = env
-
-    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Not here: the pool resets."""
-        raise NotImplementedError
-
-    def step(self, slot: Slot) -> Info | None:
-        """Not here: the pool steps."""
-        raise NotImplementedError
-
-    @property
-    def unwrapped(self) -> Any:
-        """What the pool gives of it."""
-        return self._env
 
 
 def make_pool(recipes: Sequence[EnvRecipe], **settings: Unpack[SettingsArguments]) -> PoolVectorEnv:

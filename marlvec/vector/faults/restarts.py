@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from marlvec.errors import (
@@ -75,16 +75,16 @@ def restart_limit(value: Any) -> RestartLimit:
     return value if isinstance(value, RestartLimit) else RestartLimit(value)
 
 
+@dataclass
 class RestartBudget:
     """Counts restarts and says when there are too many.
 
-    Args:
+    Attributes:
         limit: What is allowed.
     """
 
-    def __init__(self, limit: RestartLimit) -> None:
-        self.limit = limit
-        self._spent: dict[Hashable, deque[tuple[float, str]]] = {}
+    limit: RestartLimit
+    _spent: dict[Hashable, deque[tuple[float, str]]] = field(default_factory=dict, init=False)
 
     def try_restart(self, who: Hashable, why: str) -> float | None:
         """Ask for one more restart.

@@ -17,10 +17,9 @@ from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
 from marlvec.native.env_view import NativeEnvView
 from marlvec.native.native_env import Ids, NativeEnv
-from marlvec.vector.commands import Command, CommandTarget, describe
+from marlvec.vector.commands import Command, CommandTarget, run_commands
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.report import Report
-from marlvec.vector.faults.failures import capture
 from marlvec.vector.shards.batched_shard import BatchedEvent, BatchedPhase, BatchedShard
 from marlvec.vector.shards.thread_team import ThreadTeam
 
@@ -63,7 +62,7 @@ class NativeShard(BatchedShard):
         self._elapsed = np.zeros(env.num_envs, np.int64)
         self._declares_masks = any(size is not None for size in self.spec.mask_sizes)
         self._render_modes = render_modes
-        self._worlds: dict[int, CommandTarget] = {}
+        self._command_targets: dict[int, CommandTarget] = {}
         self._num_threads = num_threads
         self._thread_team = ThreadTeam(num_threads - 1)
 
@@ -211,20 +210,14 @@ class NativeShard(BatchedShard):
 
     def _control(self, ids: Ids, commands: Sequence[Command]) -> Report:
         """Give each of these worlds its command. What goes wrong costs no episode."""
-        report = Report()
-        for i, command in zip(ids.tolist(), commands, strict=True):
-            try:
-                report.answers[i] = command(self._handle(i))
-            except Exception as error:
-                if isinstance(error, ArgumentError):
-                    error.args = (f"{error} (A native world is no env object; with backend='async' it is.)",)
-                report.failures.append(capture(i, describe(command), error))
-        return report
+        advice = "(A native world is no env object; with backend='async' it is.)"
+        return run_commands(ids.tolist(), commands, self._command_target, advice=advice)
 
-    def _handle(self, i: int) -> CommandTarget:
-        if i not in self._worlds:
-            self._worlds[i] = CommandTarget(NativeEnvView(self._env, i, self._render_modes[i]), self._env.name)
-        return self._worlds[i]
+    def _command_target(self, i: int) -> CommandTarget:
+        if i not in self._command_targets:
+            view = NativeEnvView(self._env, i, self._render_modes[i])
+            self._command_targets[i] = CommandTarget(view, self._env.name)
+        return self._command_targets[i]
 
 
 def _ascending(ids: Ids) -> Ids:

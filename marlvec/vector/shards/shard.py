@@ -23,7 +23,7 @@ from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ContractError, Failure, NotResetError
-from marlvec.vector.commands import Command, describe
+from marlvec.vector.commands import Command, run_commands
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture
@@ -249,13 +249,7 @@ class Shard:
 
     def control(self, ids: Sequence[int], commands: Sequence[Command]) -> Report:
         """Give each of these envs its command. What goes wrong costs no episode."""
-        report = Report()
-        for i, command in zip(ids, commands, strict=True):
-            try:
-                report.answers[i] = command(self.envs[i])
-            except Exception as error:
-                report.failures.append(capture(self._first + i, describe(command), error))
-        return report
+        return run_commands(ids, commands, self.envs.__getitem__, self._first)
 
     def close(self) -> list[Failure]:
         """Close every env, whatever the others do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,10 @@ class Membership(ABC):
         """Say what was expected of this value, which is no member, and what it is."""
 
 
+_KINDS: Mapping[Any, type[Space[Any]]] = {kind.contains: kind for kind in (Box, Discrete, MultiBinary, MultiDiscrete)}
+"""By `contains`: a user's class that narrows what its members are has its own."""
+
+
 def membership(leaf: Leaf) -> Membership | None:
     """Membership of a leaf's space as its ``contains`` has it; None where there can be no others in a buffer.
 
@@ -55,13 +59,14 @@ def membership(leaf: Leaf) -> Membership | None:
     space: Any = leaf.space
     low: Any
     high: Any
-    if _contains_like(space, Discrete):
+    kind = _KINDS.get(type(space).contains)
+    if kind is Discrete:
         low, high = int(space.start), int(space.start) + int(space.n) - 1
-    elif _contains_like(space, MultiDiscrete):
+    elif kind is MultiDiscrete:
         low, high = space.start, space.start + (space.nvec - 1)
-    elif _contains_like(space, MultiBinary):
+    elif kind is MultiBinary:
         low, high = 0, 1
-    elif _contains_like(space, Box):
+    elif kind is Box:
         low, high = space.low, space.high
     else:
         return _Contained(leaf)
@@ -71,11 +76,6 @@ def membership(leaf: Leaf) -> Membership | None:
     if not needs_low and not needs_high and leaf.dtype.kind != "f":
         return None
     return _Range(low, high, _quick_test(low if needs_low else None, high if needs_high else None))
-
-
-def _contains_like(space: Space[Any], kind: type[Space[Any]]) -> bool:
-    """Whether this is such a space, and not a user's that narrows what its members are."""
-    return isinstance(space, kind) and type(space).contains is kind.contains
 
 
 def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
