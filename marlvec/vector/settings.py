@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from marlvec.arguments import check_choice
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.vector.faults.restarts import RestartLimit, restart_limit
+from marlvec.vector.faults.restarts import RestartLimit
 
 __all__ = ["Settings", "SettingsArguments", "AUTORESET_MODES", "DONE_ON", "VALIDATE_MODES", "ON_FAULT"]
 
@@ -54,7 +54,8 @@ class Settings:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 check_choice(name, getattr(self, name), choices)
-        object.__setattr__(self, "limit", restart_limit(self.max_restarts))
+        given = self.max_restarts
+        object.__setattr__(self, "limit", given if isinstance(given, RestartLimit) else RestartLimit(given))
 
     def of_shard(self) -> dict[str, Any]:
         """Those that a `Shard` takes."""

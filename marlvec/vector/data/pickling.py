@@ -61,9 +61,6 @@ def load_each(data: bytes, names: Iterable[str], *, where: str = "this process")
     return values
 
 
-# These say all there is to say by themselves; wrapping them would only bury the message.
-
-
 def summary_of(error: BaseException) -> str:
     """The type and text of an exception, one line."""
     try:

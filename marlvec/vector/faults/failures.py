@@ -270,7 +270,7 @@ class WorkerExit:
         call: The call that was pending, or None.
         request: Number of the request that it owed an answer to, or None.
         how: What it did wrong, if it did not end by itself.
-        timeout: Seconds that an env may take, if it was put down because one took longer.
+        timeout: Seconds that an env may take, if it was killed because one took longer.
         report: What faulthandler wrote: where it crashed, or where it hung.
         building: Whether that was while it built its envs.
     """

@@ -6,7 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
 
 from marlvec.errors import (
     ArgumentError,
@@ -17,7 +16,7 @@ from marlvec.errors import (
     UnsupportedSpaceError,
 )
 
-__all__ = ["NOT_RESTARTABLE", "RestartBudget", "RestartLimit", "restart_limit"]
+__all__ = ["NOT_RESTARTABLE", "RestartBudget", "RestartLimit"]
 
 NOT_RESTARTABLE = (
     ArgumentError,
@@ -64,15 +63,6 @@ class RestartLimit:
     def pause(self, k: int) -> float:
         """Seconds to wait before the k-th restart, k from 1."""
         return 0.0 if k < 2 else min(_LONGEST, self.backoff * 2.0 ** min(k - 2, 60))
-
-
-def restart_limit(value: Any) -> RestartLimit:
-    """The limit meant by ``max_restarts``: one, or a count.
-
-    Raises:
-        ArgumentError: It is neither.
-    """
-    return value if isinstance(value, RestartLimit) else RestartLimit(value)
 
 
 @dataclass

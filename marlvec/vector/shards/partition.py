@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -121,17 +121,23 @@ def quota(own: Path, root: Path) -> float:
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:  # no Linux
         return math.inf
-    return min((share for line in lines for share in _shares(line, root)), default=math.inf)
+    shares: list[float] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "cpu" in controllers.split(","):
+            shares += _shares(controllers, path.strip("/"), root)
+    return min(shares, default=math.inf)
 
 
-def _shares(line: str, root: Path) -> Iterator[float]:
-    """What is granted to one group, and to each around it: ``line`` is hierarchy:controllers:path."""
-    _, controllers, path = line.split(":", 2)
-    if controllers and "cpu" not in controllers.split(","):
-        return
+def _shares(controllers: str, path: str, root: Path) -> list[float]:
+    """What is granted to one group, and to each around it, as far as they say."""
     top = root / "cpu" if controllers else root
     # A container may see its own group as the top, and the path it has outside of it: then that leads nowhere.
-    for folder in {top, *(top / part for part in _ups(path.strip("/")))}:
+    folders, shares = {top}, []
+    while path:
+        folders.add(top / path)
+        path = path.rpartition("/")[0]
+    for folder in folders:
         with suppress(OSError, ValueError):
             if controllers:
                 parts = [(folder / f"cpu.cfs_{what}_us").read_text(encoding="utf-8") for what in ("quota", "period")]
@@ -139,10 +145,5 @@ def _shares(line: str, root: Path) -> Iterator[float]:
                 parts = (folder / "cpu.max").read_text(encoding="utf-8").split()
             allowed, period = (math.inf if part == "max" else float(part) for part in parts)
             if allowed > 0:  # -1: as much as it wants
-                yield allowed / period
-
-
-def _ups(path: str) -> Iterator[str]:
-    while path:
-        yield path
-        path = path.rpartition("/")[0]
+                shares.append(allowed / period)
+    return shares
