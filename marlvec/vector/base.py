@@ -200,15 +200,18 @@ class VectorEnvBase(ABC):
                     self._restart_due()
                     self._is_reading = False
                     continue
-                in_time = bool(self._replies) or self._receive(pause if sooner else left, wanted == calls.outstanding)
-                self._is_reading = True
-                for ids, report in self._replies:
-                    self._take_in(ids, report)
-                self._replies.clear()
+                try:
+                    in_time = bool(self._replies) or self._receive(
+                        pause if sooner else left, wanted == calls.outstanding
+                    )
+                    self._is_reading = True
+                    for ids, report in self._replies:
+                        self._take_in(ids, report)
+                    self._replies.clear()
+                except WorkerLost as loss:
+                    self._handle_lost_worker(loss)
+                    in_time = True  # whoever is ready now is counted next
                 self._is_reading = False
-            except WorkerLost as loss:
-                self._handle_lost_worker(loss)
-                continue
             except Exception:
                 raise
             except BaseException:

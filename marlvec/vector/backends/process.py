@@ -335,6 +335,7 @@ class AsyncVectorEnv(VectorEnv):
 
     def _lost(self, w: int, how: str | None = None) -> WorkerLost:
         """What there is to tell of a worker that is gone, or must go; also kills what it started."""
+        self._is_reading = True  # until that is dealt with: it will not be told again
         pool = self._worker_pool
         worker_exit = pool.reap(w, how, self._call_state.pending)
         if self._raises_on_fault:
