@@ -216,6 +216,7 @@ class VectorEnvBase(ABC):
                 raise
             except BaseException:
                 if self._is_reading:
+                    self.drive_count += 1  # what was asked for is lost
                     calls.on(CallEvent.TEAR, f"{call}() was interrupted in the middle of a reply")
                 raise
             if not in_time and not sooner:

@@ -26,7 +26,7 @@ from marlvec.errors import BrokenError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.vector import VectorEnv
 from tests.collect.rollout.test_driven_by_others import check_rows
-from tests.vector.pools.test_pool import pooled
+from tests.vector.pools.test_pool import factories_of, pooled
 from tests.vector.support.world_pool import PoolShop
 
 N = 3
@@ -328,7 +328,7 @@ def made(backend: str, mode: str) -> VectorEnv:
         pytest.importorskip("numba")
         return marlvec.make("simple_spread", num_envs=N, backend="native", autoreset_mode=mode, max_cycles=4)
     if backend == "pool":
-        return pooled(PoolShop([Clock] * N, num_spares=1), N, autoreset_mode=mode)
+        return pooled(PoolShop(factories_of("single", N), num_spares=1), N, autoreset_mode=mode)
     return marlvec.make(Clock, num_envs=N, backend=backend, autoreset_mode=mode, **options)
 
 
@@ -371,7 +371,7 @@ def sweep(books: Books, call: Callable[[], Any], *, step: int, first: int = 1, c
 
 
 def collector_of(envs: VectorEnv, **options: Any) -> Collector:
-    policy = FunctionPolicy(noop if envs.backend == "native" else decide)
+    policy = FunctionPolicy(noop if envs.backend in ("native", "pool") else decide)
     return Collector(envs, policy, seed=0, callbacks=[Teller()], **options)
 
 
