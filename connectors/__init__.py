@@ -67,12 +67,9 @@ from marlvec.connectors.agent import (
     TransposeObs,
     View,
 )
-from marlvec.connectors.catalogue import CatalogueRow, catalogue
+from marlvec.connectors.catalogue import catalogue
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector, LearnerConnector
 from marlvec.connectors.function import (
-    FunctionActionConnector,
-    FunctionAgentConnector,
-    FunctionLearnerConnector,
     action_connector,
     agent_connector,
     learner_connector,
@@ -92,10 +89,9 @@ from marlvec.connectors.learner import (
     VTrace,
     regroup,
 )
-from marlvec.connectors.pipeline import Pipeline, Timing
+from marlvec.connectors.pipeline import Pipeline
 from marlvec.connectors.registry import connector_from_config, register_connector, register_function
 from marlvec.connectors.rows import Rows
-from marlvec.trees import Tree
 
 __all__ = [
     "ActionConnector",
@@ -108,7 +104,6 @@ __all__ = [
     "AgentPipeline",
     "AgentTable",
     "CastObs",
-    "CatalogueRow",
     "ClipActions",
     "ClipObs",
     "ClipReward",
@@ -123,9 +118,6 @@ __all__ = [
     "Fragments",
     "FrameSkip",
     "FrameStack",
-    "FunctionActionConnector",
-    "FunctionAgentConnector",
-    "FunctionLearnerConnector",
     "GaussianNoise",
     "GeneralAdvantageEstimation",
     "GrayscaleObs",
@@ -165,10 +157,8 @@ __all__ = [
     "StickyActions",
     "TeamObs",
     "TimeFeature",
-    "Timing",
     "ToNumpy",
     "TransposeObs",
-    "Tree",
     "UnpadSequences",
     "UnsquashActions",
     "VTrace",

@@ -38,6 +38,9 @@ def catalogue(name: str = "", side: str | None = None) -> list[CatalogueRow]:
         name: Only those whose names contain this, in upper or lower case.
         side: Only those of this side; None for all.
 
+    Returns:
+        A row a connector, with its side, name and first line.
+
     Raises:
         ArgumentError: There is no such side.
     """

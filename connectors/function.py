@@ -126,6 +126,9 @@ def agent_connector(
         function: Rows in, rows out; set by the decorator.
         name: Name in pipelines; the function's own where None.
         output_space: Space after the function for the space before it; None where the two are equal.
+
+    Returns:
+        The connector; or a decorator that makes one, where only options were given.
     """
     if function is not None:
         return FunctionAgentConnector(function, name=name, output_space=output_space)
@@ -151,6 +154,9 @@ def action_connector(
         function: Rows in, rows with another ``actions_for_env`` out; set by the decorator.
         name: Name in pipelines; the function's own where None.
         policy_space: Space before the function for the space after it; None where the two are equal.
+
+    Returns:
+        The connector; or a decorator that makes one, where only options were given.
     """
     if function is not None:
         return FunctionActionConnector(function, name=name, policy_space=policy_space)
@@ -176,6 +182,9 @@ def learner_connector(
         function: Rows of one policy's batch in, rows to learn from out; set by the decorator.
         name: Name in pipelines; the function's own where None.
         changes_length: Whether the function may return another number of rows than it is given.
+
+    Returns:
+        The connector; or a decorator that makes one, where only options were given.
     """
     if function is not None:
         return FunctionLearnerConnector(function, name=name, changes_length=changes_length)

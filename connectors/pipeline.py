@@ -273,6 +273,9 @@ class Pipeline(Chain[P]):
     Every edit computes all spaces anew, in the pipelines around this one too; an edit that does not fit is taken back
     before its error is raised. A piece that enters takes over the pipeline's train/eval mode, and what it knows of
     agents and actions. State, also of whole pipelines inside, is kept by name.
+
+    Args:
+        pieces: Connectors of this side, functions made into one, or pipelines, in the order in which they run.
     """
 
     _side: type[Connector]

@@ -88,6 +88,12 @@ def register_function(function: F | None = None, *, name: str | None = None) -> 
 def connector_from_config(config: Mapping[str, Any]) -> Connector:
     """Build the connector, or whole pipeline, of which this is the config.
 
+    Args:
+        config: What `Connector.to_config` returned.
+
+    Returns:
+        The connector, in the state of a new one.
+
     Raises:
         ArgumentError: This is no config.
         RegistryError: Nothing is registered under a name in it.

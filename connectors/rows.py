@@ -147,6 +147,9 @@ class Rows:
     def drop(self, *names: str) -> Self:
         """Return rows without these columns.
 
+        Args:
+            *names: Of the columns.
+
         Raises:
             KeyError: There is no such column.
         """

@@ -29,8 +29,7 @@ SURFACE = {
         MultiAgentEnv
     """,
     "marlvec.connectors": """
-        ActionConnector AgentConnector AgentTable CatalogueRow Connector FunctionActionConnector
-        FunctionAgentConnector FunctionLearnerConnector LearnerConnector Pipeline RowRandom Rows Timing Tree
+        ActionConnector AgentConnector AgentTable Connector LearnerConnector Pipeline RowRandom Rows
         action_connector agent_connector catalogue connector_from_config learner_connector
         register_connector register_function
         ActionMaskFromObs AgentIndicator AgentPipeline CastObs ClipObs ClipReward DeathMask DelayObs

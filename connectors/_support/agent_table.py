@@ -43,7 +43,12 @@ class AgentTable:
         return f"AgentTable({self.shape}, {self.values.dtype}; {n} envs, {a} agents)"
 
     def get(self, env_id: NDArray[Any], agent_index: NDArray[Any]) -> NDArray[Any]:
-        """Copy the slots of these rows: (n,) and (n,) ints in, ``(n, *shape)`` out."""
+        """Copy the slots of these rows: ``(n, *shape)``.
+
+        Args:
+            env_id: (n,) ints.
+            agent_index: (n,) ints.
+        """
         try:
             slots: NDArray[Any] = self.values[env_id, agent_index]
         except IndexError:
@@ -52,7 +57,13 @@ class AgentTable:
         return slots
 
     def set(self, env_id: NDArray[Any], agent_index: NDArray[Any], values: Any) -> None:
-        """Write ``values``, broadcast to ``(n, *shape)``, into the slots of these rows."""
+        """Write into the slots of these rows.
+
+        Args:
+            env_id: (n,) ints.
+            agent_index: (n,) ints.
+            values: Broadcast to ``(n, *shape)``.
+        """
         try:
             self.values[env_id, agent_index] = values
         except IndexError:

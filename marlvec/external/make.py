@@ -54,6 +54,9 @@ def make(
         validate: Likewise; see `ExternalVectorEnv`.
         kwargs: For the env's constructor.
 
+    Returns:
+        A vectorizer whose slots are filled from outside, for a `Collector`.
+
     Raises:
         ArgumentError: An argument is wrong, or the spaces are none.
         Exception: As `marlvec.make`, where an env is built.

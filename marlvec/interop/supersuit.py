@@ -127,6 +127,9 @@ def pettingzoo_env_to_vec_env_v1(parallel_env: Any) -> SuperSuitVecEnv:
     Args:
         parallel_env: The env: Parallel, or AEC, which SuperSuit does not take. It is used as it is, not copied.
 
+    Returns:
+        A vector env with a row for each agent.
+
     Raises:
         ArgumentError: Its agents have different spaces.
     """
@@ -144,6 +147,9 @@ def concat_vec_envs_v1(
         num_cpus: Worker processes; 0: all envs in this one.
         base_class: ``"gymnasium"``: a `SuperSuitVecEnv`. ``"stable_baselines3"``: an
             `marlvec.interop.sb3.vec_env.SB3VecEnv`, whose ``seed()`` spreads seeds in marlvec's way.
+
+    Returns:
+        What SuperSuit's function returns: a vector env of Gymnasium's, or of Stable-Baselines3's.
 
     Raises:
         ArgumentError: Another base class, or a view that was not made from an env.

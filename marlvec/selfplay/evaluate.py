@@ -139,6 +139,9 @@ def evaluate_match(
         progress: Whether to show a progress bar on stderr; None: where that is a terminal.
         options: For `marlvec.make`: ``backend``, ``num_workers``, ``max_episode_steps``, ``env_kwargs``, …
 
+    Returns:
+        The games, with win rates and their intervals.
+
     Raises:
         ArgumentError: An argument is wrong; nothing was played.
         EnvFault: An env failed, and ``on_fault`` does not let the others go on.

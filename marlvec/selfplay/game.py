@@ -50,7 +50,8 @@ class Game:
         length: Env steps.
         truncated: Whether an agent's end was a truncation: the game was cut short, and not played to its end.
         unmoved: Sides that never made a decision: the game was over before their first move.
-        env_id, number: It was the env's n-th episode, from 0.
+        env_id: Of the env in which it was played.
+        number: Which of that env's episodes it was, from 0.
     """
 
     sides: tuple[str, ...]

@@ -375,7 +375,12 @@ class VectorEnv(VectorEnvBase):
 
     @exclusive(fetches=True)
     def get_attr(self, name: str, indices: EnvIds | None = None) -> tuple[Any, ...]:
-        """Read an attribute of the envs, from the outermost wrapper that has it; a method is returned, not called."""
+        """Read an attribute of the envs, from the outermost wrapper that has it; a method is returned, not called.
+
+        Args:
+            name: Of the attribute.
+            indices: Of which envs; None: of all.
+        """
         self._control("get_attr", GetAttribute(name), indices)
         return self._fetch_answers("get_attr")
 
@@ -436,7 +441,11 @@ class VectorEnv(VectorEnvBase):
 
     @exclusive()
     def agents_at(self, env_id: int) -> tuple[str, ...]:
-        """Names of the agents that are alive in one env now, in order of the agent axis."""
+        """Names of the agents that are alive in one env now, in order of the agent axis.
+
+        Args:
+            env_id: Of which env.
+        """
         ids = check_env_ids([env_id], self.num_envs)
         self._call_state.check_free(ids, "agents_at")
         return tuple(

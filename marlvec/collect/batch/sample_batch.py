@@ -235,6 +235,9 @@ class SampleBatch(Rows):
 
         Dicts become nested ones; so do tuples, with the keys ``"0"``, ``"1"``, ….
 
+        Args:
+            device: As in `to_torch`.
+
         Raises:
             MissingExtraError: tensordict or torch is not installed.
             ArgumentError: As of `to_torch`; or two keys of one dict are the same as texts.

@@ -43,7 +43,7 @@ class Callback:
         """An episode is there, and it is settled who plays whom; its first rows have not met a connector yet."""
 
     def on_episode_start(self, episode: RunningEpisode) -> None:
-        """Its first observations have passed the agent connectors. Comes once."""
+        """The first observations of an episode have passed the agent connectors. Comes once."""
 
     def on_episode_step(self, step: EpisodeStep) -> None:
         """Some envs have made a step: all of them in one call. The beginning of an episode is no step."""

@@ -106,7 +106,13 @@ class RecordVideo:
         return episode % self._every == 0 if self._wanted is None else episode in self._wanted
 
     def open(self, env: MultiAgentEnv, env_index: int, episode: int) -> VideoFile:
-        """Begin the video of an episode."""
+        """Begin the video of an episode.
+
+        Args:
+            env: The env that is filmed.
+            env_index: Its index in the vectorizer.
+            episode: Which of its episodes it is, from 0.
+        """
         fps = own_fps(env.metadata, self.format) if self.fps is None else self.fps
         name = self._file_name(_ODD.sub("_", env.name), env_index, episode)
         return VideoFile(self.folder / name, fps, self._ffmpeg)

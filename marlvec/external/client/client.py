@@ -202,6 +202,11 @@ class Client:
     def log_returns(self, episode_id: Hashable, rewards: Any, infos: Any = None) -> None:
         """Note what was paid for what was done last. Adds up until the next observation, or the end.
 
+        Args:
+            episode_id: Of the episode.
+            rewards: By agent; of an env with one agent a number.
+            infos: By agent.
+
         Raises:
             EpisodeOver: There is no such episode.
             ContractError, ArgumentError: A reward is no finite number; an info does not go over a socket.

@@ -315,7 +315,11 @@ class ExternalEpisode:
             self._check("wait_for_room", waiting=True)
 
     def lost(self, reason: Exception) -> None:
-        """This side has lost the episode; called by the exchange."""
+        """This side has lost the episode; called by the exchange.
+
+        Args:
+            reason: Why.
+        """
         self._waiting = None
         if self._on_lost is not None:
             self._on_lost(reason)

@@ -138,7 +138,11 @@ class EpisodeGateway:
         exchange.notify()
 
     def fail(self, error: Exception) -> None:
-        """Have whoever collects raise this, as soon as can be. No episode is lost by it."""
+        """Have whoever collects raise an error, as soon as can be. No episode is lost by it.
+
+        Args:
+            error: The error.
+        """
         with self._exchange.lock:
             self._exchange.fail(error)
         self._exchange.notify()

@@ -27,7 +27,11 @@ MIN_LENGTH = 32
 
 
 def make_token() -> str:
-    """A new token: 256 random bits, 43 characters."""
+    """A new token: 256 random bits, 43 characters.
+
+    Returns:
+        The token.
+    """
     return secrets.token_urlsafe(32)
 
 
@@ -46,6 +50,12 @@ def check_token(token: str, where: str = "token") -> str:
 
 def find_token(file: str | os.PathLike[str] | None = None) -> str | None:
     """The token of a file, or else of the environment variable MARLVEC_TOKEN; None where there is neither.
+
+    Args:
+        file: A file that only its owner may read, with the token in it.
+
+    Returns:
+        The token, or None.
 
     Raises:
         ArgumentError: The file cannot be read, others may read it, or what is in it is no token.

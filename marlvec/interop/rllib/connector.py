@@ -49,7 +49,8 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
 
     Args:
         pipeline: Copied; one whose ``changes_length`` is set is refused, since RLlib needs an action of every agent.
-        input_observation_space, input_action_space: Dict spaces, agent to space; RLlib sets them.
+        input_observation_space: A Dict space, agent to space; RLlib sets it.
+        input_action_space: Likewise.
 
     Raises:
         MissingExtraError: (By the import.) ray is not installed, or has no RLlib.

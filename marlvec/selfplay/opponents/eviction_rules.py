@@ -15,12 +15,26 @@ EvictionRule = Callable[[Sequence[Opponent]], Opponent]
 
 
 def oldest(opponents: Sequence[Opponent]) -> Opponent:
-    """Who came first leaves first."""
+    """Who came first leaves first.
+
+    Args:
+        opponents: Those that may leave, oldest first.
+
+    Returns:
+        The one that leaves.
+    """
     return opponents[0]
 
 
 def thinned(opponents: Sequence[Opponent]) -> Opponent:
-    """Who leaves the smallest gap, so that those who stay are spread over the whole training; first and last stay."""
+    """Who leaves the smallest gap, so that those who stay are spread over the whole training; first and last stay.
+
+    Args:
+        opponents: Those that may leave, oldest first.
+
+    Returns:
+        The one that leaves.
+    """
     if len(opponents) < 3:
         return opponents[0]
     steps = [opponent.step for opponent in opponents]
@@ -34,6 +48,9 @@ def weakest(ratings: Ratings) -> EvictionRule:
 
     Args:
         ratings: Whose ratings; asked anew each time.
+
+    Returns:
+        The rule, for `OpponentPool`.
     """
 
     def rule(opponents: Sequence[Opponent]) -> Opponent:

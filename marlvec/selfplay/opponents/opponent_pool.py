@@ -356,13 +356,16 @@ class OpponentPool(Mapping[str, Opponent]):
         return opponent
 
     def offer(self, collector: Collector, learner: str, *, step: int | None = None) -> Opponent | None:
-        """Take a snapshot if it is time for one; returns it, or None. Arguments are those of `snapshot`."""
+        """Take a snapshot if it is time for one; returns it, or None. Arguments as in `snapshot`."""
         step = collector.metrics.env_steps if step is None else step
         due = any(rule.is_due(learner, step) for rule in self._when)
         return self.snapshot(collector, learner, step=step) if due else None
 
     def remove(self, opponent_id: str) -> Opponent:
         """Take an opponent out. Who has it goes on playing with it.
+
+        Args:
+            opponent_id: Its id, e.g. ``"main_3"``.
 
         Raises:
             KeyError: There is no such opponent.

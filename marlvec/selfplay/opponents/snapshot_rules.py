@@ -26,7 +26,12 @@ class SnapshotRule(ABC):
 
     @abstractmethod
     def taken(self, learner: str, step: int) -> None:
-        """A snapshot was taken, on this rule's account or another's."""
+        """A snapshot was taken, on this rule's account or another's.
+
+        Args:
+            learner: The learner's policy id.
+            step: How far training was.
+        """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -55,7 +55,11 @@ class OpenSkill(Ratings):
         return self._model.rating(mu=mu, sigma=sigma)
 
     def belief(self, player: str) -> tuple[float, float]:
-        """Mean and standard deviation of what is believed of a policy."""
+        """Mean and standard deviation of what is believed of a policy.
+
+        Args:
+            player: The policy's id.
+        """
         if player in self._beliefs:
             return self._beliefs[player]
         new = self._model.rating()
@@ -65,7 +69,12 @@ class OpenSkill(Ratings):
         return self.belief(player)[0]
 
     def lower_bound(self, player: str, deviations: float = 3.0) -> float:
-        """What a policy's skill is hardly below: the mean less three standard deviations."""
+        """What a policy's skill is hardly below: the mean less some standard deviations.
+
+        Args:
+            player: The policy's id.
+            deviations: How many.
+        """
         mu, sigma = self.belief(player)
         return mu - deviations * sigma
 

@@ -49,11 +49,20 @@ class Ratings(ABC):
 
     @abstractmethod
     def rating(self, player: str) -> float:
-        """How well a policy plays; more is better."""
+        """How well a policy plays; more is better.
+
+        Args:
+            player: The policy's id.
+        """
 
     @abstractmethod
     def expected(self, one: str, other: str) -> float:
-        """What one policy may expect of a game against another: 1 is a sure win, 0.5 an even game."""
+        """What one policy may expect of a game against another: 1 is a sure win, 0.5 an even game.
+
+        Args:
+            one: Its id.
+            other: The opponent's.
+        """
 
     @property
     @abstractmethod
@@ -66,11 +75,20 @@ class Ratings(ABC):
 
     @abstractmethod
     def copy(self, old: str, new: str) -> None:
-        """Have a policy begin where another one stands: a snapshot, where its learner is."""
+        """Have a policy begin where another one stands: a snapshot, where its learner is.
+
+        Args:
+            old: Id of the policy that has a rating.
+            new: Id of the one that begins.
+        """
 
     @abstractmethod
     def forget(self, player: str) -> None:
-        """Have a policy stand again where everybody begins."""
+        """Have a policy stand again where everybody begins.
+
+        Args:
+            player: The policy's id.
+        """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -95,7 +95,11 @@ class MatchResult:
         return sum(game.truncated for game in self.games)
 
     def unmoved(self, player: str | None = None) -> int:
-        """Games that were over before a policy's first move on some side; None: before anybody's."""
+        """Games that were over before a policy's first move on some side.
+
+        Args:
+            player: The policy's id; None: any policy.
+        """
         return sum(
             any(player is None or player in game.players[game.sides.index(side)] for side in game.unmoved)
             for game in self.games

@@ -25,7 +25,9 @@ class WinCount:
     """Wins, draws and losses; whole numbers where nothing decays.
 
     Attributes:
-        wins, draws, losses: How many.
+        wins: How many.
+        draws: Likewise.
+        losses: Likewise.
     """
 
     wins: float = 0.0
@@ -101,15 +103,29 @@ class MatchTable:
             self._totals[a] = _plus(self._totals.get(a, WinCount()), new, 1.0)
 
     def win_count(self, one: str, other: str) -> WinCount:
-        """Results of one policy against another, less what has decayed; of no games where they never met."""
+        """Results of one policy against another, less what has decayed; of no games where they never met.
+
+        Args:
+            one: Its id.
+            other: The opponent's.
+        """
         return self._pairs.get((one, other), WinCount())
 
     def total(self, player: str) -> WinCount:
-        """All results of a policy since it came, nothing decayed."""
+        """All results of a policy since it came, nothing decayed.
+
+        Args:
+            player: The policy's id.
+        """
         return self._totals.get(player, WinCount())
 
     def win_rate(self, one: str, other: str) -> float:
-        """Wins and half the draws of one policy against another, as a share; NaN where they never met."""
+        """Wins and half the draws of one policy against another, as a share; NaN where they never met.
+
+        Args:
+            one: Its id.
+            other: The opponent's.
+        """
         return self.win_count(one, other).win_rate
 
     def payoffs(self, players: Sequence[str] | None = None, *, unknown: float = math.nan) -> NDArray[np.float64]:
@@ -129,7 +145,11 @@ class MatchTable:
         return rates
 
     def forget(self, player: str) -> None:
-        """Drop all of a policy's results; others keep their totals."""
+        """Drop all of a policy's results; others keep their totals.
+
+        Args:
+            player: The policy's id.
+        """
         self._totals.pop(player, None)
         self._pairs = {pair: count for pair, count in self._pairs.items() if player not in pair}
 

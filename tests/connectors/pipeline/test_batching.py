@@ -21,8 +21,6 @@ from marlvec.connectors import (
     Connector,
     FlattenObs,
     FrameStack,
-    FunctionActionConnector,
-    FunctionAgentConnector,
     NormalizeObs,
     Pipeline,
     ReadOnlyActions,
@@ -30,6 +28,7 @@ from marlvec.connectors import (
     ToNumpy,
     UnsquashActions,
 )
+from marlvec.connectors.function import FunctionActionConnector, FunctionAgentConnector
 from marlvec.trees import map_tree
 from tests.connectors.helpers.samples import batch, pairs_of, rows_of, same_tree
 
