@@ -141,8 +141,14 @@ class Rows:
         """
         if not self._columns:
             return type(self)(columns)
-        self._check(columns)
-        return self.of_length({**self._columns, **columns}, self._n)
+        for column in columns.values():
+            if type(column) is not np.ndarray or not column.ndim or len(column) != self._n:
+                self._check(columns)
+                break
+        rows = type(self).__new__(type(self))
+        rows._columns = {**self._columns, **columns}
+        rows._n = self._n
+        return rows
 
     def drop(self, *names: str) -> Self:
         """Return rows without these columns.
@@ -206,22 +212,11 @@ class Rows:
         Raises:
             ArgumentError: The parts do not have the same columns, or a column's structure differs; names the columns.
         """
+        if len(parts) == 1:
+            return parts[0]
         if not parts:
             return cls()
-        first = parts[0]
-        if len(parts) == 1:
-            return first
-        for i, part in enumerate(parts):
-            if part._columns.keys() != first._columns.keys():
-                missing = [name for name in first._columns if name not in part._columns]
-                extra = [name for name in part._columns if name not in first._columns]
-                raise ArgumentError(f"part {i} differs from part 0: columns {missing} missing, columns {extra} added")
-        columns = {}
-        for name in first._columns:
-            try:
-                columns[name] = zip_trees(np.concatenate, [part._columns[name] for part in parts])
-            except ValueError as error:
-                raise ArgumentError(f"column {name!r} cannot be concatenated: {error}") from error
+        columns = join_columns([part._columns for part in parts], same_dtypes=False)
         return cls.of_length(columns, sum(len(part) for part in parts))
 
 
@@ -247,8 +242,12 @@ def _choose(leaf: Any, where: NDArray[Any]) -> Any:
     return leaf.take(where, axis=0) if type(leaf) is np.ndarray else leaf[where]
 
 
-def join_columns(parts: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
-    """Concatenate columns; no value changes, so no dtype may.
+def join_columns(parts: Sequence[Mapping[str, Tree]], *, same_dtypes: bool = True) -> dict[str, Tree]:
+    """Concatenate columns.
+
+    Args:
+        parts: Columns, by name.
+        same_dtypes: Refuse columns of different dtypes, so that no value changes; False: they take the wider one.
 
     Raises:
         ArgumentError: There is no part, or the parts differ in columns, structure, dtypes or shapes per row; names the
@@ -265,24 +264,25 @@ def join_columns(parts: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
                 f"batch {i} differs from batch 0: columns {missing} are missing, columns {more} are not in batch 0; "
                 f"drop() or replace() columns until all batches have the same"
             )
-    return {name: _joined(name, [part[name] for part in parts]) for name in first}
+    join = _joined_exactly if same_dtypes else np.concatenate
+    joined = {}
+    for name in first:
+        try:
+            joined[name] = zip_trees(join, [part[name] for part in parts])
+        except ValueError as error:  # numpy's, and ArgumentError
+            raise ArgumentError(f"column {name!r} cannot be concatenated: {error}") from error
+    return joined
 
 
-def _joined(name: str, columns: list[Tree]) -> Tree:
-    def join(leaves: list[Any]) -> NDArray[Any]:
-        arrays = [to_array(leaf) for leaf in leaves]
-        first = arrays[0]
-        for i, array in enumerate(arrays):
-            if array.shape[1:] != first.shape[1:] or not _same_dtype(array.dtype, first.dtype):
-                raise ArgumentError(
-                    f"batch {i} has {array.dtype} of shape {array.shape}, batch 0 has {first.dtype} of {first.shape}"
-                )
-        return np.concatenate(arrays)
-
-    try:
-        return zip_trees(join, columns)
-    except ArgumentError as error:
-        raise ArgumentError(f"column {name!r} cannot be concatenated: {error}") from error
+def _joined_exactly(leaves: list[Any]) -> NDArray[Any]:
+    arrays = [to_array(leaf) for leaf in leaves]
+    first = arrays[0]
+    for i, array in enumerate(arrays):
+        if array.shape[1:] != first.shape[1:] or not _same_dtype(array.dtype, first.dtype):
+            raise ArgumentError(
+                f"batch {i} has {array.dtype} of shape {array.shape}, batch 0 has {first.dtype} of {first.shape}"
+            )
+    return np.concatenate(arrays)
 
 
 def _same_dtype(one: np.dtype[Any], other: np.dtype[Any]) -> bool:

@@ -52,7 +52,12 @@ class ReadOnlyActions(ActionConnector):
     """Makes ``actions_for_env`` read-only views; the policy's own arrays stay as writeable as they were."""
 
     def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(actions_for_env=map_tree(_read_only, rows.actions_for_env))
+        actions = rows["actions_for_env"]
+        if type(actions) is np.ndarray:
+            actions = actions.view()
+            actions.flags.writeable = False
+            return rows.replace(actions_for_env=actions)
+        return rows.replace(actions_for_env=map_tree(_read_only, actions))
 
 
 def _read_only(array: Any) -> Any:

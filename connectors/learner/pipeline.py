@@ -17,7 +17,7 @@ __all__ = ["LearnerPipeline"]
 class LearnerPipeline(Pipeline[LearnerConnector], LearnerConnector):
     """Learner connectors in a row: the rows of a finished batch in, the rows to learn from out.
 
-    It needs no space and so no `bind`: ``pipeline(Rows(dict(batch["main"].items())))``.
+    It needs no space and so no `bind`: ``pipeline(batch["main"])``.
 
     Args:
         pieces: Learner connectors, first to last.

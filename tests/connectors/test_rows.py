@@ -152,7 +152,9 @@ def test_concat_undoes_any_split(cuts: list[int]) -> None:
 
 
 def test_concat_names_the_columns_that_differ() -> None:
-    with pytest.raises(ArgumentError, match=r"part 1 differs from part 0: columns \['obs'\] missing, .*\['x'\] added"):
+    with pytest.raises(
+        ArgumentError, match=r"batch 1 differs from batch 0: columns \['obs'\] are missing, .*\['x'\] are not"
+    ):
         Rows.concat([sample(1), sample(1).drop("obs").replace(x=np.zeros(1))])
     with pytest.raises(
         ArgumentError, match=r"column 'obs' .* at /: expected a dict with keys \['z', 'a'\], got an array"

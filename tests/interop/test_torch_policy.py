@@ -260,7 +260,7 @@ def test_values_and_other_columns_are_in_the_batch_and_feed_gae() -> None:
     np.testing.assert_allclose(batch["values"], batch["obs"].sum(axis=1), rtol=1e-5)
     np.testing.assert_array_equal(batch["hidden"]["x"], batch["obs"] * 2)
     assert np.isfinite(batch["advantages"]).all()
-    distribution, columns = policy.forward(Rows(dict(batch.items())))
+    distribution, columns = policy.forward(batch)
     np.testing.assert_allclose(distribution.logp(torch.tensor(batch["actions"])).detach(), batch["logp"], rtol=1e-5)
     assert columns["values"].shape == (60,)
     loss = -distribution.logp(torch.tensor(batch["actions"])).mean()
@@ -271,7 +271,7 @@ def test_values_and_other_columns_are_in_the_batch_and_feed_gae() -> None:
     distribution, columns = policy.forward(batch)  # the batch itself
     (-distribution.logp(torch.tensor(batch["actions"])).mean()).backward()
     assert torch.equal(policy.module.net.weight.grad, gradient)
-    np.testing.assert_array_equal(policy.values(batch), policy.values(Rows(dict(batch.items()))))
+    np.testing.assert_array_equal(policy.values(batch), policy.values(Rows(batch)))
     assert policy.probabilities(batch).shape == (60, 4)
 
 

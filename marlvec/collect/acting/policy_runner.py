@@ -378,7 +378,8 @@ class PolicyRunner:
             self._router(self._checked(value, leaf, answer, "actions_for_env"), leaf)
             for value, leaf in zip(sent, self._env_tree.leaves, strict=True)
         ]
-        columns = {name: column for name, column in rows.items() if name not in answer.given}
+        given_names = answer.given.keys()
+        columns = {name: column for name, column in rows.items() if name not in given_names}
         columns["actions"] = self._policy_tree.unflatten(own)
         columns["actions_for_env"] = self._env_tree.unflatten(answer.for_env)
         columns["policy_version"] = versions = np.empty(len(rows), np.int64)

@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
-from marlvec.collect.batch.sample_batch import SampleBatch
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError
 from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
@@ -144,7 +143,7 @@ class TorchPolicy(Policy):
                 leaves[k] = leaves[k].astype(leaf.dtype, copy=False)
         return self._tree.unflatten(leaves), {name: map_tree(_to_numpy, column) for name, column in columns.items()}
 
-    def forward(self, rows: Rows | SampleBatch) -> tuple[Distribution, dict[str, Tree]]:
+    def forward(self, rows: Rows) -> tuple[Distribution, dict[str, Tree]]:
         """What the module makes of rows, with gradients, for a learner's loss; the module's mode is left as it is.
 
         Args:
@@ -155,7 +154,7 @@ class TorchPolicy(Policy):
         """
         return self._forward(rows, "row {}".format)
 
-    def values(self, rows: Rows | SampleBatch) -> NDArray[Any]:
+    def values(self, rows: Rows) -> NDArray[Any]:
         """What rows are worth, (n,) floats: a value function for learner connectors such as GAE.
 
         Raises:
@@ -167,7 +166,7 @@ class TorchPolicy(Policy):
             raise ContractError(f"the module of {self!r} gives no 'values', only {['inputs', *columns]}")
         return _to_numpy(columns["values"])
 
-    def probabilities(self, rows: Rows | SampleBatch) -> NDArray[Any]:
+    def probabilities(self, rows: Rows) -> NDArray[Any]:
         """How likely each action is, for n rows: (n, k) floats; what is masked has 0.
 
         Raises:
@@ -181,7 +180,7 @@ class TorchPolicy(Policy):
             every = [torch.full((len(rows),), first + i, device=self.device) for i in range(k)]
             return _to_numpy(torch.stack([distribution.logp(action).exp() for action in every], dim=1))
 
-    def _forward(self, rows: Rows | SampleBatch, where: Callable[[int], str]) -> tuple[Distribution, dict[str, Tree]]:
+    def _forward(self, rows: Rows, where: Callable[[int], str]) -> tuple[Distribution, dict[str, Tree]]:
         if self._make is None:
             raise StateError("this TorchPolicy does not know its action space: call setup() first, or use a Collector")
         dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)

@@ -77,7 +77,7 @@ def test_a_chain_in_the_collector_is_the_chain_on_its_batches(mode: str, batch_m
     for amount in (20, 7, 31):
         learnt, plain = with_chain.collect(env_steps=amount), without.collect(env_steps=amount)
         assert (learnt.env_steps, learnt.agent_steps) == (plain.env_steps, plain.agent_steps)
-        expected = chain(Rows(dict(plain["main"].items())))
+        expected = chain(plain["main"])
         same_tree(dict(learnt["main"].items()), expected)
         assert abs(learnt["main"]["advantages"].mean()) < 1e-6
 

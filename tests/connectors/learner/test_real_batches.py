@@ -45,7 +45,7 @@ def gather(env_id: str, num_envs: int = 3, calls: int = 3) -> tuple[Linear, list
     with marlvec.make(env_id, num_envs=num_envs, backend="sync", max_episode_steps=ENVS[env_id]) as envs:
         collector = marlvec.Collector(envs, {"main": policy}, "main", seed=3)
         batches = [collector.collect(env_steps=23 * num_envs)["main"] for _ in range(calls)]
-    return policy, [Rows(dict(batch.items())) for batch in batches]
+    return policy, [Rows(batch) for batch in batches]
 
 
 def v(obs: Any) -> float:
