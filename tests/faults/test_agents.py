@@ -21,7 +21,7 @@ from marlvec.collect.storage.slot_buffer import SlotBuffer
 from marlvec.envs import adapt
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward
-from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.kinds import HERE_AND_AWAY, vectorize
 from tests.vector.support.reference import MODES
 
 N, A = 3, 3
@@ -75,7 +75,7 @@ def tampered(kind: Any, tamper: Callable[[Any, Any], None], **options: Any) -> A
 
 @pytest.mark.fault("D1")
 @pytest.mark.parametrize(("what", "place"), PLACES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_a_live_agent_that_is_left_out(backend: str, what: str, place: int) -> None:
     def leave_out(env: Any, result: Any) -> None:
         if env.world.t == 3:
@@ -86,7 +86,7 @@ def test_a_live_agent_that_is_left_out(backend: str, what: str, place: int) -> N
 
 
 @pytest.mark.fault("D1")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_one_that_is_left_out_rllibs_way_waits(backend: str) -> None:
     """That is how such an env says it: masks tell, the observation stays, the reward is there if it is given."""
 
@@ -107,7 +107,7 @@ def test_one_that_is_left_out_rllibs_way_waits(backend: str) -> None:
 
 
 @pytest.mark.fault("D1")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_a_player_that_vanishes_from_a_game(backend: str) -> None:
     def vanish(env: Any, result: Any) -> None:
         if env.world.t == 3:
@@ -184,7 +184,7 @@ def test_names_that_are_none(backend: str, form: str) -> None:
 @pytest.mark.parametrize(
     ("form", "words"), [("parallel", "env.agents name the unknown agent"), ("turns", "unknown agent")]
 )
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_unhashable_names_in_the_middle_of_an_episode(backend: str, form: str, words: str) -> None:
     def spoil(env: Any, result: Any) -> None:
         if env.world.t == 2:
@@ -200,7 +200,7 @@ def test_unhashable_names_in_the_middle_of_an_episode(backend: str, form: str, w
 
 @pytest.mark.fault("D4")
 @pytest.mark.parametrize("form", ["parallel", "keyed", "turns"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_data_of_one_who_has_ended(backend: str, form: str) -> None:
     places = {"parallel": (0, 1, 2, 3), "keyed": (0, 1), "turns": (1,)}[form]
     for place in places:
@@ -248,7 +248,7 @@ def test_agents_come_and_go_and_come_again_in_the_next_episode(backend: str, mod
 
 @pytest.mark.fault("D3")
 @pytest.mark.parametrize("form", list(GAMES))
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_nobody_comes_back_in_the_same_episode(backend: str, form: str) -> None:
     def revive(env: Any, result: Any) -> None:
         if env.world.t != 4:
@@ -280,7 +280,7 @@ def collector_of(factories: list[Any], mode: str = "same_step", **options: Any) 
 
 @pytest.mark.fault("D5")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_a_step_in_which_nobody_acts_and_one_who_ends_at_first_sight(backend: str, mode: str) -> None:
     """Everyone waits in step 2; agent 1 ends in the step in which it is born."""
     script = Script([0, 3], [5, 3], ["terminated", "truncated"])
@@ -492,7 +492,7 @@ SPACE = Box(5, 250, (2, 2), np.uint8)
 
 @pytest.mark.fault("D9")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_absent_agents_observe_zeros_of_their_dtype(backend: str, mode: str) -> None:
     """Unborn and dead, also where zero is outside the space; masks tell who is there. No NaN, no cast, no warning."""
     script = Script([0, 0, 2], [5, 3, 5], ["terminated"] * 3)
@@ -521,7 +521,7 @@ def test_absent_agents_observe_zeros_of_their_dtype(backend: str, mode: str) -> 
 
 @pytest.mark.fault("D10")
 @pytest.mark.parametrize("form", list(GAMES))
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_rows_go_by_name_whatever_the_order(backend: str, form: str) -> None:
     """Another order in every dict of every env in every step."""
     kind = GAMES[form]
@@ -558,7 +558,7 @@ def test_rows_go_by_name_whatever_the_order(backend: str, form: str) -> None:
 
 
 @pytest.mark.fault("D10")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_envs_that_list_their_agents_in_another_order_are_refused(backend: str) -> None:
     """The agent axis has one order; nothing is mixed up in silence."""
     names = ["a", "b", "c"]
@@ -694,7 +694,7 @@ def test_ten_times_the_agents_are_ten_times_the_work(kinds: str) -> None:
 
 @pytest.mark.fault("D11")
 @pytest.mark.parametrize("form", list(GAMES))
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_names_of_any_length_in_any_script(backend: str, form: str) -> None:
     names = ["агент-1", "智能体/2", "🙂\n'quoted' \"twice\"", "x" * 10_000, " ", "_private", "0", "alive"]
     with vectorize(backend, [named(GAMES[form], names)] * 2) as envs:
@@ -724,7 +724,7 @@ def test_names_of_any_kind_in_metrics() -> None:
 
 
 @pytest.mark.fault("D12")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_an_illegal_move_is_the_games_own_affair(backend: str) -> None:
     """A game that ends for it (PettingZoo's wrapper) ends; one that raises is named, with the player's move."""
     factory = partial(__import__("pettingzoo").make, "aec", "classic/tictactoe_v3")
@@ -748,7 +748,7 @@ def test_an_illegal_move_is_the_games_own_affair(backend: str) -> None:
 
 
 @pytest.mark.fault("D12")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize(
     ("selected", "words"),
     [

@@ -21,12 +21,7 @@ from tests.vector.support.kinds import vectorize
 N, A = 4, 3
 MODES = ("same_step", "next_step", "disabled")
 HOWS: dict[str, Any] = {"raises": RaisingEnv, "exits": ExitingEnv, "hangs": HangingEnv}
-PLACES = [
-    (backend, how)
-    for backend in ("sync", "thread", "async", "pipes")
-    for how in HOWS
-    if how == "raises" or backend in ("async", "pipes")
-]
+PLACES = [("sync", "raises"), ("thread", "raises"), *(("async", how) for how in HOWS), ("pipes", "exits")]
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from marlvec.errors import (
     SerialisationError,
 )
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, TurnEnv, decode
-from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
 from tests.vector.support.reference import MODES
 from tests.waiting import within
 
@@ -248,7 +248,7 @@ def test_envs_need_not_divide_evenly(backend: str, n: int, workers: int) -> None
 
 @pytest.mark.fault("B11")
 @pytest.mark.parametrize("kind", [CounterEnv, TurnEnv, KeyedEnv, SingleEnv])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_one_env_for_two_rows_is_refused(backend: str, kind: Any) -> None:
     """Each would be answered with the other's steps."""
     env = kind()
@@ -444,7 +444,7 @@ def test_a_space_that_an_env_no_longer_tells_is_not_another_one() -> None:
 
 
 @pytest.mark.fault("B15")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_what_is_no_env_is_named_by_its_place(backend: str) -> None:
     """A `ContractError`: it is the factory that broke it, whatever the type."""
     for thing, words in (

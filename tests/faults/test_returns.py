@@ -38,7 +38,7 @@ from marlvec.vector.data.infos import RESERVED
 from marlvec.vector.processes import report_packing
 from tests.faults.harness.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
 from tests.vector.faults.test_faults import ERRORS
-from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
 from tests.vector.support.reference import assert_trees_equal
 from tests.vector.support.trees import pick
 
@@ -228,7 +228,7 @@ def test_the_check_of_an_env_wants_the_very_dtype() -> None:
 
 @pytest.mark.fault("C11")
 @pytest.mark.parametrize("kind", [CounterEnv, partial(KeyedEnv, Script.together(3, 3)), SingleEnv])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_four_values_and_observations_alone_are_the_older_api(backend: str, kind: Any) -> None:
     """No breach: old envs are taken as they are, and say the same (checklist 8)."""
     with (
@@ -258,7 +258,7 @@ class Upset(RaisingEnv):
 
 
 @pytest.mark.fault("C1")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_a_picture_that_raises_is_told_like_a_step_and_costs_no_episode(backend: str) -> None:
     factories = [partial(Upset, where="render", at=1, only_env=1, env_index=i, length=50) for i in range(N)]
     with vectorize(backend, factories) as envs:
@@ -371,7 +371,7 @@ class Endless(CounterEnv):
 
 @pytest.mark.fault("C4")
 @pytest.mark.parametrize("kind", ["RecursionError", "MemoryError"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_real_recursion_and_real_lack_of_memory(backend: str, kind: str) -> None:
     with vectorize(backend, [partial(Endless, kind, i) for i in range(N)]) as envs:
         envs.reset()
@@ -452,7 +452,7 @@ def test_what_is_no_exception_is_not_lost_in_close_either(
 
 
 @pytest.mark.fault("C8")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_one_warning_an_env_with_the_count_of_all_that_is_wrong(backend: str) -> None:
     """The default: every env with something new is told of once a call, however much is wrong in it."""
     bad = {"grid": np.float32([[0, NAN, INF], [-2, 0, 1]]), "kind": 7, "pair": (-INF, np.int8([0, 1, 2]))}
@@ -562,7 +562,7 @@ def test_what_is_no_info_is_an_error_of_its_env(backend: str) -> None:
 
 
 @pytest.mark.fault("C12")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_no_info_is_none_at_all_and_lists_may_contain_themselves(backend: str) -> None:
     def make(what: str) -> Any:
         if what == "none":
@@ -631,7 +631,7 @@ class Clashing(CounterEnv):
 
 
 @pytest.mark.fault("C12")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_reserved_keys_of_an_env_displace_none_of_marlvecs(backend: str) -> None:
     assert {"alive", "acting", "final_observation", "final_info", "reset_mask", "action_mask", "fault"} <= RESERVED
     with (
@@ -666,7 +666,7 @@ from functools import partial
 import numpy as np
 from marlvec.testing.scripted import CounterEnv
 from marlvec.errors import WorkerDied
-from tests.vector.support.kinds import vectorize
+from tests.vector.support.kinds import vectorize, HERE_AND_AWAY
 
 def arrays(value):
     if isinstance(value, np.ndarray):

@@ -32,7 +32,7 @@ from marlvec.external import Client, Limits, LocalInference, Server
 from marlvec.policies import FunctionPolicy, Policy
 from tests.external.exchange.test_same_batches import CASES, NUM_ENVS, SEED, assert_same, collector, factory
 from tests.external.helpers.served import expected, obs_of, served
-from tests.waiting import until
+from tests.waiting import LONG, until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -238,7 +238,7 @@ def test_what_the_server_refuses_is_told_and_changes_nothing() -> None:
 
 def test_timeouts_are_the_clients_own_and_answers_are_kept() -> None:
     with served(1, collect=False) as there, Client(there.url, timeout=0.05) as client:
-        episode = client.start_episode()
+        episode = client.start_episode(timeout=LONG)
         with pytest.raises(EpisodesFull, match=r"no slot was free within 0.05 s"):
             client.start_episode()
         with pytest.raises(AnswerTimeout, match=r"no action within 0.05 s; is anybody collecting\?"):
@@ -248,8 +248,8 @@ def test_timeouts_are_the_clients_own_and_answers_are_kept() -> None:
         thread = threading.Thread(target=there.collect)
         thread.start()
         try:
-            assert client.wait_for_action(episode, timeout=10) == answer(1)
-            client.timeout = 10
+            assert client.wait_for_action(episode, timeout=LONG) == answer(1)
+            client.timeout = LONG
             client.end_episode(episode)
             assert client.get_action(client.start_episode(), both(2)) == answer(2)
         finally:

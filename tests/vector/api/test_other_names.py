@@ -12,7 +12,7 @@ import marlvec
 from marlvec import VectorEnv
 from marlvec.errors import BusyError, NothingPendingError
 from marlvec.testing import Script, ScriptedParallelEnv
-from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.kinds import HERE_AND_AWAY, vectorize
 
 SCRIPTS = [Script([0, 0], [2, 4], ["terminated", "truncated"])]
 
@@ -21,7 +21,7 @@ def envs_of(backend: str, **options: Any) -> VectorEnv:
     return vectorize(backend, [partial(ScriptedParallelEnv, SCRIPTS, agent_num=2)] * 3, **options)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_agents(backend: str) -> None:
     with envs_of(backend) as envs:
         assert envs.num_agents == envs.agent_num == 2
@@ -32,7 +32,7 @@ def test_agents(backend: str) -> None:
         assert envs.num_agents == 2, "of all, whoever is alive"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_step_async_and_step_wait_are_a_step(backend: str) -> None:
     with envs_of(backend) as one, envs_of(backend) as other:
         one.reset(seed=0)
@@ -49,7 +49,7 @@ def test_step_async_and_step_wait_are_a_step(backend: str) -> None:
 
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_final_obs_is_the_array_of_final_observation(backend: str, mode: str, copy: bool) -> None:
     told = 0
     with envs_of(backend, autoreset_mode=mode, copy=copy) as envs:

@@ -17,7 +17,7 @@ from marlvec.errors import ArgumentError, BusyError, EnvRaised
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv
 from tests.painter import SMALLEST, PainterEnv, read
 
-BACKENDS = ("sync", "thread", "async")
+BACKENDS = ("sync", "async")
 N = 3
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from marlvec import SyncVectorEnv, VectorEnv, env_seeds
 from marlvec.errors import ArgumentError
 from marlvec.testing.scripted import CounterEnv, decode, draw
-from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.kinds import HERE_AND_AWAY, vectorize
 
 N = 4
 
@@ -42,7 +42,7 @@ def play(envs: VectorEnv, steps: int) -> list[list[int]]:
 
 
 @pytest.mark.checklist(20)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_an_int_is_spread_and_a_list_is_taken_as_it_is(backend: str) -> None:
     with counters(backend) as envs:
         first = draws(envs.reset(seed=5)[0])
@@ -78,7 +78,7 @@ def test_no_two_of_many_base_seeds_share_an_env_seed() -> None:
 
 @pytest.mark.checklist(20)
 @pytest.mark.fault("B10")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_what_is_no_seed_is_refused_in_the_parent(backend: str) -> None:
     wrong: list[tuple[Any, str]] = [
         (-1, "-1"),
@@ -113,7 +113,7 @@ def test_what_is_no_seed_is_refused_in_the_parent(backend: str) -> None:
 
 @pytest.mark.checklist(21)
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_an_autoreset_goes_on_with_the_envs_own_stream(backend: str, mode: str) -> None:
     """Episodes differ, are those of the env's own generator, and depend on nobody else's lengths."""
     expected = []
@@ -134,7 +134,7 @@ def test_an_autoreset_goes_on_with_the_envs_own_stream(backend: str, mode: str) 
 
 @pytest.mark.checklist(22)
 @pytest.mark.fault("B7")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_partial_resets(backend: str) -> None:
     with counters(backend, 5) as envs:
         obs, _ = envs.reset(seed=2)
@@ -193,7 +193,7 @@ class Optional(CounterEnv):
 
 @pytest.mark.checklist(22)
 @pytest.mark.checklist(23)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_options_for_all_or_for_each_are_never_altered(backend: str) -> None:
     with vectorize(backend, [partial(Optional, 2, env_index=i) for i in range(N)]) as envs:
         one = {"nested": {"level": 3}}

@@ -1,8 +1,7 @@
 """Every defect that was shown in the vectorizers before this one has a test that would catch it here.
 
-They are those of UPSTREAM.md, section 9, and of STYLE.md, "Found by running Gymnasium". `DEFECTS` names the test for
-each; the ones that nothing else covers are below. RLlib's own (ExternalEnv, connectors, ViewRequirement, SampleBatch)
-are not about vectorizers and are not here.
+They were found by running OpenRL, Gymnasium, PettingZoo and SuperSuit. `DEFECTS` names the test for each; the ones that
+nothing else covers are below.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ DEFECTS = {
     ),
     # OpenRL, sync
     "the env's name is None": "faults.test_known_defects:test_envs_have_a_name",
-    # Gymnasium, vector envs; the first three of them with numbers of their own in STYLE.md
-    "1. a step after a timeout returns the rewards of the step before": (
+    # Gymnasium, vector envs
+    "a step after a timeout returns the rewards of the step before": (
         "faults.test_known_defects:test_a_step_after_a_timeout_is_refused_until_the_first_is_fetched"
     ),
-    "2. an explicit reset leaves an autoreset pending without shared memory": (
+    "an explicit reset leaves an autoreset pending without shared memory": (
         "shards.test_autoreset:test_an_explicit_reset_cancels_an_autoreset_that_is_due"
     ),
-    "3. a worker's death is an EOFError without env or exit code": (
+    "a worker's death is an EOFError without env or exit code": (
         "processes.test_deaths:test_a_worker_killed_while_idle_is_noticed_by_the_next_call"
     ),
     "the caller's options are altered": "api.test_seeding:test_options_for_all_or_for_each_are_never_altered",

@@ -11,7 +11,7 @@ import pytest
 from marlvec import AsyncVectorEnv, SyncVectorEnv, VectorEnv, infos_to_list
 from marlvec.errors import ArgumentError, ContractError, EnvRaised, NotResetError
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward
-from tests.vector.support.kinds import BACKENDS, together, vectorize
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, together, vectorize
 from tests.vector.support.reference import MODES
 
 N, A = 3, 2
@@ -52,7 +52,7 @@ def test_the_mode_is_the_instances_and_nothing_else_is_one() -> None:
 @pytest.mark.checklist(46)
 @pytest.mark.fault("C13")
 @pytest.mark.parametrize("reuse_buffer", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_same_step(backend: str, reuse_buffer: bool) -> None:
     with scripted(backend, "same_step", reuse_buffer=reuse_buffer) as envs:
         _, infos = envs.reset(seed=1)
@@ -88,7 +88,7 @@ def test_same_step(backend: str, reuse_buffer: bool) -> None:
 @pytest.mark.checklist(46)
 @pytest.mark.checklist(49)
 @pytest.mark.parametrize("reuse_buffer", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_next_step(backend: str, reuse_buffer: bool) -> None:
     """The vectorizer's half of line 49; that the collector drops the row is shown in tests/collect."""
     with scripted(backend, "next_step", reuse_buffer=reuse_buffer) as envs:
@@ -119,7 +119,7 @@ def test_next_step(backend: str, reuse_buffer: bool) -> None:
 @pytest.mark.checklist(50)
 @pytest.mark.fault("B9")
 @pytest.mark.parametrize("reuse_buffer", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_disabled(backend: str, reuse_buffer: bool) -> None:
     with scripted(backend, "disabled", reuse_buffer=reuse_buffer) as envs:
         envs.reset(seed=1)
@@ -153,7 +153,7 @@ def test_disabled(backend: str, reuse_buffer: bool) -> None:
 @pytest.mark.fault("B8")
 @pytest.mark.parametrize("chosen", [None, [0], [0, 2], [True, False, False]])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_an_explicit_reset_cancels_an_autoreset_that_is_due(backend: str, mode: str, chosen: Any) -> None:
     with vectorize(backend, [partial(CounterEnv, 3, env_index=i) for i in range(N)], autoreset_mode=mode) as envs:
         envs.reset(seed=0)
@@ -178,7 +178,7 @@ def test_an_explicit_reset_cancels_an_autoreset_that_is_due(backend: str, mode: 
 @pytest.mark.checklist(47)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("reuse_buffer", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_an_agent_that_ends_before_its_env(backend: str, reuse_buffer: bool, mode: str) -> None:
     """Its final observation is there in that very step; then zeros, and never again a flag."""
     script = Script([0, 0, 1], [2, 6, 4], ["terminated", "both", "truncated"])
@@ -219,7 +219,7 @@ def test_an_agent_that_ends_before_its_env(backend: str, reuse_buffer: bool, mod
 
 @pytest.mark.checklist(10)
 @pytest.mark.checklist(19)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_alive_and_acting_of_every_kind_of_env(backend: str) -> None:
     script = Script([0, 0, 2], [3, 7, 5], ["terminated", "truncated", "both"])
     kinds: dict[str, Any] = {
@@ -278,7 +278,7 @@ class Stillborn(CounterEnv):
 @pytest.mark.checklist(53)
 @pytest.mark.fault("D5")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_an_env_that_is_over_right_after_its_reset(backend: str, mode: str) -> None:
     factories = [partial(Stillborn, 2, agent_num=A, env_index=i) for i in range(N)]
     with vectorize(backend, factories, autoreset_mode=mode) as envs:

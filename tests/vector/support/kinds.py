@@ -76,6 +76,8 @@ def vectorize(backend: str, factories: Factories, **options: Any) -> VectorEnv:
 
 
 BACKENDS = ("sync", "thread", "async", "pipes")
+HERE_AND_AWAY = ("sync", "async")
+"""For what a shard does, which is the same code wherever it runs; tests/properties draws all backends."""
 
 
 def together(agent_num: int, *lengths: int) -> list[Script]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from marlvec import VectorEnv
 from marlvec.errors import ActionError, ArgumentError
 from marlvec.testing.scripted import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, TurnEnv, checksum, decode
-from tests.vector.support.kinds import BACKENDS, factories_of, vectorize
+from tests.vector.support.kinds import HERE_AND_AWAY, factories_of, vectorize
 from tests.vector.support.reference import record, replay
 
 N, A = 3, 3
@@ -82,7 +82,7 @@ WRONG: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.checklist(24)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_wrong_actions_raise_before_anything_is_sent(backend: str) -> None:
     with counters(backend, validate="strict") as envs:
         for episode in range(3):
@@ -138,7 +138,7 @@ def test_what_to_do_about_a_wrong_shape_is_said() -> None:
 
 
 @pytest.mark.checklist(24)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_discrete_actions_with_and_without_a_last_axis_of_one(backend: str) -> None:
     for dtype in (np.int64, np.int32, np.int8, np.uint8):
         with counters(backend) as envs:
@@ -157,7 +157,7 @@ def test_discrete_actions_with_and_without_a_last_axis_of_one(backend: str) -> N
 
 
 @pytest.mark.checklist(24)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize(
     ("space", "wrong"),
     [
@@ -208,7 +208,7 @@ SPACES = {
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("name", list(SPACES))
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_actions_of_every_space_arrive_unchanged(backend: str, name: str, mode: str) -> None:
     """The env checks every action against its space, and its rewards are checksums of the actions' bytes."""
     factories = [partial(SampledEnv, Discrete(3), SPACES[name], agent_num=2, length=3, env_index=i) for i in range(N)]
@@ -220,7 +220,7 @@ def test_actions_of_every_space_arrive_unchanged(backend: str, name: str, mode: 
 @pytest.mark.fault("E2")
 @pytest.mark.checklist(25)
 @pytest.mark.parametrize("value", [99, -7, 2**40, np.iinfo(np.int64).min])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_actions_of_who_is_not_acting_may_be_anything(backend: str, value: int) -> None:
     script = Script([0, 2, 0], [6, 5, 3], ["truncated", "terminated", "both"])
     for factories in (
@@ -247,7 +247,7 @@ def test_actions_of_who_is_not_acting_may_be_anything(backend: str, value: int) 
 
 @pytest.mark.fault("E1")
 @pytest.mark.checklist(25)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_invalid_actions_of_who_acts_raise_or_pass_through(backend: str) -> None:
     wild = np.full((N, 2), 3)
     space = Discrete(3)

@@ -14,7 +14,7 @@ from marlvec.errors import ActionError, ContractError, EnvContractError
 from marlvec.spaces import MAX_BYTES
 from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.data.buffers import Buffers
-from tests.vector.support.kinds import BACKENDS
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY
 from tests.vector.support.object_envs import OBJECTS, Card, Hands, ObjectEnv, at, is_blank
 from tests.vector.support.object_envs import make_envs as make
 from tests.vector.support.reference import assert_trees_equal
@@ -136,7 +136,7 @@ class Heavy(Faulty):
 
 
 @pytest.mark.fault("C16")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_objects_are_bounded(backend: str) -> None:
     half = bytes(MAX_BYTES // 2 - 1000)
     with make(backend, [partial(Heavy, Blobs(), half, Blobs(), i) for i in range(2)]) as envs:

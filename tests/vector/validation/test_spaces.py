@@ -17,7 +17,7 @@ from marlvec import AsyncVectorEnv, VectorEnv
 from marlvec.errors import ContractError
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
 from marlvec.testing.scripted import SampledEnv
-from tests.vector.support.kinds import BACKENDS, REAL, SCRIPTED, factories_of, vectorize
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, REAL, SCRIPTED, factories_of, vectorize
 from tests.vector.support.reference import MODES, assert_trees_equal, record, replay
 from tests.vector.support.trees import flatten
 
@@ -66,7 +66,7 @@ def sampled(observation: Any, action: Any, n: int = N, **options: Any) -> list[A
 @pytest.mark.checklist(57)
 @pytest.mark.fault("C15")
 @pytest.mark.parametrize("name", list(SPACES))
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_observations_and_actions_of_every_space(backend: str, name: str) -> None:
     """The env draws observations from the space and checks actions against it; bytes must be those of the raw env."""
     mode = MODES[(list(SPACES).index(name) + BACKENDS.index(backend)) % 3]
@@ -109,7 +109,7 @@ def test_any_space(observation: Space[Any], action: Space[Any], mode: str, backe
 
 @pytest.mark.checklist(56)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_discrete_observations_have_no_axis_of_their_own(backend: str, mode: str) -> None:
     with vectorize(backend, sampled(Discrete(7, start=2), Discrete(2)), autoreset_mode=mode) as envs:
         for shared_call in ("reset", "step"):
@@ -135,7 +135,7 @@ def assert_contains(space: Space[Any], value: Any) -> None:
 @pytest.mark.checklist(59)
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("name", ["discrete from -3", "box uint8", "multi discrete", "nested", "scalar float32"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_spaces_for_one_agent_one_env_and_all(backend: str, name: str, grouped: bool) -> None:
     space = SPACES[name]
     with vectorize(backend, sampled(space, space), grouped=grouped) as envs:
@@ -144,7 +144,7 @@ def test_spaces_for_one_agent_one_env_and_all(backend: str, name: str, grouped: 
 
 @pytest.mark.checklist(59)
 @pytest.mark.parametrize("kind", [*REAL, "parallel", "masked", "turns"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_spaces_of_real_envs(backend: str, kind: str) -> None:
     with vectorize(backend, factories_of(kind, N)) as envs:
         check_spaces(envs, play=kind != "masked" and "tictactoe" not in kind)
@@ -359,7 +359,7 @@ def test_what_does_not_become_an_array_is_refused(backend: str, kind: str) -> No
                     envs.step(np.zeros((2, A), np.int64))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize("space", [Discrete(5, start=1), Dict({"a": Discrete(3), "b": Box(0, 1, (2,))})], ids=str)
 def test_final_observations_have_the_type_that_observations_have(backend: str, space: Any) -> None:
     """Those of Discrete spaces too: arrays of the same dtype and axes, here and in Gymnasium's form of rows."""
