@@ -51,6 +51,7 @@ class Slot:
             ``fast_rows[a][:] = value`` takes half the time of `write_obs`, and never broadcasts or casts: it raises
             ValueError or TypeError unless ``value`` is a buffer of the same shape and format; `write_obs` then knows
             what to do.
+        fast_actions: What does the same as `read_actions` in one call into C; None where there is no such thing.
         action_mask: Per agent its (n,) bool row, or None where its action space has no choices to forbid.
         state: The global state's row, or None.
     """
@@ -64,7 +65,6 @@ class Slot:
         "_names",
         "_objects",
         "_obs",
-        "_read_quickly",
         "_readers",
         "_trees",
         "acting",
@@ -72,6 +72,7 @@ class Slot:
         "alive",
         "begun",
         "done",
+        "fast_actions",
         "fast_rows",
         "final_info",
         "final_missing",
@@ -121,7 +122,7 @@ class Slot:
         ]
         self.fast_rows: list[memoryview | None] = [_cell(fast[0]) if fast else None for fast in self._fast]
         self._readers = list(readers)
-        self._read_quickly = readers[0][1].quick if len(readers) == 1 else None
+        self.fast_actions = readers[0][1].quick if len(readers) == 1 else None
         self.action_mask = list(action_mask)
         self._allowed = spec.allowed
         self._declared = [size is not None for size in spec.mask_sizes]
@@ -283,8 +284,8 @@ class Slot:
 
         Discrete ones are Python ints, arrays are private copies, Dict and Tuple spaces give trees.
         """
-        if self._read_quickly is not None:
-            return self._read_quickly()
+        if self.fast_actions is not None:
+            return self.fast_actions()
         if len(self._readers) == 1:
             return self._readers[0][1].read()
         out: list[Any] = [None] * len(self._names)

@@ -41,7 +41,7 @@ def final_obs_taken_after_the_reset(patch: pytest.MonkeyPatch) -> None:
 
     def remember(buffers: Buffers, i: int, ended: Any) -> None:
         if buffers.done[i]:
-            late[id(buffers), i] = ended.copy()
+            late[id(buffers), i] = list(ended)
         else:
             snapshot(buffers, i, ended)
 

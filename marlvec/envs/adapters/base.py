@@ -113,7 +113,7 @@ class Adapter(MultiAgentEnv):
             reseed(seed)
         if takes is None or "options" in takes:
             # A copy each: an env that writes into its options must not change another env's, or the caller's.
-            kwargs["options"] = deepcopy(options)
+            kwargs["options"] = None if options is None else deepcopy(options)
         elif options is not None:
             contract_error(self.name, "reset()", f"it takes no options, and {options!r} were given")
         result = self.env.reset(**kwargs)

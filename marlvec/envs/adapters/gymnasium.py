@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from gymnasium.spaces import Dict, Tuple
 
 from marlvec.envs.adapters import infos as info_dicts
@@ -19,6 +20,10 @@ __all__ = ["AGENT", "GymnasiumAdapter"]
 
 AGENT = "agent_0"
 """Name of the one agent of a Gymnasium env."""
+
+
+_FLOATS: frozenset[Any] = frozenset({float, np.float64})
+_BOOLS: frozenset[Any] = frozenset({bool, np.bool_})
 
 
 class GymnasiumAdapter(Adapter):
@@ -43,9 +48,19 @@ class GymnasiumAdapter(Adapter):
         # With such a space, (first, {...}) may be an observation as well as an observation with its info.
         pair_like = isinstance(space, Tuple) and len(space.spaces) == 2 and isinstance(space.spaces[1], Dict)
         self._pair = SpaceTree(space) if pair_like else None
+        self._slot: Slot | None = None  # the one that `_row` and `_read_actions` are of
+        self._row: memoryview | None = None
+        self._read_actions: Callable[[], list[Any]] = list
+
+    def close(self) -> None:
+        """Close the env and let go of the buffers."""
+        self._slot, self._row, self._read_actions = None, None, list
+        super().close()
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode."""
+        if slot is not self._slot:
+            self._bind(slot)
         result = self._call_reset(seed, options)
         obs, info = result, None
         pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
@@ -53,18 +68,52 @@ class GymnasiumAdapter(Adapter):
             obs, info = result
         self._observe(slot, 0, obs, True)
         slot.alive[0] = slot.acting[0] = True
-        return self._take_masks(slot, info_dicts.common(info, self.name))
+        return self._take_masks(slot, info_dicts.common(info, self.name) if info else None)
+
+    def _check_spaces(self) -> None:
+        (_, _, space), (_, _, action_space) = self._declared
+        try:
+            same = self.env.observation_space is space and self.env.action_space is action_space
+        except Exception:  # the other one may still be looked at
+            same = False
+        if not same:
+            super()._check_spaces()
 
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         return self.env.observation_space if kind == "observation" else self.env.action_space
 
     def step(self, slot: Slot) -> Info | None:
         """Step the env."""
-        result = self.env.step(slot.read_actions()[0])
-        if self._is_plain(result) and not slot.gave_mask[0]:
-            slot.reward[0] = result[1]
-            self._observe(slot, 0, result[0], True)
-            return None
+        if slot is not self._slot:
+            self._bind(slot)
+        result = self.env.step(self._read_actions()[0])
+        # Most steps say nothing but an observation, a float and two bools: then there is little to check.
+        if result.__class__ is tuple and len(result) == 5:
+            obs, reward, ended, cut, info = result
+            if (
+                reward.__class__ in _FLOATS
+                and ended.__class__ in _BOOLS
+                and cut.__class__ in _BOOLS
+                and info.__class__ is dict
+                and not info
+                and not slot.gave_mask[0]
+                and not ((ended or cut) and self.resets_itself)
+            ):
+                slot.reward[0] = reward
+                over = False
+                if ended or cut:
+                    slot.terminated[0], slot.truncated[0] = ended, cut
+                    slot.alive[0] = slot.acting[0] = False
+                    slot.done = over = True
+                if (row := self._row) is not None:
+                    try:
+                        row[:] = obs
+                    except (ValueError, TypeError):  # of another form: `write_obs` knows what to do, and all messages
+                        pass
+                    else:
+                        return None
+                self._observe(slot, 0, obs, not over)
+                return None
         if step_length(result, self.name, "values") == 5:
             obs, reward, terminated, truncated, info = result
         else:
@@ -93,18 +142,11 @@ class GymnasiumAdapter(Adapter):
         self._observe(slot, 0, obs, not over)
         return self._take_masks(slot, told)
 
-    def _is_plain(self, result: Any) -> bool:
-        """Whether a step ended nothing, said nothing and paid a float, as most do: then there is little to check."""
-        if result.__class__ is not tuple or len(result) != 5:
-            return False
-        _, reward, terminated, truncated, info = result
-        return (
-            terminated is False
-            and truncated is False
-            and reward.__class__ is float
-            and info.__class__ is dict
-            and not info
-        )
+    def _bind(self, slot: Slot) -> None:
+        """Note the quickest ways into and out of this slot."""
+        self._slot = slot
+        self._row = slot.fast_rows[0] if self.mask_sizes[0] is None else None
+        self._read_actions = slot.fast_actions or slot.read_actions
 
 
 def _has_form_of(tree: SpaceTree, value: Any) -> bool:

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any, Self
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Space
+from gymnasium.spaces import Box, Dict, Discrete, Space
 from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
@@ -64,6 +64,8 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         if envs.state_space is not None:
             self.state_space = envs.state_space
         self._acting = [False] * envs.agent_num
+        self._agent_set = set(envs.agents)
+        self._all_act = False
         self._state: NDArray[Any] | None = None
         # Per agent: its group, and its place in it.
         self._places = {
@@ -73,6 +75,13 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         # Copies, each agent its own: whoever seeds or samples one must not disturb another, nor the env.
         self._observation_spaces = {agent: _observation_space(group) for agent, group in groups.items()}
         self._action_spaces = {agent: deepcopy(group.action_space) for agent, group in groups.items()}
+        # Known once: a plain env, of one group, has one array to observe and one choice to make.
+        first, *others = envs.spec.groups
+        is_plain = not others and not envs.grouped
+        tree = first.observation_tree
+        is_array = tree.is_leaf and not tree.leaves[0].is_object and not isinstance(tree.space, Discrete)
+        self._has_plain_obs = is_plain and is_array and first.mask_size is None
+        self._has_plain_actions = is_plain and isinstance(first.action_space, Discrete)
 
     @classmethod
     def make(cls, env: EnvLike, *, backend: str = "sync", **kwargs: Any) -> Self:
@@ -136,14 +145,17 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         self.envs.step_send(self._arrays(actions))
         result = self.envs.recv()
         self._note(result)
-        # Whoever was alive before the step still is, or ended in it; the rest of these were born in it.
-        here = np.flatnonzero((result.alive | result.ended)[0]).tolist()
-        rewards, terminated, truncated = (
-            {self.possible_agents[a]: array[0, a].item() for a in here}
-            for array in (result.rewards, result.terminated, result.truncated)
-        )
+        rewards: dict[str, float] = {}
+        terminations: dict[str, bool] = {}
+        truncations: dict[str, bool] = {}
+        columns = (result.alive, result.rewards, result.terminated, result.truncated)
+        for agent, *row in zip(self.possible_agents, *(column[0].tolist() for column in columns), strict=True):
+            alive, reward, ended, cut = row
+            # Whoever was alive before the step still is, or ended in it; the rest of these were born in it.
+            if alive or ended or cut:
+                rewards[agent], terminations[agent], truncations[agent] = reward, ended, cut
         agents = list(rewards)
-        return self._obs(result, agents), rewards, terminated, truncated, self._infos(result, agents)
+        return self._obs(result, agents), rewards, terminations, truncations, self._infos(result, agents)
 
     def state(self) -> NDArray[Any]:
         """Global state, (*state_space.shape).
@@ -172,9 +184,13 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         alive = result.alive[0].tolist()
         self.agents = [agent for agent, here in zip(self.possible_agents, alive, strict=True) if here]
         self._acting = result.acting[0].tolist()
+        self._all_act = all(self._acting)
         self._state = None if result.state is None else result.state[0].copy()
 
     def _obs(self, result: VectorStep, agents: list[str]) -> dict[str, Any]:
+        if self._has_plain_obs:
+            rows = result.obs_leaves[0][0][0]
+            return {agent: rows[self._places[agent][1], ...].copy() for agent in agents}
         return {agent: self._observation(result, *self._places[agent]) for agent in agents}
 
     def _observation(self, result: VectorStep, g: int, j: int) -> Any:
@@ -185,9 +201,14 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
 
     def _infos(self, result: VectorStep, agents: list[str]) -> dict[str, dict[str, Any]]:
         (said,) = infos_to_list(result.infos, self.envs.agents, 1)
-        common = said.get(COMMON, {})
         acting = dict(zip(self.possible_agents, self._acting, strict=True))
-        infos = {agent: merged(said.get(agent, {}), common, {"acting": acting[agent]}) for agent in agents}
+        if said:
+            common = said.get(COMMON, {})
+            infos = {agent: merged(said.get(agent, {}), common, {"acting": acting[agent]}) for agent in agents}
+        else:
+            infos = {agent: {"acting": acting[agent]} for agent in agents}
+        if not any(mask is not None for mask in result.action_masks):
+            return infos
         for agent in agents:
             g, j = self._places[agent]
             mask = result.action_masks[g]
@@ -197,6 +218,10 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
 
     def _arrays(self, actions: Mapping[str, Any]) -> Any:
         """The actions in the form that the vectorizer takes."""
+        if self._has_plain_actions and self._all_act and actions.keys() == self._agent_set:
+            chosen = [actions[agent] for agent in self.possible_agents]
+            if all(action.__class__ in _INTS for action in chosen):
+                return np.array([chosen], np.int64)
         if unknown := [agent for agent in actions if agent not in self._places]:
             raise ActionError(f"actions: no agent {unknown[0]!r}; there are {self.possible_agents}")
         acting = [agent for agent, acts in zip(self.possible_agents, self._acting, strict=True) if acts]
@@ -204,8 +229,8 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             raise ActionError(f"actions: expected one for each agent that must act, {acting}; missing are {missing}")
         groups: dict[str, Any] = {}
         for g, group in enumerate(self.envs.spec.groups):
-            chosen = {self._places[agent][1]: actions[agent] for agent in acting if self._places[agent][0] == g}
-            groups[group.name] = self._batch(group, chosen)
+            own = {self._places[agent][1]: actions[agent] for agent in acting if self._places[agent][0] == g}
+            groups[group.name] = self._batch(group, own)
         return groups if self.envs.grouped else groups[self.envs.spec.groups[0].name]
 
     def _batch(self, group: AgentGroup, chosen: Mapping[int, Any]) -> Any:
@@ -232,6 +257,9 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
                 rows[0, j, ...] = array
             batch.append(rows)
         return tree.unflatten(batch)
+
+
+_INTS = frozenset({int, np.int64})
 
 
 def _cell(value: Any) -> NDArray[Any]:

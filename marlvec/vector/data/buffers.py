@@ -60,7 +60,12 @@ class Buffers:
     __slots__ = (
         "_allowed",
         "_arrays",
+        "_final_blanks",
+        "_has_masks",
         "_names",
+        "_obs_blanks",
+        "_obs_pairs",
+        "_presence",
         "acting",
         "action_masks",
         "actions",
@@ -129,6 +134,13 @@ class Buffers:
             self.acting,
             self.gave_mask,
         ) = split_flags(self.flags, agent_num)
+        # For what is done again and again with one env's row:
+        self._obs_blanks, self._final_blanks = _blanks(self.obs), _blanks(self.final_obs)
+        self._obs_pairs = [
+            pair for both in zip(self.obs, self.final_obs, strict=True) for pair in zip(*both, strict=True)
+        ]
+        self._presence = self.flags[:, 3 * agent_num + 2 : 5 * agent_num + 2]
+        self._has_masks = any(mask is not None for mask in self.action_masks)
         self.state: AnyArray | None = arrays.get("state")
         self.final_state: AnyArray | None = arrays.get("final_state")
 
@@ -165,24 +177,33 @@ class Buffers:
             state=None if self.state is None else self.state[i, ...],
         )
 
+    def clear_row(self, i: int) -> None:
+        """Nobody is in env ``i``: no observations, nobody alive or acting, and masks allow everything."""
+        self.clear_obs(i)
+        self._presence[i] = False
+        if self._has_masks:
+            self.clear_masks(i)
+
     def clear_obs(self, i: int) -> None:
         """Clear env ``i``'s observations: zeros, and no objects."""
-        _clear(self.obs, i)
+        for leaf, blank in self._obs_blanks:
+            leaf[i] = blank
 
     def clear_final_obs(self, i: int) -> None:
         """Clear env ``i``'s final observations, likewise."""
-        _clear(self.final_obs, i)
+        for leaf, blank in self._final_blanks:
+            leaf[i] = blank
 
-    def snapshot(self, i: int, ended: BoolArray) -> None:
-        """Copy the observations of env ``i``'s agents that ended, (A,) bool, before it can reuse its buffers."""
-        everyone = bool(ended.all())
+    def snapshot(self, i: int, ended: Sequence[bool]) -> None:
+        """Copy the observations of env ``i``'s agents that ended, A bools, before it can reuse its buffers."""
+        if all(ended):
+            for source, target in self._obs_pairs:
+                target[i] = source[i]
+            return
         for group, obs, final in zip(self.spec.groups, self.obs, self.final_obs, strict=True):
+            who = [j for j, a in enumerate(group.agents) if ended[a]]
             for source, target in zip(obs, final, strict=True):
-                if everyone:
-                    target[i] = source[i]
-                else:
-                    who = ended[list(group.agents)]
-                    target[i, who] = source[i, who]
+                target[i, who] = source[i, who]
 
     def clear_masks(self, rows: Selection | int = slice(None)) -> None:
         """Allow every action that an agent has in these envs."""
@@ -299,10 +320,9 @@ def _allowed(spec: EnvSpec, group: AgentGroup) -> BoolArray | bool:
     return np.stack([np.ones(group.choices or 0, np.bool_) if part is None else part for part in own])
 
 
-def _clear(arrays: Sequence[Sequence[AnyArray]], i: int) -> None:
-    for leaves in arrays:
-        for leaf in leaves:
-            leaf[i] = None if leaf.dtype == np.object_ else 0
+def _blanks(arrays: Sequence[Sequence[AnyArray]]) -> list[tuple[AnyArray, Any]]:
+    """Each array with what stands in it where nothing is."""
+    return [(leaf, None if leaf.dtype == np.object_ else 0) for leaves in arrays for leaf in leaves]
 
 
 def _object_layout(spec: EnvSpec, num_envs: int) -> list[tuple[str, tuple[int, int]]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -98,12 +99,14 @@ class Shard:
         self._phases = EnvPhases(n)
         self._careful = self._done_on_any or keep_state
         self._ended: dict[int, list[int]] = {}  # agents that ended before their env: their rows are cleared
+        self._num_final_flags = 0  # how many flags of agents went up with the end of their env, in this step
         self._next_seeds: dict[int, int | None] = {}  # of envs built anew, for the autoreset that is due
 
     def attach(self, buffers: Buffers) -> None:
         """Give the shard its rows. Must come before `reset`."""
         self._buffers = buffers
         self._slots = [buffers.slot(i) for i in range(len(self.envs))]
+        self._end_flags = buffers.events[:, : 2 * len(self.spec.agents)]  # terminated and truncated, of all agents
 
     def reset(
         self,
@@ -193,6 +196,7 @@ class Shard:
             self._clear_ended(ids)
         running = self._handle_special(ids, report) if self._phases.special else ids
         steps, slots, careful, progress = self._steps, self._slots, self._careful, self.progress
+        self._num_final_flags = 0
         for i in running:
             slot = slots[i]
             progress[0] = i + 1
@@ -206,8 +210,7 @@ class Shard:
             if slot.done or careful:
                 self._after_step(i, slot, report)
         progress[0] = 0
-        flags = self._buffers.events[rows, : 2 * len(self.spec.agents)]
-        if np.count_nonzero(flags):
+        if np.count_nonzero(self._end_flags[rows]) != self._num_final_flags:
             self._record_early_ends(ids, rows)
         return report
 
@@ -288,7 +291,7 @@ class Shard:
             )
 
     def _reset_env(self, i: int, seed: int | None, options: dict[str, Any] | None, report: Report) -> None:
-        buffers, slot = self._buffers, self._slots[i]
+        slot = self._slots[i]
         self.progress[0] = i + 1
         self._clear_row(i)
         if self._phases[i] is EnvPhase.ABSENT and not self._rebuild(i, report):
@@ -297,7 +300,7 @@ class Shard:
         seed = pending if seed is None else seed
         try:
             info = self.envs[i].reset(slot, seed=seed, options=options)
-            if slot.done or not buffers.alive[i].any():
+            if slot.done or True not in slot.alive.tolist():
                 raise ContractError("the episode is over right after reset: no agent is alive")
         except Exception as error:
             self._record_failure(i, "reset", error, report)
@@ -310,11 +313,8 @@ class Shard:
 
     def _clear_row(self, i: int) -> None:
         """Nobody is there: what a new episode writes into."""
-        buffers, slot = self._buffers, self._slots[i]
-        buffers.clear_obs(i)
-        buffers.alive[i] = False
-        buffers.acting[i] = False
-        buffers.clear_masks(i)
+        slot = self._slots[i]
+        self._buffers.clear_row(i)
         self._ended.pop(i, None)
         slot.done = slot.begun = False
 
@@ -322,13 +322,15 @@ class Shard:
         """An episode is over: keep its final observations, then begin the next one if the mode says so."""
         buffers = self._buffers
         buffers.done[i] = True
+        ended = [*map(or_, slot.terminated, slot.truncated)]
+        self._num_final_flags += sum(slot.terminated) + sum(slot.truncated)
         if slot.begun:  # the env has reset itself, and written the final observations of the episode before
             self._phases.on(i, EnvEvent.FOLLOW)
             slot.done = slot.begun = False
             if slot.final_info:
                 report.final_infos[i], slot.final_info = slot.final_info, None
             return
-        buffers.snapshot(i, buffers.terminated[i] | buffers.truncated[i])
+        buffers.snapshot(i, ended)
         self._phases.on(i, EnvEvent.END)
         if self._keep_state:
             if not self._note_state(i, report):
@@ -355,12 +357,14 @@ class Shard:
     def _record_early_ends(self, ids: Sequence[int], rows: slice | NDArray[np.int64]) -> None:
         """Agents that ended while their env goes on: keep their final observation, clear their row at the next step."""
         buffers = self._buffers
-        done, ended = buffers.done, buffers.terminated[rows] | buffers.truncated[rows]
-        for k in np.flatnonzero(ended.any(axis=1)).tolist():
+        ended = buffers.terminated[rows] | buffers.truncated[rows]
+        early = ended > buffers.done[rows, None]
+        if not np.count_nonzero(early):
+            return
+        for k in np.flatnonzero(early.any(axis=1)).tolist():
             i = ids[k]
-            if not done[i]:
-                buffers.snapshot(i, ended[k])
-                self._ended.setdefault(i, []).extend(np.flatnonzero(ended[k]).tolist())
+            buffers.snapshot(i, who := ended[k].tolist())
+            self._ended.setdefault(i, []).extend(a for a, over in enumerate(who) if over)
 
     def _note_state(self, i: int, report: Report) -> bool:
         """Write the global state as part of a reset or step; whether that went well."""
