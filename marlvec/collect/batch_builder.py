@@ -16,6 +16,7 @@ from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import CurrentState, RolloutState
 from marlvec.collect.sample_target import SampleTarget
+from marlvec.collect.storage.transition_buffer import Slots
 from marlvec.connectors import Rows
 
 __all__ = ["BatchBuilder", "BuiltBatch"]
@@ -105,6 +106,15 @@ class BatchBuilder:
             lacking = everyone
         return max(0, min(everyone, lacking))
 
+    def steps_of_all(self, goal: SampleTarget) -> int:
+        """How many steps of all envs bring what was asked for, where nothing waits and nobody steps alone; else 0."""
+        counters = self._current.state.counters
+        per_step = {"env_steps": self._num_envs, "agent_steps": self._num_envs * self._agent_num}.get(goal.unit)
+        if self._complete or per_step is None or counters.waiting_env_steps or counters.closed_steps:
+            return 0
+        steps, rest = divmod(goal.amount, per_step)
+        return 0 if rest else steps
+
     def _rows_a_step(self, goal: SampleTarget) -> int:
         """What an env's step brings at most: it closes at most one transition an agent."""
         return self._agent_num if goal.unit == "agent_steps" else 1
@@ -125,7 +135,7 @@ class BatchBuilder:
             slots = self.of_episodes([episode.eps_id for episode in taken])
             env_steps = sum(episode.env_steps for episode in taken)
             delivered = taken[-1].round, taken[-1].env_id
-        elif goal.unit == "agent_steps":
+        elif goal.unit == "agent_steps" and goal.amount < counters.closed_steps:
             delivered = self._last_of_first(goal.amount)
             slots = self.closed_until(delivered)
             env_steps = counters.waiting_env_steps
@@ -177,7 +187,7 @@ class BatchBuilder:
             slots = self.closed_until(state.delivered)
             self._episodes.hand_over()
         for runner, own in zip(self._runners.values(), slots, strict=True):
-            runner.trajectories.forget(own)
+            runner.forget(own)
         untrained = self._episodes.untrained
         for eps_id in tuple(untrained):
             if eps_id not in self._episodes.eps_id_N and not self.holds(eps_id):
@@ -186,31 +196,30 @@ class BatchBuilder:
 
     # --- which transitions
 
-    def all_closed(self) -> list[IntArray]:
+    def all_closed(self) -> list[Slots]:
         """Slots of all closed transitions, per runner."""
         return [runner.trajectories.closed() for runner in self._runners.values()]
 
-    def of_episodes(self, eps_ids: Sequence[int]) -> list[IntArray]:
+    def of_episodes(self, eps_ids: Sequence[int]) -> list[Slots]:
         """Slots of these episodes' transitions, per runner."""
         wanted = np.array(eps_ids, np.int64)
-        return [runner.trajectories.closed(wanted) for runner in self._runners.values()]
+        return [runner.use_slots().closed(wanted) for runner in self._runners.values()]
 
-    def closed_until(self, last: tuple[int, int]) -> list[IntArray]:
+    def closed_until(self, last: tuple[int, int]) -> list[Slots]:
         """Slots of the transitions that were closed up to this (round, lane), per runner."""
-        found = []
-        for runner, slots in zip(self._runners.values(), self.all_closed(), strict=True):
-            if last is not _EVERYTHING:
-                rounds, lanes = runner.trajectories.closing_order(slots)
-                slots = slots[(rounds < last[0]) | ((rounds == last[0]) & (lanes <= last[1]))]
-            found.append(slots)
+        if last is _EVERYTHING:
+            return self.all_closed()
+        found: list[Slots] = []
+        for runner in self._runners.values():
+            slots = runner.use_slots().closed()
+            rounds, lanes = runner.use_slots().closing_order(slots)
+            found.append(slots[(rounds < last[0]) | ((rounds == last[0]) & (lanes <= last[1]))])
         return found
 
     def _last_of_first(self, amount: int) -> tuple[int, int]:
         """Round and lane of the last of the ``amount`` transitions that were closed first: by round, env and agent."""
-        orders = [
-            runner.trajectories.closing_order(slots)
-            for runner, slots in zip(self._runners.values(), self.all_closed(), strict=True)
-        ]
+        buffers = [runner.use_slots() for runner in self._runners.values()]
+        orders = [buffer.closing_order(buffer.closed()) for buffer in buffers]
         rounds, lanes = (np.concatenate(part) for part in zip(*orders, strict=True))
         last = np.lexsort((lanes, rounds))[amount - 1]
         return int(rounds[last]), int(lanes[last])
@@ -218,11 +227,11 @@ class BatchBuilder:
     def holds(self, eps_id: int) -> bool:
         """Whether rows of an episode are still to come."""
         wanted = np.array([eps_id])
-        return any(len(runner.trajectories.of_episodes(wanted)) for runner in self._runners.values())
+        return any(len(runner.use_slots().of_episodes(wanted)) for runner in self._runners.values())
 
     def make(
         self,
-        slots: Sequence[IntArray],
+        slots: Sequence[Slots],
         unroll_id: int = 0,
         is_trained: Callable[[str], bool] = lambda policy_id: True,
         untrained: Collection[int] = (),

@@ -5,6 +5,7 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import chain
 from time import perf_counter
 
@@ -35,6 +36,8 @@ IntArray = NDArray[np.int64]
 Missing = NDArray[np.bool_] | None  # see SlotBuffer.append
 
 _NONE = ReadyRows.none()
+_NO_NUMBERS = np.zeros(0, np.int64)
+_DENSE_TRIES = 3  # calls in a row that turned out to need slots, after which no more try without
 
 
 def _nobody(pending: int) -> int:
@@ -93,6 +96,8 @@ class RolloutLoop:
         self._callback_list, self._random_steps = callback_list, random_steps
         self.explore = explore
         self._current = current
+        self._is_dense = False  # whether the runners that play have dense buffers
+        self._failed_tries = 0  # at that, in a row
         self._begun = 0  # number of the last state that was begun
         self._counters = current.state.counters  # of the state in the making
         self._finished: tuple[WholeEpisode, ...] = ()  # likewise
@@ -152,7 +157,7 @@ class RolloutLoop:
         self._starting = entropy, seed
         for runner in self._runners.values():
             runner.clear()
-        self._entropy, self._finished = entropy, ()
+        self._entropy, self._finished, self._failed_tries = entropy, (), 0
         # What is in no batch now never will be.
         counters.env_steps_lost = counters.env_steps - counters.env_steps_delivered
         counters.agent_steps_lost = counters.agent_steps - counters.agent_steps_delivered
@@ -188,7 +193,7 @@ class RolloutLoop:
         self._begin_anew(None, "interrupt")
 
     def _begin_anew(self, seed: int | None, why: LossReason) -> None:
-        self._current.told = self._counters
+        self._current.told, self._is_dense = self._counters, False
         self._callback_list.lose_all(why)
         self.scheduler.abandon()
         self._transformed = []
@@ -200,6 +205,48 @@ class RolloutLoop:
             self._welcome(env_step)
         self._publish()
         self._callback_list.raise_held()
+
+    # --- where rows are stored
+
+    def choose_storage(self, length: int) -> None:
+        """Have rows stored in dense buffers where all agents act in each of the steps to come, as far as is known.
+
+        Where that turns out not to be so, slots take over all that is stored, and nothing that can be seen differs.
+
+        Args:
+            length: How many steps all envs are to make; 0 where they make different numbers of them.
+        """
+        if self._is_dense:
+            self._failed_tries = 0  # it was so to the end
+        self._is_dense = False
+        playing = self._router.playing
+        if length and self._failed_tries < _DENSE_TRIES and self._all_act:
+            tick = int(self.scheduler.round_N[0])
+            with suppress(MemoryError):  # where so much is asked for that an interrupt is to end it
+                for runner in playing:
+                    runner.use_dense(length, tick, self._episodes.length_N)
+                self._is_dense = True
+                return
+        for runner in playing:
+            runner.use_slots()
+
+    @property
+    def _all_act(self) -> bool:
+        """Whether all agents of all envs are to act now, and will go on doing so as far as is known."""
+        if not self.scheduler.all_go_together or not self._random_steps.is_over:
+            return False
+        if not self._episodes.is_static or self._episodes.untrained:
+            return False
+        playing = self._router.playing
+        waiting = sum(len(runner.ready.lanes) for runner in playing)
+        return waiting == self._episodes.policy_NA.size and all(runner.decides_for_all for runner in playing)
+
+    def _use_slots(self) -> None:
+        """Not all agents act, or not in all envs: have slots take over."""
+        self._is_dense = False
+        self._failed_tries += 1
+        for runner in self._router.playing:
+            runner.use_slots()
 
     # --- one tick
 
@@ -303,7 +350,7 @@ class RolloutLoop:
             self._random_steps.count(acting_envs)
         for answer in answers:
             runner, lanes = answer.runner, answer.ready.lanes
-            runner.trajectories.answer_waiting(answer.ready.places, answer.parts)
+            runner.trajectories.answer(answer.ready.places, answer.parts)
             runner.noops.note_sent(lanes, answer.for_env)
             runner.off_policy.forget(lanes)
             runner.agent_connectors.on_policy_output(answer.rows)
@@ -335,6 +382,8 @@ class RolloutLoop:
         self._episodes.pay(envs, env_step.rewards)
         self._callback_list.step(env_step)
         if env_step.eventful:
+            if self._is_dense and (env_step.fault.any() or (env_step.ended != env_step.done[:, None]).any()):
+                self._use_slots()
             if np.count_nonzero(env_step.fault):  # a fifth of the time of any()
                 self._lose(env_step)
             if np.count_nonzero(env_step.ended):
@@ -349,7 +398,7 @@ class RolloutLoop:
         eps_ids = self._episodes.eps_id_N[env_ids]
         still_open = closed = 0
         for runner in self._runners.values():
-            trajectories = runner.trajectories
+            trajectories = runner.use_slots()
             slots = trajectories.of_episodes(eps_ids)
             if len(slots):
                 slot_NA = trajectories.slot_L.reshape(len(self.scheduler.all_ids), -1)
@@ -448,6 +497,8 @@ class RolloutLoop:
         if env_step.untrained:
             self._episodes.untrained.update(self._episodes.eps_id_N[env_step.untrained].tolist())
         all_act = np.count_nonzero(env_step.acting) == env_step.acting.size
+        if self._is_dense and (not all_act or env_step.given or env_step.untrained):
+            self._use_slots()
         for runner in self._router.playing:
             if all_act:
                 chosen = self._router.everyone(runner, env_step.env_ids)
@@ -468,11 +519,12 @@ class RolloutLoop:
 
     def _store(self, runner: PolicyRunner, rows: Rows, lanes: IntArray, places: Where, missing: Missing = None) -> None:
         """Store rows and close the transitions that led to them."""
-        env_id = rows["env_id"]
-        env_t, rounds = self._episodes.length_N[env_id], self.scheduler.round_N[env_id]
-        self._counters.closed_steps += runner.trajectories.store(
-            dict(rows.items()), lanes, places, rounds, env_t, missing
-        )
+        if self._is_dense:
+            env_t = rounds = _NO_NUMBERS  # which follow from where the rows stand
+        else:
+            env_id = rows["env_id"]
+            env_t, rounds = self._episodes.length_N[env_id], self.scheduler.round_N[env_id]
+        self._counters.closed_steps += runner.trajectories.append(rows, lanes, places, rounds, env_t, missing)
 
     def _note_given(self, env_step: EnvStep) -> None:
         """Note what agents do without asking their policies."""

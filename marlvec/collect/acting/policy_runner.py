@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from marlvec.collect.acting.given_actions import GivenActions
 from marlvec.collect.acting.noop_actions import GroupActions, NoopActions, declared_noop
 from marlvec.collect.storage.columns import BATCH_COLUMNS, ColumnForms
+from marlvec.collect.storage.dense_buffer import DenseBuffer
 from marlvec.collect.storage.slot_buffer import SlotBuffer
+from marlvec.collect.storage.transition_buffer import Slots, TransitionBuffer
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.env_ids import Where
 from marlvec.envs.spec import AgentGroup
@@ -184,7 +186,8 @@ class PolicyRunner:
         self.group_index = -1
         self.ready = ReadyRows.none()
         self._who, self._num_agents = f"policy {policy_id!r}", num_agents
-        self.trajectories = SlotBuffer(ColumnForms(self._who), num_lanes)
+        self._num_lanes = num_lanes
+        self.trajectories: TransitionBuffer = SlotBuffer(ColumnForms(self._who), num_lanes)
         self.is_frozen = self.is_retired = False
         self._declared = False
         self._env_tree: SpaceTree | None = None
@@ -285,13 +288,52 @@ class PolicyRunner:
         Args:
             ended_N: (N,) episodes of an env with smaller ids than this have.
         """
-        self.trajectories.keep_ended(ended_N)
+        self.use_slots().keep_ended(ended_N)
         self._forget_waiting()
 
     def clear(self) -> None:
         """Drop all rows."""
-        self.trajectories.clear()
+        self.trajectories = SlotBuffer(self.trajectories.forms, self._num_lanes)
         self._forget_waiting()
+
+    # --- where rows are stored
+
+    @property
+    def decides_for_all(self) -> bool:
+        """Whether every row that came out of its envs waits for its answer, and for nothing else."""
+        open_or_ready = np.count_nonzero(self.trajectories.slot_L >= 0)
+        if self.agent_connectors.changes_length or self.off_policy.used:
+            return False
+        return open_or_ready == len(self.ready.lanes) and not len(self.noops.lanes)
+
+    def use_dense(self, length: int, tick: int, length_N: IntArray) -> None:
+        """Store the next steps in a `DenseBuffer`; nothing is stored but rows that are ready, of all its agents.
+
+        Args:
+            length: How many steps.
+            tick: The round in which the ready rows came.
+            length_N: (N,) env steps that the running episodes have made.
+        """
+        env_t = length_N[self.ready.lanes // self._num_agents]
+        forms = self.trajectories.forms
+        self.trajectories = DenseBuffer(forms, self._num_lanes, self._num_agents, length, self.ready.rows, tick, env_t)
+
+    def use_slots(self) -> SlotBuffer:
+        """Store what comes in a `SlotBuffer`, and all that is stored."""
+        stored = self.trajectories
+        if isinstance(stored, DenseBuffer):
+            slots = SlotBuffer(stored.forms, self._num_lanes)
+            slots.adopt(stored)
+            self.trajectories = stored = slots
+        assert isinstance(stored, SlotBuffer)  # there are no others
+        return stored
+
+    def forget(self, slots: Slots) -> None:
+        """Drop closed transitions; all of them where the buffer is dense."""
+        if isinstance(self.trajectories, DenseBuffer):
+            self.trajectories = self.trajectories.resized(0)
+        else:
+            self.use_slots().forget(np.asarray(slots))
 
     def _forget_waiting(self) -> None:
         self.ready = ReadyRows.none()

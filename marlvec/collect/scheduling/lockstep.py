@@ -86,6 +86,11 @@ class LockstepScheduler:
         return self._envs.drive_count != self._drive_count
 
     @property
+    def all_go_together(self) -> bool:
+        """Whether each round is one step of all envs, which are back."""
+        return not self._overlap and not self._num_away and len(self._going) == len(self.all_ids)
+
+    @property
     def is_on_the_way(self) -> bool:
         """Whether something was sent that was not received."""
         return self._num_away > 0

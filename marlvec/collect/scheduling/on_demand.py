@@ -40,6 +40,11 @@ class OnDemandScheduler(LockstepScheduler):
         self._number = 0
 
     @property
+    def all_go_together(self) -> bool:
+        """False: each goes by itself."""
+        return False
+
+    @property
     def is_on_the_way(self) -> bool:
         """False: when what was sent comes back, nobody knows."""
         return False

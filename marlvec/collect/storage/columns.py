@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.connectors import Rows
 from marlvec.errors import ContractError
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
@@ -58,10 +59,9 @@ class ColumnForm:
     Attributes:
         name: As given.
         dtype, shape: Those of one bare array, without the first axis; None for a tree.
-        is_object: Whether it holds Python objects.
     """
 
-    __slots__ = ("_kinds", "_names", "_owner", "_skeleton", "dtype", "is_object", "name", "shape")
+    __slots__ = ("_kinds", "_names", "_owner", "_skeleton", "dtype", "name", "shape")
 
     def __init__(self, owner: str, name: str, value: Tree) -> None:
         self._owner, self.name = owner, name
@@ -76,7 +76,6 @@ class ColumnForm:
         is_bare = isinstance(self._skeleton, int)
         self.dtype: np.dtype[Any] | None = self._kinds[0][0] if is_bare else None
         self.shape: tuple[int, ...] | None = self._kinds[0][1] if is_bare else None
-        self.is_object = any(dtype.kind == "O" for dtype, _ in self._kinds)
 
     def fit(self, value: Tree) -> Leaves:
         """Leaves of a value of this form.
@@ -134,11 +133,11 @@ class ColumnForms:
         self.answers: dict[str, ColumnForm] = {}
         self._asked = False
 
-    def check_rows(self, columns: Mapping[str, Tree], *, final: bool = False) -> None:
+    def check_rows(self, rows: Rows, *, final: bool = False) -> None:
         """Make sure that rows have the columns they had until now; the first rows settle which these are.
 
         Args:
-            columns: Columns of n rows behind the agent connectors.
+            rows: n rows behind the agent connectors.
             final: Whether they are last rows, which may lack what connectors add.
 
         Raises:
@@ -146,10 +145,10 @@ class ColumnForms:
         """
         if final:
             for name in self.rows:
-                if name not in columns and name in ROW_COLUMNS:
+                if name not in rows and name in ROW_COLUMNS:
                     raise ContractError(f"{self._owner}: its agent connectors dropped column {name!r} of last rows")
-        elif columns.keys() != self.rows.keys():
-            self._learn(columns)
+        elif rows.keys() != self.rows.keys():
+            self._learn(dict(rows.items()))
 
     def _learn(self, columns: Mapping[str, Tree]) -> None:
         if self.rows and columns.keys() - self.rows.keys() == {"action_mask"} and self.rows.keys() < columns.keys():

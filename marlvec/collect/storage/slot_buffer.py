@@ -10,13 +10,15 @@ A *lane* is one (env, agent): number ``env * A + agent``. Lanes advance each at 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.storage.columns import ColumnForms, Leaves, order_columns
 from marlvec.collect.storage.dense_buffer import DenseBuffer
+from marlvec.connectors import Rows
 from marlvec.env_ids import Where
 from marlvec.trees import Tree
 
@@ -31,8 +33,8 @@ _START = 256
 class SlotBuffer:
     """Growing table of slots, and the links between them.
 
-    Slots are written behind those there are, and a link set in a slot leads to a later one: `truncate` undoes both.
-    What drops some builds new arrays, and takes all of them over in one call in C: Ctrl-C comes before or after.
+    Ctrl-C may come at any line. Rows are written behind those there are, and count when `append` ends; what drops some
+    builds new arrays, and puts all of them in the place of the old ones by one call, in which nobody looks for signals.
 
     Args:
         forms: The columns' forms.
@@ -44,7 +46,7 @@ class SlotBuffer:
     """
 
     def __init__(self, forms: ColumnForms, num_lanes: int) -> None:
-        self.forms, self._num_lanes = forms, num_lanes
+        self.forms = forms
         self._columns: dict[str, Leaves] = {}
         self._size, self._capacity = 0, _START
         self._lane = np.zeros(_START, np.int64)
@@ -62,67 +64,42 @@ class SlotBuffer:
 
     # --- in
 
-    def store(
+    def append(
         self,
-        columns: Mapping[str, Tree],
+        rows: Rows,
         lanes: IntArray,
         places: Where,
         tick: IntArray | int,
         env_t: IntArray,
         missing: BoolArray | None = None,
     ) -> int:
-        """`append` rows of these lanes, also given as an index, and close the transitions that led to them.
-
-        Returns:
-            How many transitions were closed.
-
-        Raises:
-            ContractError: As `append`.
-        """
-        slots, before = self.append(columns, lanes, tick, env_t, missing), self.slot_L[places]
-        closed = int(np.count_nonzero(before >= 0))
-        if closed == len(before):
-            self._next[before] = slots
-        elif closed:
-            acted = before >= 0
-            self._next[before[acted]] = slots[acted]
-        self.slot_L[places] = slots if missing is None else -1
-        return closed
-
-    def append(
-        self,
-        columns: Mapping[str, Tree],
-        lanes: IntArray,
-        tick: IntArray | int,
-        env_t: IntArray,
-        missing: BoolArray | None = None,
-    ) -> IntArray:
-        """Store rows.
+        """Store rows, and close the transitions that led to them.
 
         Args:
-            columns: Columns of n rows behind the agent connectors.
+            rows: n rows behind the agent connectors.
             lanes: (n,) whose rows they are; ascending.
+            places: The same as an index.
             tick: (n,) the rounds they came in, or that of all.
             env_t: (n,) env steps that their episodes had made by then.
             missing: None where somebody is to act on them. Else they are last rows, which may lack what connectors add;
                 (n,) which of them have no observation of their own, so that the one there does not count.
 
         Returns:
-            (n,) their slots, one after the other.
+            How many transitions were closed.
 
         Raises:
             ContractError: A column is missing, new, or has changed its form.
         """
         final = missing is not None
-        self.forms.check_rows(columns, final=final)
+        self.forms.check_rows(rows, final=final)
         start, stop = self._size, self._size + len(lanes)
         if stop > self._capacity:
-            self._copy_to(self, slice(start), max(2 * self._capacity, stop))
+            self._keep(slice(start), max(2 * self._capacity, stop))
         where = slice(start, stop)
         for name, form in self.forms.rows.items():
-            if final and name not in columns:
+            value = rows.get(name)
+            if value is None and final:
                 continue
-            value = columns[name]
             leaves = self._columns.get(name) or self._add_column(name)
             if value.__class__ is np.ndarray and value.dtype == form.dtype and value.shape[1:] == form.shape:
                 leaves[0][where] = value
@@ -135,8 +112,16 @@ class SlotBuffer:
         self._next[where] = -1
         self._final[where] = final
         self._missing[where] = False if missing is None else missing
+        before, slots = self.slot_L[places], np.arange(start, stop)
+        closed = int(np.count_nonzero(before >= 0))
+        if closed == len(before):
+            self._next[before] = slots
+        elif closed:
+            acted = before >= 0
+            self._next[before[acted]] = slots[acted]
+        self.slot_L[places] = -1 if final else slots
         self._size = stop
-        return np.arange(start, stop)
+        return closed
 
     def _add_column(self, name: str) -> Leaves:
         form = self.forms.rows.get(name) or self.forms.answers[name]
@@ -145,53 +130,27 @@ class SlotBuffer:
         self._columns[name] = leaves
         return leaves
 
-    def answer_waiting(self, places: Where, parts: list[Leaves]) -> None:
-        """Write down what the policy answered to these lanes' rows that wait; see `answer`."""
+    def answer(self, places: Where, parts: list[Leaves]) -> None:
+        """Write down what the policy answered to these lanes' last rows: what `ColumnForms.check_answer` returned."""
         slots = self.slot_L[places]
-        in_a_row = len(slots) and slots[-1] - slots[0] == len(slots) - 1  # they ascend where they came together
-        self.answer(slice(int(slots[0]), int(slots[-1]) + 1) if in_a_row else slots, parts)
-
-    def answer(self, where: Where, parts: list[Leaves]) -> None:
-        """Write down what the policy answered in some slots: what `ColumnForms.check_answer` returned."""
+        where: Where = slots
+        if len(slots) and np.count_nonzero(slots[1:] - slots[:-1] == 1) == len(slots) - 1:  # rows that came together
+            where = slice(int(slots[0]), int(slots[-1]) + 1)
         for name, part in zip(self.forms.answers, parts, strict=True):
             for leaf, values in zip(self._columns.get(name) or self._add_column(name), part, strict=True):
                 leaf[where] = values
 
-    def link(self, slots: IntArray, successors: IntArray) -> None:
-        """Close transitions: each slot's outcome is its successor."""
-        self._next[slots] = successors
-
-    def truncate(self, size: int) -> None:
-        """Take back the slots from this one on, and the links that lead to them."""
-        after = self._next[:size]
-        after[after >= size] = -1
-        self._size = size
-
-    def adopt(self, dense: DenseBuffer, tick: int) -> IntArray:
-        """Store what a dense buffer holds, as if it had come here tick by tick.
-
-        Args:
-            dense: The buffer, which stays as it is.
-            tick: The round in which the rows of its first column came.
-
-        Returns:
-            (L,) slots of its lanes' rows that are ready or open, or -1 where an end has closed the last.
-        """
-        slots = np.full(len(dense.lanes), -1, np.int64)
+    def adopt(self, dense: DenseBuffer) -> None:
+        """Store what a dense buffer holds, as if it had come here tick by tick; that one stays as it is."""
         for moment in dense.moments():
-            before, env_t = slots, moment.env_t
-            slots = self.append(moment.rows, dense.lanes, tick + moment.column, env_t)
-            self.link(before[before >= 0], slots[before >= 0])
+            lanes, tick, env_t = dense.lanes, moment.tick, moment.env_t
+            self.append(moment.rows, lanes, lanes, tick, env_t)
             if moment.answer is not None:
-                self.answer(slice(int(slots[0]), int(slots[-1]) + 1), moment.answer)
+                self.answer(lanes, moment.answer)
             for end in moment.ends:
-                finals = self.append(
-                    end.rows, dense.lanes[end.places], tick + moment.column + 1, env_t[end.places] + 1, end.missing
+                self.append(
+                    end.rows, lanes[end.places], lanes[end.places], tick + 1, env_t[end.places] + 1, end.missing
                 )
-                self.link(slots[end.places], finals)
-                slots[end.places] = -1
-        self.slot_L[dense.lanes] = slots
-        return slots
 
     # --- looking
 
@@ -258,24 +217,13 @@ class SlotBuffer:
 
     def forget(self, slots: IntArray) -> None:
         """Drop transitions that were handed over or lost, and with them the ends that nothing leads to any more."""
-        if len(slots):
-            vars(self).update(vars(self.dropping(slots)))
-
-    def dropping(self, slots: IntArray) -> SlotBuffer:
-        """What is left without some transitions, as another buffer; this one stays as it is."""
-        size = self._size
-        keep = ~self._final[:size]
+        if not len(slots):
+            return
+        keep = ~self._final[: self._size]
         keep[slots] = False
-        after = self._next[:size][keep]
+        after = self._next[: self._size][keep]
         keep[after[after >= 0]] = True
-        kept = np.flatnonzero(keep)
-        moved = np.full(size + 1, -1)  # the last entry is that of -1
-        moved[kept] = np.arange(len(kept))
-        other = SlotBuffer(self.forms, self._num_lanes)
-        self._copy_to(other, kept, self._capacity)
-        other._next[: len(kept)] = moved[other._next[: len(kept)]]
-        other.slot_L = moved[self.slot_L]
-        return other
+        self._keep(np.flatnonzero(keep), self._capacity)
 
     def keep_ended(self, ended_N: IntArray) -> None:
         """Drop all slots but those of episodes whose ids are below that of their env, of which none waits any more."""
@@ -284,18 +232,22 @@ class SlotBuffer:
             env_id, eps_id = (self._columns[name][0][: self._size] for name in ("env_id", "eps_id"))
             self.forget(np.flatnonzero(eps_id >= ended_N[env_id]))
 
-    def _copy_to(self, other: SlotBuffer, where: slice | IntArray, capacity: int) -> None:
-        """Have a buffer hold these slots alone, in new arrays; it may be this one itself."""
-        size = len(range(*where.indices(self._size))) if isinstance(where, slice) else len(where)
+    def _keep(self, where: slice | IntArray, capacity: int) -> None:
+        """Keep some slots, in new arrays."""
+        kept = np.arange(self._size)[where]
+        n = len(kept)
 
-        def copied(old: NDArray[np.generic]) -> NDArray[np.generic]:
+        def chosen(old: NDArray[Any]) -> NDArray[Any]:
             new = np.empty((capacity, *old.shape[1:]), old.dtype)
-            new[:size] = old[where]
+            new[:n] = old[where] if isinstance(where, slice) else old.take(where, axis=0)
             return new
 
-        columns = {name: [copied(leaf) for leaf in leaves] for name, leaves in self._columns.items()}
-        arrays = {name: copied(getattr(self, name)) for name in _ARRAYS}
-        vars(other).update(arrays, _columns=columns, _capacity=capacity, _size=size)
+        moved = np.full(self._size + 1, -1)  # the last entry is that of -1
+        moved[kept] = np.arange(n)
+        columns = {name: [chosen(leaf) for leaf in leaves] for name, leaves in self._columns.items()}
+        arrays = {name: chosen(getattr(self, name)) for name in _ARRAYS}
+        arrays["_next"][:n] = moved[arrays["_next"][:n]]
+        vars(self).update(arrays, slot_L=moved[self.slot_L], _columns=columns, _capacity=capacity, _size=n)
 
     def clear(self) -> None:
         """Drop everything; the columns' forms stay known."""

@@ -145,7 +145,7 @@ def check_sums(collector: Collector, batches: Sequence[Any]) -> None:
     """Nothing goes astray: what was asked of envs was handed out, was lost, or is stored."""
     metrics, runners = collector.metrics, collector._runners.values()
     collector._batch_builder.drop_delivered()
-    decided = sum(int((runner.trajectories._next[: len(runner.trajectories)] >= 0).sum()) for runner in runners)
+    decided = sum(int((runner.use_slots()._next[: len(runner.use_slots())] >= 0).sum()) for runner in runners)
     decided += sum(int((runner.trajectories.slot_L >= 0).sum()) - len(runner.ready.lanes) for runner in runners)
     waiting = collector._current.state.counters.waiting_env_steps
     assert metrics.env_steps == sum(b.env_steps for b in batches) + metrics.env_steps_lost + waiting

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from marlvec.collect.storage.columns import ColumnForms
 from marlvec.collect.storage.dense_buffer import DenseBuffer
 from marlvec.collect.storage.slot_buffer import SlotBuffer
+from marlvec.connectors import Rows
 from marlvec.errors import ContractError
 from marlvec.trees import map_tree, tree_leaves
 
@@ -94,25 +95,15 @@ class Both:
 
     def __init__(self, world: World, length: int) -> None:
         self.world, self.everyone = world, np.arange(len(world.lanes))
-        self.slots = SlotBuffer(world.forms[0], world.num_envs * AGENTS)
-        self.other = SlotBuffer(world.forms[1], world.num_envs * AGENTS)
-        rows = world.rows(self.everyone)
-        self.at = self.slots.append(rows, world.lanes, 0, world.env_t[world.env_of])
-        self.dense: DenseBuffer | None = DenseBuffer(
-            world.forms[1],
-            world.lanes,
-            AGENTS,
-            length,
-            rows,
-            eps_id=world.eps_id[world.env_of],
-            env_t=world.env_t[world.env_of],
-            turn=world.turn,
-        )
-        self.other_at = self.at
+        num_lanes = world.num_envs * AGENTS
+        self.slots, self.other = (SlotBuffer(forms, num_lanes) for forms in world.forms)
+        rows = Rows(world.rows(self.everyone))
+        self.slots.append(rows, world.lanes, world.lanes, 0, self.env_t)
+        self.dense: DenseBuffer | None = DenseBuffer(world.forms[1], num_lanes, AGENTS, length, rows, 0, self.env_t)
 
     def demote(self) -> None:
         if self.dense is not None:
-            self.other_at = self.other.adopt(self.dense, 0)
+            self.other.adopt(self.dense)
             self.dense = None
 
     def tick(self, ending: list[int], demote_at: int) -> None:
@@ -121,12 +112,8 @@ class Both:
         if demote_at == 0:
             self.demote()
         answer = world.answer()
-        self.slots.answer(self.at, world.forms[0].check_answer(answer))
-        parts = world.forms[1].check_answer(answer)
-        if self.dense is not None:
-            self.dense.answer(parts)
-        else:
-            self.other.answer(self.other_at, parts)
+        for buffer in self.buffers():
+            buffer.answer(world.lanes, buffer.forms.check_answer(answer))
         world.ticks += 1
         world.turn += 1
         world.env_t += 1
@@ -134,47 +121,35 @@ class Both:
             self.demote()
         places = np.flatnonzero(np.isin(world.env_of, ending))
         if len(places):
-            rows, missing = world.rows(places, last=True), world.rng.random(len(places)) < 0.3
-            next_eps_id = world.eps_id[world.env_of[places]] + world.num_envs
-            for slots, at in self.slot_buffers():
-                finals = slots.append(rows, world.lanes[places], world.ticks, self.env_t[places], missing)
-                slots.link(at[places], finals)
-                at[places] = -1
-            if self.dense is not None:
-                self.dense.end(places, rows, missing, next_eps_id)
+            rows, missing = Rows(world.rows(places, last=True)), world.rng.random(len(places)) < 0.3
+            self.append(rows, world.lanes[places], self.env_t[places], missing)
             world.eps_id[ending] += world.num_envs
             world.env_t[ending] = 0
             world.turn[places] = 0
         if demote_at == 2:
             self.demote()
-        rows = world.rows(self.everyone)
-        for slots, at in self.slot_buffers():
-            new = slots.append(rows, world.lanes, world.ticks, self.env_t)
-            slots.link(at[at >= 0], new[at >= 0])
-            at[:] = new
-        if self.dense is not None:
-            self.dense.record(rows)
+        self.append(Rows(world.rows(self.everyone)), world.lanes, self.env_t, None)
+
+    def append(self, rows: Rows, lanes: Any, env_t: Any, missing: Any) -> None:
+        ours, other = (b.append(rows, lanes, lanes, self.world.ticks, env_t, missing) for b in self.buffers())
+        assert ours == other
+        ours, other = (b.slot_L >= 0 for b in self.buffers())
+        assert ours.tolist() == other.tolist()
 
     @property
     def env_t(self) -> Any:
         return self.world.env_t[self.world.env_of]
 
-    def slot_buffers(self) -> list[tuple[SlotBuffer, Any]]:
-        found = [(self.slots, self.at)]
-        return found if self.dense is not None else [*found, (self.other, self.other_at)]
+    def buffers(self) -> tuple[SlotBuffer, Any]:
+        return self.slots, self.other if self.dense is None else self.dense
 
     def check(self, unroll_id: int) -> None:
-        want, number = self.slots.read(self.slots.closed(), unroll_id)
-        if self.dense is None:
-            got, other = self.other.read(self.other.closed(), unroll_id)
-            orders = [s.closing_order(s.closed()) for s in (self.slots, self.other)]
-            assert sorted(zip(*map(np.ndarray.tolist, orders[0]), strict=True)) == sorted(
-                zip(*map(np.ndarray.tolist, orders[1]), strict=True)
-            )
-        else:
-            got, other = self.dense.read(unroll_id)
+        (got, other), (want, number) = (b.read(b.closed(), unroll_id) for b in self.buffers()[::-1])
         assert number == other
         check_equal(got, want)
+        if self.dense is None:
+            ours, theirs = (sorted(zip(*b.closing_order(b.closed()), strict=True)) for b in self.buffers())
+            assert ours == theirs
 
 
 def check_equal(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
@@ -215,24 +190,20 @@ def test_dense_columns_are_those_of_slots(world: World, steps: list[Any], spare:
 
 @settings(deadline=None)
 @given(world=worlds, steps=st.lists(st.sets(st.integers(0, 3)), min_size=2, max_size=8), data=st.data())
-def test_truncate_takes_back_what_came_last(world: World, steps: list[Any], data: st.DataObject) -> None:
-    """After steps that are taken back both read as before them, and so does who adopts the dense one."""
+def test_what_is_delivered_is_dropped_and_what_waits_stays(world: World, steps: list[Any], data: st.DataObject) -> None:
+    """In the middle of some steps a batch takes all there is; the dense buffer may be given up right after that."""
     both = Both(world, len(steps))
-    size, number = data.draw(st.integers(1, len(steps) - 1)), 0
+    at = data.draw(st.integers(1, len(steps)))
     for k, ending in enumerate(steps):
+        if k == at:
+            assert both.dense is not None
+            both.slots.forget(both.slots.closed())
+            both.dense = both.dense.resized(0).resized(len(steps) - at)
+            assert len(both.dense) == len(both.slots) == len(world.lanes)
+            if data.draw(st.booleans()):
+                both.demote()
         both.tick(sorted(i for i in ending if i < world.num_envs), -1)
-        if k + 1 == size:
-            number = len(both.slots)
-            want, _ = both.slots.read(both.slots.closed(), 0)
-    assert both.dense is not None
-    both.slots.truncate(number)
-    both.dense.truncate(size)
-    columns = {name for name in want if name != "action_mask"}  # whose form may have come to be known since
-    for got, _ in (both.slots.read(both.slots.closed(), 0), both.dense.read(0)):
-        check_equal({k: v for k, v in got.items() if k in columns}, {k: v for k, v in want.items() if k in columns})
-    both.other.adopt(both.dense, 0)
-    got, _ = both.other.read(both.other.closed(), 0)
-    check_equal({k: v for k, v in got.items() if k in columns}, {k: v for k, v in want.items() if k in columns})
+        both.check(0)
 
 
 def test_a_full_buffer_is_read_without_a_copy() -> None:
@@ -242,25 +213,11 @@ def test_a_full_buffer_is_read_without_a_copy() -> None:
         both.tick(ending, -1)
     dense = both.dense
     assert dense is not None
-    columns, _ = dense.read(0)
+    columns, _ = dense.read(dense.closed(), 0)
     assert np.shares_memory(columns["obs"], dense._seen["obs"][0])
     assert np.shares_memory(columns["actions"], dense._answers[0][0])
     assert not np.shares_memory(columns["actions"], columns["actions_for_env"])
     assert all(leaf.flags.writeable and leaf.flags.c_contiguous for c in columns.values() for _, leaf in tree_leaves(c))
-
-
-def test_dropping_leaves_a_buffer_as_it_is() -> None:
-    world = World(2, [0, 1], OBS["box"], np.random.default_rng(0), 99, state=False)
-    both = Both(world, 4)
-    for ending in ([], [1], [], []):
-        both.tick(ending, -1)
-    slots = both.slots
-    want, _ = slots.read(slots.closed(), 0)
-    kept, moved = slots.dropping(slots.closed())
-    check_equal(slots.read(slots.closed(), 0)[0], want)
-    assert len(kept) == len(world.lanes) == len(kept.rows(slice(0, len(kept)))["t"])
-    assert not len(kept.closed())
-    check_equal(kept.rows(moved[both.at]), slots.rows(both.at))
 
 
 @pytest.mark.parametrize("name", ["rewards", "obs", "added"])
@@ -272,16 +229,16 @@ def test_rows_of_another_form_are_refused_as_by_slots(name: str) -> None:
     rows = world.rows(both.everyone)
     rows[name] = np.zeros((4, 7), np.float16)
     messages = []
-    for store in (both.dense.record, lambda rows: both.slots.append(rows, world.lanes, 2, both.env_t)):
+    for buffer in both.buffers():
         with pytest.raises(ContractError, match=name) as caught:
-            store(rows)
+            buffer.append(Rows(rows), world.lanes, world.lanes, 2, both.env_t)
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     del rows[name]
     with pytest.raises(ContractError, match="gave the columns"):
-        both.dense.record(rows)
+        both.dense.append(Rows(rows), world.lanes, world.lanes, 2, both.env_t)
     if name != "added":
         rows = world.rows(both.everyone[:2], last=True)
         del rows[name]
         with pytest.raises(ContractError, match="dropped column"):
-            both.dense.end(both.everyone[:2], rows, np.zeros(2, np.bool_), np.array([9, 9]))
+            both.dense.append(Rows(rows), world.lanes[:2], world.lanes[:2], 2, both.env_t[:2], np.zeros(2, np.bool_))

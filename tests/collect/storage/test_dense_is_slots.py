@@ -1,0 +1,307 @@
+"""Whole collects twice, with dense buffers where they can be had and with slots alone: nobody can tell which it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pettingzoo import ParallelEnv
+
+import marlvec
+from marlvec import Collector
+from marlvec.collect.rollout import RolloutLoop
+from marlvec.connectors import AgentPipeline, Rows, agent_connector
+from marlvec.connectors.agent import ClipReward, FrameStack, NormalizeObs, PrevActions
+from marlvec.errors import RestartQuietly
+from marlvec.policies import Policy
+from marlvec.spaces import SpaceTree
+from marlvec.trees import tree_leaves
+from tests.vector.support.kinds import vectorize
+
+BOX = Box(-9, 9, (3,), np.float32)
+SPACES: dict[str, Any] = {
+    "box": BOX,
+    "dict": Dict({"image": Box(0, 255, (2, 2), np.uint8), "pair": Tuple((Discrete(5), BOX))}),
+    "tuple": Tuple((BOX, MultiDiscrete([2, 3]))),
+    "text": Dict({"said": Text(4), "seen": BOX}),
+}
+
+
+class World(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """Three agents that mostly act all the time, in episodes of different lengths.
+
+    Args:
+        space: Of observations, by name.
+        odd: What now and then happens in it: "death" of one agent before the others, an agent "late", a "restart".
+        masked: From which episode on it gives action masks; None: never.
+        env_index: Its place, on which all else depends.
+    """
+
+    metadata: Any = {"name": "world", "render_modes": []}
+    render_mode = None
+    state_space = Box(-99, 99, (2,), np.float64)
+
+    def __init__(self, space: str, odd: str, masked: int | None, env_index: int = 0) -> None:
+        self.possible_agents = ["a", "b", "c"]
+        self.agents: list[str] = []
+        self._space, self._odd, self._masked = SPACES[space], odd, masked
+        self._tree = SpaceTree(self._space)
+        self._rng = np.random.default_rng(env_index)
+        self._episode = -1
+
+    def observation_space(self, agent: str) -> Any:
+        return self._space
+
+    def action_space(self, agent: str) -> Any:
+        return Discrete(4)
+
+    def state(self) -> Any:
+        return np.array([self._episode, self._t], np.float64)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._episode += 1
+        self._t, self._length = 0, int(self._rng.integers(1, 7))
+        self._strange = bool(self._odd) and self._rng.random() < 0.4
+        self.agents = self.possible_agents[: 2 if self._strange and self._odd == "late" else 3]
+        return self._obs(), self._infos()
+
+    def _obs(self) -> Any:
+        def one() -> Any:
+            leaves = [
+                "".join(self._rng.choice(list("abcd"), 3))
+                if isinstance(leaf.space, Text)
+                else np.asarray(self._rng.integers(0, 2, leaf.shape), leaf.dtype)
+                for leaf in self._tree.leaves
+            ]
+            return self._tree.unflatten(leaves)
+
+        return {agent: one() for agent in self.agents}
+
+    def _infos(self) -> Any:
+        if self._masked is None or self._episode < self._masked:
+            return {agent: {} for agent in self.agents}
+        return {agent: {"action_mask": (self._rng.random(4) < 0.5) | (np.arange(4) == 1)} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        self._t += 1
+        strange = self._strange and self._t == 2
+        if strange and self._odd == "restart":
+            raise RestartQuietly("now and then")
+        over = self._t >= self._length
+        gone = {agent: over or (strange and self._odd == "death" and agent == "b") for agent in self.agents}
+        cut = {agent: over and self._rng.random() < 0.5 for agent in self.agents}
+        rewards = {agent: float(actions[agent] + self._rng.normal()) for agent in self.agents}
+        obs, infos = self._obs(), self._infos()
+        ended = {agent: gone[agent] and not cut[agent] for agent in self.agents}
+        self.agents = [agent for agent in self.agents if not gone[agent]]
+        if self._odd == "late" and self._strange and self.agents and self._t == 1 and "c" not in self.agents:
+            self.agents.append("c")
+            obs |= {"c": self._obs()["c"]}
+            rewards, infos = rewards | {"c": 0.5}, infos | {"c": self._infos()["c"]}
+            ended, cut = ended | {"c": False}, cut | {"c": False}
+        return obs, rewards, ended, cut, infos
+
+    def close(self) -> None:
+        pass
+
+
+class Chooser(Policy):
+    """Acts by numbers that follow from the row alone, and says more about it."""
+
+    def __init__(self, salt: int) -> None:
+        self.salt = salt
+
+    def act(self, rows: Rows, *, explore: bool = True) -> Any:
+        number = rows["eps_id"] * 7 + rows["t"] * 3 + rows["agent_index"] + self.salt
+        actions = number % 4
+        if "action_mask" in rows:
+            mask = rows["action_mask"]
+            actions = np.where(mask[np.arange(len(rows)), actions], actions, 1)
+        return actions, {"logp": np.sin(number).astype(np.float32), "more": {"x": number[:, None] * 0.5}}
+
+
+@agent_connector(name="count")
+def count(rows: Rows) -> Rows:
+    """Adds a column, but for last rows."""
+    return rows if rows["last"].any() else rows.replace(counted=rows["t"] + 1)
+
+
+CONNECTORS: dict[str, Any] = {
+    "default": lambda: AgentPipeline.default(),
+    "added": lambda: [count],
+    "learned": lambda: [NormalizeObs(), ClipReward(limit=1.5), PrevActions(), FrameStack(2)],
+}
+
+
+@dataclass
+class Setting:
+    """How a collector and its envs are made; the same for both."""
+
+    space: str
+    odd: str
+    masked: int | None
+    num_envs: int
+    backend: str
+    mode: str
+    copy: bool
+    state: bool
+    policies: Any
+    connectors: str
+    batch_mode: str
+    seed: int
+
+    def envs(self) -> marlvec.VectorEnv:
+        factories = [partial(World, self.space, self.odd, self.masked, i) for i in range(self.num_envs)]
+        return vectorize(self.backend, factories, autoreset_mode=self.mode, copy=self.copy, state=self.state)
+
+    def collector(self, envs: marlvec.VectorEnv) -> Collector:
+        policies = {name: Chooser(salt) for salt, name in enumerate(sorted({*self.policies.values()}))}
+        return Collector(
+            envs,
+            policies,
+            self.policies,
+            agent_connectors=None
+            if self.space == "text"
+            else {name: CONNECTORS[self.connectors]() for name in policies},
+            batch_mode=self.batch_mode,  # type: ignore[arg-type]  # one of the two
+            seed=self.seed,
+        )
+
+
+def play(setting: Setting, calls: Sequence[tuple[str, int]], demotions: Sequence[int] | None) -> tuple[Any, int]:
+    """All that can be seen of some calls, and how many of them ended in dense buffers.
+
+    Args:
+        setting: How things are made.
+        calls: What is collected.
+        demotions: Numbers of the ticks at which slots take over in any case; None: slots alone.
+    """
+    seen, dense, tick = [], 0, 0
+    with setting.envs() as envs:
+        collector = setting.collector(envs)
+        loop: RolloutLoop = collector._loop
+        choose, step = loop.choose_storage, loop.step
+
+        def forced(needed: Any) -> None:
+            nonlocal tick
+            tick += 1
+            if loop._is_dense and demotions is not None and tick in demotions:
+                loop._use_slots()
+                loop._failed_tries = 0
+            step(needed)
+
+        loop.step = forced  # type: ignore[method-assign]
+        if demotions is None:
+            loop.choose_storage = lambda length: choose(0)  # type: ignore[method-assign]
+        for unit, amount in calls:
+            batch = collector.collect(**{unit: amount})
+            dense += loop._is_dense
+            seen.append((batch.env_steps, batch.agent_steps))
+            for name, rows in batch.items():
+                for key, column in rows.items():
+                    for path, leaf in tree_leaves(column):
+                        values = leaf.tolist() if leaf.dtype.kind == "O" else leaf.tobytes()
+                        seen.append((name, key, path, leaf.dtype.str, leaf.shape, values))
+        metrics = {**collector.metrics.summary(), "timers": None, "duration": None, "envs": None}
+        seen += [metrics["return"], metrics["length"], metrics["env_steps"], metrics["agent_steps"]]
+        seen += [metrics["env_steps_lost"], metrics["agent_steps_lost"], metrics["episodes_restarted"]]
+        seen += [(e.eps_id, e.number, e.length, e.returns_A.tolist()) for e in collector.metrics.episodes]
+    return seen, dense
+
+
+settings_of = partial(
+    st.builds,
+    Setting,
+    space=st.sampled_from(sorted(SPACES)),
+    odd=st.sampled_from(["", "", "death", "late", "restart"]),
+    masked=st.sampled_from([None, None, 0, 2]),
+    num_envs=st.integers(1, 4),
+    mode=st.sampled_from(["same_step", "next_step", "disabled"]),
+    copy=st.booleans(),
+    state=st.booleans(),
+    policies=st.sampled_from(
+        [dict.fromkeys("abc", "p"), {"a": "p", "b": "q", "c": "p"}, dict(zip("abc", "pqr", strict=True))]
+    ),
+    connectors=st.sampled_from(sorted(CONNECTORS)),
+    batch_mode=st.sampled_from(["truncate", "truncate", "truncate", "complete"]),
+    seed=st.integers(0, 2**16),
+)
+
+
+@settings(deadline=None)
+@given(
+    setting=settings_of(backend=st.just("sync")),
+    calls=st.lists(st.tuples(st.sampled_from([1, 1, 1, 3, 0]), st.integers(1, 9)), min_size=1, max_size=5),
+    demotions=st.sets(st.integers(1, 30), max_size=3),
+)
+def test_dense_is_slots(setting: Setting, calls: list[Any], demotions: set[int]) -> None:
+    """Steps of all envs, parts of such, agent steps; slots take over when they must, or at any other tick."""
+    amounts = [
+        ("env_steps", k * setting.num_envs)
+        if kind == 1
+        else ("agent_steps", 3 * k * setting.num_envs)
+        if kind
+        else ("env_steps", k)
+        for kind, k in calls
+    ]
+    want, none = play(setting, amounts, None)
+    got, dense = play(setting, amounts, sorted(demotions))
+    assert got == want
+    assert not none
+    if not setting.odd and not demotions and setting.batch_mode == "truncate" and setting.mode == "same_step":
+        assert dense or all(kind == 0 for kind, _ in calls)
+
+
+@pytest.mark.parametrize("backend", ["sync", "thread", "async", "pipes"])
+@pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
+def test_dense_is_slots_on_every_backend(backend: str, mode: str) -> None:
+    setting = Setting(
+        space="dict",
+        odd="",
+        masked=1,
+        num_envs=3,
+        backend=backend,
+        mode=mode,
+        copy=False,
+        state=True,
+        policies={"a": "p", "b": "q", "c": "p"},
+        connectors="learned",
+        batch_mode="truncate",
+        seed=3,
+    )
+    calls = [
+        ("env_steps", 3 * 8),
+        ("env_steps", 3),
+        ("agent_steps", 9 * 5),
+        ("env_steps", 4),
+        ("env_steps", 2),
+        ("env_steps", 3 * 4),
+    ]
+    want, _ = play(setting, calls, None)
+    got, dense = play(setting, calls, [])
+    assert got == want
+    assert dense == 4
+
+
+def test_who_needs_slots_again_and_again_is_not_tried_for_ever() -> None:
+    """In three calls in a row agents die before the others; a reset tries again."""
+    setting = Setting(
+        "box", "death", None, 4, "sync", "same_step", True, False, dict.fromkeys("abc", "p"), "default", "truncate", 0
+    )
+    with setting.envs() as envs:
+        collector = setting.collector(envs)
+        for _ in range(30):
+            collector.collect(env_steps=4 * 12)
+            assert not collector._loop._is_dense
+        assert collector._loop._failed_tries == 3
+        collector.reset()
+        assert collector._loop._failed_tries == 0
