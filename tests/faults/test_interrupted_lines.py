@@ -119,7 +119,7 @@ print(sum(run(name, mode, STEP) for name in NAMES for mode in MODES))
 @pytest.mark.fault("A25")
 @pytest.mark.time_limit(240)
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("backend", ["thread", "sync"])
+@pytest.mark.parametrize("backend", ["async", "thread", "sync"])
 @pytest.mark.parametrize(
     ("names", "modes"),
     [(["step", "reset", "some", "stream", "exec_func"], ["raise"]), (["fall"], ["raise", "restart"])],

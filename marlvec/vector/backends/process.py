@@ -38,6 +38,7 @@ __all__ = ["AsyncVectorEnv"]
 
 _BUILDING, _ATTACHING, _BUSY = WorkerState.BUILDING, WorkerState.ATTACHING, WorkerState.BUSY
 _ANSWERED = WORKER_TRANSITIONS[WorkerEvent.ANSWERED]
+_NOTHING = pickle.dumps(([], "", [[]]))  # a control call of no envs
 
 
 class AsyncVectorEnv(VectorEnv):
@@ -330,6 +331,29 @@ class AsyncVectorEnv(VectorEnv):
         failed = {failure.env_id for failure in report.failures}
         report.failures += [capture(i, self._last_operation, error) for i, error in bad.items() if i not in failed]
         return report or None
+
+    def _forget_requests(self) -> bool:
+        """Ask each worker for nothing, and throw away whatever comes before its answer to that."""
+        pool, asked = self._worker_pool, []
+        number = self._request_number = self._request_number % 0xFFFFFFFF + 1
+        for w, state in enumerate(pool.states):
+            if state is WorkerState.IDLE or state is _BUSY:
+                asked.append(w)
+            elif state is not WorkerState.REAPED or not self._recovery.masked[self._partition.slices[w]].all():
+                return False
+        channels = [pool.workers[w].channel for w in asked]
+        if any(channel.is_half_sent for channel in channels):
+            return False
+        try:
+            for channel in channels:
+                channel.send(ch.CONTROL, number, _NOTHING)
+            for channel in channels:
+                channel.skip_to(number)
+        except ch.ChannelClosed:
+            return False
+        for w in asked:
+            pool.forget_requests(w)
+        return True
 
     # --- workers that are gone
 

@@ -72,14 +72,16 @@ class Channel:
 
     Attributes:
         inbox: Messages that came in while we were sending; `take` and `recv` hand them out first.
+        is_half_sent: Whether an exception came while a message was sent, so that some of it may be missing there.
     """
 
-    __slots__ = ("__weakref__", "_begun", "_header", "inbox", "read_fd", "write_fd")
+    __slots__ = ("__weakref__", "_begun", "_header", "inbox", "is_half_sent", "read_fd", "write_fd")
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd = read_fd
         self.write_fd = write_fd
         self.inbox: deque[Message] = deque()
+        self.is_half_sent = False
         self._header: tuple[int, int, int, int] | None = None  # of the message that is coming in, once it is whole
         self._begun = bytearray()  # what has come of its header, or then of its payload
 
@@ -99,6 +101,7 @@ class Channel:
         data = _HEADER.pack(code, count, number, _MARK | len(payload))
         if payload:
             data += payload
+        self.is_half_sent = len(data) > select.PIPE_BUF  # what is shorter goes as a whole, or not at all
         try:
             sent = os.write(self.write_fd, data)
             if sent < len(data):
@@ -107,6 +110,7 @@ class Channel:
             self._send_rest(memoryview(data), timeout)
         except OSError as error:
             raise ChannelClosed(str(error)) from None
+        self.is_half_sent = False
 
     def _send_rest(self, data: memoryview, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -187,6 +191,38 @@ class Channel:
                 pass
         except OSError:
             return
+
+    def skip_to(self, number: int) -> None:
+        """Wait for the reply to this request, and throw it away with all that comes before it, whatever that is.
+
+        After an interrupt, which may have lost some of what came in.
+
+        Raises:
+            ChannelClosed: The other end is gone.
+        """
+        self.inbox.clear()
+        self._header = None
+        head = _HEADER.pack(OK, 0, number, 0)[: _HEADER.size // 2]
+        unread = self._begun
+        while True:
+            start = unread.find(head)
+            if start < 0:
+                del unread[: 1 - len(head)]  # the rest may be the beginning of it
+            elif len(unread) >= start + _HEADER.size:
+                size = _HEADER.unpack_from(unread, start)[3] & ~_MARK
+                if len(unread) >= start + _HEADER.size + size:
+                    unread.clear()
+                    return
+            try:
+                data = os.read(self.read_fd, _CHUNK)
+            except BlockingIOError:
+                self._more(time.monotonic() + 1.0)
+                continue
+            except OSError as error:
+                raise ChannelClosed(str(error)) from None
+            if not data:
+                raise ChannelClosed("end of file")
+            unread += data
 
     @property
     def torn(self) -> str:

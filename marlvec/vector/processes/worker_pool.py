@@ -398,6 +398,12 @@ class WorkerPool:
             self.ended.add(w)
             raise
 
+    def forget_requests(self, w: int) -> None:
+        """A worker at work owes no answers any more: whatever it was asked, it has done and said."""
+        self.outstanding[w].clear()
+        if self.states[w] is _BUSY:
+            self.note(w, WorkerEvent.ANSWERED)
+
     def unread(self) -> list[int]:
         """Workers of whom something is there already: what came in while we were sending, or before their end."""
         if not self.ended and not any(worker.channel.inbox for worker in self.workers):
