@@ -162,18 +162,19 @@ class VectorEnvBase(ABC):
             if operation == "reset":
                 calls.lose_episodes(ids)  # until the new ones have begun
                 arguments = recovery.note_reset(ids, *arguments)
-            if not recovery.has_exceptions:
+            if recovery.has_exceptions:
+                requests, ready = recovery.divert((operation, ids, arguments), self._buffers)
+                for request in requests:
+                    self._send_request(*request)
+                self._take_in(ready, None)
+            else:
                 self._send_request(operation, ids, arguments)
-                return
-            requests, ready = recovery.divert((operation, ids, arguments), self._buffers)
-            for request in requests:
-                self._send_request(*request)
-            self._take_in(ready, None)
+            self._is_sending = False
         except WorkerLost as loss:
             self._break(loss)
         except BaseException:  # something cannot be pickled, or Ctrl-C
             if self._is_sending:
-                calls.on(CallEvent.TEAR, f"{call}() was interrupted while it was being sent")
+                self._tear(f"{call}() was interrupted while it was being sent")
             else:
                 calls.undo_begin(ids, before)
                 self.drive_count = driven
@@ -216,8 +217,7 @@ class VectorEnvBase(ABC):
                 raise
             except BaseException:
                 if self._is_reading:
-                    self.drive_count += 1  # what was asked for is lost
-                    calls.on(CallEvent.TEAR, f"{call}() was interrupted in the middle of a reply")
+                    self._tear(f"{call}() was interrupted in the middle of a reply")
                 raise
             if not in_time and not sooner:
                 raise FetchTimeout(
@@ -245,8 +245,7 @@ class VectorEnvBase(ABC):
             report, self._report = self._report, None
             return self._call_state.hand_out(), Report() if report is None else report
         except BaseException:
-            text = f"{self._call_state.pending}() was interrupted while its results were handed out"
-            self._call_state.on(CallEvent.TEAR, text)
+            self._tear(f"{self._call_state.pending}() was interrupted while its results were handed out")
             raise
 
     def _deliver(self, *, everything: bool = False) -> VectorStep:
@@ -349,6 +348,11 @@ class VectorEnvBase(ABC):
         if calls.pending not in CONTROL_CALLS:
             loss.error.result = self._make_step(*self._take_results())
         raise loss.error from None
+
+    def _tear(self, how: str) -> None:
+        """Ctrl-C came where what was asked, and what became of it, cannot be told any more."""
+        self.drive_count += 1
+        self._call_state.on(CallEvent.TEAR, how)
 
     def _drop_interrupted(self) -> None:
         """After an interrupted call: wait for what it asked, and throw that away."""

@@ -123,7 +123,8 @@ class PoolVectorEnv(InProcessVectorEnv):
         return True
 
     def _forget_requests(self) -> bool:
-        return False  # the pool goes on with what it was asked
+        super()._forget_requests()
+        return not self._is_sending and self._shard.queue.empty  # else the pool goes on with what it was asked
 
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
         return run_commands(env_ids.tolist(), arguments[0], self._command_target)
