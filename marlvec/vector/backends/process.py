@@ -341,6 +341,8 @@ class AsyncVectorEnv(VectorEnv):
                 asked.append(w)
             elif state is not WorkerState.REAPED or not self._recovery.masked[self._partition.slices[w]].all():
                 return False
+        # A step of each of a worker's envs may be under way.
+        timeout = math.inf if self.step_timeout is None else self.step_timeout * (self._partition.starts[1] + 1)
         channels = [pool.workers[w].channel for w in asked]
         if any(channel.is_half_sent for channel in channels):
             return False
@@ -348,7 +350,7 @@ class AsyncVectorEnv(VectorEnv):
             for channel in channels:
                 channel.send(ch.CONTROL, number, _NOTHING)
             for channel in channels:
-                channel.skip_to(number)
+                channel.skip_to(number, timeout)
         except ch.ChannelClosed:
             return False
         for w in asked:

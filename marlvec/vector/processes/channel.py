@@ -192,14 +192,19 @@ class Channel:
         except OSError:
             return
 
-    def skip_to(self, number: int) -> None:
+    def skip_to(self, number: int, timeout: float) -> None:
         """Wait for the reply to this request, and throw it away with all that comes before it, whatever that is.
 
         After an interrupt, which may have lost some of what came in.
 
+        Args:
+            number: The request's.
+            timeout: Seconds.
+
         Raises:
-            ChannelClosed: The other end is gone.
+            ChannelClosed: The other end is gone, or time is up.
         """
+        deadline = time.monotonic() + timeout
         self.inbox.clear()
         self._header = None
         head = _HEADER.pack(OK, 0, number, 0)[: _HEADER.size // 2]
@@ -216,7 +221,9 @@ class Channel:
             try:
                 data = os.read(self.read_fd, _CHUNK)
             except BlockingIOError:
-                self._more(time.monotonic() + 1.0)
+                if time.monotonic() >= deadline:
+                    raise ChannelClosed("time is up") from None
+                self._more(min(deadline, time.monotonic() + 1.0))  # Ctrl-C just before a wait does not end it
                 continue
             except OSError as error:
                 raise ChannelClosed(str(error)) from None
