@@ -67,7 +67,7 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
         self._lengths += self._alive
         self._note(infos)
         ended = terminated | truncated
-        if ended.any():
+        if np.count_nonzero(ended):
             seconds = round(time.monotonic() - self._began, 6)
             if "final_obs" in infos:  # else all of them were lost
                 infos["final_observation"], infos["_final_observation"] = (

@@ -85,6 +85,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         # Keys of the view itself; what an env says under one of them is put aside.
         self._taken = {*_FINAL, *(_AGENT_AXIS if envs.agent_num > 1 else ())}
         self._taken |= set() if group.mask_size is None else {"action_mask"}
+        self._is_plain = envs.agent_num == 1 and not envs.grouped and group.observation_tree.is_leaf
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -133,12 +134,14 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             NotResetError: An env's episode is over, and nothing resets it in ``"disabled"`` mode.
         """
         obs, rewards, terminated, truncated, infos = self.envs.step(self._layout.split(actions))
+        if self._is_plain and len(infos) == 3:  # alive, acting and reset_mask: nothing was said, and nobody has ended
+            return self._layout.join(obs), rewards[:, 0], terminated[:, 0], truncated[:, 0], {}
         leaves = self._rows(obs)
         ended = terminated | truncated
         out = self._infos(infos)
         if "final_state" in infos:
             out |= {key: infos[key].repeat(self.envs.agent_num, axis=0) for key in ("final_state", "_final_state")}
-        if self._same_step and ended.any():
+        if self._same_step and np.count_nonzero(ended):
             lost = infos.get("fault", np.zeros(len(ended), np.bool_))
             early = (ended & ~(infos["_final_observation"] | lost)[:, None]).reshape(-1)
             leaves = cleared(leaves, early)

@@ -88,7 +88,7 @@ class VectorStep:
         self._final_columns: ColumnRows = {} if report.final_columns is None else report.final_columns.cut(cut)
         self.env_ids = env_ids
         cut_leaf = _with_own_objects(cut) if copy and buffers.has_objects else cut
-        self.obs_leaves = [[cut_leaf(leaf) for leaf in leaves] for leaves in buffers.obs]
+        self.obs_leaves = [[*map(cut_leaf, leaves)] for leaves in buffers.obs]
         self.rewards: NDArray[np.float64] = cut(buffers.reward)
         flags, a = cut(buffers.flags), len(self._spec.agents)
         # As `split_flags` has it; here it is done for each step.

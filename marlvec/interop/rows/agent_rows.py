@@ -56,6 +56,8 @@ class AgentRows:
             ActionError: Wrong structure, or not one row per env and agent.
         """
         tree = self.group.action_tree
+        if tree.is_leaf and not self._grouped:
+            return self._split(actions, tree.leaves[0])
         try:
             parts = tree.flatten(actions)
         except ContractError as error:

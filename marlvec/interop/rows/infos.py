@@ -17,6 +17,7 @@ from marlvec.vector.data.infos import AGENTS, RESERVED, infos_from_list, infos_t
 
 __all__ = ["InfoEntry", "lay_out", "pick_rows", "read_entries", "merged", "split_infos"]
 
+_OURS = {key for name in RESERVED - {AGENTS, COMMON} for key in (name, "_" + name)}  # what marlvec adds
 _ROW = "row"  # stands for the one agent of a row
 
 
@@ -48,6 +49,8 @@ def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[InfoEntry]:
         infos: Infos of a `VectorEnv`, see `marlvec.vector.data.infos`.
         agent_num: A.
     """
+    if infos.keys() <= _OURS:
+        return []
     found = [(key, infos[key], infos["_" + key]) for key in infos if not key.startswith("_") and key not in RESERVED]
     for level in (AGENTS, COMMON):
         found += [(key, values, mask) for key, (values, mask) in infos.get(level, {}).items()]

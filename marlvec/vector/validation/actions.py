@@ -48,6 +48,13 @@ class ActionWriter:
         leaves = [
             (g, k, leaf) for g, group in enumerate(spec.groups) for k, leaf in enumerate(group.action_tree.leaves)
         ]
+        # Known once: one array of numbers is all that most envs are given, in a form that needs no more than a look.
+        (first, *others) = spec.groups
+        is_plain = (
+            not others and not grouped and first.action_tree.is_leaf and not first.action_tree.leaves[0].is_object
+        )
+        self._plain = first.action_tree.leaves[0] if is_plain else None
+        self._plain_shape = (len(first.agents), *first.action_tree.leaves[0].shape) if is_plain else ()
         self._objects = [place for place in leaves if place[2].is_object]
         self._of_own_mind = [place for place in leaves if _decides_itself(place[2].space)]
 
@@ -65,6 +72,18 @@ class ActionWriter:
             ActionError: Wrong structure, shape, dtype kind or value; an object that cannot be pickled or is too large.
                 Nothing has been written then.
         """
+        if (
+            (leaf := self._plain) is not None
+            and actions.__class__ is np.ndarray
+            and actions.dtype == leaf.dtype
+            and actions.shape == (len(env_ids), *self._plain_shape)
+        ):
+            self._schedule.countdown -= 1
+            if not self._schedule.countdown:
+                self._schedule.restart()
+                self._check_all_values([[actions]], buffers.acting[rows], env_ids)
+            buffers.actions[0][0][rows] = actions
+            return
         if self._grouped:
             self._check_groups(actions)
         arrays = []
