@@ -20,7 +20,7 @@ from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.serialization.archive import FilePath
 from marlvec.serialization.values import Config
 
-__all__ = ["Stage", "Timing", "Chain", "Target", "with_inner", "Pipeline"]
+__all__ = ["Stage", "Timing", "Target", "with_inner", "Pipeline"]
 
 P = TypeVar("P", bound=Connector)
 
@@ -56,7 +56,7 @@ class Stage(Generic[P]):
     @property
     def timing(self) -> Timing:
         """Time spent in the piece so far; of a pipeline, in all of its pieces."""
-        if isinstance(self.piece, Chain) and not self.is_checked:
+        if isinstance(self.piece, Pipeline) and not self.is_checked:
             inner = self.piece.timings.values()
             return Timing(sum(one.seconds for one in inner), max((one.calls for one in inner), default=0))
         return Timing(self.ns * 1e-9, self.calls)
@@ -66,12 +66,122 @@ Target = int | str | type[Connector] | Connector
 """What picks a piece: its position, its name in the chain, a class that only it is of, or the piece itself."""
 
 
-class Chain(Connector, Generic[P]):
-    """Named pieces in a row: what a `Pipeline` can be asked, and what it passes on to each of its pieces."""
+class _Program(NamedTuple):
+    """What a chain does, pipelines inside it taken apart.
 
-    def __init__(self) -> None:
+    Attributes:
+        stages: Those that a call runs, in order.
+        watchful: Pieces that want to see what the policy answered.
+        forgetful: Pieces that have something to forget when an episode is over.
+    """
+
+    stages: tuple[Stage[Any], ...]
+    watchful: tuple[Connector, ...]
+    forgetful: tuple[Connector, ...]
+
+
+def with_inner(piece: Connector) -> list[Connector]:
+    """List a piece and, if it is a chain, all that it holds, outer ones first."""
+    return [piece, *piece._walk()] if isinstance(piece, Pipeline) else [piece]
+
+
+def _is_ours(piece: Connector) -> bool:
+    return type(piece).__module__.startswith("marlvec.connectors.") and not isinstance(piece, FunctionConnector)
+
+
+def _is_left_out(piece: Connector) -> bool:
+    """Whether a call can go past the piece; what its class says of itself does not hold for a subclass's own call."""
+    if not piece.is_identity:
+        return False
+    said, called = (
+        next(k for k, cls in enumerate(type(piece).__mro__) if name in vars(cls))
+        for name in ("is_identity", "__call__")
+    )
+    return said <= called
+
+
+def _overrides(piece: Connector, name: str) -> bool:
+    return getattr(getattr(piece, name), "__func__", None) is not getattr(Connector, name)
+
+
+class Pipeline(Connector, Generic[P]):
+    """Connectors that run one after the other; what the pipelines of all sides share.
+
+    Edited like a list. Each piece has a name of its own: the one it asks for, or that with ``_2``, ``_3``, … where
+    it is taken; names never change later. Wherever a target is asked for, it is a position, a name, a class that fits
+    one piece, or the piece itself; a missing one raises KeyError.
+
+    Every edit computes all spaces anew, in the pipelines around this one too; an edit that does not fit is taken back
+    before its error is raised. A piece that enters takes over the pipeline's train/eval mode, and what it knows of
+    agents and actions. State, also of whole pipelines inside, is kept by name.
+
+    Args:
+        pieces: Connectors of this side, functions made into one, or pipelines, in the order in which they run.
+    """
+
+    _side: type[Connector]
+    _needs_space: bool = True  # False: rows go through an unbound one too
+
+    def __init__(self, pieces: Iterable[P] = ()) -> None:
         self._stages: tuple[Stage[P], ...] = ()
         self._program: _Program | None = None
+        self._space: Space[Any] | None = None
+        self._owner: Pipeline[Any] | None = None
+        self._agents: tuple[str, ...] = ()
+        self._action_space: Space[Any] | None = None
+        self._policy_id: str | None = None
+        if not isinstance(pieces, Iterable):
+            raise ArgumentError(f"{type(self).__name__} takes a list of connectors, got {pieces!r:.200}")
+        try:
+            for piece in pieces:
+                self.append(piece)
+        except BaseException:
+            self._hand_over(self, None)
+            raise
+
+    # --- calling
+
+    def __call__(self, rows: Rows) -> Rows:
+        """Run the pieces over ``rows``.
+
+        Raises:
+            StateError: The pipeline was not bound.
+            ContractError: A piece returned something other than rows, or another number of them than it was given
+                without declaring `changes_length`; names pipeline and piece.
+            Exception: Whatever a piece raises, with a note that names pipeline and piece. The pieces before it have
+                taken the rows in already: reset those envs before they are used again.
+        """
+        if self._space is None and self._stages and self._needs_space:
+            raise self._not_bound()
+        program = self._program or self._compile()
+        breach: ContractError | None = None
+        start = perf_counter_ns()
+        try:
+            for stage in program.stages:
+                out = stage.piece(rows)
+                now = perf_counter_ns()
+                stage.ns += now - start
+                stage.calls += 1
+                start = now
+                if stage.is_checked and out is not rows and (breach := self._breach(stage, rows, out)):
+                    raise breach
+                rows = out
+        except Exception as error:
+            for where in self._road_to(stage)[error is breach :]:  # a breach says itself whose it is
+                error.add_note(f"in {where}")
+            raise
+        return rows
+
+    def _breach(self, stage: Stage[Any], rows: Rows, out: Any) -> ContractError | None:
+        """What is wrong with what a piece returned."""
+        if not isinstance(out, Rows):
+            return ContractError(f"{self._road_to(stage)[0]} must return Rows, got {type(out).__name__}")
+        if len(out) != len(rows) and not stage.piece.changes_length:
+            return ContractError(
+                f"{self._road_to(stage)[0]} got {len(rows)} rows and returned {len(out)}; "
+                f"one that may do so sets changes_length = True"
+            )
+        return None
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
         for piece in (self._program or self._compile()).forgetful:
@@ -94,7 +204,7 @@ class Chain(Connector, Generic[P]):
     def _flat(self) -> Iterator[Stage[Any]]:
         """The stages, in the place of our own pipelines those inside."""
         for stage in self._stages:
-            if isinstance(stage.piece, Chain) and not stage.is_checked:
+            if isinstance(stage.piece, Pipeline) and not stage.is_checked:
                 yield from stage.piece._flat()
             else:
                 yield stage
@@ -105,7 +215,7 @@ class Chain(Connector, Generic[P]):
             here = f"connector {own.name!r} of {self.name}"
             if own is stage:
                 return [here]
-            if isinstance(own.piece, Chain) and (road := own.piece._road_to(stage)):
+            if isinstance(own.piece, Pipeline) and (road := own.piece._road_to(stage)):
                 return [*road, here]
         return []
 
@@ -171,7 +281,7 @@ class Chain(Connector, Generic[P]):
     def _walk(self) -> Iterator[Connector]:
         for stage in self._stages:
             yield stage.piece
-            if isinstance(stage.piece, Chain):
+            if isinstance(stage.piece, Pipeline):
                 yield from stage.piece._walk()
 
     # --- mode and state
@@ -223,123 +333,6 @@ class Chain(Connector, Generic[P]):
 
     def params(self) -> dict[str, Any]:
         return {"pieces": list(self)}
-
-
-class _Program(NamedTuple):
-    """What a chain does, pipelines inside it taken apart.
-
-    Attributes:
-        stages: Those that a call runs, in order.
-        watchful: Pieces that want to see what the policy answered.
-        forgetful: Pieces that have something to forget when an episode is over.
-    """
-
-    stages: tuple[Stage[Any], ...]
-    watchful: tuple[Connector, ...]
-    forgetful: tuple[Connector, ...]
-
-
-def with_inner(piece: Connector) -> list[Connector]:
-    """List a piece and, if it is a chain, all that it holds, outer ones first."""
-    return [piece, *piece._walk()] if isinstance(piece, Chain) else [piece]
-
-
-def _is_ours(piece: Connector) -> bool:
-    return type(piece).__module__.startswith("marlvec.connectors.") and not isinstance(piece, FunctionConnector)
-
-
-def _is_left_out(piece: Connector) -> bool:
-    """Whether a call can go past the piece; what its class says of itself does not hold for a subclass's own call."""
-    if not piece.is_identity:
-        return False
-    said, called = (
-        next(k for k, cls in enumerate(type(piece).__mro__) if name in vars(cls))
-        for name in ("is_identity", "__call__")
-    )
-    return said <= called
-
-
-def _overrides(piece: Connector, name: str) -> bool:
-    return getattr(getattr(piece, name), "__func__", None) is not getattr(Connector, name)
-
-
-class Pipeline(Chain[P]):
-    """Connectors that run one after the other; what the pipelines of all sides share.
-
-    Edited like a list. Each piece has a name of its own: the one it asks for, or that with ``_2``, ``_3``, … where
-    it is taken; names never change later. Wherever a target is asked for, it is a position, a name, a class that fits
-    one piece, or the piece itself; a missing one raises KeyError.
-
-    Every edit computes all spaces anew, in the pipelines around this one too; an edit that does not fit is taken back
-    before its error is raised. A piece that enters takes over the pipeline's train/eval mode, and what it knows of
-    agents and actions. State, also of whole pipelines inside, is kept by name.
-
-    Args:
-        pieces: Connectors of this side, functions made into one, or pipelines, in the order in which they run.
-    """
-
-    _side: type[Connector]
-    _needs_space: bool = True  # False: rows go through an unbound one too
-
-    def __init__(self, pieces: Iterable[P] = ()) -> None:
-        super().__init__()
-        self._space: Space[Any] | None = None
-        self._owner: Pipeline[Any] | None = None
-        self._agents: tuple[str, ...] = ()
-        self._action_space: Space[Any] | None = None
-        self._policy_id: str | None = None
-        if not isinstance(pieces, Iterable):
-            raise ArgumentError(f"{type(self).__name__} takes a list of connectors, got {pieces!r:.200}")
-        try:
-            for piece in pieces:
-                self.append(piece)
-        except BaseException:
-            self._hand_over(self, None)
-            raise
-
-    # --- calling
-
-    def __call__(self, rows: Rows) -> Rows:
-        """Run the pieces over ``rows``.
-
-        Raises:
-            StateError: The pipeline was not bound.
-            ContractError: A piece returned something other than rows, or another number of them than it was given
-                without declaring `changes_length`; names pipeline and piece.
-            Exception: Whatever a piece raises, with a note that names pipeline and piece. The pieces before it have
-                taken the rows in already: reset those envs before they are used again.
-        """
-        if self._space is None and self._stages and self._needs_space:
-            raise self._not_bound()
-        program = self._program or self._compile()
-        breach: ContractError | None = None
-        start = perf_counter_ns()
-        try:
-            for stage in program.stages:
-                out = stage.piece(rows)
-                now = perf_counter_ns()
-                stage.ns += now - start
-                stage.calls += 1
-                start = now
-                if stage.is_checked and out is not rows and (breach := self._breach(stage, rows, out)):
-                    raise breach
-                rows = out
-        except Exception as error:
-            for where in self._road_to(stage)[error is breach :]:  # a breach says itself whose it is
-                error.add_note(f"in {where}")
-            raise
-        return rows
-
-    def _breach(self, stage: Stage[Any], rows: Rows, out: Any) -> ContractError | None:
-        """What is wrong with what a piece returned."""
-        if not isinstance(out, Rows):
-            return ContractError(f"{self._road_to(stage)[0]} must return Rows, got {type(out).__name__}")
-        if len(out) != len(rows) and not stage.piece.changes_length:
-            return ContractError(
-                f"{self._road_to(stage)[0]} got {len(rows)} rows and returned {len(out)}; "
-                f"one that may do so sets changes_length = True"
-            )
-        return None
 
     # --- editing
 

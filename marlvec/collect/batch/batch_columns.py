@@ -1,4 +1,4 @@
-"""The arrays in a batch's columns."""
+"""Columns of a batch: their arrays by name, and lists in them made arrays."""
 
 from __future__ import annotations
 

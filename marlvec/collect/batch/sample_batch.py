@@ -49,6 +49,8 @@ class SampleBatch(Rows):
     ``env_id``            (n,) int64
     ``agent_index``       (n,) int64
     ``policy_version``    (n,) int64      ``policy.version`` when it decided
+    ``off_policy``        (n,) bool       the action is not the policy's: drawn at random, or the env's own; a column
+                                          once there was such an action
     ====================  ==============  =======================================================================
 
     ``state``, ``next_state`` (n, …) where the envs were made with ``state=True``; and whatever the policy (``logp``, …)

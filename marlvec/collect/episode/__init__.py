@@ -1,4 +1,4 @@
-"""Episodes as values: per-agent agent episodes on a map of env time, made of a batch's rows."""
+"""One episode as a value: what each agent did, and all of them by env step, made of a batch's rows."""
 
 from marlvec.collect.episode.multi_agent_episode import MultiAgentEpisode
 from marlvec.collect.episode.single_agent_episode import SingleAgentEpisode

@@ -48,7 +48,7 @@ class Welcome(NamedTuple):
         received: Number of the last message of this client's that the server has got.
         agents: Their names.
         groups: Spaces, as plain data.
-        limits: What the server bears.
+        limits: How much memory, time and how many connections the server grants.
         weights: Number of the newest weights, 0 where there are none.
     """
 

@@ -45,7 +45,7 @@ class Server:
         logs: Whether clients may say themselves what was done, and decide for themselves (`Local`). Where action
             connectors change the action space, the collector raises on the first of those, so let only such clients in
             whom you trust, or say False.
-        limits: What it bears.
+        limits: How much memory, time and how many connections it grants.
 
     Raises:
         ArgumentError: The address is not this machine's own, and nobody asked for that, or for doing without a token;

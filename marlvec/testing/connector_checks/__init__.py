@@ -1,1 +1,1 @@
-"""What `marlvec.testing.check_connector` asks of a connector: a story of rows, and one room per kind of question."""
+"""What `marlvec.testing.check_connector` checks on sampled episodes, one module for each kind of check."""

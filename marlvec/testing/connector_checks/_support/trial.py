@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Space
 
 from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector
-from marlvec.connectors.pipeline import Chain, Pipeline
+from marlvec.connectors.pipeline import Pipeline
 from marlvec.connectors.rows import Rows
 from marlvec.testing.connector_checks._support.player import ConnectorDriver
 from marlvec.testing.connector_checks._support.report import Report
@@ -155,7 +155,7 @@ class Trial:
 
     def first_learnt(self, piece: Connector, merged: Any) -> Any:
         """The part of a merged state that does not depend on what the pieces before it have learnt meanwhile."""
-        if not isinstance(piece, Chain):
+        if not isinstance(piece, Pipeline):
             return merged
         for name in piece.names:
             if has_leaves(merged[name]):
