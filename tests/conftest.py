@@ -13,6 +13,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key  # no public name f
 from hypothesis import settings
 
 import marlvec
+from marlvec.vector.processes.fork_server import client
 from marlvec.vector.processes.worker_process import ensure_server
 from tests.checklist import Recorder
 from tests.leaks import Snapshot, leaks, mark_descendants
@@ -26,6 +27,9 @@ os.environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"
 os.environ["SDL_VIDEODRIVER"] = "dummy"
 # Before torch is: its threads would wait for each other, and for the other processes that tests run in.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What envs of tests need: half of all processor time went into importing it anew in each of thousands of workers.
+client.preload += ["pytest", "marlvec.testing", "marlvec.collect", "tests.vector.support.kinds"]
 
 settings.register_profile("marlvec", deadline=None, print_blob=True)
 settings.register_profile("marlvec-ci", settings.get_profile("marlvec"), derandomize=True)

@@ -21,6 +21,9 @@ _MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "HYDRA_", "I_MPI_")
 # One thread per worker: a worker per core is the parallelism, and a fork server must have no threads.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+preload: list[str] = []
+"""Modules that the server imports before it forks anybody, so that no worker has to; our tests name some."""
+
 
 def worker_environ() -> dict[str, str]:
     """The environment that workers get: this process's, without MPI, with one thread per numeric library.
@@ -53,7 +56,8 @@ class ForkServerClient:
             with theirs:
                 fd = theirs.fileno()
                 server = "marlvec.vector.processes.fork_server.server"
-                code = f"import sys; sys.path[:] = {sys.path!r}; from {server} import main; main({fd})"
+                imports = "".join(f"import {name}; " for name in preload)
+                code = f"import sys; sys.path[:] = {sys.path!r}; {imports}from {server} import main; main({fd})"
                 try:
                     self._process = subprocess.Popen(
                         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd], env=worker_environ()
