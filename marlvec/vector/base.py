@@ -219,11 +219,12 @@ class VectorEnvBase(ABC):
                 if self._is_reading:
                     self._tear(f"{call}() was interrupted in the middle of a reply")
                 raise
-            if not in_time and not sooner:
-                raise FetchTimeout(
-                    f"{call}(): envs {calls.in_flight.tolist()} did not reply within {timeout} s; "
-                    f"their requests stay pending, fetch again"
-                )
+            if in_time or sooner:
+                continue
+            raise FetchTimeout(
+                f"{call}(): envs {calls.in_flight.tolist()} did not reply within {timeout} s; "
+                f"their requests stay pending, fetch again"
+            )
 
     def _take_in(self, ids: NDArray[np.int64], report: Report | None) -> None:
         """Take in one reply."""

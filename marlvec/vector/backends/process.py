@@ -227,8 +227,9 @@ class AsyncVectorEnv(VectorEnv):
                 if self._dead:
                     self._raise_if_lost()
                     return True
-                if not ready:
-                    return bool(self._replies)
+                if ready:
+                    continue
+                return bool(self._replies)
         return True
 
     def _listen(self, deadline: float | None, waiting_for: int | None = None) -> list[int]:
