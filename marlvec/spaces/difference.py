@@ -34,12 +34,12 @@ def describe_difference(expected: spaces.Space[Any], got: spaces.Space[Any], pat
             return f"at {where}: expected length {len(expected.spaces)}, got {len(got.spaces)}"
         both = enumerate(zip(expected.spaces, got.spaces, strict=True))
         return next((d for i, (a, b) in both if (d := describe_difference(a, b, f"{path}/{i}"))), None)
-    return None if _alike(expected, got) else f"at {where}: expected {expected}, got {got}"
+    if expected == got or _hold_the_same(expected, got):
+        return None
+    return f"at {where}: expected {expected}, got {got}"
 
 
-def _alike(a: spaces.Space[Any], b: spaces.Space[Any]) -> bool:
-    if a == b:
-        return True
+def _hold_the_same(a: spaces.Space[Any], b: spaces.Space[Any]) -> bool:
     compares_itself = type(a).__eq__ is not object.__eq__ and not isinstance(a, _COMPOSITES)
     return not compares_itself and _equal(_state(a), _state(b))
 
