@@ -177,6 +177,11 @@ class VectorStep:
         return public_masks(self._spec, self.action_masks, grouped=self._grouped)
 
     @property
+    def has_infos(self) -> bool:
+        """Whether an env said anything in the infos of these rows; what marlvec adds does not count."""
+        return bool(self._infos or self._columns)
+
+    @property
     def infos(self) -> dict[str, Any]:
         """Gymnasium's dict of arrays, see `marlvec.vector.data.infos`; first axis is that of ``env_ids``."""
         out = self._stack(self._infos) if self._infos else {}

@@ -75,7 +75,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         # Copies, each agent its own: whoever seeds or samples one must not disturb another, nor the env.
         self._observation_spaces = {agent: _observation_space(group) for agent, group in groups.items()}
         self._action_spaces = {agent: deepcopy(group.action_space) for agent, group in groups.items()}
-        # Known once: a plain env, of one group, has one array to observe and one choice to make.
+        # Known once: in a plain env, of one group, agents observe one array each and make one choice.
         first, *others = envs.spec.groups
         is_plain = not others and not envs.grouped
         tree = first.observation_tree
@@ -145,17 +145,25 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         self.envs.step_send(self._arrays(actions))
         result = self.envs.recv()
         self._note(result)
+        obs: dict[str, Any] = {}
         rewards: dict[str, float] = {}
         terminations: dict[str, bool] = {}
         truncations: dict[str, bool] = {}
-        columns = (result.alive, result.rewards, result.terminated, result.truncated)
-        for agent, *row in zip(self.possible_agents, *(column[0].tolist() for column in columns), strict=True):
-            alive, reward, ended, cut = row
+        infos: dict[str, dict[str, Any]] = {}
+        columns = (result.alive, result.acting, result.terminated, result.truncated, result.rewards)
+        is_plain = self._has_plain_obs and not result.has_infos and result.action_masks[0] is None
+        rows = result.obs_leaves[0][0][0] if is_plain else None
+        values = zip(self.possible_agents, *(column[0].tolist() for column in columns), strict=True)
+        for a, (agent, alive, acts, ended, cut, reward) in enumerate(values):
             # Whoever was alive before the step still is, or ended in it; the rest of these were born in it.
             if alive or ended or cut:
                 rewards[agent], terminations[agent], truncations[agent] = reward, ended, cut
-        agents = list(rewards)
-        return self._obs(result, agents), rewards, terminations, truncations, self._infos(result, agents)
+                if rows is not None:
+                    obs[agent], infos[agent] = rows[a, ...].copy(), {"acting": acts}
+        if rows is None:
+            agents = list(rewards)
+            obs, infos = self._obs(result, agents), self._infos(result, agents)
+        return obs, rewards, terminations, truncations, infos
 
     def state(self) -> NDArray[Any]:
         """Global state, (*state_space.shape).
@@ -188,9 +196,6 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         self._state = None if result.state is None else result.state[0].copy()
 
     def _obs(self, result: VectorStep, agents: list[str]) -> dict[str, Any]:
-        if self._has_plain_obs:
-            rows = result.obs_leaves[0][0][0]
-            return {agent: rows[self._places[agent][1], ...].copy() for agent in agents}
         return {agent: self._observation(result, *self._places[agent]) for agent in agents}
 
     def _observation(self, result: VectorStep, g: int, j: int) -> Any:
@@ -201,14 +206,9 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
 
     def _infos(self, result: VectorStep, agents: list[str]) -> dict[str, dict[str, Any]]:
         (said,) = infos_to_list(result.infos, self.envs.agents, 1)
+        common = said.get(COMMON, {})
         acting = dict(zip(self.possible_agents, self._acting, strict=True))
-        if said:
-            common = said.get(COMMON, {})
-            infos = {agent: merged(said.get(agent, {}), common, {"acting": acting[agent]}) for agent in agents}
-        else:
-            infos = {agent: {"acting": acting[agent]} for agent in agents}
-        if not any(mask is not None for mask in result.action_masks):
-            return infos
+        infos = {agent: merged(said.get(agent, {}), common, {"acting": acting[agent]}) for agent in agents}
         for agent in agents:
             g, j = self._places[agent]
             mask = result.action_masks[g]
