@@ -1,27 +1,35 @@
 """PPO in one file, the way CleanRL writes it: 64 envs of simple_spread are 192 rows, and all agents share the net.
 
-Needs torch. As it stands it takes seconds and learns little; with `--steps 600000 --backend native` it takes a minute,
-and `--plot spread.png` (extra `plot`) shows what came of it.
+As it stands it takes seconds and learns little; with `--total-timesteps 600000` it takes a minute. Needs torch, and the
+extras `plot` and, for --track, `tensorboard`.
 """
 
 import argparse
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import nn
-from torch.distributions import Categorical
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs and weights")
+parser.add_argument("--total-timesteps", type=int, default=9_600, help="rows to learn from: decisions of single agents")
+parser.add_argument("--num-envs", type=int, default=64, help="envs at once")
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
+parser.add_argument("--checkpoint", type=Path, default=Path("runs/cleanrl_spread"), help="folder for all that is kept")
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
+args = parser.parse_args()  # before torch is imported, which takes seconds
 
-import marlvec
-from marlvec.interop.cleanrl import CleanRLVectorEnv
+try:
+    import numpy as np
+    import torch
+    from matplotlib.figure import Figure
+    from torch import nn
+    from torch.distributions import Categorical
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=9_600, help="rows to learn from: decisions of single agents")
-parser.add_argument("--num-envs", type=int, default=64)
-parser.add_argument("--backend", default="sync", help="native: compiled worlds, extra `native`")
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--plot", type=Path, help="file to draw the returns into")
-args = parser.parse_args()
+    import marlvec
+    from marlvec.interop.cleanrl import CleanRLVectorEnv
+
+    if args.track:
+        from torch.utils.tensorboard import SummaryWriter
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[plot,tensorboard]'") from None
 
 NUM_STEPS, EPOCHS, MINIBATCHES = 50, 8, 4
 LEARNING_RATE, GAMMA, LAMBDA, CLIP, ENTROPY = 1e-3, 0.95, 0.95, 0.2, 0.003
@@ -120,25 +128,28 @@ def play(*, at_random: bool) -> float:
 
 
 random_return, curve, done = play(at_random=True), [], 0
+writer = SummaryWriter(args.checkpoint / "logs") if args.track else None
 seen, _ = envs.reset(seed=args.seed)
-while done < args.steps:
+while done < args.total_timesteps:
     seen, returns = roll(seen)
     update(advantages_of(seen))
     done += NUM_STEPS * num_rows
     curve.append((done, float(np.mean(returns))))
+    learner = {"actor": actor, "critic": critic, "optimizer": optimizer}
+    marlvec.save_checkpoint(args.checkpoint, learner=learner, progress={"curve": curve}, score=curve[-1][1])
+    if writer:
+        writer.add_scalar("return per agent", curve[-1][1], done)
 learned_return = play(at_random=False)
-print(f"mean return per agent: random {random_return:.1f}, after {done} rows {learned_return:.1f}")
 envs.close()
+if writer:
+    writer.close()
 
-if args.plot is not None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
-    axes.axhline(random_return, color="gray", linestyle=":", label="random")
-    axes.plot(*zip(*curve, strict=True), label="PPO, one net for three agents")
-    axes.set(xlabel="rows", ylabel="return per agent", title="simple_spread, PPO as CleanRL writes it")
-    axes.legend()
-    figure.savefig(args.plot, dpi=100)
+figure = Figure(figsize=(5, 2.5), layout="constrained")
+axes = figure.subplots()
+axes.axhline(random_return, color="gray", linestyle=":", label="random")
+axes.plot(*zip(*curve, strict=True), label="PPO, one net for three agents")
+axes.set(xlabel="rows", ylabel="return per agent", title="simple_spread, PPO as CleanRL writes it")
+axes.legend()
+figure.savefig(args.checkpoint / "return.png", dpi=100)
+print(f"mean return per agent: random {random_return:.1f}, after {done} rows {learned_return:.1f}")
+print(f"wrote last.npz, best.npz, return.png{', logs' * args.track} into {args.checkpoint}")

@@ -1,28 +1,37 @@
 """EnvPool's CartPole as the engine, marlvec around it: whole episodes, true ends, and a policy that learns to balance.
 
-Needs the extra `envpool`; `--plot cartpole.png` (extra `plot`) draws what came of it.
+Needs the extras `envpool` and `plot`.
 
-The pool hands out 32 of its 64 envs at a time, while its threads step the others. A collector turns that stream into
+The pool hands out half of its 64 envs at a time, while its threads step the others. A collector turns that stream into
 batches. The policy is a line through the four observations; the cross-entropy method looks for a good one.
 """
 
 import argparse
 from pathlib import Path
 
-import numpy as np
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs and of what is drawn")
+parser.add_argument("--total-timesteps", type=int, default=200_000, help="env steps")
+parser.add_argument("--num-envs", type=int, default=64, help="envs at once")
+parser.add_argument(
+    "--checkpoint", type=Path, default=Path("runs/envpool_cartpole"), help="folder for all that is kept"
+)
+args = parser.parse_args()  # before anything large is imported
 
-import marlvec
-from marlvec.connectors import Rows
+try:
+    import envpool  # noqa: F401  (make() takes the envs from there)
+    import numpy as np
+    from matplotlib.figure import Figure
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--generations", type=int, default=6)
-parser.add_argument("--plot", type=Path, help="file to draw the returns into")
-args = parser.parse_args()
+    import marlvec
+    from marlvec.connectors import Rows
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install 'marlvec[envpool,plot]'") from None
 
-CANDIDATES, ELITE = 64, 8
+ELITE = args.num_envs // 8
 
 # 1. Envs of EnvPool's, with the agent axis of every VectorEnv: A is 1 here.
-envs = marlvec.make("envpool/CartPole-v1", num_envs=CANDIDATES, batch_size=32, max_episode_steps=200)
+envs = marlvec.make("envpool/CartPole-v1", num_envs=args.num_envs, batch_size=args.num_envs // 2, max_episode_steps=200)
 print(envs, "\n")
 
 
@@ -30,7 +39,7 @@ print(envs, "\n")
 class Lines:
     """One linear policy per env."""
 
-    weights = np.zeros((CANDIDATES, 4))
+    weights = np.zeros((args.num_envs, 4))
 
     def act(self, rows: Rows) -> np.ndarray:
         """Push to the right where the candidate's weighted sum is positive."""
@@ -39,32 +48,36 @@ class Lines:
 
 lines = Lines()
 collector = marlvec.Collector(
-    envs, policies={"lines": marlvec.FunctionPolicy(lines.act)}, policy_mapping="lines", batch_mode="complete", seed=0
+    envs,
+    policies={"lines": marlvec.FunctionPolicy(lines.act)},
+    policy_mapping="lines",
+    batch_mode="complete",
+    seed=args.seed,
 )
 
 # 3. Keep the best, and look around them.
-rng = np.random.default_rng(0)
+rng = np.random.default_rng(args.seed)
 mean, spread, curve = np.zeros(4), np.ones(4), []
-for generation in range(args.generations):
-    lines.weights = rng.normal(mean, spread, (CANDIDATES, 4))
-    rows = collector.collect(episodes=4 * CANDIDATES)["lines"]
-    paid = np.bincount(rows.env_id, rows.rewards, CANDIDATES)
-    played = np.bincount(rows.env_id, rows.terminated | rows.truncated, CANDIDATES)
+while collector.metrics.env_steps < args.total_timesteps:
+    lines.weights = rng.normal(mean, spread, (args.num_envs, 4))
+    rows = collector.collect(episodes=4 * args.num_envs)["lines"]
+    paid = np.bincount(rows.env_id, rows.rewards, args.num_envs)
+    played = np.bincount(rows.env_id, rows.terminated | rows.truncated, args.num_envs)
     returns = paid / np.maximum(played, 1)
     best = np.argsort(returns)[-ELITE:]
     mean, spread = lines.weights[best].mean(axis=0), lines.weights[best].std(axis=0) + 0.1
-    curve.append(returns.mean())
+    curve.append([collector.metrics.env_steps, returns.mean()])
+    progress = {"mean": mean, "spread": spread, "curve": curve}
+    marlvec.save_checkpoint(args.checkpoint, progress=progress, score=curve[-1][1])
     cut = np.count_nonzero(rows.truncated)
-    print(f"generation {generation}: mean return {returns.mean():6.1f}, {cut} of {played.sum():.0f} ran out of time")
+    print(
+        f"generation {len(curve) - 1}: mean return {returns.mean():6.1f}, {cut} of {played.sum():.0f} ran out of time"
+    )
 envs.close()
 
-if args.plot is not None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
-    axes.plot(curve, marker=".")
-    axes.set(xlabel="generation", ylabel="mean return", title="CartPole in EnvPool, cross-entropy method")
-    figure.savefig(args.plot, dpi=100)
+figure = Figure(figsize=(5, 2.5), layout="constrained")
+axes = figure.subplots()
+axes.plot(*np.transpose(curve), marker=".")
+axes.set(xlabel="env steps", ylabel="return of the agent", title="CartPole in EnvPool, cross-entropy method")
+figure.savefig(args.checkpoint / "return.png", dpi=100)
+print(f"wrote last.npz, best.npz, return.png into {args.checkpoint}")

@@ -1,32 +1,38 @@
 """A script written for Gymnasium's vector envs: its wrappers normalize and count, evolution finds a policy.
 
 The view has one row per agent: 96 envs of simple_spread are 288 rows. 24 candidates play in four envs each, and all
-three agents of an env follow the same one. Needs no extra; `--plot spread.png` (extra `plot`) draws what came of it.
+three agents of an env follow the same one. Needs the extra `plot`.
 """
 
 import argparse
 from pathlib import Path
 
-import numpy as np
-from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatistics
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs and of what is drawn")
+parser.add_argument("--total-timesteps", type=int, default=9_600, help="env steps")
+parser.add_argument("--num-envs", type=int, default=96, help="envs at once")
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
+parser.add_argument(
+    "--checkpoint", type=Path, default=Path("runs/gymnasium_spread"), help="folder for all that is kept"
+)
+args = parser.parse_args()  # before anything large is imported
 
-import marlvec
-from marlvec.interop.gymnasium import GymnasiumVectorEnv
+try:
+    import numpy as np
+    from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatistics
+    from matplotlib.figure import Figure
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--generations", type=int, default=4)
-parser.add_argument("--backend", default="sync", help="native: compiled worlds, extra `native`")
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--plot", type=Path, help="file to draw the returns into")
-args = parser.parse_args()
+    import marlvec
+    from marlvec.interop.gymnasium import GymnasiumVectorEnv
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install 'marlvec[plot]'") from None
 
-CANDIDATES, EACH, RATE, NOISE = 24, 4, 1.0, 0.3
+CANDIDATES, RATE, NOISE = args.num_envs // 4, 1.0, 0.3
 rng = np.random.default_rng(args.seed)
 
 # 1. Gymnasium's own wrappers, in the mode that they want.
-view = GymnasiumVectorEnv(
-    marlvec.make("simple_spread", CANDIDATES * EACH, backend=args.backend, autoreset_mode="next_step")
-)
+made = marlvec.make("simple_spread", 4 * CANDIDATES, backend=args.backend, autoreset_mode="next_step")
+view = GymnasiumVectorEnv(made)
 envs = NormalizeObservation(RecordEpisodeStatistics(view))
 (size,), choices = view.single_observation_space.shape, int(view.single_action_space.n)
 
@@ -51,30 +57,28 @@ def play(weights: np.ndarray | None, seed: int) -> np.ndarray:
 
 
 # 2. Evolution strategies with pairs of opposite candidates (Salimans et al. 2017).
-mean, curve = np.zeros((size, choices)), []
+mean, curve, done = np.zeros((size, choices)), [], 0
 random_return = play(None, args.seed).mean()
-for generation in range(args.generations):
+while done < args.total_timesteps:
     noise = rng.normal(size=(CANDIDATES // 2, size, choices))
     noise = np.concatenate([noise, -noise])
-    returns = play(mean + NOISE * noise, args.seed + 1 + generation)
+    returns = play(mean + NOISE * noise, args.seed + 1 + len(curve))
     ranks = returns.argsort().argsort() / (CANDIDATES - 1) - 0.5
     mean += RATE * np.einsum("c,ckd->kd", ranks, noise) / CANDIDATES / NOISE
-    curve.append((generation + 1, returns.mean()))
+    done += 25 * made.num_envs
+    curve.append((done, returns.mean()))
 envs.update_running_mean = False  # the judgment changes nothing
 learned_return = play(np.broadcast_to(mean, (CANDIDATES, size, choices)), args.seed).mean()
-print(f"mean return per agent: random {random_return:.1f}, after {args.generations} generations {learned_return:.1f}")
 envs.close()
+marlvec.save_checkpoint(args.checkpoint, progress={"mean": mean, "curve": curve}, score=learned_return)
 
 # 3. The curve.
-if args.plot is not None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
-    axes.axhline(random_return, color="gray", linestyle=":", label="random")
-    axes.plot(*zip(*curve, strict=True), label="candidates")
-    axes.set(xlabel="generation", ylabel="return per agent", title="simple_spread, Gymnasium's vector wrappers")
-    axes.legend()
-    figure.savefig(args.plot, dpi=100)
+figure = Figure(figsize=(5, 2.5), layout="constrained")
+axes = figure.subplots()
+axes.axhline(random_return, color="gray", linestyle=":", label="random")
+axes.plot(*zip(*curve, strict=True), label="candidates")
+axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, Gymnasium's vector wrappers")
+axes.legend()
+figure.savefig(args.checkpoint / "return.png", dpi=100)
+print(f"mean return per agent: random {random_return:.1f}, after {done} env steps {learned_return:.1f}")
+print(f"wrote last.npz, best.npz, return.png into {args.checkpoint}")

@@ -1,48 +1,50 @@
 """Three hunters and their prey learn against each other: MAPPO, two policies, critics that see what everybody sees.
 
-    python examples/mappo_simple_tag.py
+    python examples/mappo_simple_tag.py --track
     tensorboard --logdir runs/simple_tag
 
 An agent acts on what it sees itself. What a moment is worth is said by a critic of its team, over the rows of all four
-agents, which a learner connector puts together. All is kept in --folder: a checkpoint after each update, TensorBoard
-logs, a plot. With --resume it goes on from there, and comes to the numbers it would have come to without the break.
+agents, which a learner connector puts together. All that is kept is in --checkpoint: the last state, a plot, with
+--track TensorBoard logs. With --resume it goes on from there, and comes to the numbers it would have come to without
+the break. Needs torch, and the extras `plot` and, for --track, `tensorboard`.
 """
 
 import argparse
-import itertools
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import torch
-import tree
-from torch import nn
-
-import marlvec
-from marlvec.connectors import GeneralAdvantageEstimation, LearnerConnector, NormalizeObs, Rows, Standardize
-from marlvec.interop.torch import TorchPolicy
-from marlvec.serialization.archive import read_archive, write_archive
-from marlvec.serialization.values import decode, encode
-
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=200_000, help="env steps, those before --resume included")
-parser.add_argument("--num-envs", type=int, default=128)
-parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there, else processes")
-parser.add_argument("--seed", type=int, default=0)
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs, policies and weights")
+parser.add_argument("--total-timesteps", type=int, default=200_000, help="env steps, those before --resume included")
+parser.add_argument("--num-envs", type=int, default=128, help="envs at once")
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
 parser.add_argument("--games", type=int, default=500, help="episodes of each pair in the end")
-parser.add_argument("--folder", type=Path, default=Path("runs/simple_tag"), help="where everything is kept")
+parser.add_argument("--checkpoint", type=Path, default=Path("runs/simple_tag"), help="folder for all that is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
-args = parser.parse_args()
-args.folder.mkdir(parents=True, exist_ok=True)
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
+args = parser.parse_args()  # before torch is imported, which takes seconds
+if not args.resume and (args.checkpoint / "last.npz").exists():
+    parser.error(f"there is a run in {args.checkpoint}: --resume goes on with it; or choose another --checkpoint")
+
+try:
+    import numpy as np
+    import torch
+    from matplotlib.figure import Figure
+    from torch import nn
+
+    import marlvec
+    from marlvec.connectors import GeneralAdvantageEstimation, LearnerConnector, NormalizeObs, Rows, Standardize
+    from marlvec.interop.torch import TorchPolicy
+
+    if args.track:
+        import tensorboard  # noqa: F401  (for marlvec.TensorBoardLogger)
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[plot,tensorboard]'") from None
 
 LEARNING_RATE, EPOCHS, MINIBATCH, EVALUATE_EVERY = 3e-3, 4, 2_400, 5
 GAMMA, LAMBDA, CLIP, ENTROPY, NEARNESS = 0.9, 0.95, 0.2, 0.003, 0.3
-SEES = {"hunters": 16, "prey": 14}  # numbers an agent of each team sees
 AGENTS = {"hunters": (0, 1, 2), "prey": (3,)}
+SEES = {"hunters": 16, "prey": 14}  # numbers an agent of each team sees
 JOINT = 3 * 16 + 14
-LEARNED_FROM = ("obs", "joint_obs", "actions", "logp", "advantages", "value_targets")
-
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # with nets this small, threads wait for each other more than they work
 
@@ -72,28 +74,23 @@ policies = {name: TorchPolicy(Net(sees)) for name, sees in SEES.items()}
 optimizers = {name: torch.optim.Adam(policy.module.parameters(), eps=1e-5) for name, policy in policies.items()}
 
 
-def update(team: str, rows: marlvec.SampleBatch, done: int) -> dict[str, float]:
+def update(team: str, rows: marlvec.SampleBatch, done: int) -> None:
     """PPO's clipped policy gradient; the learning rate falls with the env steps that are done."""
-    policy, optimizer = policies[team], optimizers[team]
+    policy, optimizer, rng = policies[team], optimizers[team], np.random.default_rng((args.seed, done))
     optimizer.param_groups[0]["lr"] = LEARNING_RATE / (1 + done / 150_000)
-    columns = {name: rows[name] for name in LEARNED_FROM}
-    rng, sums = np.random.default_rng((args.seed, done)), np.zeros(3)
+    columns = {name: rows[name] for name in ("obs", "joint_obs", "actions", "logp", "advantages", "value_targets")}
     for _ in range(EPOCHS):
         for some in np.array_split(rng.permutation(len(rows)), max(1, len(rows) // MINIBATCH)):
             part = {name: torch.from_numpy(column[some]) for name, column in columns.items()}
             distribution, _ = policy.forward(Rows({"obs": columns["obs"][some]}))
             ratio = (distribution.logp(part["actions"]) - part["logp"]).exp()
-            clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-            gain = torch.min(ratio * part["advantages"], clipped * part["advantages"]).mean()
+            gain = torch.min(ratio * part["advantages"], ratio.clamp(1 - CLIP, 1 + CLIP) * part["advantages"]).mean()
             value_loss = (policy.module.critic(part["joint_obs"])[:, 0] - part["value_targets"]).square().mean()
-            entropy = distribution.entropy().mean()
             optimizer.zero_grad()
-            (0.5 * value_loss - gain - ENTROPY * entropy).backward()
+            (0.5 * value_loss - gain - ENTROPY * distribution.entropy().mean()).backward()
             nn.utils.clip_grad_norm_(policy.module.parameters(), 0.5)
             optimizer.step()
-            sums += [value_loss.item(), entropy.item(), 1]
     policy.note_update()
-    return {f"{team}: value loss": sums[0] / sums[2], f"{team}: entropy": sums[1] / sums[2]}
 
 
 # 2. The critic's part in collecting. What it gives, GeneralAdvantageEstimation goes on with.
@@ -105,17 +102,16 @@ class CentralCritic(LearnerConnector):
     def __init__(self, critic: nn.Module) -> None:
         self.critic = critic
 
-    def see_batch(self, batch: Mapping[str, Rows]) -> None:
+    def see_batch(self, batch: dict[str, Rows]) -> None:
         """Put together what everybody saw, and saw next: a row for each of the M moments, (M, 62)."""
         self._moments = np.unique(moment_of(batch["prey"]))
         self._joint, self._after = np.zeros((2, len(self._moments), JOINT), np.float32)
         begin = 0
-        for name, agents in AGENTS.items():
-            for agent in agents:
-                rows = batch[name].take(np.flatnonzero(batch[name].agent_index == agent))
-                at, end = np.searchsorted(self._moments, moment_of(rows)), begin + SEES[name]
-                self._joint[at, begin:end], self._after[at, begin:end] = rows.obs, rows.next_obs
-                begin = end
+        for name, agent in [(name, agent) for name, agents in AGENTS.items() for agent in agents]:
+            rows = batch[name].take(np.flatnonzero(batch[name].agent_index == agent))
+            at, end = np.searchsorted(self._moments, moment_of(rows)), begin + SEES[name]
+            self._joint[at, begin:end], self._after[at, begin:end] = rows.obs, rows.next_obs
+            begin = end
 
     def __call__(self, rows: Rows) -> Rows:
         with torch.no_grad():
@@ -141,105 +137,67 @@ def paid(begin: int, sign: int) -> marlvec.connectors.AgentConnector:
     return reward
 
 
-# 4. Checkpoints: arrays and JSON in one file, which is there as a whole or not at all.
-def save(collector: marlvec.Collector, done: int, curve: list[list[float]]) -> None:
-    """Write down all that the next update depends on, and the curve."""
-    state: dict = {"done": done, "curve": curve}
-    for name in policies:
-        learned = [part[name].state_dict() for part in (policies, collector.agent_connectors, optimizers)]
-        state[name] = tree.map_structure(lambda x: x.numpy() if isinstance(x, torch.Tensor) else x, learned)
-    write_archive(args.folder / "checkpoint.npz", {"state": encode(state, "the checkpoint")})
-
-
-def load(collector: marlvec.Collector, state: dict) -> None:
-    """Take over what a checkpoint has of the teams."""
-    for name in policies:
-        policy, connectors, optimizer = state[name]
-        policies[name].load_state_dict(policy)
-        collector.agent_connectors[name].load_state_dict(connectors)
-        tensors = tree.map_structure(lambda x: torch.tensor(x) if isinstance(x, np.ndarray) else x, optimizer)
-        optimizers[name].load_state_dict(tensors)
-
-
-# 5. How good they are, by what a game is about: how often hunters touch the prey in an episode.
-def touches(collector: marlvec.Collector, hunters: str, prey: str, games: int) -> np.ndarray:
-    """Touches in each of so many episodes, (games,); every touch pays each hunter 10."""
-    found = collector.evaluate(
-        games, policy_mapping=dict(zip(collector.envs.agents, [*3 * [hunters], prey], strict=True)), seed=args.seed
-    )
+def touches(hunters: str, prey: str, games: int) -> np.ndarray:
+    """How often hunters touch the prey, which is what the game is about, (games,); every touch pays each 10."""
+    who = dict(zip(envs.agents, [*3 * [hunters], prey], strict=True))
+    found = collector.evaluate(games, policy_mapping=who, seed=args.seed)
     return np.array([record.returns_A[0] / 10 for record in found.episodes])
 
 
-def train(collector: marlvec.Collector, done: int, curve: list[list[float]]) -> int:
-    """Play and learn until --steps are done; now and then see how it goes against those that act at random."""
-    while done < args.steps:
+# 4. All of it. Episodes by which they are judged are played in envs of their own.
+PAIRS = ("hunters", "random_prey"), ("random_hunters", "prey"), ("hunters", "prey"), ("random_hunters", "random_prey")
+progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
+done, curve = progress["done"], progress["curve"]
+table = marlvec.LiveTable(args.total_timesteps - done, title="simple_tag", window=args.num_envs)
+logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", agents=False, first_step=done)] if args.track else []
+with (
+    marlvec.make("simple_tag", num_envs=args.num_envs, backend=args.backend) as envs,
+    marlvec.make("simple_tag", num_envs=args.num_envs, backend=args.backend) as others,
+    table,
+):
+    critics = {
+        name: [CentralCritic(policy.module.critic), GeneralAdvantageEstimation(GAMMA, LAMBDA), Standardize()]
+        for name, policy in policies.items()
+    }
+    collector = marlvec.Collector(
+        envs,
+        policies | {"random_hunters": marlvec.RandomPolicy(), "random_prey": marlvec.RandomPolicy()},
+        policy_mapping=dict(zip(envs.agents, [*3 * ["hunters"], "prey"], strict=True)),
+        policies_to_train=list(policies),
+        agent_connectors={"hunters": [paid(12, -1), NormalizeObs()], "prey": [paid(8, 1), NormalizeObs()]},
+        learner_connectors=critics,
+        batch_mode="complete",
+        callbacks=[table, *logs],
+        window=args.num_envs,
+        seed=args.seed,
+        evaluation_envs=others,
+    )
+    learned = {"collector": collector, "learner": optimizers}
+    if args.resume:
+        marlvec.load_checkpoint(args.checkpoint, **learned)
+    while done < args.total_timesteps:
         if len(curve) * EVALUATE_EVERY * args.num_envs * 25 <= done:
-            pairs = ("hunters", "random_prey"), ("random_hunters", "prey"), ("hunters", "prey")
-            curve.append([done, *(float(touches(collector, *pair, 100).mean()) for pair in pairs)])
+            curve.append([done, *(float(touches(*pair, 100).mean()) for pair in PAIRS[:3])])
         # New episodes, whose seeds say how far it is: an update depends on the checkpoint before it and nothing else.
         collector.reset(seed=args.seed * 2**32 + done)
         batch = collector.collect(episodes=args.num_envs)
         done += batch.env_steps
         for team in policies:
-            for what, value in update(team, batch[team], done).items():
-                collector.metrics.add_value(what, value)
-        save(collector, done, curve)
-    return done
+            update(team, batch[team], done)
+        marlvec.save_checkpoint(args.checkpoint, **learned, progress={"done": done, "curve": curve})
+    results = {pair: touches(*pair, args.games) for pair in PAIRS}
+for log in logs:
+    log.close()
 
-
-def plot(curve: list[list[float]], table: np.ndarray) -> None:
-    """Touches against opponents that act at random, and the table of who meets whom."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained", width_ratios=(2, 1))
-    steps, *lines = np.transpose(curve)
-    for line, label in zip(lines, ("hunters, random prey", "random hunters, prey", "both as they are"), strict=True):
-        left.plot(steps, line, "o-", markersize=3, label=label)
-    left.set(title="simple_tag: touches an episode", xlabel="env steps")
-    left.legend()
-    right.imshow(table, cmap="Oranges", vmin=0, vmax=1.5 * table.max())
-    for (i, j), value in np.ndenumerate(table):
-        right.text(j, i, f"{value:.2f}", ha="center", va="center")
-    right.set(title="in the end", xticks=(0, 1), yticks=(0, 1))
-    right.set(xticklabels=("random prey", "prey"), yticklabels=("random\nhunters", "hunters"))
-    figure.savefig(args.folder / "touches.png", dpi=80)
-
-
-# 6. All of it. Episodes by which they are judged are played in envs of their own.
-with (
-    marlvec.make("simple_tag", num_envs=args.num_envs, backend=args.backend) as envs,
-    marlvec.make("simple_tag", num_envs=args.num_envs, backend=args.backend) as others,
-):
-    state = decode(read_archive(args.folder / "checkpoint.npz")["state"]) if args.resume else {"done": 0, "curve": []}
-    table = marlvec.LiveTable(args.steps - state["done"], title="simple_tag", window=args.num_envs)
-    logger = marlvec.TensorBoardLogger(args.folder / "logs", agents=False, first_step=state["done"])
-    collector = marlvec.Collector(
-        envs,
-        policies | {"random_hunters": marlvec.RandomPolicy(), "random_prey": marlvec.RandomPolicy()},
-        policy_mapping=dict(zip(envs.agents, [*3 * ["hunters"], "prey"], strict=True)),
-        agent_connectors={"hunters": [paid(12, -1), NormalizeObs()], "prey": [paid(8, 1), NormalizeObs()]},
-        learner_connectors={
-            name: [CentralCritic(policy.module.critic), GeneralAdvantageEstimation(GAMMA, LAMBDA), Standardize()]
-            for name, policy in policies.items()
-        },
-        batch_mode="complete",
-        callbacks=[table, logger],
-        window=args.num_envs,
-        seed=args.seed,
-        evaluation_envs=others,
-    )
-    if args.resume:
-        load(collector, state)
-    began = time.perf_counter()
-    with table, logger:
-        done = train(collector, state["done"], state["curve"])
-    print(f"{done - state['done']:,} env steps in {time.perf_counter() - began:.0f} s")
-    means = []
-    for hunters, prey in itertools.product(("random_hunters", "hunters"), ("random_prey", "prey")):
-        found = touches(collector, hunters, prey, args.games)
-        means.append(found.mean())
-        print(f"{hunters:>14} and {prey:>11}: {means[-1]:.2f} touches, prey caught in {(found > 0).mean():.0%}")
-    plot(state["curve"], np.reshape(means, (2, 2)))
+# 5. What came of it.
+figure = Figure(figsize=(6, 3.5), layout="constrained")
+axes = figure.subplots()
+steps, *lines = np.transpose(curve)
+for line, (hunters, prey) in zip(lines, PAIRS[:3], strict=True):
+    axes.plot(steps, line, "o-", markersize=3, label=f"{hunters}, {prey}".replace("_", " "))
+axes.set(title="simple_tag", xlabel="env steps", ylabel="touches an episode (team of hunters)")
+axes.legend()
+figure.savefig(args.checkpoint / "touches.png", dpi=80)
+for (hunters, prey), found in results.items():
+    print(f"{hunters:>14} and {prey:>11}: {found.mean():.2f} touches, prey caught in {(found > 0).mean():.0%}")
+print(f"wrote last.npz, touches.png{', logs' * args.track} into {args.checkpoint}")

@@ -1,8 +1,8 @@
 """RLlib's PPO on marlvec's envs: three agents spread over three landmarks, and share one policy.
 
 `RLlibEnvRunner` steps all envs in one vectorizer, and `RLlibConnector` has marlvec's connectors prepare what the policy
-sees; all else here is RLlib's. In the end the policy plays whole episodes against random moves; with --plot the returns
-on the way are drawn.
+sees; all else here is RLlib's. In the end the policy plays whole episodes against random moves, and the returns on the
+way are drawn.
 """
 
 import argparse
@@ -10,22 +10,31 @@ import logging
 import time
 from pathlib import Path
 
-import numpy as np
-import ray
-from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-
-from marlvec.connectors import AgentPipeline, NormalizeObs
-from marlvec.interop.rllib import RLlibConnector, RLlibEnvRunner
-
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=1_600, help="env steps; 200000 take some minutes")
-parser.add_argument("--num-envs", type=int, default=32)
-parser.add_argument("--backend", default="sync")
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs and weights")
+parser.add_argument("--total-timesteps", type=int, default=1_600, help="env steps; 200000 take some minutes")
+parser.add_argument("--num-envs", type=int, default=32, help="envs at once")
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
 parser.add_argument("--batch", type=int, default=800, help="env steps between two updates")
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--plot", type=Path, default=None, help="where to draw the returns")
-args = parser.parse_args()
+parser.add_argument("--checkpoint", type=Path, default=Path("runs/rllib_spread"), help="folder for all that is kept")
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
+args = parser.parse_args()  # before torch is imported, which takes seconds
+
+try:
+    import numpy as np
+    import ray
+    from matplotlib.figure import Figure
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    import marlvec
+    from marlvec.connectors import AgentPipeline, NormalizeObs
+    from marlvec.interop.rllib import RLlibConnector, RLlibEnvRunner
+
+    if args.track:
+        from torch.utils.tensorboard import SummaryWriter
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install 'marlvec[rllib,plot,tensorboard]'") from None
 
 for name in ("ray", "ray.rllib", "ray.tune"):
     logging.getLogger(name).setLevel(logging.ERROR)
@@ -63,11 +72,16 @@ algo = config.build_algo()
 runner = algo.env_runner
 started = time.perf_counter()
 steps, returns, done = [], [], 0
-while done < args.steps:
+writer = SummaryWriter(args.checkpoint / "logs") if args.track else None
+while done < args.total_timesteps:
     result = algo.train()["env_runners"]
     done = int(result["num_env_steps_sampled_lifetime"])
     steps.append(done)
     returns.append(result.get("episode_return_mean", np.nan) / 3)  # of an agent; there is none before an episode's end
+    learner, progress = {"module": algo.get_module("everyone")}, {"steps": steps, "returns": returns}
+    marlvec.save_checkpoint(args.checkpoint, learner=learner, progress=progress, score=returns[-1])
+    if writer:
+        writer.add_scalar("return per agent", returns[-1], done)
     if len(steps) % 10 == 0:
         print(f"{done:,} env steps: {returns[-1]:.1f}", flush=True)
 print(f"{done:,} env steps in {time.perf_counter() - started:.0f} s")
@@ -80,16 +94,17 @@ def play(**how) -> float:
 
 
 learnt, random = play(explore=False), play(random_actions=True)
-print(f"mean return per agent: {learnt:.1f}, with random moves {random:.1f}")
 algo.stop()
 ray.shutdown()
+if writer:
+    writer.close()
 
-if args.plot is not None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 3.5), dpi=80, layout="constrained")
-    axes.plot(steps, returns, label="PPO, exploring")
-    axes.axhline(random, color="grey", linestyle="--", label="random moves")
-    axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, RLlib on marlvec")
-    axes.legend()
-    figure.savefig(args.plot)
+figure = Figure(figsize=(5, 2.5), layout="constrained")
+axes = figure.subplots()
+axes.plot(steps, returns, label="PPO, exploring")
+axes.axhline(random, color="grey", linestyle="--", label="random moves")
+axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, RLlib on marlvec")
+axes.legend()
+figure.savefig(args.checkpoint / "return.png", dpi=80)
+print(f"mean return per agent: {learnt:.1f}, with random moves {random:.1f}")
+print(f"wrote last.npz, best.npz, return.png{', logs' * args.track} into {args.checkpoint}")

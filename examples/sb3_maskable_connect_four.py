@@ -1,25 +1,37 @@
 """MaskablePPO of sb3-contrib learns connect four against itself: both players are rows of one batch.
 
 The player who waits is a row, too, but decides nothing: `only_decisions` keeps it out of what is learned from, and pays
-what the opponent's move brings to the move before. Needs the extras `sb3` and `classic`. As it stands it takes seconds
-and learns little; with `--steps 1000000` it takes minutes, and `--plot four.png` (extra `plot`) shows what came of it.
+what the opponent's move brings to the move before. As it stands it takes seconds and learns little; with
+`--total-timesteps 1000000` it takes minutes. Needs the extras `sb3`, `classic`, `plot` and, for --track, `tensorboard`.
 """
 
 import argparse
 from pathlib import Path
 
-import numpy as np
-import torch
-from sb3_contrib import MaskablePPO
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs and weights")
+parser.add_argument("--total-timesteps", type=int, default=4_096, help="rows, of which half are decisions")
+parser.add_argument("--num-envs", type=int, default=32, help="envs at once")
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
+parser.add_argument(
+    "--checkpoint", type=Path, default=Path("runs/sb3_connect_four"), help="folder for all that is kept"
+)
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
+args = parser.parse_args()  # before torch is imported, which takes seconds
 
-import marlvec
-from marlvec.interop.sb3 import SB3VecEnv, only_decisions
+try:
+    import numpy as np
+    import torch
+    from matplotlib.figure import Figure
+    from sb3_contrib import MaskablePPO
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=4_096, help="rows, of which half are decisions")
-parser.add_argument("--backend", default="sync", help="native: compiled boards, extra `native`")
-parser.add_argument("--plot", type=Path, help="file to draw the win rate into")
-args = parser.parse_args()
+    import marlvec
+    from marlvec.interop.sb3 import SB3VecEnv, only_decisions
+
+    if args.track:
+        import tensorboard  # noqa: F401  (Stable-Baselines3 writes the logs)
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install 'marlvec[sb3,classic,plot,tensorboard]'") from None
 
 
 def win_rate(model: MaskablePPO, games: int = 200) -> float:
@@ -40,21 +52,26 @@ def win_rate(model: MaskablePPO, games: int = 200) -> float:
 
 
 torch.set_num_threads(1)  # the net is so small that threads would only wait for each other
-view = SB3VecEnv(marlvec.make("pettingzoo/classic/connect_four", num_envs=32, backend=args.backend))
-model = MaskablePPO("MlpPolicy", view, n_steps=64, batch_size=512, n_epochs=6, ent_coef=0.02, seed=0, device="cpu")
+view = SB3VecEnv(marlvec.make("pettingzoo/classic/connect_four", num_envs=args.num_envs, backend=args.backend))
+logs = str(args.checkpoint / "logs") if args.track else None
+options = {"batch_size": 512, "n_epochs": 6, "ent_coef": 0.02, "device": "cpu", "tensorboard_log": logs}
+model = MaskablePPO("MlpPolicy", view, n_steps=64, seed=args.seed, **options)
 only_decisions(model)
 points = [(0, win_rate(model))]
-while model.num_timesteps < args.steps:
-    model.learn(max(args.steps // 20, 1), reset_num_timesteps=False)
+learner = {"policy": model.policy, "optimizer": model.policy.optimizer}
+while model.num_timesteps < args.total_timesteps:
+    model.learn(max(args.total_timesteps // 20, 1), reset_num_timesteps=False)
     points.append((model.num_timesteps, win_rate(model)))
-print(f"games won against random moves: {points[0][1]:.0%} untrained, {points[-1][1]:.0%} after {points[-1][0]} rows")
+    marlvec.save_checkpoint(args.checkpoint, learner=learner, progress={"curve": points}, score=points[-1][1])
 view.close()
 
-if args.plot is not None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
-    axes.plot(*zip(*points, strict=True), marker=".")
-    axes.set(xlabel="rows", ylabel="won against random", ylim=(0, 1), title="connect four, MaskablePPO against itself")
-    axes.grid(alpha=0.3)
-    figure.savefig(args.plot, dpi=100)
+figure = Figure(figsize=(5, 2.5), layout="constrained")
+axes = figure.subplots()
+axes.plot(*zip(*points, strict=True), marker=".")
+axes.set(
+    xlabel="rows", ylabel="games won (one agent)", ylim=(0, 1), title="MaskablePPO against itself, then random moves"
+)
+axes.grid(alpha=0.3)
+figure.savefig(args.checkpoint / "win_rate.png", dpi=100)
+print(f"games won against random moves: {points[0][1]:.0%} untrained, {points[-1][1]:.0%} after {points[-1][0]} rows")
+print(f"wrote last.npz, best.npz, win_rate.png{', logs' * args.track} into {args.checkpoint}")

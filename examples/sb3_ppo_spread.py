@@ -1,25 +1,35 @@
 """PPO of Stable-Baselines3 on simple_spread: three agents share one policy, 64 envs are one batch of 192 rows.
 
-Needs the extra `sb3`. As it stands it takes seconds and learns little; with `--steps 2000000` it takes minutes, and
-`--plot spread.png` (extra `plot`) shows what came of it.
+As it stands it takes seconds and learns little; with `--total-timesteps 2000000` it takes minutes. Needs the extras
+`sb3`, `plot` and, for --track, `tensorboard`.
 """
 
 import argparse
 from pathlib import Path
 
-import numpy as np
-import torch
-from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs and weights")
+parser.add_argument("--total-timesteps", type=int, default=9_600, help="rows to learn from: decisions of single agents")
+parser.add_argument("--num-envs", type=int, default=64, help="envs at once")
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
+parser.add_argument("--checkpoint", type=Path, default=Path("runs/sb3_spread"), help="folder for all that is kept")
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
+args = parser.parse_args()  # before torch is imported, which takes seconds
 
-import marlvec
-from marlvec.interop.sb3 import SB3VecEnv, only_decisions
+try:
+    import numpy as np
+    import torch
+    from matplotlib.figure import Figure
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=9_600, help="rows to learn from: decisions of single agents")
-parser.add_argument("--backend", default="sync", help="native: compiled worlds, extra `native`")
-parser.add_argument("--plot", type=Path, help="file to draw the returns into")
-args = parser.parse_args()
+    import marlvec
+    from marlvec.interop.sb3 import SB3VecEnv, only_decisions
+
+    if args.track:
+        import tensorboard  # noqa: F401  (Stable-Baselines3 writes the logs)
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install 'marlvec[sb3,plot,tensorboard]'") from None
 
 
 class Curve(BaseCallback):
@@ -41,7 +51,7 @@ class Curve(BaseCallback):
 
 
 def play(model: PPO | None) -> float:
-    """Mean return per agent over 192 episodes; None acts at random."""
+    """Mean return per agent over an episode of each row; None acts at random."""
     view.seed(1)
     obs, returns = view.reset(), []
     rng = np.random.default_rng(1)
@@ -53,22 +63,25 @@ def play(model: PPO | None) -> float:
 
 
 torch.set_num_threads(1)  # the net is so small that threads would only wait for each other
-view = SB3VecEnv(marlvec.make("simple_spread", num_envs=64, backend=args.backend))
-model = PPO("MlpPolicy", view, n_steps=50, batch_size=2400, n_epochs=8, learning_rate=1e-3, seed=0, device="cpu")
+view = SB3VecEnv(marlvec.make("simple_spread", num_envs=args.num_envs, backend=args.backend))
+logs = str(args.checkpoint / "logs") if args.track else None
+options = {"batch_size": 2400, "n_epochs": 8, "learning_rate": 1e-3, "device": "cpu", "tensorboard_log": logs}
+model = PPO("MlpPolicy", view, n_steps=50, seed=args.seed, **options)
 only_decisions(model)  # changes nothing here, where everyone decides in every step; see docs/interop.md
 random_return = play(None)
 curve = Curve()
-model.learn(args.steps, callback=curve)
+model.learn(args.total_timesteps, callback=curve)
 learned_return = play(model)
-print(f"mean return per agent: random {random_return:.1f}, after {model.num_timesteps} rows {learned_return:.1f}")
 view.close()
+learner = {"policy": model.policy, "optimizer": model.policy.optimizer}
+marlvec.save_checkpoint(args.checkpoint, learner=learner, progress={"curve": curve.points}, score=learned_return)
 
-if args.plot is not None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
-    axes.axhline(random_return, color="gray", linestyle=":", label="random")
-    axes.plot(*zip(*curve.points, strict=True), label="PPO, one policy for three agents")
-    axes.set(xlabel="rows", ylabel="return per agent", title="simple_spread, Stable-Baselines3")
-    axes.legend()
-    figure.savefig(args.plot, dpi=100)
+figure = Figure(figsize=(5, 2.5), layout="constrained")
+axes = figure.subplots()
+axes.axhline(random_return, color="gray", linestyle=":", label="random")
+axes.plot(*zip(*curve.points, strict=True), label="PPO, one policy for three agents")
+axes.set(xlabel="rows", ylabel="return per agent", title="simple_spread, Stable-Baselines3")
+axes.legend()
+figure.savefig(args.checkpoint / "return.png", dpi=100)
+print(f"mean return per agent: random {random_return:.1f}, after {model.num_timesteps} rows {learned_return:.1f}")
+print(f"wrote last.npz, best.npz, return.png{', logs' * args.track} into {args.checkpoint}")

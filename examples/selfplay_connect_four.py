@@ -1,55 +1,51 @@
 """A network learns connect four by playing what it was: PPO, a pool of opponents, action masks.
 
-    python examples/selfplay_connect_four.py
+    python examples/selfplay_connect_four.py --track
     tensorboard --logdir runs/connect_four
     marlvec play connect_four --policy examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool
 
 Of ten games the learner plays three against itself, three against former selves, those that beat it first, and four
-against random moves, lest it forget what only fools do. Every 30 000 steps, and whenever it wins 85 % of its
-games against others, it becomes one of its former selves. All that is kept is in --folder: opponents, results, weights,
-TensorBoard logs, plots. With --resume it goes on from there.
+against random moves, lest it forget what only fools do. Every 30 000 steps, and whenever it wins 85 % of its games
+against others, it becomes one of its former selves. All that is kept is in --checkpoint: the last state and the best,
+opponents, results, a plot, with --track TensorBoard logs. With --resume it goes on from there.
 """
 
 import argparse
 import json
 from pathlib import Path
 
-import numpy as np
-import torch
-from rich import print as show
-from torch import nn
-
-import marlvec
-from marlvec.connectors import FlattenObs, GeneralAdvantageEstimation, Rows, Standardize
-from marlvec.interop.torch import TorchPolicy
-from marlvec.selfplay import (
-    BradleyTerry,
-    Every,
-    MatchResult,
-    MatchTable,
-    Mirror,
-    Mixture,
-    OnWinRate,
-    OpponentPool,
-    Prioritised,
-    RatingTracker,
-    SelfPlayMapping,
-    evaluate_match,
-    thinned,
-)
-
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=200_000, help="env steps, those before --resume included")
-parser.add_argument("--num-envs", type=int, default=256)
-parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there, else processes")
-parser.add_argument("--seed", type=int, default=0)
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs, policies and weights")
+parser.add_argument("--total-timesteps", type=int, default=200_000, help="env steps, those before --resume included")
+parser.add_argument("--num-envs", type=int, default=256, help="envs at once")
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
 parser.add_argument("--batch", type=int, default=4_096, help="env steps between two updates")
 parser.add_argument("--snapshot-every", type=int, default=30_000, help="env steps")
 parser.add_argument("--evaluate-every", type=int, default=25_000, help="env steps")
 parser.add_argument("--games", type=int, default=400, help="games of each match in the end")
-parser.add_argument("--folder", type=Path, default=Path("runs/connect_four"), help="where everything is kept")
+parser.add_argument("--checkpoint", type=Path, default=Path("runs/connect_four"), help="folder for all that is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
+args = parser.parse_args(None if __name__ == "__main__" else [])  # before torch is imported, which takes seconds
+if __name__ == "__main__" and not args.resume and (args.checkpoint / "last.npz").exists():
+    parser.error(f"there is a run in {args.checkpoint}: --resume goes on with it; or choose another --checkpoint")
 
+try:
+    import numpy as np
+    import torch
+    from matplotlib.figure import Figure
+    from rich import print as show
+    from torch import nn
+
+    import marlvec
+    from marlvec import selfplay
+    from marlvec.connectors import FlattenObs, GeneralAdvantageEstimation, Rows, Standardize
+    from marlvec.interop.torch import TorchPolicy
+
+    if args.track:
+        import tensorboard  # noqa: F401  (for marlvec.TensorBoardLogger)
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[plot,tensorboard]'") from None
 
 # 1. The policy. What it plays against is built by the same function, and gets its weights from the pool.
 LINES = [
@@ -85,65 +81,27 @@ def make_policy() -> TorchPolicy:
 LEAGUE = {"main": make_policy, "random": marlvec.RandomPolicy}  # what builds an opponent, by whose snapshot it is
 
 
-# 2. PPO.
-class PPO:
-    """Clipped policy gradient; the learning rate falls to a twentieth."""
-
-    def __init__(self, policy: TorchPolicy, lr: float = 1e-3, epochs: int = 4, size: int = 512) -> None:
-        self.policy, self.lr, self.epochs, self.size = policy, lr, epochs, size
-        self.optimizer = torch.optim.Adam(policy.module.parameters(), lr=lr, eps=1e-5)
-
-    def update(self, batch: marlvec.SampleBatch, left: float, seed: int) -> dict[str, float]:
-        """Learn from a batch; ``left`` is the part of the training that is still to come."""
-        self.optimizer.param_groups[0]["lr"] = self.lr * max(left, 0.05)
-        losses = []
-        for epoch in range(self.epochs):
-            for part in batch.minibatches(self.size, seed=seed + epoch):
-                columns = dict(part.items())
-                logp, advantage, target = (
-                    torch.as_tensor(np.asarray(columns[name], np.float32))
-                    for name in ("logp", "advantages", "value_targets")
-                )
-                distribution, found = self.policy.forward(Rows(columns))  # obeys the column action_mask
-                ratio = (distribution.logp(torch.as_tensor(columns["actions"])) - logp).exp()
-                gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-                value_loss = (found["values"] - target).square().mean() / 2
-                entropy = distribution.entropy().mean()
-                self.optimizer.zero_grad()
-                (0.5 * value_loss - gain - 0.01 * entropy).backward()
-                nn.utils.clip_grad_norm_(self.policy.module.parameters(), 0.5)
-                self.optimizer.step()
-                losses.append([gain.item(), value_loss.item(), entropy.item()])
-        self.policy.note_update()
-        return dict(zip(("gain", "value_loss", "entropy"), np.mean(losses, axis=0).tolist(), strict=True))
+# 2. PPO; the learning rate falls to a twentieth.
+def update(policy: TorchPolicy, optimizer: torch.optim.Optimizer, batch: marlvec.SampleBatch, done: int) -> None:
+    """Learn from a batch, after so many env steps."""
+    optimizer.param_groups[0]["lr"] = 1e-3 * max(1 - done / args.total_timesteps, 0.05)
+    for epoch in range(4):
+        for part in batch.minibatches(512, seed=args.seed + done + epoch):
+            names = ("logp", "advantages", "value_targets")
+            logp, advantages, targets = (torch.as_tensor(np.asarray(part[name], np.float32)) for name in names)
+            distribution, found = policy.forward(Rows(dict(part.items())))  # obeys the column action_mask
+            ratio = (distribution.logp(torch.as_tensor(part["actions"])) - logp).exp()
+            gain = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+            value_loss = (found["values"] - targets).square().mean() / 2
+            optimizer.zero_grad()
+            (0.5 * value_loss - gain - 0.01 * distribution.entropy().mean()).backward()
+            nn.utils.clip_grad_norm_(policy.module.parameters(), 0.5)
+            optimizer.step()
+    policy.note_update()
 
 
-# 3. What --resume needs, as arrays and JSON; nothing in it is ever executed.
-def save(path: Path, ppo: PPO, progress: list) -> None:
-    """Write weights, the optimizer's state and how far it is, whole or not at all."""
-    arrays = {f"net/{name}": weight.numpy() for name, weight in ppo.policy.module.state_dict().items()}
-    for i, moments in ppo.optimizer.state_dict()["state"].items():
-        arrays |= {f"adam/{i}/{name}": moment.numpy() for name, moment in moments.items()}
-    with path.with_suffix(".tmp").open("wb") as file:
-        np.savez(file, progress=json.dumps(progress), **arrays)
-    path.with_suffix(".tmp").replace(path)
-
-
-def load(path: Path, ppo: PPO) -> list:
-    """Take over what `save` wrote; returns how far it was."""
-    with np.load(path, allow_pickle=False) as file:
-        weights = {name: torch.from_numpy(file[f"net/{name}"]) for name in ppo.policy.module.state_dict()}
-        state = ppo.optimizer.state_dict()
-        for key in (key for key in file.files if key.startswith("adam/")):
-            _, i, name = key.split("/")
-            state["state"].setdefault(int(i), {})[name] = torch.from_numpy(file[key])
-        ppo.policy.module.load_state_dict(weights)
-        ppo.optimizer.load_state_dict(state)
-        return json.loads(str(file["progress"]))
-
-
-# 4. How good it is, in games that are not trained with.
-def compare(collector: marlvec.Collector, pool: OpponentPool, arena: marlvec.VectorEnv, games: int, seed: int) -> dict:
+# 3. How good it is, in games that are not trained with.
+def compare(collector: marlvec.Collector, pool: selfplay.OpponentPool, arena: marlvec.VectorEnv, **how) -> dict:
     """Win rates: at its best against random moves; both drawing, or all games were one, against its first snapshot."""
     first = next((one for one in pool.values() if one.of == "main"), None)
     found = {}
@@ -151,102 +109,93 @@ def compare(collector: marlvec.Collector, pool: OpponentPool, arena: marlvec.Vec
         if rival is not None:
             players = {"learner": collector.policies["main"], name: rival}
             options = {"agent_connectors": {"learner": collector.agent_connectors["main"]}, "progress": False}
-            result = evaluate_match(players, arena, games, seed=seed, explore=name != "random", **options)
+            result = selfplay.evaluate_match(players, arena, explore=name != "random", **options, **how)
             found[name] = result.win_rate("learner")
     return found
 
 
-def plot(path: Path, history: list, pool: OpponentPool, league: MatchResult) -> None:
-    """Win rates, ratings of the snapshots, and who beats whom."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    for name in ("random", "first snapshot"):
-        seen = np.array([(step / 1000, rates[name]) for step, rates in history if name in rates]).reshape(-1, 2)
-        left.plot(*seen.T, "o-", label=f"against {name}")
-    left.set(title="win rate of the learner", xlabel="thousand env steps", ylim=(0.4, 1.02))
-    left.legend()
-    ratings = league.rate(BradleyTerry(fixed={"random": 0}))
-    snapshots = [name for name in league.players if name in pool and not pool[name].anchor]
-    rated = [ratings.rating(name) for name in snapshots]
-    errors = [ratings.interval(name)[1] - rating for name, rating in zip(snapshots, rated, strict=True)]
-    middle.errorbar([pool[name].step / 1000 for name in snapshots], rated, yerr=errors, fmt="o-", capsize=3)
-    middle.set(title="rating of snapshots, 95 % intervals; at random: 0", xlabel="thousand env steps")
-    names = league.players
-    image = right.imshow(league.table.payoffs(names), vmin=0, vmax=1, cmap="RdYlGn")
-    right.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    right.set_yticks(range(len(names)), names)
-    right.set_title("win rate, row against column")
-    figure.colorbar(image, ax=right)
-    figure.savefig(path, dpi=80)
-
-
-# 5. Training.
+# 4. Training.
 def main() -> None:
-    """Play and learn until --steps are done, then say what came of it."""
-    args = parser.parse_args()
-    if (args.folder / "learner.npz").exists() and not args.resume:
-        parser.error(f"there is a run in {args.folder}: --resume goes on with it; or choose another --folder")
+    """Play and learn until --total-timesteps are done, then say what came of it."""
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
-    ppo = PPO(make_policy())
-    done, history = load(args.folder / "learner.npz", ppo) if args.resume else (0, [])
+    policy = make_policy()
+    optimizer = torch.optim.Adam(policy.module.parameters(), eps=1e-5)
+    progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
+    done, curve = progress["done"], progress["curve"]
+    table = marlvec.LiveTable(max(args.total_timesteps - done, 1), title="connect four", policies=["main"])
+    options = {"policies": ["main"], "first_step": done}
+    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", **options)] if args.track else []
     with (
         marlvec.make("connect_four", num_envs=args.num_envs, backend=args.backend) as envs,
         marlvec.make("connect_four", num_envs=64, backend=args.backend) as arena,
-        marlvec.LiveTable(max(args.steps - done, 1), title="connect four", policies=["main"]) as table,
-        marlvec.TensorBoardLogger(args.folder / "logs", policies=["main"], first_step=done) as logs,
+        table,
     ):
-        board = RatingTracker(envs.agents, table=MatchTable(decay=0.99), note=["main"])
-        rules = [Every(args.snapshot_every), OnWinRate(board.table, 0.85, games=500)]
-        options = {"capacity": 8, "leaves": thinned, "when": rules, "board": board}
+        board = selfplay.RatingTracker(envs.agents, table=selfplay.MatchTable(decay=0.99), note=["main"])
+        when = [selfplay.Every(args.snapshot_every), selfplay.OnWinRate(board.table, 0.85, games=500)]
+        rules = {"capacity": 8, "leaves": selfplay.thinned, "when": when, "board": board}
         if args.resume:
-            board.load(args.folder / "board.npz")
-            pool = OpponentPool.load(args.folder / "pool", LEAGUE, **options)
+            pool = selfplay.OpponentPool.load(args.checkpoint / "pool", LEAGUE, **rules)
         else:
-            pool = OpponentPool(LEAGUE, folder=args.folder / "pool", **options)
+            pool = selfplay.OpponentPool(LEAGUE, folder=args.checkpoint / "pool", **rules)
             pool.add("random", marlvec.RandomPolicy(), anchor=True)  # never leaves
-        former, random = (Prioritised(board.table, of=[name]) for name in LEAGUE)
-        matchmaker = Mixture((0.3, Mirror()), (0.3, former), (0.4, random))
-        mapping = SelfPlayMapping(pool, envs.agents, {"main": matchmaker})
-        gae = GeneralAdvantageEstimation(0.99, 0.95, value_function=ppo.policy.values)
+        former, random = (selfplay.Prioritised(board.table, of=[name]) for name in LEAGUE)
+        matchmaker = selfplay.Mixture((0.3, selfplay.Mirror()), (0.3, former), (0.4, random))
+        mapping = selfplay.SelfPlayMapping(pool, envs.agents, {"main": matchmaker})
+        gae = GeneralAdvantageEstimation(0.99, 0.95, value_function=policy.values)
         collector = marlvec.Collector(
             envs,
-            {"main": ppo.policy},
+            {"main": policy},
             mapping,
             agent_connectors={"main": [FlattenObs()]},
             learner_connectors={"main": [gae, Standardize()]},
-            callbacks=[board, table, logs],
+            callbacks=[board, table, *logs],
             seed=args.seed + done,
         )
+        learned = {"collector": collector, "learner": {"optimizer": optimizer, "board": board}}
+        if args.resume:
+            marlvec.load_checkpoint(args.checkpoint, **learned)
         mapping.update(collector)
-        while done < args.steps:
-            batch = collector.collect(env_steps=min(args.batch, args.steps - done))
+        while done < args.total_timesteps:
+            batch = collector.collect(env_steps=min(args.batch, args.total_timesteps - done))
             done += batch.env_steps
-            for name, value in ppo.update(batch["main"], 1 - done / args.steps, seed=args.seed + done).items():
-                collector.metrics.add_value(name, value)
+            update(policy, optimizer, batch["main"], done)
             if pool.offer(collector, "main", step=done):
                 mapping.update(collector)
-            if done >= args.steps or done - (history[-1][0] if history else 0) >= args.evaluate_every:
-                rates = compare(collector, pool, arena, 64, args.seed)
-                history.append([done, {name: rate.mean for name, rate in rates.items()}])
-                for name, rate in rates.items():
-                    collector.metrics.add_value(f"win rate against {name}", rate.mean)
-            board.save(args.folder / "board.npz")
-            save(args.folder / "learner.npz", ppo, [done, history])
-        rates = compare(collector, pool, arena, args.games, args.seed + 1)
-        players = {**{name: pool[name] for name in list(pool)[:: max(len(pool) // 6, 1)]}, "now": ppo.policy}
+            score = None
+            if done >= args.total_timesteps or done - (curve[-1][0] if curve else 0) >= args.evaluate_every:
+                rates = {
+                    name: rate.mean for name, rate in compare(collector, pool, arena, games=64, seed=args.seed).items()
+                }
+                curve.append([done, rates])
+                score = rates["random"]
+            progress = {"done": done, "curve": curve}
+            marlvec.save_checkpoint(args.checkpoint, **learned, progress=progress, score=score)
+        rates = compare(collector, pool, arena, games=args.games, seed=args.seed + 1)
+        players = {**{name: pool[name] for name in list(pool)[:: max(len(pool) // 6, 1)]}, "now": policy}
         own = {"now": collector.agent_connectors["main"]}
-        pairs = len(players) * (len(players) - 1)
-        league = evaluate_match(players, arena, pairs * max(args.games // 20, 1), agent_connectors=own)
+        games = len(players) * (len(players) - 1) * max(args.games // 20, 1)
+        league = selfplay.evaluate_match(players, arena, games, agent_connectors=own)
+    for log in logs:
+        log.close()
 
+    # 5. What came of it.
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for name in ("random", "first snapshot"):
+        seen = np.array([(step, found[name]) for step, found in curve if name in found]).reshape(-1, 2)
+        axes.plot(*seen.T, "o-", label=f"against {name}")
+    axes.set(title="connect four", xlabel="env steps", ylabel="win rate of the learner (one agent)", ylim=(0.4, 1.02))
+    axes.legend()
+    figure.savefig(args.checkpoint / "connect_four.png", dpi=80)
+    found = {"env_steps": done, "seed": args.seed, **{name: rate.mean for name, rate in rates.items()}}
+    (args.checkpoint / "results.json").write_text(json.dumps(found))
     show(league)
     for name, rate in rates.items():
         print(f"against {name}: {rate}")
-    plot(args.folder / "connect_four.png", history, pool, league)
-    summary = {name: rate.mean for name, rate in rates.items()}
-    (args.folder / "results.json").write_text(json.dumps({"env_steps": done, "seed": args.seed, **summary}))
+    print(
+        f"wrote last.npz, best.npz, pool, connect_four.png, results.json{', logs' * args.track} into {args.checkpoint}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,57 +1,56 @@
 """A network learns Kuhn poker by self-play until a perfect opponent wins next to nothing of it.
 
-    python examples/selfplay_kuhn.py
+    python examples/selfplay_kuhn.py --track
     tensorboard --logdir runs/kuhn
     marlvec play kuhn_poker --policy examples/selfplay_kuhn.py:make_policy@runs/kuhn/pool
 
-The learner plays both seats, half of its hands against itself and half against any of its former selves, and joins
+The learner plays both sides, half of its hands against itself and half against any of its former selves, and joins
 them again and again. A bonus on entropy, large at first, keeps it from running after each opponent's last mistake. How
-far it is from an equilibrium is computed exactly, by OpenSpiel: what a perfect opponent would win of it, 0.458 chips a
-hand of who plays at random. All that is kept is in --folder: opponents, results, weights, TensorBoard logs, plots. With
---resume it goes on from there.
+far it is from an equilibrium is computed exactly where OpenSpiel is installed (extra `openspiel`): what a perfect
+opponent would win of it, 0.458 chips a hand of who plays at random. All that is kept is in --checkpoint: the last
+state, opponents, results, a plot, with --track TensorBoard logs. With --resume it goes on from there.
 """
 
 import argparse
 import json
 from pathlib import Path
 
-import numpy as np
-import torch
-from rich import print as show
-from torch import nn
-
-import marlvec
-from marlvec.connectors import GeneralAdvantageEstimation, Rows
-from marlvec.interop.torch import TorchPolicy
-from marlvec.selfplay import (
-    BradleyTerry,
-    Every,
-    MatchResult,
-    Mirror,
-    Mixture,
-    OpponentPool,
-    RatingTracker,
-    SelfPlayMapping,
-    Uniform,
-    evaluate_match,
-    exploitability,
-)
-
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=300_000, help="env steps, those before --resume included")
-parser.add_argument("--num-envs", type=int, default=1024)
-parser.add_argument("--backend", default="native")
-parser.add_argument("--seed", type=int, default=0)
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs, policies and weights")
+parser.add_argument("--total-timesteps", type=int, default=300_000, help="env steps, those before --resume included")
+parser.add_argument("--num-envs", type=int, default=1024, help="envs at once")
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
 parser.add_argument("--batch", type=int, default=8_192, help="env steps between two updates")
 parser.add_argument("--snapshots", type=int, default=20, help="about how many former selves there are in the end")
 parser.add_argument("--games", type=int, default=200, help="hands of each line-up in the end")
-parser.add_argument("--folder", type=Path, default=Path("runs/kuhn"), help="where everything is kept")
+parser.add_argument("--checkpoint", type=Path, default=Path("runs/kuhn"), help="folder for all that is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
+args = parser.parse_args(None if __name__ == "__main__" else [])  # before torch is imported, which takes seconds
+if __name__ == "__main__" and not args.resume and (args.checkpoint / "last.npz").exists():
+    parser.error(f"there is a run in {args.checkpoint}: --resume goes on with it; or choose another --checkpoint")
+
+try:
+    import numpy as np
+    import torch
+    from matplotlib.figure import Figure
+    from rich import print as show
+    from torch import nn
+
+    import marlvec
+    from marlvec import selfplay
+    from marlvec.connectors import GeneralAdvantageEstimation, Rows
+    from marlvec.interop.torch import TorchPolicy
+
+    if args.track:
+        import tensorboard  # noqa: F401  (for marlvec.TensorBoardLogger)
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[plot,tensorboard]'") from None
 
 
 # 1. The policy. What it plays against is built by the same function, and gets its weights from the pool.
 class Net(nn.Module):
-    """From what a player knows, which seat, which card, what was bet: what to do, and what it may hope for."""
+    """From what a player knows, which side, which card, what was bet: what to do, and what it may hope for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,148 +68,101 @@ def make_policy() -> TorchPolicy:
     return TorchPolicy(Net())
 
 
-# 2. PPO.
-class PPO:
-    """Clipped policy gradient, with a bonus on entropy that falls to a tenth, as the learning rate does."""
-
-    def __init__(self, policy: TorchPolicy, lr: float = 1e-2, epochs: int = 4, size: int = 1024) -> None:
-        self.policy, self.lr, self.epochs, self.size = policy, lr, epochs, size
-        self.optimizer = torch.optim.Adam(policy.module.parameters(), lr=lr)
-
-    def update(self, batch: marlvec.SampleBatch, left: float, seed: int) -> dict[str, float]:
-        """Learn from a batch; ``left`` is the part of the training that is still to come."""
-        self.optimizer.param_groups[0]["lr"] = self.lr * max(left, 0.1)
-        bonus = 0.05 + 0.45 * left  # in chips
-        losses = []
-        for epoch in range(self.epochs):
-            for part in batch.minibatches(self.size, seed=seed + epoch):
-                columns = dict(part.items())
-                logp, advantage, target = (
-                    torch.as_tensor(np.asarray(columns[name], np.float32))
-                    for name in ("logp", "advantages", "value_targets")
-                )
-                distribution, found = self.policy.forward(Rows(columns))
-                ratio = (distribution.logp(torch.as_tensor(columns["actions"])) - logp).exp()
-                gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-                value_loss = (found["values"] - target).square().mean() / 2
-                entropy = distribution.entropy().mean()
-                self.optimizer.zero_grad()
-                (value_loss - gain - bonus * entropy).backward()
-                self.optimizer.step()
-                losses.append([gain.item(), value_loss.item(), entropy.item()])
-        self.policy.note_update()
-        return dict(zip(("gain", "value_loss", "entropy"), np.mean(losses, axis=0).tolist(), strict=True))
+# 2. PPO, with a bonus on entropy that falls to a tenth, as the learning rate does.
+def update(policy: TorchPolicy, optimizer: torch.optim.Optimizer, batch: marlvec.SampleBatch, done: int) -> None:
+    """Learn from a batch, after so many env steps."""
+    left = 1 - done / args.total_timesteps
+    optimizer.param_groups[0]["lr"] = 1e-2 * max(left, 0.1)
+    for epoch in range(4):
+        for part in batch.minibatches(1024, seed=args.seed + done + epoch):
+            names = ("logp", "advantages", "value_targets")
+            logp, advantages, targets = (torch.as_tensor(np.asarray(part[name], np.float32)) for name in names)
+            distribution, found = policy.forward(Rows(dict(part.items())))
+            ratio = (distribution.logp(torch.as_tensor(part["actions"])) - logp).exp()
+            gain = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+            value_loss = (found["values"] - targets).square().mean() / 2
+            optimizer.zero_grad()
+            (value_loss - gain - (0.05 + 0.45 * left) * distribution.entropy().mean()).backward()  # in chips
+            optimizer.step()
+    policy.note_update()
 
 
-# 3. What --resume needs, as arrays and JSON; nothing in it is ever executed.
-def save(path: Path, ppo: PPO, progress: list) -> None:
-    """Write weights, the optimizer's state and how far it is, whole or not at all."""
-    arrays = {f"net/{name}": weight.numpy() for name, weight in ppo.policy.module.state_dict().items()}
-    for i, moments in ppo.optimizer.state_dict()["state"].items():
-        arrays |= {f"adam/{i}/{name}": moment.numpy() for name, moment in moments.items()}
-    with path.with_suffix(".tmp").open("wb") as file:
-        np.savez(file, progress=json.dumps(progress), **arrays)
-    path.with_suffix(".tmp").replace(path)
+# 3. How far it is from an equilibrium: the learner as it is, and the newer half of its former selves on average.
+def distance(policy: TorchPolicy, pool: selfplay.OpponentPool) -> tuple[float, float]:
+    """Chips a hand that a perfect opponent wins of each; NaN where OpenSpiel is not installed."""
+    try:
+        return selfplay.exploitability(policy), selfplay.exploitability(list(pool.values())[len(pool) // 2 :])
+    except marlvec.errors.MissingExtraError:
+        return float("nan"), float("nan")
 
 
-def load(path: Path, ppo: PPO) -> list:
-    """Take over what `save` wrote; returns how far it was."""
-    with np.load(path, allow_pickle=False) as file:
-        weights = {name: torch.from_numpy(file[f"net/{name}"]) for name in ppo.policy.module.state_dict()}
-        state = ppo.optimizer.state_dict()
-        for key in (key for key in file.files if key.startswith("adam/")):
-            _, i, name = key.split("/")
-            state["state"].setdefault(int(i), {})[name] = torch.from_numpy(file[key])
-        ppo.policy.module.load_state_dict(weights)
-        ppo.optimizer.load_state_dict(state)
-        return json.loads(str(file["progress"]))
-
-
-# 4. What came of it.
-def plot(path: Path, history: list, pool: OpponentPool, league: MatchResult) -> None:
-    """Exploitability, ratings of the snapshots, and who beats whom."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    steps, alone, average = zip(*history, strict=True)
-    left.plot(np.divide(steps, 1000), alone, "o-", label="the learner as it is")
-    left.plot(np.divide(steps, 1000), average, "o-", label="the newer snapshots' average")
-    left.axhline(0.458333, color="grey", linestyle=":", label="at random")
-    left.set(title="exploitability, chips a hand", xlabel="thousand env steps", ylim=(0, 0.5))
-    left.legend()
-    ratings = league.rate(BradleyTerry(fixed={"random": 0}))
-    snapshots = [name for name in league.players if name in pool]
-    rated = [ratings.rating(name) for name in snapshots]
-    errors = [ratings.interval(name)[1] - rating for name, rating in zip(snapshots, rated, strict=True)]
-    middle.errorbar([pool[name].step / 1000 for name in snapshots], rated, yerr=errors, fmt="o-", capsize=3)
-    middle.set(title="rating of snapshots, 95 % intervals; at random: 0", xlabel="thousand env steps")
-    names = league.players
-    image = right.imshow(league.table.payoffs(names), vmin=0.3, vmax=0.7, cmap="RdYlGn")
-    right.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    right.set_yticks(range(len(names)), names)
-    right.set_title("hands won, row against column")
-    figure.colorbar(image, ax=right)
-    figure.savefig(path, dpi=80)
-
-
-# 5. Training.
+# 4. Training.
 def main() -> None:
-    """Play and learn until --steps are done, then say what came of it."""
-    args = parser.parse_args()
-    if (args.folder / "learner.npz").exists() and not args.resume:
-        parser.error(f"there is a run in {args.folder}: --resume goes on with it; or choose another --folder")
+    """Play and learn until --total-timesteps are done, then say what came of it."""
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
-    ppo = PPO(make_policy())
-    done, history = load(args.folder / "learner.npz", ppo) if args.resume else (0, [])
-
-    with (
-        marlvec.make("kuhn_poker", num_envs=args.num_envs, backend=args.backend) as envs,
-        marlvec.LiveTable(max(args.steps - done, 1), title="Kuhn poker", policies=["main"]) as table,
-        marlvec.TensorBoardLogger(args.folder / "logs", policies=["main"], first_step=done) as logs,
-    ):
-        board = RatingTracker(envs.agents, note=["main"])
-        options = {"when": [Every(max(args.steps // args.snapshots, 1))], "board": board}
+    policy = make_policy()
+    optimizer = torch.optim.Adam(policy.module.parameters())
+    progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
+    done, curve = progress["done"], progress["curve"]
+    table = marlvec.LiveTable(max(args.total_timesteps - done, 1), title="Kuhn poker", policies=["main"])
+    options = {"policies": ["main"], "first_step": done}
+    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", **options)] if args.track else []
+    with marlvec.make("kuhn_poker", num_envs=args.num_envs, backend=args.backend) as envs, table:
+        board = selfplay.RatingTracker(envs.agents, note=["main"])
+        rules = {"when": [selfplay.Every(max(args.total_timesteps // args.snapshots, 1))], "board": board}
         if args.resume:
-            board.load(args.folder / "board.npz")
-            pool = OpponentPool.load(args.folder / "pool", make_policy, **options)
+            pool = selfplay.OpponentPool.load(args.checkpoint / "pool", make_policy, **rules)
         else:
-            pool = OpponentPool(make_policy, folder=args.folder / "pool", **options)
-        mapping = SelfPlayMapping(pool, envs.agents, {"main": Mixture((0.5, Mirror()), (0.5, Uniform()))})
-        gae = GeneralAdvantageEstimation(1.0, 1.0, value_function=ppo.policy.values)
+            pool = selfplay.OpponentPool(make_policy, folder=args.checkpoint / "pool", **rules)
+        half = selfplay.Mixture((0.5, selfplay.Mirror()), (0.5, selfplay.Uniform()))
+        mapping = selfplay.SelfPlayMapping(pool, envs.agents, {"main": half})
         collector = marlvec.Collector(
             envs,
-            {"main": ppo.policy},
+            {"main": policy},
             mapping,
-            learner_connectors={"main": [gae]},
-            callbacks=[board, table, logs],
+            learner_connectors={"main": [GeneralAdvantageEstimation(1.0, 1.0, value_function=policy.values)]},
+            callbacks=[board, table, *logs],
             seed=args.seed + done,
         )
+        learned = {"collector": collector, "learner": {"optimizer": optimizer, "board": board}}
+        if args.resume:
+            marlvec.load_checkpoint(args.checkpoint, **learned)
         mapping.update(collector)
-        while done < args.steps:
-            batch = collector.collect(env_steps=min(args.batch, args.steps - done))
+        while done < args.total_timesteps:
+            batch = collector.collect(env_steps=min(args.batch, args.total_timesteps - done))
             done += batch.env_steps
-            for name, value in ppo.update(batch["main"], 1 - done / args.steps, seed=args.seed + done).items():
-                collector.metrics.add_value(name, value)
+            update(policy, optimizer, batch["main"], done)
             if pool.offer(collector, "main", step=done):
                 mapping.update(collector)
-                newer = list(pool.values())[len(pool) // 2 :]  # the older half was too random yet
-                history.append([done, exploitability(ppo.policy), exploitability(newer)])
-                collector.metrics.add_value("exploitability of the learner", history[-1][1])
-                collector.metrics.add_value("exploitability of the average", history[-1][2])
-            board.save(args.folder / "board.npz")
-            save(args.folder / "learner.npz", ppo, [done, history])
-        chosen = list(pool)[:: max(len(pool) // 6, 1)]
-        players = {"random": marlvec.RandomPolicy(), **{name: pool[name] for name in chosen}}
-        pairs = len(players) * (len(players) - 1)
-        league = evaluate_match(players, envs, pairs * args.games, seed=args.seed)
+                curve.append([done, *distance(policy, pool)])
+            marlvec.save_checkpoint(args.checkpoint, **learned, progress={"done": done, "curve": curve})
+        chosen = {name: pool[name] for name in list(pool)[:: max(len(pool) // 6, 1)]}
+        players = {"random": marlvec.RandomPolicy(), **chosen}
+        league = selfplay.evaluate_match(players, envs, len(players) * (len(players) - 1) * args.games, seed=args.seed)
+    for log in logs:
+        log.close()
 
+    # 5. What came of it.
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    steps, alone, average = zip(*curve, strict=True)
+    axes.plot(steps, alone, "o-", label="the learner as it is")
+    axes.plot(steps, average, "o-", label="the newer snapshots' average")
+    axes.axhline(0.458333, color="grey", linestyle=":", label="at random")
+    axes.set(title="Kuhn poker", xlabel="env steps", ylabel="exploitability, chips a hand (each agent)", ylim=(0, 0.5))
+    axes.legend()
+    figure.savefig(args.checkpoint / "kuhn.png", dpi=80)
+    found = {"seed": args.seed, "env_steps": done}
+    if known := not np.isnan(alone[-1]):
+        found |= {"learner": alone[-1], "average": average[-1]}
+    (args.checkpoint / "results.json").write_text(json.dumps(found))
     show(league)
-    found = dict(zip(("env_steps", "learner", "average"), history[-1], strict=True))
-    print(f"exploitability: the learner {found['learner']:.3f}, the average {found['average']:.3f}, at random 0.458")
-    plot(args.folder / "kuhn.png", history, pool, league)
-    (args.folder / "results.json").write_text(json.dumps({"seed": args.seed, **found}))
+    if not known:
+        print("exploitability is not known without OpenSpiel: pip install 'marlvec[openspiel]'")
+    else:
+        print(f"exploitability: the learner {alone[-1]:.3f}, the average {average[-1]:.3f}, at random 0.458")
+    print(f"wrote last.npz, pool, kuhn.png, results.json{', logs' * args.track} into {args.checkpoint}")
 
 
 if __name__ == "__main__":

@@ -1,35 +1,43 @@
 """Tianshou's PPO on marlvec's envs: three agents, one policy, spread over three landmarks.
 
-`TianshouVectorEnv` shows Tianshou one row per agent; all else here is Tianshou's. In the end the
-policy plays whole episodes
-against random moves; with --plot the returns on the way are drawn.
+`TianshouVectorEnv` shows Tianshou one row per agent; all else here is Tianshou's. In the end the policy plays whole
+episodes against random moves, and the returns on the way are drawn.
 """
 
 import argparse
 import time
 from pathlib import Path
 
-import numpy as np
-import torch
-from tianshou.algorithm import PPO
-from tianshou.algorithm.algorithm_base import policy_within_training_step
-from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
-from tianshou.algorithm.optim import AdamOptimizerFactory
-from tianshou.data import Collector, VectorReplayBuffer
-from tianshou.utils.net.common import Net
-from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
-from torch.distributions import Categorical
-
-from marlvec.interop.tianshou import TianshouVectorEnv
-
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=1_600, help="env steps; 200000 take some minutes")
-parser.add_argument("--num-envs", type=int, default=32)
-parser.add_argument("--backend", default="sync")
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs and weights")
+parser.add_argument("--total-timesteps", type=int, default=1_600, help="env steps; 200000 take some minutes")
+parser.add_argument("--num-envs", type=int, default=32, help="envs at once")
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
 parser.add_argument("--batch", type=int, default=1_600, help="env steps between two updates")
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--plot", type=Path, default=None, help="where to draw the returns")
-args = parser.parse_args()
+parser.add_argument("--checkpoint", type=Path, default=Path("runs/tianshou_spread"), help="folder for all that is kept")
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
+args = parser.parse_args()  # before torch is imported, which takes seconds
+
+try:
+    import numpy as np
+    import torch
+    from matplotlib.figure import Figure
+    from tianshou.algorithm import PPO
+    from tianshou.algorithm.algorithm_base import policy_within_training_step
+    from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
+    from torch.distributions import Categorical
+
+    import marlvec
+    from marlvec.interop.tianshou import TianshouVectorEnv
+
+    if args.track:
+        from torch.utils.tensorboard import SummaryWriter
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install 'marlvec[tianshou,plot,tensorboard]'") from None
 
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)
@@ -69,27 +77,29 @@ def evaluate(*, random: bool) -> float:
 
 random = evaluate(random=True)
 began = time.perf_counter()
-curve = []
-for _ in range(args.steps // args.batch):
+curve, writer = [], SummaryWriter(args.checkpoint / "logs") if args.track else None
+for _ in range(args.total_timesteps // args.batch):
     with policy_within_training_step(algorithm.policy):
         stats = collector.collect(n_step=args.batch * rows_per_step)
         algorithm.update(buffer=collector.buffer, batch_size=1_200, repeat=6)
     collector.reset_buffer(keep_statistics=True)
     curve.append(float(stats.returns.mean()))
-print(f"{args.steps} env steps in {time.perf_counter() - began:.0f} s")
+    learner, progress = {"algorithm": algorithm}, {"curve": curve}
+    marlvec.save_checkpoint(args.checkpoint, learner=learner, progress=progress, score=curve[-1])
+    if writer:
+        writer.add_scalar("return per agent", curve[-1], args.batch * len(curve))
+print(f"{args.total_timesteps} env steps in {time.perf_counter() - began:.0f} s")
 learned = evaluate(random=False)
 envs.close()
+if writer:
+    writer.close()
+
+figure = Figure(figsize=(5, 2.5), layout="constrained")
+axes = figure.subplots()
+axes.plot(args.batch * np.arange(1, len(curve) + 1), curve, label="PPO")
+axes.axhline(random, color="grey", linestyle="--", label="random")
+axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, Tianshou's PPO on TianshouVectorEnv")
+axes.legend()
+figure.savefig(args.checkpoint / "return.png", dpi=80)
 print(f"return per agent and episode: random {random:.1f}, learned {learned:.1f}")
-
-if args.plot:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-    axes.plot(args.batch * np.arange(1, len(curve) + 1), curve, label="PPO")
-    axes.axhline(random, color="grey", linestyle="--", label="random")
-    axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, Tianshou's PPO on TianshouVectorEnv")
-    axes.legend()
-    figure.savefig(args.plot, dpi=80)
+print(f"wrote last.npz, best.npz, return.png{', logs' * args.track} into {args.checkpoint}")

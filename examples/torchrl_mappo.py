@@ -1,32 +1,41 @@
 """TorchRL's MAPPO on marlvec's envs: three agents spread over three landmarks.
 
 `TorchRLEnv` is TorchRL's batched env; all else here is TorchRL's: networks, collector, advantages, loss. In the end the
-policy plays whole episodes against random moves; with --plot the returns on the way are drawn.
+policy plays whole episodes against random moves, and the returns on the way are drawn.
 """
 
 import argparse
 import time
 from pathlib import Path
 
-import numpy as np
-import torch
-from tensordict.nn import TensorDictModule
-from torch.distributions import Categorical
-from torchrl.collectors import Collector
-from torchrl.envs import RewardSum, TransformedEnv
-from torchrl.modules import MultiAgentMLP, ProbabilisticActor
-from torchrl.objectives.multiagent import MAPPOLoss
-
-from marlvec.interop.torchrl import TorchRLEnv
-
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--steps", type=int, default=1_600, help="env steps; 400000 take some minutes")
-parser.add_argument("--num-envs", type=int, default=32)
-parser.add_argument("--backend", default="sync")
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs and weights")
+parser.add_argument("--total-timesteps", type=int, default=1_600, help="env steps; 400000 take some minutes")
+parser.add_argument("--num-envs", type=int, default=32, help="envs at once")
+parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
 parser.add_argument("--batch", type=int, default=1_600, help="env steps between two updates")
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--plot", type=Path, default=None, help="where to draw the returns")
-args = parser.parse_args()
+parser.add_argument("--checkpoint", type=Path, default=Path("runs/torchrl_spread"), help="folder for all that is kept")
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
+args = parser.parse_args()  # before torch is imported, which takes seconds
+
+try:
+    import numpy as np
+    import torch
+    from matplotlib.figure import Figure
+    from tensordict.nn import TensorDictModule
+    from torch.distributions import Categorical
+    from torchrl.collectors import Collector
+    from torchrl.envs import RewardSum, TransformedEnv
+    from torchrl.modules import MultiAgentMLP, ProbabilisticActor
+    from torchrl.objectives.multiagent import MAPPOLoss
+
+    import marlvec
+    from marlvec.interop.torchrl import TorchRLEnv
+
+    if args.track:
+        from torch.utils.tensorboard import SummaryWriter
+except ImportError as error:
+    raise SystemExit(f"{error}; this script needs: pip install 'marlvec[torchrl,plot,tensorboard]'") from None
 
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)
@@ -95,28 +104,30 @@ def evaluate(policy: TensorDictModule | None) -> float:
 
 
 began = time.perf_counter()
-curve = []
+curve, writer = [], SummaryWriter(args.checkpoint / "logs") if args.track else None
 collector = Collector(
-    env, actor, frames_per_batch=args.batch, total_frames=args.steps, auto_register_policy_transforms=False
+    env, actor, frames_per_batch=args.batch, total_frames=args.total_timesteps, auto_register_policy_transforms=False
 )
 for data in collector:
     ended = data["next", "done"][..., 0]
     curve.append(data["next", "agent", "episode_reward"][ended].mean().item())
     update(data)
+    learner, progress = {"loss": loss, "optimizer": optimizer}, {"curve": curve}
+    marlvec.save_checkpoint(args.checkpoint, learner=learner, progress=progress, score=curve[-1])
+    if writer:
+        writer.add_scalar("return per agent", curve[-1], args.batch * len(curve))
 collector.shutdown()
-print(f"{args.steps} env steps in {time.perf_counter() - began:.0f} s")
+print(f"{args.total_timesteps} env steps in {time.perf_counter() - began:.0f} s")
 random, learned = evaluate(None), evaluate(actor)
+if writer:
+    writer.close()
+
+figure = Figure(figsize=(5, 2.5), layout="constrained")
+axes = figure.subplots()
+axes.plot(args.batch * np.arange(1, len(curve) + 1), curve, label="MAPPO")
+axes.axhline(random, color="grey", linestyle="--", label="random")
+axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, TorchRL's MAPPO on TorchRLEnv")
+axes.legend()
+figure.savefig(args.checkpoint / "return.png", dpi=80)
 print(f"return per agent and episode: random {random:.1f}, learned {learned:.1f}")
-
-if args.plot:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-    axes.plot(args.batch * np.arange(1, len(curve) + 1), curve, label="MAPPO")
-    axes.axhline(random, color="grey", linestyle="--", label="random")
-    axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, TorchRL's MAPPO on TorchRLEnv")
-    axes.legend()
-    figure.savefig(args.plot, dpi=80)
+print(f"wrote last.npz, best.npz, return.png{', logs' * args.track} into {args.checkpoint}")

@@ -109,8 +109,9 @@ def load_checkpoint(
 
     Args:
         folder: The folder.
-        collector: One with policies and connectors as they were; they take over what they had learned.
-        learner: What else learned, under the names that it had.
+        collector: One with policies and connectors as they were; they take over what they had learned. None: what is
+            saved of them is left alone, e.g. to look at ``progress`` first.
+        learner: What else learned, all of it, under the names that it had; None: likewise.
         which: The last state, or the best.
 
     Returns:
@@ -124,8 +125,8 @@ def load_checkpoint(
         raise ArgumentError(f"which must be 'last' or 'best', got {which!r}")
     path = Path(folder) / _FILES[which]
     parts = _read(path)["parts"]
-    learner = learner or {}
-    _check_names(path, "learner", parts["learner"], learner)
+    if learner is not None:
+        _check_names(path, "learner", parts["learner"], learner)
     saved = parts.get("collector")
     if collector is not None:
         if saved is None:
@@ -138,8 +139,8 @@ def load_checkpoint(
         for kind in _CHAINS:
             for name, state in saved[kind].items():
                 getattr(collector, kind)[name].load_state_dict(state)
-    for name, state in parts["learner"].items():
-        learner[name].load_state_dict(state)
+    for name, one in (learner or {}).items():
+        one.load_state_dict(parts["learner"][name])
     progress: dict[str, Any] = parts["progress"]
     return progress
 

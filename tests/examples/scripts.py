@@ -25,7 +25,7 @@ def run(name: str, *arguments: object) -> None:
 
 def checkpoint(folder: Path) -> dict[str, Any]:
     """All that a script wrote down for --resume, arrays as their bytes, so that two can be compared."""
-    found: dict[str, Any] = _comparable(decode(read_archive(folder / "checkpoint.npz")["state"]))
+    found: dict[str, Any] = _comparable(decode(read_archive(folder / "last.npz")["parts"]))
     return found
 
 

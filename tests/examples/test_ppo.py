@@ -11,12 +11,22 @@ from tests.examples.scripts import checkpoint, run
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be trained here")
 SCRIPTS = ["ppo_simple_spread", "mappo_simple_tag"]
-SMALL = ("--num-envs", 16, "--games", 16, "--seed", 3)
+SMALL = ("--num-envs", 16, "--games", 16, "--seed", 3, "--track")
 UPDATE = 16 * 25  # env steps
 
 
 def test_agents_learn_to_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("ppo_simple_spread", "--steps", 19_200, "--games", 500, "--backend", "native", "--folder", tmp_path)
+    run(
+        "ppo_simple_spread",
+        "--total-timesteps",
+        19_200,
+        "--games",
+        500,
+        "--backend",
+        "native",
+        "--checkpoint",
+        tmp_path,
+    )
     found = re.search(r"team return \(sum over agents\): (\S+) at random, (\S+) trained", capsys.readouterr().out)
     assert found
     random, trained = map(float, found.groups())
@@ -25,7 +35,9 @@ def test_agents_learn_to_spread(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_hunters_learn_to_catch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("mappo_simple_tag", "--steps", 25_600, "--games", 300, "--backend", "native", "--folder", tmp_path)
+    run(
+        "mappo_simple_tag", "--total-timesteps", 25_600, "--games", 300, "--backend", "native", "--checkpoint", tmp_path
+    )
     said = re.findall(r"(\w+) and +(\w+): (\S+) touches", capsys.readouterr().out)
     touches = {(hunters, prey): float(number) for hunters, prey, number in said}
     assert 0.3 < touches["random_hunters", "random_prey"] < 0.7
@@ -36,12 +48,12 @@ def test_hunters_learn_to_catch(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_training_that_goes_on_comes_to_the_same_numbers(script: str, tmp_path: Path) -> None:
     through, parts = tmp_path / "through", tmp_path / "parts"
-    run(script, *SMALL, "--steps", 3 * UPDATE, "--folder", through)
-    run(script, *SMALL, "--steps", 2 * UPDATE, "--folder", parts)
+    run(script, *SMALL, "--total-timesteps", 3 * UPDATE, "--checkpoint", through)
+    run(script, *SMALL, "--total-timesteps", 2 * UPDATE, "--checkpoint", parts)
     assert checkpoint(parts) != checkpoint(through)
-    run(script, *SMALL, "--steps", 3 * UPDATE, "--folder", parts, "--resume")
+    run(script, *SMALL, "--total-timesteps", 3 * UPDATE, "--checkpoint", parts, "--resume")
     assert checkpoint(parts) == checkpoint(through)
-    assert checkpoint(parts)["done"] == 3 * UPDATE
+    assert checkpoint(parts)["progress"]["done"] == 3 * UPDATE
     assert len(list((parts / "logs").iterdir())) == 2  # TensorBoard reads both as one curve
     assert list(parts.glob("*.png"))
 
@@ -50,5 +62,5 @@ def test_a_training_that_goes_on_comes_to_the_same_numbers(script: str, tmp_path
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_backend_comes_to_the_same_numbers(script: str, tmp_path: Path) -> None:
     for backend in ("native", "sync"):
-        run(script, *SMALL, "--steps", 2 * UPDATE, "--folder", tmp_path / backend, "--backend", backend)
+        run(script, *SMALL, "--total-timesteps", 2 * UPDATE, "--checkpoint", tmp_path / backend, "--backend", backend)
     assert checkpoint(tmp_path / "native") == checkpoint(tmp_path / "sync")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Run:
 
     def run(name: str, *args: str) -> dict[str, Any]:
         folder = tmp_path / "kept"
-        scripts.run(name, "--folder", folder, *args)
+        scripts.run(name, "--checkpoint", folder, "--track", *args)
         found: dict[str, Any] = json.loads((folder / "results.json").read_text())
         return found
 
@@ -46,29 +46,25 @@ def steps_of(folder: Path) -> list[int]:
     return [event.step for event in events if event.HasField("summary")]
 
 
-def arrays_of(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as file:
-        return dict(file)
-
-
 @pytest.mark.time_limit(600)  # a whole training
 def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = ("--batch", "2048", "--num-envs", "128", "--snapshot-every", "16384", "--evaluate-every", "32768")
     name, kept = "selfplay_connect_four", tmp_path / "kept"
-    first = run(name, *short, "--steps", "8192", "--games", "20")
+    first = run(name, *short, "--total-timesteps", "8192", "--games", "20")
     assert first["env_steps"] == 8192
-    before = arrays_of(kept / "learner.npz")
+    before = scripts.checkpoint(kept)
     with pytest.raises(SystemExit):  # it does not write over what there is
-        run(name, *short, "--steps", "8192")
+        run(name, *short, "--total-timesteps", "8192")
     assert "--resume goes on with it" in capsys.readouterr().err
-    found = run(name, *short, "--steps", "28672", "--games", "60", "--resume")
+    found = run(name, *short, "--total-timesteps", "28672", "--games", "60", "--resume")
     assert found["env_steps"] == 28672
     assert found["random"] > 0.6, "who knows nothing wins half of its games"
     assert steps_of(kept / "logs") == list(range(2048, 28673, 2048))
-    after = arrays_of(kept / "learner.npz")
-    assert after.keys() == before.keys()
-    assert after["adam/0/step"] > before["adam/0/step"] > 0
-    assert [step for step, _ in json.loads(str(after["progress"]))[1]] == [8192, 28672]
+    after = scripts.checkpoint(kept)
+    assert after["learner"].keys() == before["learner"].keys() == {"optimizer", "board"}
+    assert after["collector"] != before["collector"]
+    assert [step for step, _ in after["progress"]["curve"]] == [8192, 28672]
+    assert (kept / "best.npz").exists()
     assert (kept / "connect_four.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert re.search(r"against random: \d\d\.\d% \[", printed)
@@ -81,12 +77,23 @@ def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.Captur
     assert re.search(r"games won \d, drawn \d, lost \d", result.stdout)
 
 
+def test_kuhn_poker_runs_to_its_end_without_openspiel(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspiel", None)
+    found = run("selfplay_kuhn", "--num-envs", "64", "--snapshots", "2", "--games", "2", "--total-timesteps", "8192")
+    assert found == {"seed": 0, "env_steps": 8192}
+    *_, advice, last = capsys.readouterr().out.splitlines()
+    assert "pip install 'marlvec[openspiel]'" in advice
+    assert last == f"wrote last.npz, pool, kuhn.png, results.json, logs into {tmp_path / 'kept'}"
+
+
 def test_kuhn_poker_is_learned(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("pyspiel", reason="OpenSpiel says how far from perfect it is")
     short = ("--batch", "2048", "--num-envs", "512", "--snapshots", "5", "--games", "10")
-    first = run("selfplay_kuhn", *short, "--steps", "8192")
+    first = run("selfplay_kuhn", *short, "--total-timesteps", "8192")
     assert first["env_steps"] == 8192
-    found = run("selfplay_kuhn", *short, "--steps", "32768", "--resume")
+    found = run("selfplay_kuhn", *short, "--total-timesteps", "32768", "--resume")
     assert found["env_steps"] == 32768
     assert found["average"] < 0.25, "0.458 is who plays at random"
     steps = steps_of(tmp_path / "kept" / "logs")

@@ -16,26 +16,26 @@ pytestmark = pytest.mark.checklist(125)
 
 @pytest.mark.parametrize(
     ("script", "amount", "gain"),
-    [("gymnasium_wrappers", ("--generations", 60), 2), ("cleanrl_ppo", ("--steps", 57_600), 1)],
+    [("gymnasium_wrappers", ("--total-timesteps", 144_000), 2), ("cleanrl_ppo", ("--total-timesteps", 57_600), 1)],
 )
 def test_agents_learn_to_spread(
     script: str, amount: tuple[str, int], gain: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("numba", reason="native worlds need numba")
-    run(script, *amount, "--backend", "native", "--plot", tmp_path / "plot.png")
-    found = re.fullmatch(r"mean return per agent: random (\S+), after .* (\S+)\n", capsys.readouterr().out)
+    run(script, *amount, "--backend", "native", "--checkpoint", tmp_path)
+    found = re.match(r"mean return per agent: random (\S+), after .* (\S+)\nwrote last.npz, ", capsys.readouterr().out)
     assert found
     random, learned = map(float, found.groups())
     assert -28.5 < random < -25
     assert learned > random + gain
-    assert (tmp_path / "plot.png").stat().st_size > 5_000
+    assert (tmp_path / "return.png").stat().st_size > 5_000
 
 
 def test_pettingzoo_q_learning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("pettingzoo_q_learning", "--games", 1_200, "--test-games", 100, "--plot", tmp_path / "plot.png")
-    found = re.search(r"lost against random moves: (\d+)% before, (\d+)% after 1200 games", capsys.readouterr().out)
+    run("pettingzoo_q_learning", "--total-timesteps", 9_600, "--test-games", 100, "--checkpoint", tmp_path)
+    found = re.search(r"lost against random moves: (\d+)% before, (\d+)% after 96\d\d moves", capsys.readouterr().out)
     assert found
     before, after = map(int, found.groups())
     assert 30 < before < 60
     assert after < before - 10
-    assert (tmp_path / "plot.png").stat().st_size > 5_000
+    assert (tmp_path / "lost.png").stat().st_size > 5_000

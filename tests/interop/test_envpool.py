@@ -239,7 +239,7 @@ def test_frames() -> None:
 
 
 def test_the_example_learns(tmp_path: Path) -> None:
-    *_, last = run(EXAMPLE, tmp_path).splitlines()
+    *_, last, _ = run(EXAMPLE, tmp_path).splitlines()
     assert float(last.split()[4].rstrip(",")) > 100, last
 
 

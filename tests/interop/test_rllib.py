@@ -315,7 +315,8 @@ def test_the_example_trains_two_iterations(tmp_path: Path) -> None:
     """In a process of its own, since RLlib's algorithms start Ray."""
     script = ROOT / "examples" / "rllib_ppo_spread.py"
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = [sys.executable, str(script), "--steps", "480", "--batch", "240", "--num-envs", "8"]
+    run = [sys.executable, str(script), "--total-timesteps", "480", "--batch", "240", "--num-envs", "8"]
+    run += ["--checkpoint", str(tmp_path / "kept")]
     result = subprocess.run(run, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "480 env steps" in result.stdout

@@ -151,6 +151,9 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     marlvec.save_checkpoint(tmp_path, learner={"one": Kept(1)})
     with pytest.raises(ArgumentError, match=r"holds the learner \['one'\], not \['two'\]"):
         marlvec.load_checkpoint(tmp_path, learner={"two": Kept()})
+    assert marlvec.load_checkpoint(tmp_path) == {}, "who names no learner asks for progress alone"
+    with pytest.raises(ArgumentError, match=r"not \[\]"):
+        marlvec.load_checkpoint(tmp_path, learner={})
     with pytest.raises(ArgumentError, match="which must be 'last' or 'best'"):
         marlvec.load_checkpoint(tmp_path, which="first")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"best\.npz"):
