@@ -20,7 +20,7 @@ from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.serialization.archive import FilePath
 from marlvec.serialization.values import Config
 
-__all__ = ["Stage", "Timing", "Target", "with_inner", "Pipeline"]
+__all__ = ["Stage", "Timing", "Target", "is_left_out", "with_inner", "Pipeline"]
 
 P = TypeVar("P", bound=Connector)
 
@@ -89,7 +89,7 @@ def _is_ours(piece: Connector) -> bool:
     return type(piece).__module__.startswith("marlvec.connectors.") and not isinstance(piece, FunctionConnector)
 
 
-def _is_left_out(piece: Connector) -> bool:
+def is_left_out(piece: Connector) -> bool:
     """Whether a call can go past the piece; what its class says of itself does not hold for a subclass's own call."""
     if not piece.is_identity:
         return False
@@ -195,7 +195,7 @@ class Pipeline(Connector, Generic[P]):
         """Work out what a call does; from then on no call asks again, until a piece or a space changes."""
         flat = list(self._flat())
         self._program = program = _Program(
-            tuple(stage for stage in flat if not _is_left_out(stage.piece)),
+            tuple(stage for stage in flat if not is_left_out(stage.piece)),
             tuple(stage.piece for stage in flat if _overrides(stage.piece, "on_policy_output")),
             tuple(stage.piece for stage in flat if _overrides(stage.piece, "reset")),
         )

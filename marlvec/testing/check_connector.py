@@ -92,7 +92,8 @@ def check_connector(
     order, in parts, with a reset, from a state, through a copy. Each check has a name:
 
     ============  ====================================================================================================
-    ``rows``      rows come out, as many as went in (fewer only with ``changes_length``), in their order
+    ``rows``      rows come out, as many as went in (fewer only with ``changes_length``), in their order; with
+                  ``is_identity`` all of them as they are
     ``repeat``    two made alike answer alike, to the bit
     ``inputs``    arrays that were given are neither written to nor kept
     ``outputs``   what was returned is not written to by later calls

@@ -42,6 +42,7 @@ BROKEN: dict[str, list[tuple[type[Connector], str]]] = {
         (calls.Sorts, "'env_id': expected the rows in their order"),
         (calls.Renumbers, "'eps_id': expected the rows in their order"),
         (calls.DropsIds, "expected 't' among them"),
+        (calls.SaysItIsIdentity, "is_identity is for one that returns all rows as they are"),
         (calls.RemovesLastRows, "the last row of an episode: expected never removed"),
         (calls.SaysNoNoop, "noop"),
         (calls.RepeatsRows, "their order kept, each once"),

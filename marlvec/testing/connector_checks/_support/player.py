@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from marlvec.connectors.connector import ActionConnector, Connector
-from marlvec.connectors.pipeline import Pipeline
+from marlvec.connectors.pipeline import Pipeline, is_left_out
 from marlvec.connectors.rows import Rows
+from marlvec.testing.connector_checks._support.difference import difference
 from marlvec.testing.connector_checks._support.report import Report, keys_of
 from marlvec.testing.connector_checks._support.story import Moment
 
@@ -61,6 +62,9 @@ class ConnectorDriver:
         for name in IDENTITY:
             if not np.array_equal(out[name], rows[name][kept]):
                 self.report.broken(f"column {name!r}", "the rows in their order", "other values")
+        if is_left_out(self.piece) and (differs := difference(rows, out)):
+            hint = "is_identity is for one that returns all rows as they are: a pipeline does not call it"
+            self.report.broken(str(differs), differs.expected, differs.got, hint)
         return out
 
     def answered(self, out: Rows, moment: Moment) -> Rows:
