@@ -152,19 +152,19 @@ class WritableViews(Rows):
 
 
 class AllAlike(SyncVectorEnv):
-    def reset_send(self, *, seed: Any = None, **others: Any) -> None:
-        super().reset_send(seed=[seed] * self.num_envs if isinstance(seed, int) else seed, **others)
+    def _request_reset(self, call: str, seed: Any, options: Any, env_ids: Any) -> None:
+        super()._request_reset(call, [seed] * self.num_envs if isinstance(seed, int) else seed, options, env_ids)
 
 
 class NoSeed(SyncVectorEnv):
-    def reset_send(self, *, seed: Any = None, **others: Any) -> None:
+    def _request_reset(self, call: str, seed: Any, options: Any, env_ids: Any) -> None:
         fresh = np.random.default_rng().integers(2**31, size=self.num_envs).tolist()
-        super().reset_send(seed=fresh if isinstance(seed, int) else seed, **others)
+        super()._request_reset(call, fresh if isinstance(seed, int) else seed, options, env_ids)
 
 
 class ResetsAll(SyncVectorEnv):
-    def reset_send(self, *, seed: Any = None, env_ids: Any = None, **others: Any) -> None:
-        super().reset_send(seed=None if env_ids is not None else seed, **others)
+    def _request_reset(self, call: str, seed: Any, options: Any, env_ids: Any) -> None:
+        super()._request_reset(call, None if env_ids is not None else seed, options, None)
 
 
 class AnswersWhileBusy(SyncVectorEnv):

@@ -340,23 +340,40 @@ class AsyncVectorEnv(VectorEnv):
         for w, state in enumerate(pool.states):
             if state is WorkerState.IDLE or state is _BUSY:
                 asked.append(w)
-            elif state is not WorkerState.REAPED or not self._recovery.masked[self._partition.slices[w]].all():
+            elif not self._recovery.masked[self._partition.slices[w]].all() and not self._replace_at_once(w):
                 return False
         # A step of each of a worker's envs may be under way.
         timeout = math.inf if self.step_timeout is None else self.step_timeout * (self._partition.starts[1] + 1)
-        channels = [pool.workers[w].channel for w in asked]
-        if any(channel.is_half_sent for channel in channels):
-            return False
-        try:
-            for channel in channels:
-                channel.send(ch.CONTROL, number, _NOTHING)
-            for channel in channels:
-                channel.skip_to(number, timeout)
-        except ch.ChannelClosed:
-            return False
+        for w in list(asked):
+            try:
+                if pool.workers[w].channel.is_half_sent:
+                    raise ch.ChannelClosed("what it was sent is in pieces")
+                pool.workers[w].channel.send(ch.CONTROL, number, _NOTHING)
+            except ch.ChannelClosed:
+                asked.remove(w)
+                if not self._replace_at_once(w):
+                    return False
         for w in asked:
-            pool.forget_requests(w)
+            try:
+                pool.workers[w].channel.skip_to(number, timeout)
+                pool.forget_requests(w)
+            except ch.ChannelClosed:
+                if not self._replace_at_once(w):
+                    return False
+        self._dead.clear()
         return True
+
+    def _replace_at_once(self, w: int) -> bool:
+        """Have a new worker in the place of one of which nobody knows what it is at; whether that went well."""
+        pool = self._worker_pool
+        if self.on_fault != "restart":
+            return False
+        if pool.states[w] not in (WorkerState.PLANNED, WorkerState.REAPED):
+            pool.reap(w, None, None)
+        pool.outstanding[w].clear()
+        if pool.states[w] is WorkerState.REAPED:
+            pool.plan(w)
+        return pool.start(w) is None
 
     # --- workers that are gone
 

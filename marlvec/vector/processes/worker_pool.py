@@ -454,9 +454,11 @@ class WorkerPool:
         self._stop_listening(fd)
 
     def _stop_listening(self, fd: int) -> None:
-        if self._by_fd.pop(fd, None) is not None:
+        if fd in self._by_fd:
             for poll in (self._poll_any, *self._poll_one):
-                poll.unregister(fd)
+                with suppress(KeyError):  # Ctrl-C has come here before
+                    poll.unregister(fd)
+            del self._by_fd[fd]
 
     def _listen_to(self, w: int) -> None:
         fd = self.workers[w].channel.read_fd

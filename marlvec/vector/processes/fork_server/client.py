@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import socket
 import subprocess
 import sys
 import threading
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 from marlvec.vector.processes import limits
-from marlvec.vector.processes.fork_server.server import receive, send
+from marlvec.vector.processes.fork_server.server import HEAD, send
 
 __all__ = ["ForkServerClient", "ensure_server", "worker_environ", "no_fork"]
 
@@ -20,6 +21,8 @@ __all__ = ["ForkServerClient", "ensure_server", "worker_environ", "no_fork"]
 _MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "HYDRA_", "I_MPI_")
 # One thread per worker: a worker per core is the parallelism, and a fork server must have no threads.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+_CHUNK = 1 << 16  # bytes to read at a time
 
 preload: list[str] = []
 """Modules that the server imports before it forks anybody, so that no worker has to; our tests name some."""
@@ -44,12 +47,13 @@ class ForkServerClient:
         ResourceError: There may be no more processes, or file descriptors.
 
     Attributes:
-        turn: Held from a request to its answer, which must not be taken by another thread.
+        lock: Held from a request to its answer, which must not be taken by another thread.
     """
 
     def __init__(self) -> None:
         self.owner = os.getpid()
         self._number = 0
+        self._unread = bytearray()
         self.lock = threading.RLock()
         with limits.asked_for("a fork server"):
             self.sock, theirs = socket.socketpair()
@@ -86,15 +90,27 @@ class ForkServerClient:
 
     def answer(self) -> Any:
         """Wait for the answer; only with `lock`."""
-        number = 0
+        number, answer = 0, None
         try:
             while number != self._number:  # one that came before was interrupted while it waited
-                (number, answer), _ = receive(self.sock)
+                number, answer = self._receive()
         except (EOFError, OSError) as error:
             raise ConnectionError("marlvec's fork server is gone") from error
         if isinstance(answer, OSError):
             raise answer
         return answer
+
+    def _receive(self) -> tuple[int, Any]:
+        """Wait for a message. What has come of it is kept, so that Ctrl-C in between loses nothing."""
+        unread = self._unread
+        while True:
+            if len(unread) >= HEAD.size:
+                end = HEAD.size + HEAD.unpack_from(unread)[0]
+                if len(unread) >= end:
+                    number, answer = pickle.loads(unread[HEAD.size : end])
+                    del unread[:end]
+                    return number, answer
+            unread += self.sock.recv(_CHUNK) or _end_of_file()
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -112,6 +128,10 @@ class ForkServerClient:
         """In a forked child: this server belongs to the parent."""
         self.sock.close()
         self._process.returncode = 0  # so that no destructor waits for, or warns about, what is not our child
+
+
+def _end_of_file() -> NoReturn:
+    raise EOFError
 
 
 _server: ForkServerClient | None = None

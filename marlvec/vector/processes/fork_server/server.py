@@ -32,17 +32,21 @@ from marlvec.vector.processes.fork_server.process_reaper import (
 )
 from marlvec.vector.processes.stack_dump import ASK
 
-__all__ = ["isolate", "main", "receive", "send"]
+__all__ = ["HEAD", "isolate", "main", "receive", "send"]
 
-_HEAD = struct.Struct("<QQ")  # size of the message, number of file descriptors that come with it
+HEAD = struct.Struct("<QQ")
+"""Size of a message, number of file descriptors that come with it."""
+
 _MAX_FDS = 8
 
 
 def send(sock: socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
-    """Send one message, with copies of these file descriptors."""
+    """Send one message, with copies of these file descriptors; in one piece: Ctrl-C comes before it, or after it."""
     data = pickle.dumps(message)
-    socket.send_fds(sock, [_HEAD.pack(len(data), len(fds))], list(fds))
-    sock.sendall(data)
+    data = HEAD.pack(len(data), len(fds)) + data
+    sent = socket.send_fds(sock, [data], list(fds))
+    if sent < len(data):
+        sock.sendall(data[sent:])
 
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
@@ -53,11 +57,11 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
     Raises:
         EOFError: The other side is gone.
     """
-    head, fds, _, _ = socket.recv_fds(sock, _HEAD.size, _MAX_FDS)
-    head += _read(sock, _HEAD.size - len(head)) if head else b""
+    head, fds, _, _ = socket.recv_fds(sock, HEAD.size, _MAX_FDS)
+    head += _read(sock, HEAD.size - len(head)) if head else b""
     if not head:
         raise EOFError
-    size, count = _HEAD.unpack(head)
+    size, count = HEAD.unpack(head)
     message = pickle.loads(_read(sock, size))
     if len(fds) < count:
         _close_all(fds)
