@@ -22,7 +22,7 @@ from pettingzoo import ParallelEnv
 from marlvec import infos_to_list
 from marlvec.errors import ArgumentError, BusyError, ContractError, FetchTimeout
 from marlvec.testing import check_env
-from marlvec.testing.scripted import CounterEnv, ScriptedParallelEnv, SingleEnv, decode, decode_reward, draw
+from marlvec.testing.scripted import CounterEnv, ScriptedParallelEnv, decode_reward, draw
 from tests.interop.checkers import parallel_seed_test
 from tests.vector.support.kinds import BACKENDS, vectorize
 from tests.waiting import Gate, GatedEnv
@@ -36,7 +36,9 @@ DEFECTS = {
     "agents that end in a mixture of ways never reset": (
         "shards.test_done_on:test_an_episode_is_over_when_every_agent_has_ended_in_any_mixture"
     ),
-    "a reset that gives the observation alone fails": "faults.test_known_defects:test_resets_without_infos",
+    "a reset that gives the observation alone fails": (
+        "tests.faults.test_returns:test_four_values_and_observations_alone_are_the_older_api"
+    ),
     "the final observation is overwritten by an env that reuses its buffer": "shards.test_autoreset:test_same_step",
     "a timeout, and the next fetch brings a stale reply": (
         "api.test_state_machine:test_a_fetch_that_times_out_loses_nothing_and_brings_nothing_stale"
@@ -81,26 +83,9 @@ DEFECTS = {
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_the_test_is_there(defect: str) -> None:
     module, _, name = DEFECTS[defect].partition(":")
-    test = getattr(import_module(f"tests.vector.{module}"), name)
+    test = getattr(import_module(module if module.startswith("tests.") else f"tests.vector.{module}"), name)
     assert inspect.isfunction(test)
     assert not [mark for mark in getattr(test, "pytestmark", ()) if mark.name in ("skip", "skipif", "xfail", "soak")]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_resets_without_infos(backend: str) -> None:
-    factories = [partial(ScriptedParallelEnv, agent_num=2, old_api=True, env_index=i) for i in range(3)]
-    with vectorize(backend, factories) as envs:
-        for seed in range(3):
-            obs, infos = envs.reset(seed=seed)
-            assert infos["alive"].any(axis=1).all()
-            for i, a in np.argwhere(infos["alive"]).tolist():
-                assert decode(obs[i, a]) == (i, 0, decode(obs[i, a]).episode, 0, a)
-    singles = [partial(SingleEnv, 3, old_api=True, env_index=i) for i in range(3)]
-    with vectorize(backend, singles) as envs:
-        obs, _ = envs.reset(seed=1)
-        for t in range(1, 10):
-            obs, *_ = envs.step(np.ones((3, 1), np.int64))
-            assert [decode(row[0])[:1] + decode(row[0])[2:4] for row in obs] == [(i, t // 3, t % 3) for i in range(3)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

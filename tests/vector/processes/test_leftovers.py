@@ -11,7 +11,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
@@ -227,44 +226,6 @@ def test_shared_memory_has_no_name_is_private_and_cannot_change_its_size(
     assert gone(envs.worker_pids)
     del envs
     assert maps.read_text().count("/memfd:marlvec") == mapped, "unmapped with the last array over it"
-
-
-@pytest.mark.fault("C14")
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_views_outlive_the_vectorizer(shared_memory: bool) -> None:
-    program = f"""
-import gc
-import numpy as np
-from marlvec import make
-from marlvec.testing.scripted import CounterEnv, decode
-envs = make(CounterEnv, 4, num_workers=2, copy=False, shared_memory={shared_memory})
-obs, _ = envs.reset(seed=0)
-views = [obs, *envs.step(np.ones((4, 3), np.int64))]
-envs.send(np.ones((4, 3), np.int64))
-step = envs.recv()
-views[-1:] = [step.obs, step.rewards, step.alive, step.infos["acting"]]
-before = [view.copy() for view in views]
-envs.close()
-del envs, step
-gc.collect()
-others = make(CounterEnv, 4, num_workers=2, copy=False)  # may get the same addresses, must not get the same memory
-others.reset(seed=9)
-others.step(np.full((4, 3), 4))
-for view, old in zip(views, before, strict=True):
-    assert not view.flags.writeable
-    np.testing.assert_array_equal(view, old)
-assert [decode(row)[3] for row in views[0][:, 0]] == [2] * 4, "the one memory, as the last step left it"
-others.close()
-print("read")
-"""
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
 
 
 def sleep_long() -> None:
