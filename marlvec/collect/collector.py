@@ -295,7 +295,7 @@ class Collector:
             needed = partial(self._batch_builder.envs_needed, goal)
             loop.scheduler.begin_call(needed)
             loop.choose_storage(self._batch_builder.steps_of_all(goal))
-            while needed() or loop.scheduler.is_in_a_round:
+            while loop.steps_left or needed() or loop.scheduler.is_in_a_round:
                 if is_stopped is not None and is_stopped():
                     raise CollectingStopped
                 with lock:

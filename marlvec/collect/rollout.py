@@ -71,6 +71,7 @@ class RolloutLoop:
     Attributes:
         explore: Whether policies explore.
         scheduler: What goes to the envs and comes back.
+        steps_left: So many steps of all envs are needed in any case, as `choose_storage` was told.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class RolloutLoop:
         self.explore = explore
         self._current = current
         self._is_dense = False  # whether the runners that play have dense buffers
+        self.steps_left = 0
         self._failed_tries = 0  # at that, in a row
         self._begun = 0  # number of the last state that was begun
         self._counters = current.state.counters  # of the state in the making
@@ -218,14 +220,14 @@ class RolloutLoop:
         """
         if self._is_dense:
             self._failed_tries = 0  # it was so to the end
-        self._is_dense = False
+        self._is_dense, self.steps_left = False, 0
         playing = self._router.playing
         if length and self._failed_tries < _DENSE_TRIES and self._all_act:
             tick = int(self.scheduler.round_N[0])
             with suppress(MemoryError):  # where so much is asked for that an interrupt is to end it
                 for runner in playing:
                     runner.use_dense(length, tick, self._episodes.length_N)
-                self._is_dense = True
+                self._is_dense, self.steps_left = True, length
                 return
         for runner in playing:
             runner.use_slots()
@@ -243,7 +245,7 @@ class RolloutLoop:
 
     def _use_slots(self) -> None:
         """Not all agents act, or not in all envs: have slots take over."""
-        self._is_dense = False
+        self._is_dense, self.steps_left = False, 0
         self._failed_tries += 1
         for runner in self._router.playing:
             runner.use_slots()
@@ -273,8 +275,11 @@ class RolloutLoop:
         """
         if not len(self.living):
             raise StateError("all envs are masked after faults, so there is nobody left to step; make() new ones")
-        while (env_ids := self.scheduler.due(needed, self._episodes.steps_N)) is None or len(env_ids):
-            self._act(env_ids)
+        if self._is_dense:
+            self._act_for_all()
+        else:
+            while (env_ids := self.scheduler.due(needed, self._episodes.steps_N)) is None or len(env_ids):
+                self._act(env_ids)
         began = perf_counter()
         self._begin_state()
         try:
@@ -290,7 +295,8 @@ class RolloutLoop:
             raise
         timers = self._metrics.timers
         now = perf_counter()
-        timers["env_wait"].add(now - began)
+        waiting, ingesting = timers["env_wait"], timers["ingest"]
+        waiting.seconds, waiting.calls = waiting.seconds + now - began, waiting.calls + 1
         connecting, telling = timers["agent_connectors"], timers["callbacks"]
         before = connecting.seconds + telling.seconds
         self._current.told = self._counters
@@ -298,9 +304,12 @@ class RolloutLoop:
             self._welcome(env_step)
         else:
             self._take_in(env_step)
-        timers["ingest"].add(perf_counter() - now - (connecting.seconds + telling.seconds - before))
+        ingesting.seconds += perf_counter() - now - (connecting.seconds + telling.seconds - before)
+        ingesting.calls += 1
+        self.steps_left -= self.steps_left > 0
         self._publish()
-        self._callback_list.raise_held()
+        if self._callback_list.follows:
+            self._callback_list.raise_held()
 
     # --- from ready rows to the envs
 
@@ -328,24 +337,19 @@ class RolloutLoop:
                 answers.append(self._seen_before(runner, ready) or runner.act(ready, explore=self.explore))
             waiting.append(rest)
         decided = perf_counter()
-        try:
-            for answer in answers:
-                if not answer.parts:
-                    answer.runner.transform(answer)
-        finally:
-            self._transformed = [answer for answer in answers if answer.parts]
+        self._transform(answers)
         acting_envs = self.scheduler.all_ids if env_ids is None else env_ids
         parts = [answer.part for answer in answers]
         parts += [GroupActions(runner.group_index, lanes, runner.noops.actions(lanes)) for runner, lanes in idle]
         actions = self._router.actions(parts, acting_envs, grouped=self._envs.grouped)
         sending = perf_counter()
         counters = self._begin_state()
+        self._transformed = []  # where the envs refuse these actions the policies are asked anew
         try:
             self.scheduler.send(actions, env_ids)
         except Exception:
             self._begun = self._current.state.tick  # nothing was sent
             raise
-        self._transformed = []
         if not self._random_steps.is_over:
             self._random_steps.count(acting_envs)
         for answer in answers:
@@ -361,9 +365,58 @@ class RolloutLoop:
         for runner, lanes in idle:
             runner.noops.lanes = np.setdiff1d(runner.noops.lanes, lanes)
             counters.noop_steps += len(lanes)
-        self._metrics.timers["inference"].add(decided - began)
-        self._metrics.timers["action_connectors"].add(sending - decided)
+        self._note_times(decided - began, sending - decided)
         self._publish()
+
+    def _act_for_all(self) -> None:
+        """`_act` where all agents of all envs do: there is nothing to choose, and nothing else to be sent."""
+        began = perf_counter()
+        playing, before = self._router.playing, self._transformed
+        lend = self._envs.copy and not self._callback_list.follows
+        try:
+            answers = [
+                (before and self._seen_before(runner, runner.ready))
+                or runner.act(runner.ready, explore=self.explore, lend=lend)
+                for runner in playing
+            ]
+            decided = perf_counter()
+            self._transform(answers)
+            parts = [GroupActions(a.runner.group_index, a.ready.lanes, a.for_env) for a in answers]
+            actions = self._router.actions(parts, self.scheduler.all_ids, grouped=self._envs.grouped)
+            sending = perf_counter()
+            counters = self._begin_state()
+            self._transformed = []
+            self.scheduler.send(actions, None)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._begun = self._current.state.tick  # nothing was sent
+            for runner in playing:
+                runner.restore_ready()
+            raise
+        for answer in answers:
+            runner = answer.runner
+            runner.trajectories.answer(answer.ready.places, answer.parts)
+            runner.agent_connectors.on_policy_output(answer.rows)
+            runner.ready = _NONE
+        self._episodes.turn_L += 1
+        counters.agent_steps += len(self._episodes.turn_L)
+        self._note_times(decided - began, sending - decided)
+        self._publish()
+
+    def _transform(self, answers: list[PolicyAnswer]) -> None:
+        """Send answers through their action connectors, which see each of them once, whatever fails after that."""
+        try:
+            for answer in answers:
+                if not answer.parts:
+                    answer.runner.transform(answer)
+        finally:
+            self._transformed = [answer for answer in answers if answer.parts]
+
+    def _note_times(self, deciding: float, connecting: float) -> None:
+        timers = self._metrics.timers
+        inference, connectors = timers["inference"], timers["action_connectors"]
+        inference.seconds, inference.calls = inference.seconds + deciding, inference.calls + 1
+        connectors.seconds, connectors.calls = connectors.seconds + connecting, connectors.calls + 1
 
     def _seen_before(self, runner: PolicyRunner, ready: ReadyRows) -> PolicyAnswer | None:
         """The answer that its action connectors have seen in a call that failed at another's: they see it once."""
@@ -380,7 +433,8 @@ class RolloutLoop:
         envs = env_step.where
         self._counters.env_steps += len(env_step.env_ids)
         self._episodes.pay(envs, env_step.rewards)
-        self._callback_list.step(env_step)
+        if self._callback_list.follows:
+            self._callback_list.step(env_step)
         if env_step.eventful:
             if self._is_dense and (env_step.fault.any() or (env_step.ended != env_step.done[:, None]).any()):
                 self._use_slots()
@@ -490,15 +544,16 @@ class RolloutLoop:
 
     def _observe(self, env_step: EnvStep) -> None:
         """Take in the observations of agents that must act now."""
-        self._episodes.see(env_step.where, env_step.alive)
-        self._ended_agents.check(env_step, self._episodes.seen_NA)
+        all_act = np.count_nonzero(env_step.acting) == env_step.acting.size
+        if self._is_dense and (not all_act or env_step.given or env_step.untrained):
+            self._use_slots()
+        if not self._is_dense or env_step.eventful:  # else the same agents are alive as before
+            self._episodes.see(env_step.where, env_step.alive)
+            self._ended_agents.check(env_step, self._episodes.seen_NA)
         if env_step.given:
             self._note_given(env_step)
         if env_step.untrained:
             self._episodes.untrained.update(self._episodes.eps_id_N[env_step.untrained].tolist())
-        all_act = np.count_nonzero(env_step.acting) == env_step.acting.size
-        if self._is_dense and (not all_act or env_step.given or env_step.untrained):
-            self._use_slots()
         for runner in self._router.playing:
             if all_act:
                 chosen = self._router.everyone(runner, env_step.env_ids)
@@ -514,8 +569,10 @@ class RolloutLoop:
                 if not len(lanes):
                     continue
             self._store(runner, rows, lanes, places)
-            runner.ready = runner.ready.join(ReadyRows(lanes, places, rows))
-        self._callback_list.start()
+            ready = ReadyRows(lanes, places, rows)
+            runner.ready = runner.ready.join(ready) if len(runner.ready.lanes) else ready
+        if self._callback_list.follows:
+            self._callback_list.start()
 
     def _store(self, runner: PolicyRunner, rows: Rows, lanes: IntArray, places: Where, missing: Missing = None) -> None:
         """Store rows and close the transitions that led to them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,6 +168,8 @@ class PolicyRunner:
 
     noops: NoopActions
     off_policy: GivenActions
+    _env_tree: SpaceTree  # there once it is bound, likewise
+    _policy_tree: SpaceTree
 
     def __init__(
         self,
@@ -189,9 +191,8 @@ class PolicyRunner:
         self._num_lanes = num_lanes
         self.trajectories: TransitionBuffer = SlotBuffer(ColumnForms(self._who), num_lanes)
         self.is_frozen = self.is_retired = False
+        self._passes_on = False  # whether rows come out of the agent connectors as they went in
         self._declared = False
-        self._env_tree: SpaceTree | None = None
-        self._policy_tree: SpaceTree | None = None
 
     def bind(self, group_index: int, group: AgentGroup, agents: tuple[str, ...], num_envs: int, seed: int) -> None:
         """Give it the group of agents it plays, once: spaces go through the connectors to the policy."""
@@ -240,6 +241,7 @@ class PolicyRunner:
         except Exception as error:
             error.add_note(f"in the agent connectors of policy {self.policy_id!r}")
             raise
+        self._passes_on = out is rows
         if out is rows:
             return rows, None
         kept = None
@@ -318,6 +320,11 @@ class PolicyRunner:
         forms = self.trajectories.forms
         self.trajectories = DenseBuffer(forms, self._num_lanes, self._num_agents, length, self.ready.rows, tick, env_t)
 
+    def restore_ready(self) -> None:
+        """A policy to which rows were lent may have written into them: take those that are stored."""
+        if isinstance(self.trajectories, DenseBuffer) and len(self.ready.lanes):
+            self.ready = ReadyRows(self.ready.lanes, self.ready.places, self.trajectories.waiting())
+
     def use_slots(self) -> SlotBuffer:
         """Store what comes in a `SlotBuffer`, and all that is stored."""
         stored = self.trajectories
@@ -341,25 +348,30 @@ class PolicyRunner:
             self.noops.clear()
             self.off_policy.clear()
 
-    def act(self, ready: ReadyRows, *, explore: bool) -> PolicyAnswer:
+    def act(self, ready: ReadyRows, *, explore: bool, lend: bool = False) -> PolicyAnswer:
         """Ask the policy about ready rows.
+
+        Args:
+            ready: The rows.
+            explore: Whether it explores.
+            lend: Whether it may write into the envs' own arrays; where that fails, `restore_ready` is to be called.
 
         Raises:
             ContractError: It answered in the wrong form; names the policy.
             Exception: Whatever the policy raises, with a note that names it.
         """
-        rows = _copied(ready.rows)  # for the policy to write into
+        rows = _copied(ready.rows, _SHARED if lend and self._passes_on else None)  # for the policy to write into
         policy = self.policy
         version = int(policy.version)
-
-        def ask(some: Rows) -> tuple[Tree, Mapping[str, Tree]]:
-            return self._ask(policy, some, explore=explore)
-
         extras: Mapping[str, Tree]
         if self.off_policy.used:
+
+            def ask(some: Rows) -> tuple[Tree, Mapping[str, Tree]]:
+                return self._ask(policy, some, explore=explore)
+
             actions, extras = self.off_policy.answer(rows, ready.lanes, ask)
         else:
-            actions, extras = ask(rows)
+            actions, extras = self._ask(policy, rows, explore=explore)
         return PolicyAnswer(self, ready, rows, rows.replace(actions=actions, **extras), version, [], [])
 
     def _ask(self, policy: Policy, rows: Rows, *, explore: bool) -> tuple[Tree, Mapping[str, Tree]]:
@@ -369,6 +381,8 @@ class PolicyRunner:
         except BaseException as error:  # Ctrl-C and sys.exit() too
             error.add_note(f"in policy {self.policy_id!r}; nothing was sent to the envs, collect() may be called again")
             raise
+        if output.__class__ is np.ndarray and output.shape[:1] == (len(rows),) and self.off_policy.knows_columns:
+            return output, {}
         actions, extras = self._split(output)
         if taken := [name for name in extras if name in rows or name in BATCH_COLUMNS]:
             raise self._bad(f"added columns named {taken}, which the collector gives")
@@ -387,7 +401,6 @@ class PolicyRunner:
         return actions, extras
 
     def _split(self, output: PolicyOutput) -> tuple[Tree, Mapping[str, Tree]]:
-        assert self._policy_tree is not None  # one that has rows was bound
         try:
             return split_output(output, self._policy_tree)
         except ContractError as error:
@@ -399,13 +412,7 @@ class PolicyRunner:
         Raises:
             ContractError: Wrong structure, shape or dtype, or NaN; names the policy.
         """
-        assert self._policy_tree is not None  # one that has rows was bound
-        assert self._env_tree is not None
-        given = self._flatten(self._policy_tree, answer.rows["actions"], "actions")
-        own = [
-            self._checked(value, leaf, answer, "actions")
-            for value, leaf in zip(given, self._policy_tree.leaves, strict=True)
-        ]
+        own = self._own_leaves(answer)
         try:
             rows = self.action_connectors(answer.rows)
         except Exception as error:
@@ -415,11 +422,7 @@ class PolicyRunner:
             raise
         if len(rows) != len(answer.rows):
             raise self._bad(f"has action connectors that got {len(answer.rows)} rows and returned {len(rows)}")
-        sent = self._flatten(self._env_tree, rows["actions_for_env"], "actions_for_env")
-        answer.for_env = [
-            self._router(self._checked(value, leaf, answer, "actions_for_env"), leaf)
-            for value, leaf in zip(sent, self._env_tree.leaves, strict=True)
-        ]
+        answer.for_env = self._env_leaves(answer, rows["actions_for_env"])
         given_names = answer.given.keys()
         columns = {name: column for name, column in rows.items() if name not in given_names}
         columns["actions"] = self._policy_tree.unflatten(own)
@@ -428,6 +431,26 @@ class PolicyRunner:
         versions.fill(answer.version)
         answer.parts = self.trajectories.forms.check_answer(columns, asked=not _all_given(columns))
         answer.rows = rows
+
+    def _own_leaves(self, answer: PolicyAnswer) -> list[AnyArray]:
+        """Leaves of the policy's own actions."""
+        value, leaves = answer.rows["actions"], self._policy_tree.leaves
+        if _is_plain(value, leaves, len(answer.rows)):
+            return [value]
+        given = self._flatten(self._policy_tree, value, "actions")
+        return [self._checked(one, leaf, answer, "actions") for one, leaf in zip(given, leaves, strict=True)]
+
+    def _env_leaves(self, answer: PolicyAnswer, value: Tree) -> list[AnyArray]:
+        """Leaves of what is sent to the envs."""
+        leaves = self._env_tree.leaves
+        if _is_plain(value, leaves, len(answer.rows)):
+            self._refuse_nan(value, answer, "actions_for_env")
+            return [value]
+        sent = self._flatten(self._env_tree, value, "actions_for_env")
+        return [
+            self._cast(self._checked(one, leaf, answer, "actions_for_env"), leaf)
+            for one, leaf in zip(sent, leaves, strict=True)
+        ]
 
     def _flatten(self, tree: SpaceTree, value: Tree, name: str) -> list[Any]:
         try:
@@ -458,7 +481,7 @@ class PolicyRunner:
             env, agent = int(answer.given["env_id"][i]), int(answer.given["agent_index"][i])
             raise self._bad(f"gave {name!r} with NaN, first for env {env}, agent {agent}")
 
-    def _router(self, array: AnyArray, leaf: Leaf) -> AnyArray:
+    def _cast(self, array: AnyArray, leaf: Leaf) -> AnyArray:
         if array.dtype == leaf.dtype:
             return array
         cast = array.astype(leaf.dtype)
@@ -470,12 +493,24 @@ class PolicyRunner:
         return ContractError(f"policy {self.policy_id!r} {what}; nothing was sent to the envs")
 
 
-def _copied(rows: Rows) -> Rows:
-    columns = {
-        name: column.copy() if isinstance(column, np.ndarray) else map_tree(np.array, column)
-        for name, column in rows.items()
-    }
+_SHARED = ("env_id", "agent_index")  # columns of rows that are the same objects in every tick
+
+
+def _copied(rows: Rows, names: Collection[str] | None) -> Rows:
+    """Rows with copies of these columns, or of all."""
+    columns = dict(rows.items())
+    for name in columns if names is None else names:
+        column = columns[name]
+        columns[name] = column.copy() if isinstance(column, np.ndarray) else map_tree(np.array, column)
     return Rows.of_length(columns, len(rows))
+
+
+def _is_plain(value: Any, leaves: Sequence[Leaf], n: int) -> bool:
+    """Whether it is one array of just the form that a space of one leaf has: there is nothing to convert."""
+    if value.__class__ is not np.ndarray or len(leaves) != 1:
+        return False
+    leaf = leaves[0]
+    return bool(value.dtype == leaf.dtype and value.dtype != object and value.shape == (n, *leaf.shape))
 
 
 def _all_given(columns: Mapping[str, Tree]) -> bool:

@@ -72,7 +72,8 @@ class RowBuilder:
             columns["state"] = _state(chosen, env_step, last=last)
         began = perf_counter()
         rows, kept = runner.observe(Rows.of_length(columns, n))
-        self._metrics.timers["agent_connectors"].add(perf_counter() - began)
+        timer = self._metrics.timers["agent_connectors"]
+        timer.seconds, timer.calls = timer.seconds + perf_counter() - began, timer.calls + 1
         return rows, kept
 
 

@@ -39,11 +39,14 @@ class CallbackList:
 
     Raises:
         ArgumentError: Something is no callback.
+
+    Attributes:
+        follows: Whether anybody wants to be told of anything but batches.
     """
 
     def __init__(self, callbacks: Iterable[CallbackLike], envs: VectorEnv, metrics: Metrics) -> None:
         self._listeners = _listeners(callbacks)
-        self._follows = any(found for hook, found in self._listeners.items() if hook != "on_sample_end")
+        self.follows = any(found for hook, found in self._listeners.items() if hook != "on_sample_end")
         self._envs, self._metrics = envs, metrics
         self._running_N = np.full(envs.num_envs, None, np.object_)
         self._created: list[RunningEpisode] = []  # not started yet
@@ -77,7 +80,7 @@ class CallbackList:
 
     def end(self, episodes: FinishedEpisodes) -> None:
         """Episodes have ended; what callbacks have noted goes into their records."""
-        for i, env_id in enumerate(episodes.env_id.tolist() if self._follows else ()):
+        for i, env_id in enumerate(episodes.env_id.tolist() if self.follows else ()):
             episode: RunningEpisode = self._running_N[env_id]
             self._end(episode, episodes.record(i, episode.custom))
             self._running_N[env_id] = None
@@ -95,7 +98,7 @@ class CallbackList:
         self, env_ids: NDArray[np.int64], episodes: EpisodeTracker, policy_ids: Mapping[int, str], entropy: int
     ) -> None:
         """Episodes are about to begin."""
-        for i in env_ids.tolist() if self._follows else ():
+        for i in env_ids.tolist() if self.follows else ():
             policies = tuple(policy_ids[k] for k in episodes.policy_NA[i].tolist())
             episode = RunningEpisode(*episodes.identity(i), entropy, policies)
             if self._listeners["on_episode_created"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
@@ -46,6 +47,9 @@ def order_columns(columns: Mapping[str, Tree]) -> dict[str, Tree]:
     names = [name for name in _FIRST if name in columns]
     names += [name for name in columns if name not in _FIRST and name not in _LATER]
     return {name: columns[name] for name in (*names, *(name for name in columns if name in _LATER))}
+
+
+_NARROW = 16  # bytes
 
 
 class ColumnForm:
@@ -102,6 +106,19 @@ class ColumnForm:
     def room(self, *lead: int) -> Leaves:
         """Per leaf an array whose first axes are these lengths; it may hold anything."""
         return [np.empty((*lead, *shape), dtype) for dtype, shape in self._kinds]
+
+    def table(self, lanes: int, length: int) -> Leaves:
+        """Per leaf an array (lanes, length, …) that may hold anything, to be written a column at a time.
+
+        Where a row is wide it stands where a batch has it. Narrow ones of a column stand side by side: to write each of
+        them into a cache line of its own takes longer than to put all in order at the end.
+        """
+        found = []
+        for dtype, shape in self._kinds:
+            wide = dtype.itemsize * math.prod(shape) > _NARROW
+            leaf = np.empty((lanes, length, *shape) if wide else (length, lanes, *shape), dtype)
+            found.append(leaf if wide else leaf.swapaxes(0, 1))
+        return found
 
     def blank(self, leaves: Leaves) -> None:
         """Fill arrays of this form with what stands for rows of before the column came."""
@@ -188,7 +205,14 @@ class ColumnForms:
                 )
             self.answers |= {name: ColumnForm(self._owner, name, value) for name, value in new.items()}
         self._asked |= asked
-        return [form.fit(columns[name]) for name, form in self.answers.items()]
+        found = []
+        for name, form in self.answers.items():
+            value = columns[name]
+            if value.__class__ is np.ndarray and value.dtype == form.dtype and value.shape[1:] == form.shape:
+                found.append([value])
+            else:
+                found.append(form.fit(value))
+        return found
 
 
 def _per_row(shape: tuple[int, ...]) -> str:

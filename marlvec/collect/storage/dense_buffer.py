@@ -116,6 +116,7 @@ class DenseBuffer:
         self._behind: Rows | None = None  # those that wait
         forms.check_rows(rows)
         self._make_room()
+        self._came = {name: [leaf.copy() for leaf in forms.rows[name].fit(rows[name])] for name in _OUTCOME}
         self._put(rows, 0)
 
     def resized(self, length: int) -> DenseBuffer:
@@ -131,8 +132,8 @@ class DenseBuffer:
             known = self._outcome if name in _OUTCOME else self._seen
             if name in known or name in _DERIVED:
                 continue
-            leaves = form.room(len(self.lanes), self._length)
-            if name in _OUTCOME:
+            leaves = form.table(len(self.lanes), self._length)
+            if name in ("terminated", "truncated"):  # which are written where they say something
                 for leaf in leaves:
                     leaf[...] = 0
             elif self._behind is not None:
@@ -148,7 +149,7 @@ class DenseBuffer:
         """Write down what the policy answered to the rows that wait; see `SlotBuffer.answer`. These are all lanes'."""
         if len(self._answers) < len(parts):
             forms = list(self.forms.answers.values())[len(self._answers) :]
-            self._answers += [form.room(len(self.lanes), self._length) for form in forms]
+            self._answers += [form.table(len(self.lanes), self._length) for form in forms]
         t = self._size
         for leaves, part in zip(self._answers, parts, strict=True):
             for leaf, values in zip(leaves, part, strict=True):
@@ -176,8 +177,12 @@ class DenseBuffer:
             self._make_room()
         ends = self._ends and self._ends[-1].column == t
         for name, leaves in self._outcome.items():
-            for leaf, part in zip(leaves, forms[name].fit(rows[name]), strict=True):
-                if name == "rewards" or np.count_nonzero(part):  # else it is what there is
+            value, form = rows[name], forms[name]
+            if value.__class__ is np.ndarray and value.dtype == form.dtype and value.shape[1:] == form.shape:
+                if name == "rewards" or np.count_nonzero(value):  # else it is what there is
+                    leaves[0][:, t] = value
+            else:
+                for leaf, part in zip(leaves, form.fit(value), strict=True):
                     leaf[:, t] = part
             if ends:
                 for leaf, part in zip(leaves, forms[name].fit(self._ends[-1].rows[name]), strict=True):
@@ -337,8 +342,8 @@ class DenseBuffer:
             return self.forms.rows[name].fit(self._behind[name])
         if name in self._seen:
             return [leaf[:, k] for leaf in self._seen[name]]
-        # Those of the outcome stand beside the decision that led there; nothing leads to the first column.
-        return [leaf[:, k - 1] if k else np.zeros_like(leaf[:, 0]) for leaf in self._outcome[name]]
+        # Those of the outcome stand beside the decision that led there, but for the first column's.
+        return [leaf[:, k - 1] for leaf in self._outcome[name]] if k else self._came[name]
 
     def moments(self) -> Iterator[Moment]:
         """Column by column what came, with the rows that wait or were answered last."""
@@ -358,6 +363,11 @@ class DenseBuffer:
             answer = [[leaf[:, k] for leaf in leaves] for leaves in self._answers] if k <= self._answered else None
             ends = [self._completed(end) for end in self._ends if end.column == k]
             yield Moment(self._tick + k, Rows(columns), np.repeat(env_ts[:, k], width), answer, ends)
+
+    def waiting(self) -> Rows:
+        """The rows that wait for an action, as they came."""
+        *_, last = self.moments()
+        return last.rows
 
     def _completed(self, end: LastRows) -> LastRows:
         """Last rows with the columns that have come to be known since."""
