@@ -91,7 +91,7 @@ $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
 .venv-interop/%/.stamp: pyproject.toml
 	@echo "marlvec: installing .[$*] into .venv-interop/$* (once; a minute or so)"
 	@$(PYTHON) -m venv .venv-interop/$*
-	@.venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$*,butterfly,classic,native]' \
+	@.venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$*,butterfly,classic,native,plot]' \
 		$(if $(filter rllib tianshou,$*),torch==2.13.0) 'pytest>=9.0' 'pytest-xdist>=3.8' 'hypothesis>=6.120'
 	@touch $@
 

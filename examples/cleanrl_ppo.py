@@ -1,7 +1,7 @@
 """PPO in one file, the way CleanRL writes it: 64 envs of simple_spread are 192 rows, and all agents share the net.
 
-As it stands it takes seconds and learns little; with `--total-timesteps 600000` it takes a minute. Needs torch, and the
-extras `plot` and, for --track, `tensorboard`.
+It takes seconds and learns little; with `--total-timesteps 600000`, a minute. Needs torch, and the extras `plot` and,
+for --track, `tensorboard`.
 """
 
 import argparse
@@ -33,7 +33,6 @@ except ImportError as error:
 
 NUM_STEPS, EPOCHS, MINIBATCHES = 50, 8, 4
 LEARNING_RATE, GAMMA, LAMBDA, CLIP, ENTROPY = 1e-3, 0.95, 0.95, 0.2, 0.003
-
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # the net is so small that threads would only wait for each other
 rng = np.random.default_rng(args.seed)
@@ -58,8 +57,7 @@ def value_of(obs: np.ndarray) -> torch.Tensor:
         return critic(torch.as_tensor(obs)).squeeze(-1)
 
 
-# Storage, (time, rows).
-obs = torch.zeros(NUM_STEPS, num_rows, *envs.single_observation_space.shape)
+obs = torch.zeros(NUM_STEPS, num_rows, *envs.single_observation_space.shape)  # storage, (time, rows, …)
 actions = torch.zeros(NUM_STEPS, num_rows, dtype=torch.int64)
 logprobs, rewards, dones, values = (torch.zeros(NUM_STEPS, num_rows) for _ in range(4))
 
@@ -119,10 +117,8 @@ def play(*, at_random: bool) -> float:
     seen, _ = envs.reset(seed=1)
     returns: list[float] = []
     while not returns:
-        with torch.no_grad():
-            logits = actor(torch.as_tensor(seen))
-        chosen = Categorical(logits=0 * logits if at_random else logits).sample().numpy()
-        seen, _, _, _, infos = envs.step(chosen)
+        logits = actor(torch.as_tensor(seen)).detach() * (not at_random)
+        seen, _, _, _, infos = envs.step(Categorical(logits=logits).sample().numpy())
         returns = [info["episode"]["r"] for info in infos.get("final_info", ()) if info]
     return float(np.mean(returns))
 
@@ -144,12 +140,11 @@ envs.close()
 if writer:
     writer.close()
 
-figure = Figure(figsize=(5, 2.5), layout="constrained")
-axes = figure.subplots()
+axes = Figure(figsize=(5, 2.5), layout="constrained").subplots()
 axes.axhline(random_return, color="gray", linestyle=":", label="random")
 axes.plot(*zip(*curve, strict=True), label="PPO, one net for three agents")
 axes.set(xlabel="rows", ylabel="return per agent", title="simple_spread, PPO as CleanRL writes it")
 axes.legend()
-figure.savefig(args.checkpoint / "return.png", dpi=100)
+axes.figure.savefig(args.checkpoint / "return.png", dpi=100)
 print(f"mean return per agent: random {random_return:.1f}, after {done} rows {learned_return:.1f}")
 print(f"wrote last.npz, best.npz, return.png{', logs' * args.track} into {args.checkpoint}")

@@ -75,9 +75,8 @@ while collector.metrics.env_steps < args.total_timesteps:
     )
 envs.close()
 
-figure = Figure(figsize=(5, 2.5), layout="constrained")
-axes = figure.subplots()
+axes = Figure(figsize=(5, 2.5), layout="constrained").subplots()
 axes.plot(*np.transpose(curve), marker=".")
 axes.set(xlabel="env steps", ylabel="return of the agent", title="CartPole in EnvPool, cross-entropy method")
-figure.savefig(args.checkpoint / "return.png", dpi=100)
+axes.figure.savefig(args.checkpoint / "return.png", dpi=100)
 print(f"wrote last.npz, best.npz, return.png into {args.checkpoint}")

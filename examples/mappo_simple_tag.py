@@ -35,8 +35,9 @@ try:
     from marlvec.connectors import GeneralAdvantageEstimation, LearnerConnector, NormalizeObs, Rows, Standardize
     from marlvec.interop.torch import TorchPolicy
 
-    if args.track:
-        import tensorboard  # noqa: F401  (for marlvec.TensorBoardLogger)
+    progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
+    done, curve = progress["done"], progress["curve"]
+    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", agents=False, first_step=done)] if args.track else []
 except ImportError as error:
     raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[plot,tensorboard]'") from None
 
@@ -146,10 +147,7 @@ def touches(hunters: str, prey: str, games: int) -> np.ndarray:
 
 # 4. All of it. Episodes by which they are judged are played in envs of their own.
 PAIRS = ("hunters", "random_prey"), ("random_hunters", "prey"), ("hunters", "prey"), ("random_hunters", "random_prey")
-progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
-done, curve = progress["done"], progress["curve"]
 table = marlvec.LiveTable(args.total_timesteps - done, title="simple_tag", window=args.num_envs)
-logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", agents=False, first_step=done)] if args.track else []
 with (
     marlvec.make("simple_tag", num_envs=args.num_envs, backend=args.backend) as envs,
     marlvec.make("simple_tag", num_envs=args.num_envs, backend=args.backend) as others,
@@ -190,14 +188,13 @@ for log in logs:
     log.close()
 
 # 5. What came of it.
-figure = Figure(figsize=(6, 3.5), layout="constrained")
-axes = figure.subplots()
+axes = Figure(figsize=(6, 3.5), layout="constrained").subplots()
 steps, *lines = np.transpose(curve)
 for line, (hunters, prey) in zip(lines, PAIRS[:3], strict=True):
     axes.plot(steps, line, "o-", markersize=3, label=f"{hunters}, {prey}".replace("_", " "))
 axes.set(title="simple_tag", xlabel="env steps", ylabel="touches an episode (team of hunters)")
 axes.legend()
-figure.savefig(args.checkpoint / "touches.png", dpi=80)
+axes.figure.savefig(args.checkpoint / "touches.png", dpi=80)
 for (hunters, prey), found in results.items():
     print(f"{hunters:>14} and {prey:>11}: {found.mean():.2f} touches, prey caught in {(found > 0).mean():.0%}")
 print(f"wrote last.npz, touches.png{', logs' * args.track} into {args.checkpoint}")

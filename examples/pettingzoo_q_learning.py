@@ -90,11 +90,10 @@ with closing(AECView.make("tictactoe")) as env:
         }
         marlvec.save_checkpoint(args.checkpoint, progress=progress, score=-curve[-1][1])
 
-figure = Figure(figsize=(5, 2.5), layout="constrained")
-axes = figure.subplots()
+axes = Figure(figsize=(5, 2.5), layout="constrained").subplots()
 axes.plot(*zip((0, before), *curve, strict=True))
 axes.set(xlabel="moves in games against itself", ylabel="games lost (one agent)", title="tic-tac-toe, a table")
 axes.set_ylim(0, None)
-figure.savefig(args.checkpoint / "lost.png", dpi=100)
+axes.figure.savefig(args.checkpoint / "lost.png", dpi=100)
 print(f"lost against random moves: {before:.0%} before, {curve[-1][1]:.0%} after {done} moves against itself")
 print(f"wrote last.npz, best.npz, lost.png into {args.checkpoint}")

@@ -35,8 +35,9 @@ try:
     from marlvec.connectors import GeneralAdvantageEstimation, NormalizeObs, Rows, Standardize
     from marlvec.interop.torch import TorchPolicy
 
-    if args.track:
-        import tensorboard  # noqa: F401  (for marlvec.TensorBoardLogger)
+    progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
+    done, curve = progress["done"], progress["curve"]
+    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", agents=False, first_step=done)] if args.track else []
 except ImportError as error:
     raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[plot,tensorboard]'") from None
 
@@ -96,10 +97,7 @@ def update(rows: marlvec.SampleBatch, done: int) -> dict[str, float]:
 
 
 # 3. All of it. Episodes by which it is judged are played in envs of their own.
-progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
-done, curve = progress["done"], progress["curve"]
 table = marlvec.LiveTable(args.total_timesteps - done, title="simple_spread", window=args.num_envs)
-logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", agents=False, first_step=done)] if args.track else []
 with (
     marlvec.make("simple_spread", num_envs=args.num_envs, backend=args.backend) as envs,
     marlvec.make("simple_spread", num_envs=args.num_envs, backend=args.backend) as others,
@@ -140,12 +138,11 @@ for log in logs:
     log.close()
 
 # 4. What came of it.
-figure = Figure(figsize=(6, 3.5), layout="constrained")
-axes = figure.subplots()
+axes = Figure(figsize=(6, 3.5), layout="constrained").subplots()
 axes.plot(*np.transpose(curve), label="while it learns")
 axes.axhline(random, color="gray", linestyle="--", label="random")
 axes.set(title="mean over an update's episodes", xlabel="env steps", ylabel="team return (sum over agents)")
 axes.legend()
-figure.savefig(args.checkpoint / "return.png", dpi=80)
+axes.figure.savefig(args.checkpoint / "return.png", dpi=80)
 print(f"team return (sum over agents): {random:.1f} at random, {trained:.1f} trained")
 print(f"wrote last.npz, best.npz, return.png{', logs' * args.track} into {args.checkpoint}")

@@ -65,13 +65,12 @@ while model.num_timesteps < args.total_timesteps:
     marlvec.save_checkpoint(args.checkpoint, learner=learner, progress={"curve": points}, score=points[-1][1])
 view.close()
 
-figure = Figure(figsize=(5, 2.5), layout="constrained")
-axes = figure.subplots()
+axes = Figure(figsize=(5, 2.5), layout="constrained").subplots()
 axes.plot(*zip(*points, strict=True), marker=".")
 axes.set(
     xlabel="rows", ylabel="games won (one agent)", ylim=(0, 1), title="MaskablePPO against itself, then random moves"
 )
 axes.grid(alpha=0.3)
-figure.savefig(args.checkpoint / "win_rate.png", dpi=100)
+axes.figure.savefig(args.checkpoint / "win_rate.png", dpi=100)
 print(f"games won against random moves: {points[0][1]:.0%} untrained, {points[-1][1]:.0%} after {points[-1][0]} rows")
 print(f"wrote last.npz, best.npz, win_rate.png{', logs' * args.track} into {args.checkpoint}")

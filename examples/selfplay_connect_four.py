@@ -180,14 +180,13 @@ def main() -> None:
         log.close()
 
     # 5. What came of it.
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.subplots()
+    axes = Figure(figsize=(6, 3.5), layout="constrained").subplots()
     for name in ("random", "first snapshot"):
         seen = np.array([(step, found[name]) for step, found in curve if name in found]).reshape(-1, 2)
         axes.plot(*seen.T, "o-", label=f"against {name}")
     axes.set(title="connect four", xlabel="env steps", ylabel="win rate of the learner (one agent)", ylim=(0.4, 1.02))
     axes.legend()
-    figure.savefig(args.checkpoint / "connect_four.png", dpi=80)
+    axes.figure.savefig(args.checkpoint / "connect_four.png", dpi=80)
     found = {"env_steps": done, "seed": args.seed, **{name: rate.mean for name, rate in rates.items()}}
     (args.checkpoint / "results.json").write_text(json.dumps(found))
     show(league)

@@ -106,8 +106,8 @@ def main() -> None:
     progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
     done, curve = progress["done"], progress["curve"]
     table = marlvec.LiveTable(max(args.total_timesteps - done, 1), title="Kuhn poker", policies=["main"])
-    options = {"policies": ["main"], "first_step": done}
-    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", **options)] if args.track else []
+    track = {"policies": ["main"], "first_step": done}
+    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", **track)] if args.track else []
     with marlvec.make("kuhn_poker", num_envs=args.num_envs, backend=args.backend) as envs, table:
         board = selfplay.RatingTracker(envs.agents, note=["main"])
         rules = {"when": [selfplay.Every(max(args.total_timesteps // args.snapshots, 1))], "board": board}
@@ -144,15 +144,14 @@ def main() -> None:
         log.close()
 
     # 5. What came of it.
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.subplots()
+    axes = Figure(figsize=(6, 3.5), layout="constrained").subplots()
     steps, alone, average = zip(*curve, strict=True)
     axes.plot(steps, alone, "o-", label="the learner as it is")
     axes.plot(steps, average, "o-", label="the newer snapshots' average")
     axes.axhline(0.458333, color="grey", linestyle=":", label="at random")
     axes.set(title="Kuhn poker", xlabel="env steps", ylabel="exploitability, chips a hand (each agent)", ylim=(0, 0.5))
     axes.legend()
-    figure.savefig(args.checkpoint / "kuhn.png", dpi=80)
+    axes.figure.savefig(args.checkpoint / "kuhn.png", dpi=80)
     found = {"seed": args.seed, "env_steps": done}
     if known := not np.isnan(alone[-1]):
         found |= {"learner": alone[-1], "average": average[-1]}

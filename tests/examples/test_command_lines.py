@@ -24,6 +24,15 @@ print(json.dumps([found, sorted(sys.modules)]))
 """
 
 
+# Longer than a script should be: two teams, and opponents with ratings and a league.
+LONG = {"mappo_simple_tag": 205, "selfplay_connect_four": 205, "selfplay_kuhn": 170}
+
+
+def test_a_script_can_be_read_at_one_go() -> None:
+    lines = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert {name: n for name, n in lines.items() if n > LONG.get(name, 150)} == {}
+
+
 def test_help_is_shown_before_anything_large_is_imported() -> None:
     command = [sys.executable, "-c", HELP, *map(str, SCRIPTS)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
