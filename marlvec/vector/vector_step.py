@@ -91,16 +91,16 @@ class VectorStep:
         self.obs_leaves = [[*map(cut_leaf, leaves)] for leaves in buffers.obs]
         self.rewards: NDArray[np.float64] = cut(buffers.reward)
         flags, a = cut(buffers.flags), len(self._spec.agents)
-        # As `split_flags` has it; here it is done for each step.
-        self.terminated: BoolArray = flags[:, :a]
-        self.truncated: BoolArray = flags[:, a : 2 * a]
-        self.final_missing: BoolArray = flags[:, 2 * a : 3 * a]
-        self.done: BoolArray = flags[:, 3 * a]
-        self.reset_mask: BoolArray = flags[:, 3 * a + 1]
-        self.alive: BoolArray = flags[:, 3 * a + 2 : 4 * a + 2]
-        self.acting: BoolArray = flags[:, 4 * a + 2 : 5 * a + 2]
+        terminated, truncated, final_missing, done, reset_mask, alive, acting, gave_mask = buffers.flag_parts
+        self.terminated: BoolArray = flags[terminated]
+        self.truncated: BoolArray = flags[truncated]
+        self.final_missing: BoolArray = flags[final_missing]
+        self.done: BoolArray = flags[done]
+        self.reset_mask: BoolArray = flags[reset_mask]
+        self.alive: BoolArray = flags[alive]
+        self.acting: BoolArray = flags[acting]
         masks = buffers.shown_masks
-        if masks is not buffers.action_masks and np.count_nonzero(flags[:, 5 * a + 2]):
+        if masks is not buffers.action_masks and np.count_nonzero(flags[gave_mask]):
             masks = buffers.masks_given(rows)
         self.action_masks = [None if mask is None else cut(mask) for mask in masks]
         self.state: AnyArray | None = None

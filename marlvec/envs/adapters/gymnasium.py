@@ -22,7 +22,6 @@ AGENT = "agent_0"
 """Name of the one agent of a Gymnasium env."""
 
 
-_FLOATS: frozenset[Any] = frozenset({float, np.float64})
 _BOOLS: frozenset[Any] = frozenset({bool, np.bool_})
 
 
@@ -91,9 +90,9 @@ class GymnasiumAdapter(Adapter):
         if result.__class__ is tuple and len(result) == 5:
             obs, reward, ended, cut, info = result
             if (
-                reward.__class__ in _FLOATS
-                and ended.__class__ in _BOOLS
-                and cut.__class__ in _BOOLS
+                (reward.__class__ is float or reward.__class__ is np.float64)
+                and (ended is False or ended.__class__ in _BOOLS)
+                and (cut is False or cut.__class__ in _BOOLS)
                 and info.__class__ is dict
                 and not info
                 and not slot.gave_mask[0]

@@ -75,6 +75,7 @@ class Buffers:
         "final_missing",
         "final_obs",
         "final_state",
+        "flag_parts",
         "flags",
         "gave_mask",
         "has_objects",
@@ -124,6 +125,7 @@ class Buffers:
         self.flags: BoolArray = arrays["flags"]
         agent_num = len(spec.agents)
         self.events = self.flags[:, : 3 * agent_num + 2]
+        self.flag_parts = flag_parts(agent_num)
         (
             self.terminated,
             self.truncated,
@@ -299,16 +301,21 @@ def split_flags(flags: BoolArray, agent_num: int) -> tuple[BoolArray, ...]:
     Returns:
         terminated, truncated, final_missing (n, A), done, reset_mask (n,), alive, acting (n, A), gave_mask (n,).
     """
-    a = agent_num
+    return tuple(flags[part] for part in flag_parts(agent_num))
+
+
+def flag_parts(agent_num: int) -> tuple[tuple[slice, slice | int], ...]:
+    """Where in a block of flags each of them stands, in the order of `split_flags`."""
+    a, everyone = agent_num, slice(None)
     return (
-        flags[:, :a],
-        flags[:, a : 2 * a],
-        flags[:, 2 * a : 3 * a],
-        flags[:, 3 * a],
-        flags[:, 3 * a + 1],
-        flags[:, 3 * a + 2 : 4 * a + 2],
-        flags[:, 4 * a + 2 : 5 * a + 2],
-        flags[:, 5 * a + 2],
+        (everyone, slice(a)),
+        (everyone, slice(a, 2 * a)),
+        (everyone, slice(2 * a, 3 * a)),
+        (everyone, 3 * a),
+        (everyone, 3 * a + 1),
+        (everyone, slice(3 * a + 2, 4 * a + 2)),
+        (everyone, slice(4 * a + 2, 5 * a + 2)),
+        (everyone, 5 * a + 2),
     )
 
 
