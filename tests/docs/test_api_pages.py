@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,12 @@ MADE_BY_MARLVEC = {"marlvec.VectorEnv", "marlvec.VectorStep", "marlvec.selfplay.
 WELL_KNOWN = {"path", "state", "rows", "slot", "timeout", "indices", "env_ids", "args", "kwargs", "episode_id", "step"}
 _ELSEWHERE = re.compile(r"[Aa]s in `|[Ss]ee `|what `\w+` does|that `\w+` ran out of")
 EXPORTED = {"marlvec.connectors", "marlvec.errors"}  # modules among the names, which have pages of their own
-PACKAGE = griffe.load("marlvec", search_paths=[ROOT], docstring_parser="google")
+
+
+@cache
+def package() -> griffe.Module:
+    """What the sources say, read without importing them; takes seconds, so one worker of pytest's should do it."""
+    return griffe.load("marlvec", search_paths=[ROOT], docstring_parser="google")
 
 
 def entries() -> list[str]:
@@ -30,12 +37,19 @@ def entries() -> list[str]:
 def public_names() -> list[str]:
     names = [f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__]
     for view in VIEWS:  # some of them need libraries that are not here
-        names += [f"marlvec.interop.{view}.{name}" for name in PACKAGE[f"interop.{view}"].exports]
+        names += [f"marlvec.interop.{view}.{name}" for name in exports_of(ROOT / "marlvec" / "interop" / view)]
     return [name for name in names if name not in EXPORTED]
 
 
+def exports_of(module: Path) -> list[str]:
+    file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    found = re.search(r"^__all__ = (\[.*?\])$", file.read_text(encoding="utf-8"), re.M | re.S)
+    assert found
+    return ast.literal_eval(found[1])
+
+
 def found(name: str) -> griffe.Object:
-    part = PACKAGE[name.removeprefix("marlvec.")]
+    part = package()[name.removeprefix("marlvec.")]
     return part.final_target if part.is_alias else part
 
 
@@ -47,17 +61,23 @@ def test_the_reference_has_every_public_name() -> None:
     assert len(entries()) == len(set(entries()))
 
 
-@pytest.mark.parametrize("name", sorted(entries()))
-def test_a_public_name_says_what_it_takes(name: str) -> None:
+def test_every_public_name_says_what_it_takes_and_gives() -> None:
+    missing = {name: what for name in sorted(entries()) if (what := lacks(name))}
+    assert missing == {}, "these lack a docstring, an entry under Args, or Returns"
+
+
+def lacks(name: str) -> list[str]:
     thing = found(name)
     assert not thing.is_module, f"{name} is a module; the function of that name is {name}.{thing.name}"
-    if thing.is_attribute:
-        return
-    assert thing.docstring is not None
-    if thing.path.startswith("marlvec.testing.scripted"):
-        return  # envs of marlvec's own tests: what each says of itself is enough
+    # Envs of marlvec's own tests: what each says of itself is enough.
+    if thing.is_attribute or thing.path.startswith("marlvec.testing.scripted"):
+        return []
+    if thing.docstring is None:
+        return ["a docstring"]
     made_here = name in MADE_BY_MARLVEC or thing.path.startswith("marlvec.errors.")
     missing = [] if made_here else [each for each in parameters_of(thing) if each not in described_by(thing)]
+    if thing.is_function and str(thing.annotation) != "None":
+        missing += [] if "returns" in {part.kind.value for part in thing.docstring.parsed} else ["Returns"]
     if thing.is_class and not name.startswith("marlvec.interop."):  # views: their library says it of its methods
         for method in methods_of(thing):
             versions = versions_of(method, thing)
@@ -65,7 +85,7 @@ def test_a_public_name_says_what_it_takes(name: str) -> None:
                 # What a base says counts, and so does a parameter's name in the text.
                 known = WELL_KNOWN.union(*(described_by(each) | words_of(each) for each in versions))
                 missing += [f"{method.name}: {each}" for each in parameters_of(method) if each not in known]
-    assert missing == [], "Args: lacks these"
+    return missing
 
 
 def parameters_of(thing: griffe.Object) -> list[str]:
@@ -92,10 +112,3 @@ def described_by(thing: griffe.Object) -> set[str]:
 
 def words_of(thing: griffe.Object) -> set[str]:
     return set() if thing.docstring is None else set(re.findall(r"\w+", thing.docstring.value))
-
-
-@pytest.mark.parametrize("name", [name for name in sorted(entries()) if found(name).is_function])
-def test_a_public_function_says_what_it_returns(name: str) -> None:
-    function = found(name)
-    if str(function.annotation) != "None" and not function.path.startswith("marlvec.testing.scripted"):
-        assert "returns" in {part.kind.value for part in function.docstring.parsed}
