@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from marlvec.cli.console import complain
+from marlvec.cli.console import complain, did_you_mean
 
 __all__ = ["CommandGroup"]
 
@@ -48,6 +49,8 @@ class CommandGroup(TyperGroup):
 def _in_a_line(error: Any, program: str) -> str:
     """What is wrong, and where it says what is right."""
     text = " ".join(error.format_message().split()).removesuffix(".").replace("Value error, ", "")
+    if found := re.fullmatch(r"No such command '(.*)'", text):  # older typers suggest nothing
+        text += did_you_mean(found[1], error.ctx.command.list_commands(error.ctx))
     command = program if error.ctx is None else error.ctx.command_path
     parameter = getattr(error, "param", None)
     if type(error).__name__ == "MissingParameter" and getattr(parameter, "metavar", None) == "ENV":
