@@ -35,7 +35,7 @@ def adapt_pool(pool: Any, *, num_envs: int | None = None) -> Pool:
     """
     # EnvPool's pools are Gymnasium vector envs by name, so this comes first.
     if not isinstance(pool, Pool) and all(callable(getattr(pool, name, None)) for name in ("send", "recv", "reset")):
-        return EnvPoolAdapter(form_of(pool), pool=pool, open=_maker_of(pool), num_envs=num_envs)
+        return EnvPoolAdapter(form_of(pool), pool=pool, make_pool=_maker_of(pool), num_envs=num_envs)
     if not isinstance(pool, (Pool, gymnasium.vector.VectorEnv)):
         raise ContractError(
             f"expected a pool (send, recv and reset, as EnvPool's have them) or a Gymnasium vector env, "

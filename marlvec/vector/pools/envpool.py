@@ -48,7 +48,7 @@ class EnvPoolAdapter(Pool):
         form: PoolForm,
         *,
         pool: Any = None,
-        open: Callable[[Seeds | None], Any] | None = None,
+        make_pool: Callable[[Seeds | None], Any] | None = None,
         num_envs: int | None = None,
     ) -> None:
         n = form.num_envs if num_envs is None else num_envs
@@ -58,9 +58,9 @@ class EnvPoolAdapter(Pool):
         self.batch_size, self.autoreset = form.batch_size, form.autoreset
         # With several players EnvPool waits for batch_size envs even where these are all of them.
         self.synchronous = form.batch_size >= form.num_envs and form.num_players == 1
-        self._pool, self._open = pool, open
-        self._wire: EnvPoolFastPath | None = None
-        self._looks_at_actions = True  # EnvPool does, at the first ones; the wire comes after that
+        self._pool, self._make_pool = pool, make_pool
+        self._fast_path: EnvPoolFastPath | None = None
+        self._looks_at_actions = True  # EnvPool does, at the first ones; the fast path comes after that
         self._form = form
         agents = form.num_players
         space, mask_size = split_action_mask(form.observation_space, form.action_space)
@@ -83,9 +83,9 @@ class EnvPoolAdapter(Pool):
         self._reader = EnvPoolReader(form, self.spec, mask_in_obs=mask_size is not None)
         self._last: Ids = self._everyone
 
-    def made_by(self, open: Callable[[Seeds | None], Any]) -> None:
+    def made_by(self, make_pool: Callable[[Seeds | None], Any]) -> None:
         """From now on it can be made anew with other seeds, by this."""
-        self._open = open
+        self._make_pool = make_pool
 
     def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         name = self.spec.name
@@ -98,7 +98,7 @@ class EnvPoolAdapter(Pool):
         given = [seed for seed in seeds if seed is not None]
         if not given:
             return
-        if self._open is None:
+        if self._make_pool is None:
             raise ArgumentError(
                 f"reset(seed=…): {name} was made with its seeds, and there is nothing to make it anew with; let "
                 f"marlvec.make() build it, from a function that takes num_envs and seed"
@@ -124,14 +124,14 @@ class EnvPoolAdapter(Pool):
             self._resetting = ids
 
     def _open_pool(self, ids: Ids, seeds: Sequence[int | None]) -> None:
-        assert self._open is not None
+        assert self._make_pool is not None
         self._drop_pool()
         chosen: Seeds | None = None
         if seeds[0] is not None:
             chosen = [0] * len(self._everyone)
             for i, seed in zip(ids.tolist(), seeds, strict=True):
                 chosen[i] = seed or 0
-        self._pool = self._open(chosen)
+        self._pool = self._make_pool(chosen)
         spaces_of(self._pool, self.spec.name)
         self._in_flight = 0
         self._rows[:] = True
@@ -147,8 +147,8 @@ class EnvPoolAdapter(Pool):
             rows = self._rows[ids]
             parts = [leaf[rows] for leaf in actions]
         everyone = len(ids) == len(self._everyone)
-        if self._wire is not None:
-            self._wire.send(parts[0], None if everyone else ids)
+        if self._fast_path is not None:
+            self._fast_path.send(parts[0], None if everyone else ids)
             return
         # A copy: the pool's threads read it while the buffers go on.
         action = self._actions.unflatten([np.array(part, order="C") for part in parts])
@@ -159,14 +159,14 @@ class EnvPoolAdapter(Pool):
         if self._looks_at_actions:
             self._looks_at_actions = False  # it has
             if self._actions.is_leaf and EnvPoolFastPath.fits(self._pool):
-                self._wire = EnvPoolFastPath(self._pool)
+                self._fast_path = EnvPoolFastPath(self._pool)
 
     def recv(self) -> PoolReply:
         if self._resetting is not None:
             ids, self._resetting = self._resetting, None
             answer = self._pool.reset(ids.astype(np.int32))
         else:
-            answer = self._pool.recv() if self._wire is None else self._wire.recv()
+            answer = self._pool.recv() if self._fast_path is None else self._fast_path.recv()
         reply, rows = self._reader.read(answer, self._last)
         self._in_flight -= len(reply.env_ids)
         if len(self.spec.agents) > 1:
@@ -198,7 +198,7 @@ class EnvPoolAdapter(Pool):
         self._drop_pool()
 
     def _drop_pool(self) -> None:
-        pool, self._pool, self._wire, self._looks_at_actions = self._pool, None, None, True
+        pool, self._pool, self._fast_path, self._looks_at_actions = self._pool, None, None, True
         close = getattr(pool, "close", None)
         if close is not None:
             close()

@@ -58,10 +58,10 @@ def build(
     first = _first_seeds(seed, num_envs, total)
     form = form_of(envpool.make_spec(task_id, **config), name=f"envpool/{task_id}")
 
-    def open(seeds: list[int] | None) -> Any:
+    def make_pool(seeds: list[int] | None) -> Any:
         return envpool.make(task_id, env_type="gymnasium", seed=first if seeds is None else seeds, **config)
 
-    return EnvPoolAdapter(form, open=open, num_envs=num_envs)
+    return EnvPoolAdapter(form, make_pool=make_pool, num_envs=num_envs)
 
 
 def _good_batch(num_envs: int) -> int:

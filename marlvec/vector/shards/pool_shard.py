@@ -389,7 +389,7 @@ class PoolQueue:
             request: A call of `Pool.reset` or `Pool.send`.
         """
         self._waiting.append((count, request))
-        self._send_on()
+        self._ask_pool()
 
     def receive(self, timeout: float | None) -> PoolReply | None:
         """Wait for the next answer, without the rows of spares.
@@ -404,17 +404,17 @@ class PoolQueue:
             BusyError: The pool would never answer: too few envs are in flight.
         """
         if self._receiving is None:
-            self._send_on()
-            self._fill_up()
+            self._ask_pool()
+            self._add_spares()
             if timeout is None:
-                return self._take(self._pool.recv())
+                return self._without_spares(self._pool.recv())
             if self._receiver is None:  # pools cannot wait for a limited time, threads can
                 self._receiver = ThreadPoolExecutor(1, "marlvec-pool")
             self._receiving = self._receiver.submit(self._pool.recv)
         with suppress(FutureTimeout):
             reply = self._receiving.result(timeout)
             self._receiving = None
-            return self._take(reply)
+            return self._without_spares(reply)
         return None
 
     def missing_for(self, count: int) -> int:
@@ -437,13 +437,13 @@ class PoolQueue:
         if self._receiver is not None:
             self._receiver.shutdown(wait=self._receiving is None or self._receiving.done(), cancel_futures=True)
 
-    def _send_on(self) -> None:
+    def _ask_pool(self) -> None:
         while self._waiting and not (self._pool.synchronous and self.in_flight):
             count, request = self._waiting.popleft()
             request()
             self.in_flight += count
 
-    def _fill_up(self) -> None:
+    def _add_spares(self) -> None:
         missing = self.batch_size - self.in_flight
         if missing <= 0:
             return
@@ -457,7 +457,7 @@ class PoolQueue:
         self._pool.reset(np.array(spares, np.int64), nothing, nothing)
         self.in_flight += missing
 
-    def _take(self, reply: PoolReply) -> PoolReply:
+    def _without_spares(self, reply: PoolReply) -> PoolReply:
         pool, ids = self._pool, reply.env_ids
         self.in_flight -= len(ids)
         if self.in_flight < 0:

@@ -25,13 +25,13 @@ class ThreadTeam:
         self._replies: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._requests: list[queue.SimpleQueue[_Request]] = [queue.SimpleQueue() for _ in range(num_threads)]
         self._threads = [
-            threading.Thread(target=_help, args=(own, self._replies), name=f"marlvec-native-{w}", daemon=True)
+            threading.Thread(target=_run_thread, args=(own, self._replies), name=f"marlvec-native-{w}", daemon=True)
             for w, own in enumerate(self._requests)
         ]
         for thread in self._threads:
             thread.start()
         # They know the queues alone, so that whoever forgets to close leaves no thread behind for good.
-        self._finalizer = weakref.finalize(self, _dismiss, self._requests)
+        self._finalizer = weakref.finalize(self, _stop_threads, self._requests)
 
     def run(self, shares: Sequence[Callable[[], None]]) -> None:
         """Do all of these at once, the first one here; returns when all are done, whatever happens in one.
@@ -69,8 +69,8 @@ class ThreadTeam:
             thread.join()
 
 
-def _help(requests: queue.SimpleQueue[_Request], replies: queue.SimpleQueue[None]) -> None:
-    """What a helper does until it is dismissed."""
+def _run_thread(requests: queue.SimpleQueue[_Request], replies: queue.SimpleQueue[None]) -> None:
+    """What a helper does until it is stopped."""
     while (request := requests.get()) is not None:
         work, w, results = request
         try:
@@ -83,6 +83,6 @@ def _help(requests: queue.SimpleQueue[_Request], replies: queue.SimpleQueue[None
         replies.put(None)
 
 
-def _dismiss(requests: list[queue.SimpleQueue[Any]]) -> None:
+def _stop_threads(requests: list[queue.SimpleQueue[Any]]) -> None:
     for own in requests:
         own.put(None)

@@ -416,6 +416,18 @@ def test_resets_are_looked_at_too(problem: str, change: Any) -> None:
             envs.reset()
 
 
+def test_who_was_asked_for_nothing_cannot_answer() -> None:
+    shop = PoolShop(factories_of("single", 2), batch_size=1)
+    with pooled(shop, 2, autoreset_mode="next_step") as envs:
+        envs.async_reset()
+        envs.drain()
+        recv = shop.made[0].recv
+        shop.made[0].recv = lambda: spoil(recv(), set_info("env_id", np.array([1])))
+        envs.send(np.zeros((1, 1), np.int64), [0])
+        with pytest.raises(ContractError, match=r"answers for envs \[1\].*REPLY of envs that are BEGUN"):
+            envs.recv()
+
+
 def test_an_exception_out_of_the_pool_breaks_it() -> None:
     shop = PoolShop(factories_of("single", 2))
     with pooled(shop, 2) as envs:
