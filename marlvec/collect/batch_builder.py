@@ -18,6 +18,7 @@ from marlvec.collect.rollout_state import CurrentState, RolloutState
 from marlvec.collect.sample_target import SampleTarget
 from marlvec.collect.storage.transition_buffer import Slots
 from marlvec.connectors import Rows
+from marlvec.errors import StateError
 
 __all__ = ["BatchBuilder", "BuiltBatch"]
 
@@ -258,6 +259,11 @@ class BatchBuilder:
         all_are_shown = any(len(runner.learner_connectors) for runner in trained)
         for runner, own in zip(runners, shown, strict=True):
             if len(own) and (all_are_shown or runner in trained):
+                if not runner.trajectories.keeps_columns:
+                    raise StateError(
+                        f"learner connectors have come, and rows of the frozen policy {runner.policy_id!r} were not "
+                        f"kept for them to look at: call reset()"
+                    )
                 columns, unroll_id = runner.trajectories.read(own, unroll_id)
                 if self._reward_dtype is not None:
                     columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)

@@ -186,13 +186,22 @@ class EpisodeTracker:
         function = self._function
         if function is None:
             return False
-        before = self.policy_NA[env_ids]
-        for i in env_ids.tolist():
-            episode = Episode(*self.identity(i), entropy)
-            self.policy_NA[i] = [
-                self._known(function(name, episode), f"policy_mapping({name!r}, {episode})") for name in self._agents
-            ]
-        return bool((before != self.policy_NA[env_ids]).any())
+        if not len(env_ids):
+            return False
+        before, numbers = self.policy_NA[env_ids], self._numbers
+        found: list[int] = []
+        eps_ids, ordinals = self.eps_id_N[env_ids].tolist(), self.number_N[env_ids].tolist()
+        for eps_id, env_id, ordinal in zip(eps_ids, env_ids.tolist(), ordinals, strict=True):
+            episode = Episode(eps_id, env_id, ordinal, entropy)
+            for name in self._agents:
+                policy_id = function(name, episode)
+                try:
+                    found.append(numbers[policy_id])
+                except (KeyError, TypeError):
+                    self._known(policy_id, f"policy_mapping({name!r}, {episode})")
+                    raise
+        self.policy_NA[env_ids] = now = np.reshape(found, before.shape)
+        return bool((before != now).any())
 
     def _next_ids(self, env_ids: IntArray) -> IntArray:
         ids: IntArray = self._first_id + self._count_N[env_ids] * len(self._count_N) + env_ids

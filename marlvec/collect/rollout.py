@@ -5,6 +5,7 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from time import perf_counter
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.acting.noop_actions import GroupActions
 from marlvec.collect.acting.policy_router import PolicyRouter
-from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner, ReadyRows
+from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner, ReadyRows, Selection
 from marlvec.collect.acting.random_steps import RandomSteps
 from marlvec.collect.acting.row_builder import RowBuilder
 from marlvec.collect.callbacks.callback import LossReason
@@ -159,6 +160,7 @@ class RolloutLoop:
         self._starting = entropy, seed
         for runner in self._runners.values():
             runner.clear()
+        self._choose_columns()
         self._entropy, self._finished, self._failed_tries = entropy, (), 0
         # What is in no batch now never will be.
         counters.env_steps_lost = counters.env_steps - counters.env_steps_delivered
@@ -218,6 +220,7 @@ class RolloutLoop:
         Args:
             length: How many steps all envs are to make; 0 where they make different numbers of them.
         """
+        self._choose_columns()
         if self._is_dense:
             self._failed_tries = 0  # it was so to the end
         self._is_dense, self.steps_left = False, 0
@@ -231,6 +234,14 @@ class RolloutLoop:
                 return
         for runner in playing:
             runner.use_slots()
+
+    def _choose_columns(self) -> None:
+        """Keep no rows of frozen policies where nobody will read them: where there are no learner connectors."""
+        runners = self._runners.values()
+        are_shown = any(len(runner.learner_connectors) for runner in runners)
+        for runner in runners:
+            if not len(runner.trajectories):
+                runner.trajectories.keeps_columns = are_shown or not runner.is_frozen
 
     @property
     def _all_act(self) -> bool:
@@ -407,10 +418,10 @@ class RolloutLoop:
         """Send answers through their action connectors, which see each of them once, whatever fails after that."""
         try:
             for answer in answers:
-                if not answer.parts:
+                if not answer.for_env:
                     answer.runner.transform(answer)
         finally:
-            self._transformed = [answer for answer in answers if answer.parts]
+            self._transformed = [answer for answer in answers if answer.for_env]
 
     def _note_times(self, deciding: float, connecting: float) -> None:
         timers = self._metrics.timers
@@ -473,16 +484,13 @@ class RolloutLoop:
         self._episodes.truncate(env_step.where, env_step.ended & ~env_step.terminated)
         self._ended_agents.note(env_step)
         ended_nA = env_step.with_last_row(self._episodes.seen_NA)
-        for runner in self._router.playing:
-            chosen = self._router.select(runner, env_step.env_ids, ended_nA)
-            lanes = chosen.lanes
-            if not len(lanes):
-                continue
-            rows, _ = self._row_builder.rows(runner, chosen, env_step, last=True)
-            missing = self._router.pick(runner, chosen, env_step.missing)
+        for runner, chosen, rows, _ in self._rows(env_step, ended_nA, last=True):
+            lanes, missing = chosen.lanes, self._router.pick(runner.group_index, chosen, env_step.missing)
             acted = runner.trajectories.slot_L[lanes] >= 0
             if not acted.all():  # the others ended before they ever acted: the connectors saw it, but it closes nothing
                 rows, lanes, missing = rows.take(acted), lanes[acted], missing[acted]
+            if not len(lanes):
+                continue
             self._store(runner, rows, lanes, lanes, missing)
 
     def _turn_over(self, env_step: EnvStep) -> None:
@@ -554,15 +562,8 @@ class RolloutLoop:
             self._note_given(env_step)
         if env_step.untrained:
             self._episodes.untrained.update(self._episodes.eps_id_N[env_step.untrained].tolist())
-        for runner in self._router.playing:
-            if all_act:
-                chosen = self._router.everyone(runner, env_step.env_ids)
-            else:
-                chosen = self._router.select(runner, env_step.env_ids, env_step.acting)
+        for runner, chosen, rows, kept in self._rows(env_step, None if all_act else env_step.acting, last=False):
             lanes, places = chosen.lanes, chosen.places
-            if not len(lanes):
-                continue
-            rows, kept = self._row_builder.rows(runner, chosen, env_step, last=False)
             if kept is not None:  # nobody is asked about the others; their open rows stay open
                 runner.noops.add(lanes[~kept])
                 lanes = places = lanes[kept]
@@ -573,6 +574,28 @@ class RolloutLoop:
             runner.ready = runner.ready.join(ready) if len(runner.ready.lanes) else ready
         if self._callback_list.follows:
             self._callback_list.start()
+
+    def _rows(
+        self, env_step: EnvStep, mask_nA: NDArray[np.bool_] | None, *, last: bool
+    ) -> Iterator[tuple[PolicyRunner, Selection, Rows, NDArray[np.bool_] | None]]:
+        """Each policy's rows behind its agent connectors, and which of those asked for they are; None for all.
+
+        Args:
+            env_step: Where they are.
+            mask_nA: (n, A) which; None for all agents of these envs.
+            last: Whether these are final observations.
+        """
+        for runner in self._router.playing:
+            if mask_nA is None:
+                chosen = self._router.everyone(runner, env_step.env_ids)
+            elif self._router.plays_alone(runner):
+                chosen = self._router.select(runner, env_step.env_ids, mask_nA)
+            else:
+                continue
+            if len(chosen.lanes):
+                yield runner, chosen, *self._row_builder.rows(runner, chosen, env_step, last=last)
+        if mask_nA is not None:
+            yield from self._row_builder.shared(env_step, mask_nA, last=last)
 
     def _store(self, runner: PolicyRunner, rows: Rows, lanes: IntArray, places: Where, missing: Missing = None) -> None:
         """Store rows and close the transitions that led to them."""

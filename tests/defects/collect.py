@@ -63,7 +63,7 @@ def collected_truncated_is_terminated(patch: Patch) -> None:
     """Whoever is truncated is said to be terminated."""
 
     def ended(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep) -> Any:
-        return row_builder._router.pick(runner, chosen, env_step.ended)
+        return row_builder._router.pick(runner.group_index, chosen, env_step.ended)
 
     give(patch, "terminated", ended, of_last=True)
 
@@ -84,7 +84,9 @@ def collected_idle_rewards_dropped(patch: Patch) -> None:
     rows_of = RowBuilder.rows
 
     def rows(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
-        row_builder._episodes.owed_L[chosen.places] = row_builder._router.pick(runner, chosen, env_step.rewards)
+        row_builder._episodes.owed_L[chosen.places] = row_builder._router.pick(
+            runner.group_index, chosen, env_step.rewards
+        )
         return rows_of(row_builder, runner, chosen, env_step, last=last)
 
     patch.setattr(RowBuilder, "rows", rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,20 @@ from marlvec.collect.scheduling.env_step import index_of
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
 
-__all__ = ["PolicyRouter"]
+__all__ = ["PolicyRouter", "Share"]
 
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 _REMEMBERED = 64  # sets of envs whose rows are remembered: the same envs often come back together again
+
+
+class Share(NamedTuple):
+    """Rows of one policy among those of several: from ``start`` to ``stop``."""
+
+    runner: PolicyRunner
+    start: int
+    stop: int
 
 
 class PolicyRouter:
@@ -105,9 +113,40 @@ class PolicyRouter:
             self._everyone[key] = found
         return found
 
-    def pick(self, runner: PolicyRunner, chosen: Selection, array_nA: AnyArray) -> AnyArray:
-        """A policy's rows of an array over all agents."""
-        return chosen.pick(array_nA[:, self._columns[runner.group_index]])
+    def pick(self, group_index: int, chosen: Selection, array_nA: AnyArray) -> AnyArray:
+        """Rows of a group of an array over all agents."""
+        return chosen.pick(array_nA[:, self._columns[group_index]])
+
+    def plays_alone(self, runner: PolicyRunner) -> bool:
+        """Whether nobody else plays in a policy's group."""
+        return len(self._players[runner.group_index]) == 1
+
+    def split(self, env_ids: IntArray, mask_nA: BoolArray) -> list[tuple[int, Selection, list[Share]]]:
+        """Rows of several policies, where a mask over these envs is True: each policy's stand side by side.
+
+        Returns:
+            Per group in which several policies play: its position, its rows, and whose they are.
+        """
+        found = []
+        for g, columns in enumerate(self._columns):
+            if len(self._players[g]) < 2:
+                continue
+            env, place = np.nonzero(mask_nA if len(self.groups) == 1 else mask_nA[:, columns])
+            if not len(env):
+                continue
+            flat, env_id, agent = env * len(columns) + place, env_ids[env], columns[place]
+            numbers = self._policy_NA[env_id, agent]
+            order = np.argsort(numbers.astype(np.uint16), kind="stable")  # a radix sort; there are not so many policies
+            env_id, agent, numbers = env_id[order], agent[order], numbers[order]
+            lanes = env_id * len(self._agents) + agent
+            ends = np.searchsorted(numbers, [runner.number for runner in self._players[g]], side="right").tolist()
+            shares = [
+                Share(runner, start, stop)
+                for runner, start, stop in zip(self._players[g], [0, *ends], ends, strict=False)
+                if start < stop
+            ]
+            found.append((g, Selection(flat[order], env_id, agent, lanes, lanes), shares))
+        return found
 
     def select(self, runner: PolicyRunner, env_ids: IntArray, mask_nA: BoolArray) -> Selection:
         """Rows a policy plays, where a mask over these envs is True."""

@@ -282,7 +282,8 @@ class PolicyRunner:
         self.agent_connectors.reset(env_ids)
         self.action_connectors.reset(env_ids)
         self.noops.begin(env_ids)
-        self.off_policy.forget(np.add.outer(env_ids * self._num_agents, np.arange(self._num_agents)).ravel())
+        if len(self.off_policy):
+            self.off_policy.forget(np.add.outer(env_ids * self._num_agents, np.arange(self._num_agents)).ravel())
 
     def keep_ended(self, ended_N: IntArray) -> None:
         """Drop all rows but those of episodes that have ended.
@@ -387,6 +388,13 @@ class PolicyRunner:
         if taken := [name for name in extras if name in rows or name in BATCH_COLUMNS]:
             raise self._bad(f"added columns named {taken}, which the collector gives")
         n = len(rows)
+        if (
+            not extras
+            and actions.__class__ is np.ndarray
+            and actions.shape[:1] == (n,)
+            and self.off_policy.knows_columns
+        ):
+            return actions, extras
         for name, column in (("actions", actions), *extras.items()):
             for path, leaf in tree_leaves(column):
                 shape = _shape(leaf)
@@ -422,15 +430,16 @@ class PolicyRunner:
             raise
         if len(rows) != len(answer.rows):
             raise self._bad(f"has action connectors that got {len(answer.rows)} rows and returned {len(rows)}")
-        answer.for_env = self._env_leaves(answer, rows["actions_for_env"])
-        given_names = answer.given.keys()
-        columns = {name: column for name, column in rows.items() if name not in given_names}
-        columns["actions"] = self._policy_tree.unflatten(own)
-        columns["actions_for_env"] = self._env_tree.unflatten(answer.for_env)
-        columns["policy_version"] = versions = np.empty(len(rows), np.int64)
-        versions.fill(answer.version)
-        answer.parts = self.trajectories.forms.check_answer(columns, asked=not _all_given(columns))
-        answer.rows = rows
+        for_env = self._env_leaves(answer, rows["actions_for_env"])
+        parts, given = [], answer.given.keys()
+        if self.trajectories.keeps_columns:
+            columns = {name: column for name, column in rows.items() if name not in given}
+            columns["actions"] = self._policy_tree.unflatten(own)
+            columns["actions_for_env"] = self._env_tree.unflatten(for_env)
+            columns["policy_version"] = versions = np.empty(len(rows), np.int64)
+            versions.fill(answer.version)
+            parts = self.trajectories.forms.check_answer(columns, asked=not _all_given(columns))
+        answer.rows, answer.parts, answer.for_env = rows, parts, for_env  # in one line: it is seen whole, or not at all
 
     def _own_leaves(self, answer: PolicyAnswer) -> list[AnyArray]:
         """Leaves of the policy's own actions."""

@@ -82,7 +82,10 @@ class DenseBuffer:
         forms: As given.
         lanes: (L,) which lanes these are.
         slot_L: (N × A,) 0 where a lane's row waits for an action or for its outcome, else -1; for reading.
+        keeps_columns: True, see `SlotBuffer`.
     """
+
+    keeps_columns = True
 
     def __init__(
         self,

@@ -43,6 +43,8 @@ class SlotBuffer:
     Attributes:
         forms: As given.
         slot_L: (L,) each lane's row that waits for an action or for its outcome, or -1; for reading.
+        keeps_columns: Whether rows and answers are kept whole. Else it is only known whose they are, when they came
+            and what they lead to: rows that nobody will read. To be set while there are none.
     """
 
     def __init__(self, forms: ColumnForms, num_lanes: int) -> None:
@@ -56,6 +58,7 @@ class SlotBuffer:
         self._final = np.zeros(_START, np.bool_)
         self._missing = np.zeros(_START, np.bool_)
         self.slot_L = np.full(num_lanes, -1, np.int64)
+        self.keeps_columns = True
         # A stable sort of 16-bit keys is a radix sort.
         self._sort_dtype = np.uint16 if num_lanes <= np.iinfo(np.uint16).max else np.int64
 
@@ -96,22 +99,25 @@ class SlotBuffer:
         if stop > self._capacity:
             self._keep(slice(start), max(2 * self._capacity, stop))
         where = slice(start, stop)
-        for name, form in self.forms.rows.items():
-            value = rows.get(name)
-            if value is None and final:
+        values, stored = dict(rows.items()), self._columns
+        for name, form in self.forms.rows.items() if self.keeps_columns else ():
+            if name not in values or name in _UNREAD:
                 continue
-            leaves = self._columns.get(name) or self._add_column(name)
+            value, leaves = values[name], stored.get(name) or self._add_column(name)
             if value.__class__ is np.ndarray and value.dtype == form.dtype and value.shape[1:] == form.shape:
                 leaves[0][where] = value
             else:
                 for leaf, part in zip(leaves, form.fit(value), strict=True):
                     leaf[where] = part
+        for name in () if self.keeps_columns else _KEPT:
+            (stored.get(name) or self._add_column(name))[0][where] = values[name]
         self._lane[where] = lanes
         self._tick[where] = tick
-        self._env_t[where] = env_t
         self._next[where] = -1
         self._final[where] = final
-        self._missing[where] = False if missing is None else missing
+        if self.keeps_columns:
+            self._env_t[where] = env_t
+            self._missing[where] = False if missing is None else missing
         before, slots = self.slot_L[places], np.arange(start, stop)
         closed = int(np.count_nonzero(before >= 0))
         if closed == len(before):
@@ -132,6 +138,8 @@ class SlotBuffer:
 
     def answer(self, places: Where, parts: list[Leaves]) -> None:
         """Write down what the policy answered to these lanes' last rows: what `ColumnForms.check_answer` returned."""
+        if not self.keeps_columns:
+            return
         slots = self.slot_L[places]
         where: Where = slots
         if len(slots) and np.count_nonzero(slots[1:] - slots[:-1] == 1) == len(slots) - 1:  # rows that came together
@@ -255,4 +263,6 @@ class SlotBuffer:
         self.slot_L[:] = -1
 
 
+_KEPT = ("env_id", "eps_id")
+_UNREAD = {"first", "last"}
 _ARRAYS = ("_lane", "_tick", "_env_t", "_next", "_final", "_missing")

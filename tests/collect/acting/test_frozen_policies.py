@@ -9,6 +9,7 @@ import pytest
 
 from marlvec.collect import Collector, Episode
 from marlvec.connectors import AgentPipeline, LearnerConnector, LearnerPipeline, NormalizeObs, Rows
+from marlvec.errors import StateError
 from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.helpers.players import KINDS, EchoPolicy, sync
 
@@ -55,6 +56,52 @@ def test_a_frozen_policy_is_in_no_batch_and_its_connectors_learn_nothing(batch_m
         assert repr(learning.state_dict()) != before[1]
         collector.eval()
         assert not learning.training
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
+def test_rows_of_frozen_policies_that_nobody_reads_change_nothing(kind: str, batch_mode: Any) -> None:
+    """Where learner connectors look at them they are kept; else they are counted alone, and batches are the same."""
+
+    def collected(learner: list[Any]) -> tuple[list[Any], Collector]:
+        def mapping(name: str, episode: Any) -> str:
+            return ("main", "old", "older")[(int(name[-1]) + episode.number) % 3]
+
+        with sync(kind, 4, 3) as envs:
+            collector = Collector(
+                envs, {"main": EchoPolicy()}, mapping, learner_connectors=learner, batch_mode=batch_mode, seed=3
+            )
+            collector.add_policy("old", EchoPolicy(), like="main", learner_connectors=(), frozen=True)
+            collector.add_policy("older", EchoPolicy(), like="main", learner_connectors=(), frozen=True)
+            amounts = [{"env_steps": 30}, {"agent_steps": 17}, {"episodes": 5}, {"agent_steps": 40}, {"env_steps": 21}]
+            return [collector.collect(**amount) for amount in amounts], collector  # type: ignore[arg-type]  # one each
+
+    kept, _ = collected([Seen()])
+    counted, collector = collected([])
+    for one, other in zip(kept, counted, strict=True):
+        assert (one.env_steps, one.agent_steps) == (other.env_steps, other.agent_steps)
+        assert one.keys() == other.keys()
+        for name in one:
+            assert one[name].keys() == other[name].keys()
+            for column, values in one[name].items():
+                if column != "unroll_id":
+                    np.testing.assert_array_equal(values, other[name][column], err_msg=column)
+    assert [len(runner.trajectories._columns) for runner in collector._runners.values()][1:] == [2, 2]
+
+
+def test_learner_connectors_that_come_too_late_for_rows_of_frozen_policies_say_so() -> None:
+    with sync("parallel", 3, 2) as envs:
+        collector = Collector(
+            envs, {"main": EchoPolicy()}, lambda name, _: "main" if name[-1] == "0" else "old", seed=0
+        )
+        collector.add_policy("old", EchoPolicy(), frozen=True)
+        collector.collect(env_steps=9)
+        collector.learner_connectors["main"].append(seen := Seen())
+        with pytest.raises(StateError, match=r"'old' were not kept .* reset\(\)"):
+            collector.collect(env_steps=9)
+        collector.reset()
+        collector.collect(env_steps=9)
+        assert seen.shown == {"main", "old"}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
