@@ -252,8 +252,8 @@ def collected_version_of_the_batch(patch: Patch) -> None:
 
     def stamp(batch_builder: BatchBuilder, *what: Any) -> Any:
         for runner in batch_builder._runners.values():
-            if "policy_version" in runner.trajectories._columns:
-                runner.trajectories._columns["policy_version"][0][...] = runner.policy.version
+            if "policy_version" in runner.use_slots()._columns:
+                runner.use_slots()._columns["policy_version"][0][...] = runner.policy.version
         return make(batch_builder, *what)
 
     patch.setattr(BatchBuilder, "make", stamp)
@@ -280,7 +280,7 @@ def collected_rows_of_lost_episodes(patch: Patch) -> None:
     def keep(loop: RolloutLoop, env_step: EnvStep) -> None:
         with ExitStack() as stack:
             for runner in loop._runners.values():
-                stack.enter_context(during(runner.trajectories, "of_episodes", lambda eps_ids: np.zeros(0, np.int64)))
+                stack.enter_context(during(runner.use_slots(), "of_episodes", lambda eps_ids: np.zeros(0, np.int64)))
             lose(loop, env_step)
 
     patch.setattr(RolloutLoop, "_lose", keep)
