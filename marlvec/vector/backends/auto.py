@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from statistics import median
-from time import perf_counter, thread_time
 from typing import Any
 
 from marlvec.envs.making.recipe import EnvRecipe
@@ -60,12 +60,12 @@ def _seconds_of_a_step(recipes: Sequence[EnvRecipe], settings: SettingsArguments
     plain: SettingsArguments = {**settings, "copy": False, "on_fault": "raise", "autoreset_mode": "same_step"}
     with AsyncVectorEnv(recipes, num_workers=1, worker=_serve_timed, **plain) as envs:
         envs.reset()
-        began = perf_counter()
+        began = time.perf_counter()
         for _ in range(_STEPS):
             for ids in ([0], [0, 1]):
                 envs.send(envs.random_action(env_ids=ids), ids)
                 envs.recv(min_envs=len(ids))
-            if perf_counter() - began > _MAX_SECONDS:
+            if time.perf_counter() - began > _MAX_SECONDS:
                 break
         times: list[tuple[int, float, float]] = envs.exec_func(_timed, [0])[0]
     cpu, wall = (
@@ -82,10 +82,10 @@ _TIMES: list[tuple[int, float, float]] = []  # in the worker process: how many e
 def _serve_timed(link: WorkerLink) -> None:
     """A worker's loop that notes what its steps cost."""
     for request in link.requests():
-        cpu, wall = thread_time(), perf_counter()
+        cpu, wall = time.thread_time(), time.perf_counter()
         link.answer(request)
         if request.operation == "send":
-            _TIMES.append((len(request.ids), thread_time() - cpu, perf_counter() - wall))
+            _TIMES.append((len(request.ids), time.thread_time() - cpu, time.perf_counter() - wall))
 
 
 def _timed(_env: Any) -> list[tuple[int, float, float]]:
