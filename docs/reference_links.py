@@ -1,0 +1,33 @@
+"""mkdocstrings: public names in docstrings are links to their entries."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+PAGES = sorted((Path(__file__).resolve().parent / "api").glob("*.md"))
+ENTRIES = {
+    name.rpartition(".")[2]: name
+    for page in PAGES
+    for name in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.M)
+    if name.rpartition(".")[2] != "make"  # there are two
+}
+
+
+class ReferenceLinks(griffe.Extension):
+    """Changes docstrings as they are read."""
+
+    def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        """Put the links into one docstring."""
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(
+                r"(?<![`\[])`(\w+)`(?!`)", _link, obj.docstring.value
+            )
+
+
+def _link(found: re.Match[str]) -> str:
+    target = ENTRIES.get(found[1])
+    return f"[`{found[1]}`][{target}]" if target else found[0]
