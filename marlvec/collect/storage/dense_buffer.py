@@ -101,7 +101,7 @@ class DenseBuffer:
         self.lanes: IntArray = rows["env_id"] * num_agents + rows["agent_index"]
         self._width = int(np.count_nonzero(rows["env_id"] == rows["env_id"][0]))  # lanes of an env
         self._eps_id, self._env_t, self._offset = (
-            rows["eps_id"][:: self._width],
+            rows["eps_id"][:: self._width].copy(),
             env_t[:: self._width],
             rows["t"] - env_t,
         )

@@ -305,3 +305,38 @@ def test_who_needs_slots_again_and_again_is_not_tried_for_ever() -> None:
         assert collector._loop._failed_tries == 3
         collector.reset()
         assert collector._loop._failed_tries == 0
+
+
+class Scribbler(Chooser):
+    """Writes into all that it is given, and then fails, when it is asked for the n-th time."""
+
+    def __init__(self, fails_at: int) -> None:
+        super().__init__(0)
+        self.left = fails_at
+
+    def act(self, rows: Rows, *, explore: bool = True) -> Any:
+        seen, answer = rows["obs"].copy(), super().act(rows)
+        for _, column in rows.items():
+            column[...] = 0
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return answer[0], {**answer[1], "seen": seen}
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("fails_at", [2, 3, 5, 99])
+def test_a_policy_may_write_into_its_rows_and_fail(fails_at: int, copy: bool) -> None:
+    """It is asked anew about rows as they came; what is stored never was what it has written."""
+    found = []
+    for policy in (Scribbler(fails_at), Scribbler(-1)):
+        with vectorize("sync", [partial(World, "box", "", None, i) for i in range(3)], copy=copy) as envs:
+            collector = Collector(envs, {"p": policy}, "p", seed=0)
+            collector.collect(env_steps=3)
+            try:
+                batch = collector.collect(env_steps=18)
+            except KeyboardInterrupt:
+                batch = collector.collect(env_steps=18)
+            found.append([(name, column["x"] if name == "more" else column) for name, column in batch["p"].items()])
+    for (name, got), (_, want) in zip(*found, strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=name)
