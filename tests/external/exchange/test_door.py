@@ -197,6 +197,9 @@ def test_episodes_that_are_not_for_training_are_in_no_batch(envs: ExternalVector
     assert sorted(set(batch["main"].obs[:, 0].tolist())) == [0, 2, 4]
     assert len(batch["main"]) == 15
     assert (batch.env_steps, batch.agent_steps, collecting.collector.metrics.episodes_total) == (18, 30, 6)
+    collecting.collect(episodes=1)  # which drops what the last batch had
+    play(envs.gateway.begin(timeout=30), stamp=6)
+    collecting.wait()
     assert collecting.collector._episodes.untrained == set(), "finished ids do not accumulate"
 
 
