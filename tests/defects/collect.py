@@ -251,10 +251,11 @@ def collected_version_of_the_batch(patch: Patch) -> None:
     make = BatchBuilder.make
 
     def stamp(batch_builder: BatchBuilder, *what: Any) -> Any:
+        batches, unroll_id = make(batch_builder, *what)
         for runner in batch_builder._runners.values():
-            if "policy_version" in runner.use_slots()._columns:
-                runner.use_slots()._columns["policy_version"][0][...] = runner.policy.version
-        return make(batch_builder, *what)
+            if runner.policy_id in batches:
+                batches[runner.policy_id]["policy_version"][...] = runner.policy.version
+        return batches, unroll_id
 
     patch.setattr(BatchBuilder, "make", stamp)
 

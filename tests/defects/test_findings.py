@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from marlvec.errors import ContractError, EnvRaised
+from marlvec.vector.processes.worker_pool import WorkerState
 from marlvec.vector.shards.shard import Shard
 from tests.defects.findings import is_find
 from tests.defects.plugin import WRONG
@@ -36,6 +37,11 @@ def test_what_the_tests_and_marlvec_itself_raise_is_a_find() -> None:
     assert is_find(pytest.fail.Exception())
     assert is_find(ContractError("rows must keep their order"))
     assert is_find(EnvRaised("env 0 raised"))
+    assert is_find(KeyError(WorkerState.REAPED))
+
+
+def test_what_is_not_in_a_dict_is_no_find() -> None:
+    assert not is_find(KeyError("seed"))
 
 
 def test_a_mistake_in_a_worker_is_none() -> None:

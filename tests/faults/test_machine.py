@@ -15,7 +15,7 @@ pytestmark = pytest.mark.many_processes
 
 CALLS = 30
 # `make test` makes few; who hunts for a defect (tests/defects) goes on until it is found, and `make soak` makes many.
-RUNS = 200 if "MARLVEC_TEST_DEFECT" in os.environ else 50
+RUNS = 400 if "MARLVEC_TEST_DEFECT" in os.environ else 50
 LONG_RUNS, LONG_CALLS = 5_000, 50
 
 
