@@ -128,14 +128,14 @@ def main() -> None:
     table = Table("envs", "collect() µs", "by hand µs", "step() µs", "collect() / by hand", "step() / collect()")
     for n, ticks in ((16, 200), (64, 100)):
         title = f"that do nothing × {n}, sync"
-        compare(console, table, title, lambda n=n: marlvec.make(NoOpEnv, num_envs=n, backend="sync"), ticks, args.turns)  # type: ignore[misc]
+        compare(console, table, title, lambda n=n: marlvec.make(NoOpEnv, num_envs=n, backend="sync"), ticks, args.turns)
     for n, ticks in ((1024, 64), (16384, 16)):
         title = f"simple_spread × {n:,}, native"
         compare(
             console,
             table,
             title,
-            lambda n=n: marlvec.make("simple_spread", num_envs=n, backend="native"),  # type: ignore[misc]
+            lambda n=n: marlvec.make("simple_spread", num_envs=n, backend="native"),
             ticks,
             args.turns,
         )
