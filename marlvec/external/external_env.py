@@ -23,7 +23,7 @@ from marlvec.errors import (
     StateError,
 )
 from marlvec.external.exchange.external_episode import ExternalEpisode, Flags
-from marlvec.external.exchange.row_exchange import LONGEST_WAIT
+from marlvec.vector.settings import LONGEST_WAIT
 
 if TYPE_CHECKING:
     from marlvec.external.vector_env import ExternalVectorEnv

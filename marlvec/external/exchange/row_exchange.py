@@ -15,12 +15,11 @@ from typing import Literal
 
 from marlvec.errors import ClosedError, DriverGone, EpisodeCut
 from marlvec.external.exchange.row import ExternalRow, RowSource
+from marlvec.vector.settings import LONGEST_WAIT
 
-__all__ = ["LONGEST_WAIT", "RowExchange", "Taken"]
+__all__ = ["RowExchange", "Taken"]
 
 _LOG = logging.getLogger("marlvec")
-# Ctrl-C that comes between Python's last look at signals and a wait does not end that wait: none may be for ever.
-LONGEST_WAIT = 1.0
 
 Taken = tuple[int, ExternalRow | None]
 """A slot and its next row; None where it was recalled, and there is none."""

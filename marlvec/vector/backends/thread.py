@@ -25,16 +25,13 @@ from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
 from marlvec.vector.faults.recovery import survived_failures
-from marlvec.vector.settings import Settings, SettingsArguments
+from marlvec.vector.settings import LONGEST_WAIT, Settings, SettingsArguments
 from marlvec.vector.shards.env_builder import ShardFailed
 from marlvec.vector.shards.partition import Partition, agree_on_spec
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["ThreadVectorEnv"]
-
-# Ctrl-C that comes between Python's last look at signals and a wait does not end that wait: none may be for ever.
-_LONGEST_WAIT = 1.0
 
 
 class ThreadVectorEnv(VectorEnv):
@@ -179,9 +176,9 @@ class WorkerThreads:
         while not self.replies:
             left = max(0.0, deadline - time.monotonic())
             try:
-                self.bell.get(timeout=min(left, _LONGEST_WAIT))
+                self.bell.get(timeout=min(left, LONGEST_WAIT))
             except queue.Empty:
-                if left <= _LONGEST_WAIT:
+                if left <= LONGEST_WAIT:
                     return bool(self.replies)
         return True
 

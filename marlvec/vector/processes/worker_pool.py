@@ -29,6 +29,7 @@ from marlvec.vector.processes.channel import AdaptivePoller, ChannelClosed, Garb
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES, progress_of
 from marlvec.vector.processes.worker import WorkerPlan
 from marlvec.vector.processes.worker_process import WorkerProcess
+from marlvec.vector.settings import LONGEST_WAIT
 from marlvec.vector.shards.partition import Partition, agree_on_spec
 
 __all__ = ["WORKER_TRANSITIONS", "WorkerEvent", "WorkerPool", "WorkerState", "garbled_reason"]
@@ -36,8 +37,6 @@ __all__ = ["WORKER_TRANSITIONS", "WorkerEvent", "WorkerPool", "WorkerState", "ga
 _MOMENT = 0.01  # seconds in which workers that are killed together are gone
 _LOOK = 400e-6  # seconds to look for an answer before sleeping
 _LONG = 2e6  # seconds, as many as poll() can count in milliseconds
-# Ctrl-C that comes between Python's last look at signals and a wait does not end that wait: none may be for ever.
-_LONGEST_WAIT_MS = 1000
 _SETUP_NUMBER = 1  # number of requests here; 0 is CLOSE's: its answer must not be taken for that to another
 
 
@@ -438,7 +437,7 @@ class WorkerPool:
         """
         poll = self._poll_any if waiting_for is None else self._poll_one[waiting_for]
         if timeout is None:
-            while not (events := self._poller.wait(poll, _LONGEST_WAIT_MS)):
+            while not (events := self._poller.wait(poll, int(1000 * LONGEST_WAIT))):
                 pass
         else:
             events = self._poller.wait(poll, max(0, int(timeout * 1000 + 0.999)))
