@@ -6,8 +6,8 @@ choice for batches.)
 The file is an uncompressed zip of ``.npy`` entries, as `numpy.load` opens it with ``allow_pickle=False``. Its entry
 ``manifest`` holds JSON as bytes: the format, marlvec's version, and the data, in which ``{"$array": name}`` stands for
 the array of another entry. The zip's comment, which is the end of the file, holds the format once more and the sha256
-of everything before the digest. So a file that was cut, damaged or packed anew is told from a sound one before
-anything inside is looked at. (It is no signature: whoever can write the file can write a digest to it. Nothing inside
+of everything before the digest. So a file that was cut, damaged or packed anew is recognised before
+anything inside is looked at. (It is no signature: what can write the file can write a digest to it. Nothing inside
 is executed even then.) Entries are not compressed, and a file in which one is, is refused: what is read takes no more
 memory than the file has bytes.
 """
@@ -72,7 +72,7 @@ def _check_entries(path: FilePath, archive: zipfile.ZipFile, size: int) -> dict[
 
 
 def _read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read one entry, once its header was found to tell the truth; objects, which are pickles, are refused.
+    """Read one entry, once its header was found to be true; objects, which are pickles, are refused.
 
     Raises:
         ValueError: It is no array, one of objects, or of another size than it says.
@@ -150,7 +150,7 @@ class UniqueNames:
 
 
 def write_archive(path: FilePath, data: dict[str, Any]) -> None:
-    """Write data to a file, so that whoever reads it, now or after a crash, finds the old file or the new one.
+    """Write data to a file, so that a reader, now or after a crash, finds the old file or the new one.
 
     Where several write at once, the last to finish wins. Killed in between, it may leave a hidden ``.tmp`` file.
 

@@ -1,15 +1,18 @@
-"""`atomic_file`: a file that appears as a whole, or not at all."""
+"""`atomic_file`: a file that appears as a whole, or not at all; `atomic_link`: another name for one, likewise."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["FilePath", "atomic_file"]
+__all__ = ["FilePath", "atomic_file", "atomic_link", "remove_drafts"]
 
 FilePath = str | os.PathLike[str]
 
@@ -18,14 +21,14 @@ FilePath = str | os.PathLike[str]
 def atomic_file(path: FilePath) -> Iterator[BinaryIO]:
     """A file to write, which takes its place, and that of an old one, when the block ends without an error.
 
-    Whoever reads it, now or after a crash, finds the old file or the new one. Killed in between, it may leave a hidden
+    A reader, now or after a crash, finds the old file or the new one. Killed in between, it may leave a hidden
     ``.tmp`` file. Where the path is a link, what it points to is written.
 
     Raises:
         OSError: The file cannot be written; the old one is as it was.
     """
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = _draft_of(target)
     try:
         with temporary.open("x+b") as file:
             yield file
@@ -35,7 +38,60 @@ def atomic_file(path: FilePath) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(target.parent, os.O_RDONLY)  # the new name is on the disk when its folder is
+    _sync_folder(target)
+
+
+def atomic_link(source: FilePath, path: FilePath) -> None:
+    """Have a file that `atomic_file` wrote be there under another name, too, at once or not at all.
+
+    No bytes are written where the file system has hard links; where it has none the file is copied.
+
+    Raises:
+        OSError: There is no such file, or it cannot be written; an old one is as it was.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = _draft_of(target)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        with atomic_file(target) as file, Path(source).open("rb") as given:
+            shutil.copyfileobj(given, file)
+        return
+    try:
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)  # where both names were of one file nothing was replaced
+    _sync_folder(target)
+
+
+def remove_drafts(path: FilePath) -> None:
+    """Remove what writers of this file have left behind that were killed; a living one's drafts stay."""
+    target = Path(os.path.realpath(path))
+    for draft in target.parent.glob(f".{target.name}.*.tmp"):
+        found = _DRAFT.search(draft.name)
+        if found is not None and not _is_alive(int(found[1])):
+            draft.unlink(missing_ok=True)
+
+
+_DRAFT = re.compile(r"\.(\d{1,9})-[0-9a-f]{8}\.tmp$", re.ASCII)
+
+
+def _draft_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def _is_alive(pid: int) -> bool:
+    with contextlib.suppress(PermissionError):  # it is someone else's
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True
+
+
+def _sync_folder(target: Path) -> None:
+    """A new name is on the disk when its folder is."""
+    folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

@@ -1,7 +1,7 @@
 """`encode` and `decode`: values such as arrays, spaces and connectors as JSON-able data.
 
-Numbers, texts, None, bools, lists and dicts stand for themselves, and arrays too: whoever writes the data to a file
-keeps those beside it. Everything else is a dict whose first key begins with ``$``:
+Numbers, texts, None, bools, lists and dicts stand for themselves, and arrays too: the code that writes the data to a
+file keeps those beside it. Everything else is a dict whose first key begins with ``$``:
 
     {"$tuple": [...]}                   a tuple
     {"$float": "inf"}                   a float that JSON has no number for

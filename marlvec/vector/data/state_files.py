@@ -1,0 +1,63 @@
+"""`save_state` and `load_state`: the states of envs in files, as data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from marlvec.errors import ArgumentError, CheckpointError, MarlvecError
+from marlvec.serialization.archive import FilePath, read_archive, write_archive
+from marlvec.serialization.values import decode, encode
+from marlvec.vector.data.saved_states import FORMAT, is_state
+
+__all__ = ["load_state", "save_state"]
+
+
+def save_state(path: FilePath, state: Mapping[str, Any]) -> None:
+    """Write the state of envs to a file, which is there whole or not at all, whatever happens meanwhile.
+
+        marlvec.save_state("before.npz", envs.get_state([3]))
+        envs.set_state(marlvec.load_state("before.npz"))
+
+    ``marlvec record ENV --from before.npz -o after.mp4`` shows what comes after it.
+
+    Args:
+        path: The file, by convention ``.npz``; an old one is replaced.
+        state: What `VectorEnv.get_state` returned. A collector has a `Collector.save` of its own.
+
+    Raises:
+        ArgumentError: It is something else.
+        OSError: The file cannot be written; the old one is as it was.
+    """
+    if not is_state(state):
+        got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ArgumentError(
+            f"save_state(): expected what envs.get_state() returned, got {got!r:.200}; collectors and trainings are "
+            f"saved by collector.save(path) and save_checkpoint(folder)"
+        )
+    write_archive(path, {"envs": encode(dict(state), "the state")})
+
+
+def load_state(path: FilePath) -> dict[str, Any]:
+    """Read what `save_state` wrote; nothing in it is executed.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The state, for `VectorEnv.set_state` of such envs, which makes sure that they are.
+
+    Raises:
+        CheckpointError: There is no such file, it is damaged, of another version, or holds something else.
+    """
+    found = read_archive(path)
+    if found.keys() != {"envs"}:
+        raise CheckpointError(path, f"holds no state of envs, but {sorted(found)}")
+    try:
+        state = decode(found["envs"])
+    except MarlvecError as error:
+        raise CheckpointError(path, f"holds no state of envs: {error}") from error
+    if not is_state(state) or state["format"] != FORMAT:
+        what = state.get("format") if isinstance(state, Mapping) else state
+        raise CheckpointError(path, f"holds a state of envs of the format {what!r:.50}; this version reads {FORMAT}")
+    return dict(state)

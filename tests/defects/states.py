@@ -1,0 +1,98 @@
+"""Defects of saved states: each lets one thing go wrong when a collector goes on from one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from marlvec.collect.episodes import EpisodeTracker
+from marlvec.collect.rollout import RolloutLoop
+from marlvec.collect.state.coming_policies import ComingPolicies
+from marlvec.collect.state.state_loader import StateLoader
+from marlvec.collect.state.stateful_collector import StatefulCollector
+from marlvec.selfplay.mapping import SelfPlayMapping
+from marlvec.vector.faults.recovery import Recovery
+from marlvec.vector.shards.native_shard import NativeShard
+from tests.defects.registry import Patch, after, found_by
+
+EXACT = "tests/collect/state/test_exact_resume.py"
+RESTARTED = "tests/collect/state/test_restarted_envs.py"
+LEAGUE = "tests/selfplay/test_resume.py"
+
+
+@found_by(f"{EXACT}::test_likewise_in_native_envs")
+def saved_native_rng_stays(patch: Patch) -> None:
+    """Native envs go on with the random streams that they have, not with those of the state."""
+    get_state = NativeShard.get_state
+
+    def with_other_streams(shard: NativeShard, ids: Any) -> dict[str, Any]:
+        state = get_state(shard, ids)
+        for name, array in state["arrays"].items():
+            if "rng" in name:
+                array += np.ones(1, array.dtype)
+        return state
+
+    patch.setattr(NativeShard, "get_state", with_other_streams)
+
+
+@found_by("tests/collect/state/test_background.py::test_the_next_batches_come_next")
+def saved_batches_of_the_background_dropped(patch: Patch) -> None:
+    """Batches that were made in the background and not taken are not in the state."""
+    get_state = StatefulCollector._get_state
+    patch.setattr(StatefulCollector, "_get_state", lambda collector, waiting: get_state(collector, ()))
+
+
+@found_by(f"{RESTARTED}::test_their_episodes_are_lost_and_counted")
+def saved_rows_of_restarted_envs_uncounted(patch: Patch) -> None:
+    """What was in the episodes of envs that are restarted is dropped, and not counted as lost."""
+    drop = RolloutLoop._drop
+
+    def uncounted(loop: RolloutLoop, env_ids: Any) -> None:
+        lost = loop._counters.agent_steps_lost
+        drop(loop, env_ids)
+        loop._counters.agent_steps_lost = lost
+
+    patch.setattr(RolloutLoop, "_drop", uncounted)
+
+
+@found_by(f"{RESTARTED}::test_masked_envs_stay_out")
+def saved_masks_forgotten(patch: Patch) -> None:
+    """Envs that were masked are said not to be."""
+
+    def forget(state: dict[str, Any], *_: Any) -> None:
+        state["masked"] = np.zeros_like(state["masked"])
+
+    after(patch, Recovery, "get_state", forget)
+
+
+@found_by(f"{EXACT}::test_batches_are_those_of_the_run_that_went_on")
+def saved_episode_numbers_from_the_start(patch: Patch) -> None:
+    """Episodes are counted from the beginning again, and have the random streams of the first ones."""
+
+    def from_the_start(state: dict[str, Any], *_: Any) -> None:
+        state["number_N"] = np.zeros_like(state["number_N"])
+
+    after(patch, EpisodeTracker, "get_state", from_the_start)
+
+
+@found_by(f"{LEAGUE}::test_a_state_that_is_refused_leaves_the_opponents_alone")
+def saved_opponents_stay_where_a_state_is_refused(patch: Patch) -> None:
+    """Opponents that came with a state stay in the collector although the state is refused."""
+    patch.setattr(ComingPolicies, "take_back", lambda coming: None)
+
+
+@found_by(f"{LEAGUE}::test_what_loads_after_the_mapping_and_fails_takes_it_back")
+def saved_half_of_it_loaded(patch: Patch) -> None:
+    """Where one part cannot be loaded, those before it stay loaded."""
+    patch.setattr(StateLoader, "undo", lambda loader: None)
+
+
+@found_by(f"{LEAGUE}::test_a_league_goes_on_in_a_new_collector")
+def saved_retiring_opponents_chosen_again(patch: Patch) -> None:
+    """Opponents that only play on to the end of their episodes can be chosen again."""
+
+    def chosen_again(_: None, mapping: SelfPlayMapping, *__: Any) -> None:
+        mapping._retiring.clear()
+
+    after(patch, SelfPlayMapping, "set_state", chosen_again)

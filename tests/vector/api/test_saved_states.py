@@ -1,0 +1,469 @@
+"""`get_state` and `set_state`: whole episodes go on bit by bit, wherever and whenever a state was saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import marlvec
+from marlvec import SyncVectorEnv, VectorEnv
+from marlvec.errors import (
+    ArgumentError,
+    BusyError,
+    ClosedError,
+    EnvFault,
+    EnvRaised,
+    NotResetError,
+    SerialisationError,
+    StateError,
+)
+from marlvec.serialization.archive import read_archive, write_archive
+from marlvec.serialization.values import decode, encode
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, SCRIPTED, factories_of, vectorize
+from tests.vector.support.object_envs import OBJECTS, ObjectEnv
+from tests.vector.support.reference import MODES
+from tests.vector.support.walks import SPACE, WALKS, ParallelWalk, PlainSingleWalk, Walk, walks
+
+N = 4
+
+
+def same(one: Any, other: Any, where: str = "") -> None:
+    """Hold two results against each other, byte for byte."""
+    assert type(one) is type(other), where
+    if isinstance(one, dict):
+        assert list(one) == list(other), where
+        for key, part in one.items():
+            same(part, other[key], f"{where}[{key!r}]")
+    elif isinstance(one, (tuple, list)):
+        assert len(one) == len(other), where
+        for k, (a, b) in enumerate(zip(one, other, strict=True)):
+            same(a, b, f"{where}[{k}]")
+    elif isinstance(one, np.ndarray) and one.dtype == object:
+        same(one.tolist(), other.tolist(), where)
+    elif isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()), where
+    else:
+        assert one == other or one != one, where
+
+
+def play(envs: VectorEnv, steps: int, seed: int, mode: str = "same_step") -> list[Any]:
+    """Steps of all envs, sends to some, resets of some; in `disabled` mode of those, too, that have no episode."""
+    rng = np.random.default_rng(seed)
+    found: list[Any] = []
+    for _ in range(steps):
+        if mode == "disabled":
+            gone = np.flatnonzero(~envs._call_state.has_episodes(np.arange(envs.num_envs)))
+            if len(gone):
+                found.append(envs.reset(env_ids=gone))
+        kind, drawn = rng.random(), int(rng.integers(1 << 30))
+        some = np.flatnonzero(rng.random(envs.num_envs) < 0.5)
+        if kind < 0.15 and len(some):
+            found.append(envs.reset(env_ids=some))
+        elif kind < 0.3 and len(some):
+            envs.send(envs.random_action(seed=drawn, env_ids=some), some)
+            part = envs.recv()
+            order = np.argsort(part.env_ids)  # they came as they were ready
+            found += [part.rewards[order], part.terminated[order], part.truncated[order]]
+        else:
+            found.append(envs.step(envs.random_action(seed=drawn)))
+    return found
+
+
+def written(state: Any, folder: Path | None = None) -> Any:
+    """The same once it was in a file, or as it would be."""
+    data = encode(state, "the state")
+    if folder is not None:
+        write_archive(folder / "state.npz", {"state": data})
+        data = read_archive(folder / "state.npz")["state"]
+    return decode(data)
+
+
+@settings(max_examples=30)
+@given(
+    kind=st.sampled_from([*WALKS, *SCRIPTED, "simple_spread"]),
+    copied=st.booleans(),
+    mode=st.sampled_from(MODES),
+    backend=st.sampled_from(BACKENDS),
+    into=st.sampled_from(BACKENDS),
+    moment=st.integers(0, 12),
+    done_on=st.sampled_from(["all", "any"]),
+    seed=st.integers(0, 1 << 20),
+)
+def test_episodes_go_on_as_they_did(
+    kind: str, copied: bool, mode: str, backend: str, into: str, moment: int, done_on: str, seed: int
+) -> None:
+    copied = copied or kind not in WALKS
+    factories = walks(kind, N) if kind in WALKS else factories_of(kind, N)
+    options: Any = {"autoreset_mode": mode, "done_on": done_on, "env_state": "deepcopy" if copied else None}
+    with vectorize(backend, factories, **options) as envs:
+        envs.reset(seed=seed)
+        play(envs, moment, seed, mode)
+        saved = envs.get_state()
+        kept = encode(saved, "the state")
+        want = play(envs, 15, seed + 1, mode)
+        envs.set_state(saved)
+        same(play(envs, 15, seed + 1, mode), want)
+    same(encode(saved, "the state"), kept)  # nobody has written into it
+    with vectorize(into, factories, **options) as other:
+        other.set_state(written(saved))
+        same(play(other, 15, seed + 1, mode), want)
+
+
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
+@pytest.mark.parametrize("kind", sorted(OBJECTS))
+def test_observations_that_are_objects_come_back(kind: str, backend: str) -> None:
+    if kind in ("custom", "inside Dict and Tuple"):
+        pytest.skip("a class of the user's own is no plain data")
+    factories = [partial(ObjectEnv, kind, "text", env_index=i, late=bool(i)) for i in range(2)]
+    with vectorize(backend, factories, env_state="deepcopy") as envs:
+        envs.reset(seed=1)
+        play(envs, 4, 0)
+        saved = envs.get_state()
+        want = play(envs, 10, 1)
+        obs, _ = envs.set_state(written(saved))
+        same(obs, envs.set_state(saved)[0])
+        same(play(envs, 10, 1), want)
+
+
+@pytest.mark.parametrize("options", [{"max_episode_steps": 4}, {"pad": True}, {"pad": True, "max_episode_steps": 3}])
+def test_marlvecs_own_wrappers_bring_theirs(options: dict[str, Any]) -> None:
+    make = partial(marlvec.make, "simple_tag", 3, backend="sync", env_state="deepcopy", **options)
+    with make() as envs, make() as other:
+        envs.reset(seed=2)
+        play(envs, 6, 0)
+        saved = envs.get_state()
+        want = play(envs, 12, 1)
+        other.set_state(saved)
+        same(play(other, 12, 1), want)
+        with marlvec.make("simple_tag", 3, backend="sync", env_state="deepcopy", pad="pad" in options) as plain:
+            plain.reset(seed=0)
+            if "max_episode_steps" in options:
+                with pytest.raises(EnvRaised, match="other wrappers of marlvec's"):
+                    plain.set_state(saved)
+                with pytest.raises(EnvRaised, match="without max_episode_steps"):
+                    other.set_state(plain.get_state())
+
+
+def test_a_state_goes_through_a_file(tmp_path: Path) -> None:
+    with marlvec.make("simple_spread", 3, backend="sync", env_state="deepcopy") as envs:
+        envs.reset(seed=1)
+        saved = envs.get_state()
+        want = play(envs, 8, 3)
+        envs.set_state(written(saved, tmp_path))
+        same(play(envs, 8, 3), want)
+
+
+# --- branching
+
+
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
+def test_one_state_goes_into_many_envs_and_they_go_on_alike(backend: str) -> None:
+    with vectorize(backend, walks("parallel", N)) as envs:
+        envs.reset(seed=5)
+        play(envs, 5, 0)
+        saved = envs.get_state([2])
+        for _ in range(2):
+            obs, infos = envs.set_state(saved, env_ids=range(N))
+            assert (obs[..., 1:] == obs[2, :, 1:]).all()  # all but the env's own number
+            assert (infos["alive"] == infos["alive"][2]).all()
+            for _ in range(6):
+                action = envs.random_action(seed=1, env_ids=[0])
+                obs, rewards, *_ = envs.step(np.repeat(action, N, axis=0))
+                assert (obs[..., 1:] == obs[0, :, 1:]).all()
+                assert (rewards == rewards[0]).all()
+
+
+def test_states_go_where_they_are_sent_and_the_others_are_left_alone() -> None:
+    with SyncVectorEnv(walks("parallel", N)) as envs, SyncVectorEnv(walks("parallel", N)) as model:
+        for each in (envs, model):
+            each.reset(seed=5)
+            play(each, 3, 0)
+        saved = envs.get_state([3, 1])
+        assert saved["env_ids"].tolist() == [3, 1]
+        before = envs.get_state()
+        obs, _ = envs.set_state(saved, env_ids=[0, 2, 3], from_ids=[1, 3, 1])
+        for to, of in ((0, 1), (1, 1), (2, 3), (3, 1)):
+            same(obs[to][:, 1:], before["rows"]["obs/0/0"][of][:, 1:])
+        envs.set_state(before)
+        same(play(envs, 10, 2), play(model, 10, 2))
+        with pytest.raises(ArgumentError, match="of 2 envs, and 3 are to get one"):
+            envs.set_state(saved, env_ids=[0, 1, 2])
+        with pytest.raises(ArgumentError, match=r"from_ids: expected one of \[3, 1\] for each of 2 envs"):
+            envs.set_state(saved, env_ids=[0, 1], from_ids=[3, 2])
+        envs.set_state(saved, env_ids=[0, 1])
+        with SyncVectorEnv(walks("parallel", 2)) as small:
+            with pytest.raises(ArgumentError, match=r"of envs \[3, 1\], and there are 2; name env_ids"):
+                small.set_state(saved)
+            small.set_state(saved, env_ids=[0, 1])
+
+
+def test_the_stream_of_random_actions_is_in_a_state_of_all_envs_alone() -> None:
+    with SyncVectorEnv(walks("parallel", N)) as envs:
+        envs.reset(seed=5)
+        whole, part = envs.get_state(), envs.get_state([0, 1, 2, 3])
+        drawn = [envs.random_action() for _ in range(3)]
+        envs.set_state(whole)
+        same([envs.random_action() for _ in range(3)], drawn)
+        envs.set_state(part)
+        envs.set_state(whole, env_ids=range(N))
+        assert any((envs.random_action() != one).any() for one in drawn)
+
+
+# --- who can, and what is refused
+
+
+def test_an_env_without_a_state_says_what_to_do() -> None:
+    with marlvec.make([*walks("single in wrappers", 1), plain_single], backend="sync") as envs:
+        assert list(envs.state_obstacles()) == [1]
+        envs.reset(seed=0)
+        with pytest.raises(ArgumentError, match=r"get_state\(\): env 1: Plain has no get_state\(\) .*'deepcopy'"):
+            envs.get_state()
+        saved = envs.get_state([0])
+        with pytest.raises(ArgumentError, match=r"set_state\(\): env 1: "):
+            envs.set_state(saved, env_ids=[1])
+        envs.set_state(saved)
+
+
+class Plain(gymnasium.Env[Any, Any]):
+    """Says nothing of its state, which is in attributes."""
+
+    action_space = gymnasium.spaces.Discrete(3)
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3, *SPACE.shape), np.float32)
+
+    def __init__(self) -> None:
+        self.walk = Walk(0)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.walk.begin(seed)
+        return np.stack([self.walk.see(0)] * 3), {}
+
+    def step(self, action: Any) -> Any:
+        rewards, ended, _ = self.walk.move(dict.fromkeys(self.walk.left[:1], int(action)))
+        return np.stack([self.walk.see(0)] * 3), sum(rewards.values()), ended.get(0, True), False, {}
+
+
+def plain_single() -> Any:
+    return Plain()
+
+
+class Elsewhere(Plain):
+    """Keeps a part of its state where no copy of its attributes finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = (k for k in range(10**9))  # a generator
+
+    def step(self, action: Any) -> Any:
+        obs, _, ended, cut, infos = super().step(action)
+        return obs, float(next(self.hidden)), ended, cut, infos
+
+
+class Global(Plain):
+    def step(self, action: Any) -> Any:
+        obs, _, ended, cut, infos = super().step(action)
+        return obs, float(np.random.random()), ended, cut, infos  # noqa: NPY002
+
+
+@pytest.mark.parametrize("kind", [Elsewhere, Global])
+def test_an_env_whose_attributes_are_not_its_state_is_refused(kind: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"{kind.__name__} does not go on .*: rewards differ after 1 calls"):
+        SyncVectorEnv([kind], env_state="deepcopy")
+
+
+class Boxed(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.hidden = iter(range(10**9))
+
+
+def test_a_wrapper_that_cannot_be_copied_is_named() -> None:
+    with SyncVectorEnv([lambda: Boxed(PlainSingleWalk(0))]) as envs:
+        assert "Boxed.hidden (builtins.range_iterator)" in envs.state_obstacles()[0]
+
+
+class Unplain(ParallelWalk):
+    def get_state(self) -> Any:
+        return {"walk": self.walk}
+
+
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
+def test_what_an_env_says_has_to_be_plain_data(backend: str) -> None:
+    with vectorize(backend, [partial(Unplain, 0)]) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(SerialisationError, match=r"env 0.* what walk.get_state\(\) returned\['walk'\] cannot"):
+            envs.get_state()
+        envs.step(envs.random_action())  # it costs no episode
+
+
+def test_pools_and_simulators_outside_say_that_they_have_none() -> None:
+    with marlvec.make("CartPole-v1", 2, backend="pool") as envs:
+        assert set(envs.state_obstacles()) == {0, 1}
+        with pytest.raises(ArgumentError, match="envs 0, 1: the pool keeps"):
+            envs.get_state()
+    with pytest.raises(ArgumentError, match="a pool keeps its envs' states"):
+        marlvec.make("CartPole-v1", 2, backend="pool", env_state="deepcopy")
+    with pytest.raises(ArgumentError, match="env_state must be one of 'deepcopy', got 'copy'"):
+        marlvec.make("CartPole-v1", 2, env_state="copy")
+
+
+def test_states_of_other_envs_are_refused_and_nothing_is_changed() -> None:
+    with SyncVectorEnv(walks("parallel", 2)) as envs, SyncVectorEnv(walks("slot", 2)) as others:
+        for each in (envs, others):
+            each.reset(seed=0)
+        with pytest.raises(ArgumentError, match="env: expected 'walk', got a state of 'slot_walk'"):
+            envs.set_state(others.get_state())
+        with pytest.raises(ArgumentError, match="expected what get_state.. returned, got"):
+            envs.set_state({"rows": 1})
+        saved = envs.get_state()
+        with pytest.raises(ArgumentError, match="rows: reward: expected float64"):
+            envs.set_state({**saved, "rows": {**saved["rows"], "reward": saved["rows"]["reward"][:, :2]}})
+        with pytest.raises(ArgumentError, match="expected a list of 2 states"):
+            envs.set_state({**saved, "envs": saved["envs"][:1]})
+        with pytest.raises(ArgumentError, match=r"envs\[1\]: expected the state of an env"):
+            envs.set_state({**saved, "envs": [saved["envs"][0], {**saved["envs"][1], "phase": 9}]})
+        with pytest.raises(ArgumentError, match="format: expected 1, got a state of 0"):
+            envs.set_state({**saved, "format": 0})
+        envs.step(envs.random_action())
+
+
+def test_an_episode_that_is_over_goes_on_in_the_same_mode_only() -> None:
+    with (
+        SyncVectorEnv(walks("slot", 2), autoreset_mode="next_step") as envs,
+        SyncVectorEnv(walks("slot", 2), autoreset_mode="disabled") as rollouts,
+    ):
+        envs.reset(seed=0)
+        rollouts.set_state(envs.get_state())  # both run: what follows their end is the vectorizer's own
+        while envs.step(envs.random_action())[4]["alive"].any(1).all():
+            pass
+        with pytest.raises(ArgumentError, match="are over, and what follows differs"):
+            rollouts.set_state(envs.get_state())
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_nothing_is_saved_while_a_call_is_pending_or_after_the_end(backend: str) -> None:
+    envs = vectorize(backend, walks("parallel", 2))
+    with envs:
+        envs.reset(seed=0)
+        saved = envs.get_state()
+        envs.step_send(envs.random_action())
+        for call in (envs.get_state, lambda: envs.set_state(saved), envs.state_obstacles):
+            with pytest.raises(BusyError, match=r"while step\(\) is pending"):
+                call()
+        envs.step_fetch()
+    for call in (envs.get_state, lambda: envs.set_state(saved)):
+        with pytest.raises(ClosedError):
+            call()
+
+
+class Picky(ParallelWalk):
+    def set_state(self, state: Any) -> None:
+        if self.walk.index == 1:
+            raise RuntimeError("not I")
+        super().set_state(state)
+
+
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
+def test_an_env_that_cannot_take_its_state_has_no_episode(backend: str) -> None:
+    with vectorize(backend, [partial(Picky, i) for i in range(3)]) as envs:
+        envs.reset(seed=0)
+        saved = envs.get_state()
+        want = envs.set_state(envs.get_state([0]))[0]
+        with pytest.raises(EnvRaised, match="not I"):
+            envs.set_state(saved)
+        with pytest.raises(NotResetError, match=r"envs \[1\]"):
+            envs.step(envs.random_action(env_ids=[0]))
+        envs.reset(env_ids=[1])
+        obs, *_ = envs.step(np.zeros((3, 3), np.int64))
+        assert (obs[0, :, 2] == want[0, :, 2] + 1).all()
+
+
+def test_who_drives_the_envs_can_be_told() -> None:
+    with SyncVectorEnv(walks("parallel", 2)) as envs:
+        envs.reset(seed=0)
+        count = envs.drive_count
+        saved = envs.get_state()
+        assert envs.drive_count == count
+        envs.set_state(saved)
+        assert envs.drive_count > count
+
+
+# --- faults
+
+
+class Fragile(ParallelWalk):
+    """Raises when it is told to."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        if 2 in actions.values():
+            raise RuntimeError("broken")
+        return super().step(actions)
+
+
+def calm(envs: VectorEnv, k: int) -> list[Any]:
+    return [envs.step(np.random.default_rng(t).integers(0, 2, (envs.num_envs, 3))) for t in range(k)]
+
+
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
+def test_restarts_go_on_with_their_seeds(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Env 1 is built anew before and after the state was saved: each time its next seed is the one that was due."""
+    make = partial(vectorize, backend, [partial(Fragile, i) for i in range(3)], on_fault="restart")
+    breaking = np.zeros((3, 3), np.int64)
+    breaking[1] = 2
+    with make() as envs:
+        envs.reset(seed=3)
+        calm(envs, 2)
+        envs.step(breaking)
+        saved = envs.get_state()
+        want = [*calm(envs, 2), envs.step(breaking)[0], *calm(envs, 12)]
+    with make() as other:
+        other.set_state(written(saved))
+        same([*calm(other, 2), other.step(breaking)[0], *calm(other, 12)], want)
+
+
+def test_masked_envs_stay_masked(caplog: pytest.LogCaptureFixture) -> None:
+    make = partial(SyncVectorEnv, [partial(Fragile, i) for i in range(3)], on_fault="mask")
+    breaking = np.zeros((3, 3), np.int64)
+    breaking[1] = 2
+    with make() as envs, make() as other, SyncVectorEnv([partial(Fragile, i) for i in range(3)]) as third:
+        envs.reset(seed=3)
+        whole = envs.get_state()
+        envs.step(breaking)
+        saved = envs.get_state()
+        want = calm(envs, 6)
+        other.reset(seed=0)
+        other.set_state(written(saved))
+        assert other.masked_env_ids == (1,)
+        same(calm(other, 6), want)
+        with pytest.raises(ArgumentError, match=r"envs \[1\] are masked, and out for good"):
+            envs.set_state(whole)
+        envs.set_state(whole, env_ids=[0, 2], from_ids=[1, 2])
+        with pytest.raises(ArgumentError, match=r"envs \[1\] are masked: that takes on_fault='mask'"):
+            third.set_state(saved)
+
+
+def test_a_fault_that_nobody_was_told_of_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+    with vectorize("async", walks("parallel", 2), num_workers=2, on_fault="restart") as envs:
+        envs.reset(seed=0)
+        saved = envs.get_state()
+        os.kill(envs.worker_pids[1], signal.SIGKILL)
+        with pytest.raises(EnvFault):
+            envs.get_state()
+        for call in (envs.get_state, lambda: envs.set_state(saved)):
+            with pytest.raises(StateError, match=r"envs \[1\] lost their episodes to a fault"):
+                call()
+        envs.set_state(envs.get_state([0]))
+        assert envs.step(np.zeros((2, 3), np.int64))[4]["fault"][1]
+        want = vectorize("sync", walks("parallel", 2))
+        with want:
+            want.set_state(saved)
+            envs.set_state(saved)
+            same(calm(envs, 8), calm(want, 8))
