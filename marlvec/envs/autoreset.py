@@ -1,4 +1,4 @@
-"""What happens when an env's episode ends: the three autoreset modes, and what each of them asks of whom."""
+"""What happens when an env's episode ends: the three autoreset modes, and what follows from each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AutoresetMode(StrEnum):
 
     @classmethod
     def named(cls, word: Any) -> AutoresetMode | None:
-        """The mode that somebody else's word means; None if it means none.
+        """The mode that another library's word means; None if it means none.
 
         Args:
             word: Text, or Gymnasium's enum: ``"same_step"``, ``"SameStep"``, ``"same-step"``.
@@ -56,7 +56,7 @@ class AutoresetMode(StrEnum):
 
 @dataclass(frozen=True)
 class AutoresetRules:
-    """What follows from an autoreset mode. Everybody asks these, and compares no names.
+    """What follows from an autoreset mode. All code asks these, and compares no names.
 
     Attributes:
         mode: The mode.

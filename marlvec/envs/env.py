@@ -5,14 +5,15 @@ from `MultiAgentEnv` itself.
 
 What holds at every moment, for agent ``a`` of one env:
 
-* ``alive[a]``: it is in the episode: it has been born and has not ended. An agent that ends in this step is not alive
+* ``alive[a]``: it is in the episode: it has joined and has not ended. An agent that ends in this step is not alive
   any more, and this step's ``obs[a]`` is its last true observation. If the env has none of this moment, it leaves the
   one before in its place and sets ``final_missing[a]``: nothing is invented.
 * ``acting[a]``: it must give an action now. Implies ``alive[a]``.
-* Dead and unborn agents have zero observations and rewards and False flags, but for the one step in which they end.
+* Agents that have ended or not joined have zero observations and rewards and False flags, but for the one step in which
+they end.
 * An agent that has ended stays so until the next reset, unless its env sets ``alive[a]`` again in a later step: it is
-  born once more, and what it does from then on is a trajectory of its own. The APIs behind the adapters do not have
-  this, so there it is an error.
+  in the episode once more, and what it does from then on is a trajectory of its own. The APIs behind the adapters do
+  not have this, so there it is an error.
 * An alive agent that is not acting (it is not its turn) keeps the last observation it was given. Before the first one
   its row is zeros.
 """
@@ -63,7 +64,7 @@ class MultiAgentEnv(ABC):
 
         On entry the slot's obs rows are zero, ``alive`` and ``acting`` are False and masks allow everything. The env
         writes obs, ``alive``, ``acting``, masks; it leaves reward and flags alone: in a same-step autoreset they
-        still tell of the episode that just ended.
+        are still of the episode that just ended.
 
         Args:
             slot: Where to write.
@@ -97,6 +98,35 @@ class MultiAgentEnv(ABC):
         """Write the global state into ``slot.state``. Called only if ``state_space`` is given."""
         raise ContractError(f"{self.name} declares a state_space and has no write_state()")
 
+    def state_obstacle(self) -> str | None:
+        """Say why the env's state cannot be saved; None if it can.
+
+        Returns:
+            What is missing and what to do, in one sentence, or None.
+        """
+        kind = type(self)
+        if kind.get_state is not MultiAgentEnv.get_state and kind.set_state is not MultiAgentEnv.set_state:
+            return None
+        return f"{self.name} is a {kind.__name__}, which has no get_state() and set_state(state): give it both"
+
+    def get_state(self) -> Any:
+        """Read all that the next steps depend on, but for what stands in the slot; called between two steps.
+
+        Returns:
+            Plain data: numbers, texts, None, arrays, and lists, tuples and dicts of those; no part of the env itself.
+        """
+        raise NotImplementedError(f"{self.name}.get_state()")
+
+    def set_state(self, state: Any) -> None:
+        """Go on as the env did from which the state was read, be it this one or another of its kind.
+
+        The slot is written by the caller, after this.
+
+        Args:
+            state: What `get_state` returned; not to be kept or changed.
+        """
+        raise NotImplementedError(f"{self.name}.set_state()")
+
     def close(self) -> None:
         """Release what the env owns."""
 
@@ -107,6 +137,9 @@ class MultiAgentEnv(ABC):
 
     def spec(self) -> EnvSpec:
         """Describe this env.
+
+        Returns:
+            Agents, groups, spaces and the kind of state: all that a vectorizer asks before the first reset.
 
         Raises:
             ContractError: It has no agents, or a space is missing.

@@ -40,7 +40,7 @@ class Slot:
         done: Whether the episode is over. The vectorizer sets it to False before each call; the env sets it to True
             in the step in which its last agent ends.
         begun: Set to True, with ``done``, by an env that has reset itself in this step (`MultiAgentEnv.resets_itself`):
-            observations, ``alive``, ``acting`` and masks are those of its next episode, reward and flags tell of the
+            observations, ``alive``, ``acting`` and masks are those of its next episode, reward and flags are of the
             one that is over, and its last observations have been written by `write_final`.
         final_info: With ``begun``: infos of the last step of the episode that is over, or None.
         reward, terminated, truncated, alive, acting: memoryviews of length A: scalars go in at their fastest.

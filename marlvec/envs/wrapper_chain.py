@@ -1,6 +1,6 @@
 """The wrappers of an env, outermost first, and its attributes, wherever among them they are.
 
-Gymnasium's wrappers do not pass attributes on, PettingZoo's pass them on for reading only. So whoever wants an
+Gymnasium's wrappers do not pass attributes on, PettingZoo's pass them on for reading only. So code that wants an
 attribute has to look for the layer that owns it.
 """
 

@@ -23,7 +23,11 @@ from marlvec.errors import ContractError
 
 __all__ = ["AECAdapter", "state_owner"]
 
-_UNBORN, _LIVE, _ENDED = range(3)
+_NOT_JOINED, _LIVE, _ENDED = range(3)
+_VECTOR_HINT = (
+    "If it is one number per objective, make it one, by a wrapper whose `rewards` are numbers; docs/envs.md has one "
+    "(momaland.utils.aec_wrappers.LinearizeReward changes what last() says, and nothing else)"
+)
 
 
 class AECAdapter(Adapter):
@@ -31,27 +35,27 @@ class AECAdapter(Adapter):
 
     The steps of dead agents (``step(None)``) are taken in the same step as the move before them, so that the selected
     agent is always live. An agent ends in the step in which the env gives it that last, dead turn: until then it is
-    alive and may be paid, exactly as in a loop over ``agent_iter()`` and ``last()``.
+    alive and may get rewards, exactly as in a loop over ``agent_iter()`` and ``last()``.
 
     An agent observes when it is its turn, as ``last()`` has it, and once more when it ends. In between it keeps the
     observation it has; before its first turn it has none, and its row is zeros: an env need not know what an agent
     sees that it has not selected yet (SuperSuit's wrappers do not). So one that ends without any turn, be it a dead
     one, has no last observation either (`Slot.final_missing`).
 
-    The reward of a step is all that ``env.rewards`` paid in it, to whomever: agents that wait are paid too.
+    The reward of a step is all that ``env.rewards`` shows in it, for every agent: also for agents that wait.
 
     Args:
         env: The env. Needs ``possible_agents``, ``observation_space(agent)`` and ``action_space(agent)``.
 
     Raises:
         ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env selects an agent that
-            is not in ``env.agents``, pays or revives one that has ended, drops one without a flag, or gives something
-            that is no observation, reward or flag.
+            is not in ``env.agents``, rewards or revives one that has ended, drops one without a flag, or gives
+            something that is no observation, reward or flag.
     """
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, *agents_and_spaces(env))
-        self._status = [_UNBORN] * len(self.ids)
+        self._status = [_NOT_JOINED] * len(self.ids)
         self._seen = [False] * len(self.ids)  # who has been selected in this game, and so may be observed
         self._acting: int | None = None
         self._state_owner = self.env
@@ -63,7 +67,7 @@ class AECAdapter(Adapter):
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin a game; the agent that is to move observes."""
-        self._status = [_UNBORN] * len(self.ids)
+        self._status = [_NOT_JOINED] * len(self.ids)
         self._seen = [False] * len(self.ids)
         self._acting = None
         self._call_reset(seed, options)
@@ -84,7 +88,7 @@ class AECAdapter(Adapter):
 
     def step(self, slot: Slot) -> Info | None:
         """Let the selected agent move."""
-        env, told, mover = self.env, self._state_owner, self._acting
+        env, owner, mover = self.env, self._state_owner, self._acting
         if mover is None:
             contract_error(self.name, "step()", "no agent has a turn: the game is over, or it was never reset")
         self._acting = None
@@ -93,9 +97,9 @@ class AECAdapter(Adapter):
         slot.clear_mask(mover)
         last_infos: dict[AgentId, Any] = {}
         self._read_step(slot, last_infos)
-        # The dead take their turns until a live agent is selected or nobody is left.
-        while told.agents:
-            agent = told.agent_selection
+        # The dead take their turns until a live agent is selected or none is left.
+        while owner.agents:
+            agent = owner.agent_selection
             a = self._place(agent, "step()")
             flags = self._flags_of(agent, "step()")
             if not any(flags):
@@ -104,14 +108,14 @@ class AECAdapter(Adapter):
             self._seen[a] = True
             self._end(slot, a, flags, last_infos)
             env.step(None)
-            if agent in told.agents:
+            if agent in owner.agents:
                 contract_error(self.name, "step()", f"step(None) of the dead agent {agent!r} left it in env.agents")
             self._read_step(slot, last_infos)
         slot.done = _LIVE not in self._status
         return self._infos(slot, last_infos)
 
     def cut_short(self, slot: Slot) -> None:
-        """End the game here: everyone who has had a turn observes the state in which it is left."""
+        """End the game here: every agent that has had a turn observes the state in which it is left."""
         self._acting = None
         for a, agent in enumerate(self.ids):
             if self._status[a] == _LIVE:
@@ -123,25 +127,32 @@ class AECAdapter(Adapter):
                     self._status[a] = _ENDED
         super().cut_short(slot)
 
+    def _agents_now(self) -> dict[str, Any]:
+        return {"status": list(self._status), "seen": list(self._seen), "acting": self._acting}
+
+    def _recall_agents(self, now: dict[str, Any]) -> None:
+        self._status, self._seen, self._acting = list(now["status"]), list(now["seen"]), now["acting"]
+        self._state_owner = state_owner(self.env)
+
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         return space_of(self.env, kind, agent, self.ids)
 
     def _read_step(self, slot: Slot, last_infos: dict[AgentId, Any]) -> None:
-        """Write what the env's last own step paid, and find out who came and who went."""
+        """Write the rewards of the env's last own step, and find out which agents came and went."""
         status, reward = self._status, slot.reward
         for agent, value in mapping(self._state_owner.rewards, self.name, "step()", "rewards").items():
-            paid = as_reward(value, self.name, agent)
-            if paid != 0.0:
+            number = as_reward(value, self.name, agent, _VECTOR_HINT)
+            if number != 0.0:
                 a = self._place(agent, "step()")
                 if status[a] == _ENDED and agent not in last_infos:
-                    contract_error(self.name, "step()", f"agent {agent!r} has ended and is paid {paid!r}")
-                reward[a] += paid
+                    contract_error(self.name, "step()", f"agent {agent!r} has ended and gets a reward, {number!r}")
+                reward[a] += number
         agents = self._listed("step()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
                 if status[a] == _ENDED:
                     contract_error(self.name, "step()", f"agent {agent!r} has ended and cannot come back")
-                if status[a] == _UNBORN:
+                if status[a] == _NOT_JOINED:
                     status[a] = _LIVE
                     slot.alive[a] = True
             elif status[a] == _LIVE:
@@ -210,8 +221,8 @@ class AECAdapter(Adapter):
         infos = mapping(self._state_owner.infos, self.name, "infos", "infos")
         if last_infos:
             infos = {**infos, **last_infos}
-        told = info_dicts.by_agent(infos, self._index, self.agents, self.name) if any(infos.values()) else None
-        return self._take_masks(slot, told)
+        new_infos = info_dicts.by_agent(infos, self._index, self.agents, self.name) if any(infos.values()) else None
+        return self._take_masks(slot, new_infos)
 
 
 _SAID = ("agents", "agent_selection", "rewards", "terminations", "truncations", "infos")

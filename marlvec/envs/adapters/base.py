@@ -16,7 +16,8 @@ from marlvec.envs.adapters.self_reset import resets_itself, take_finals
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
-from marlvec.errors import ContractError
+from marlvec.envs.states.user_env import UserEnvState
+from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.spaces.action_masks import as_mask, split_action_mask
 
@@ -41,6 +42,8 @@ class Adapter(MultiAgentEnv):
         env: The user's env, as it was handed in.
         ids: As above; `agents` has the same as strings.
     """
+
+    _copies_attributes = False
 
     def __init__(
         self,
@@ -98,6 +101,35 @@ class Adapter(MultiAgentEnv):
         """Write what the env's ``state()`` returns."""
         slot.write_state(self.env.state())
 
+    def copy_attributes(self) -> None:
+        """Let the attributes of the env stand for its state, where it has no ``get_state()``."""
+        self._copies_attributes = True
+
+    def state_obstacle(self) -> str | None:
+        """Why the state of the user's env cannot be saved, or None."""
+        return self._user_state().obstacle()
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of the user's env, and what is known here of its agents."""
+        return {"agents": self._agents_now(), "user": self._user_state().get()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from such a state."""
+        if not isinstance(state, dict) or state.keys() != {"agents", "user"}:
+            raise ArgumentError(f"{self.name}: the state is of an env that has other wrappers of marlvec's around it")
+        self._user_state().set(state["user"])
+        self._recall_agents(state["agents"])
+
+    def _user_state(self) -> UserEnvState:
+        return UserEnvState(self.env, self.name, copies_attributes=self._copies_attributes)
+
+    def _agents_now(self) -> dict[str, Any]:
+        """What this adapter remembers of its agents from one step to the next, as plain data."""
+        return {}
+
+    def _recall_agents(self, now: dict[str, Any]) -> None:
+        """Remember what `_agents_now` gave; the user's env is in that state already."""
+
     def _call_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
         """Call the env's ``reset`` with what it takes; nothing that was given is dropped."""
         kwargs: dict[str, Any] = {}
@@ -133,7 +165,7 @@ class Adapter(MultiAgentEnv):
         for kind, agent, space in self._declared:
             try:
                 now = self._space_of(kind, agent)
-            except Exception:  # it tells only of those who are here; that is no contradiction
+            except Exception:  # it knows only agents that are here; that is no contradiction
                 continue
             if now is not space and isinstance(now, Space) and (differs := describe_difference(space, now)):
                 contract_error(
@@ -174,21 +206,21 @@ class Adapter(MultiAgentEnv):
             return value["observation"]
         return {key: part for key, part in value.items() if key != "action_mask"}
 
-    def _take_masks(self, slot: Slot, told: Info | None) -> Info | None:
+    def _take_masks(self, slot: Slot, new_infos: Info | None) -> Info | None:
         """Move action masks from the infos into the slot; those of acting agents count, where no space declares one.
 
         Must come after ``acting`` is written.
 
         Args:
             slot: Where to.
-            told: The infos; altered.
+            new_infos: The infos; altered.
 
         Returns:
             The infos without masks.
         """
-        if told is None and not slot.gave_mask[0]:
+        if new_infos is None and not slot.gave_mask[0]:
             return None
-        rest = {} if told is None else told
+        rest = {} if new_infos is None else new_infos
         for a, mask in self._pop_masks(slot, rest):
             if mask is not None and slot.acting[a]:
                 slot.write_mask(a, mask)
@@ -196,36 +228,36 @@ class Adapter(MultiAgentEnv):
                 slot.clear_mask(a)
         return rest or None
 
-    def _pop_masks(self, slot: Slot, told: Info) -> Iterator[tuple[int, Any]]:
+    def _pop_masks(self, slot: Slot, new_infos: Info) -> Iterator[tuple[int, Any]]:
         """Take out the masks of agents whose spaces declare none, and leave no empty dicts behind.
 
         What cannot be a mask is an info like others, whatever its name is.
         """
         for a, who in enumerate(self._info_keys):
             if self.mask_sizes[a] is None and slot.action_mask[a] is not None:
-                info = told.get(who, {})
+                info = new_infos.get(who, {})
                 mask = as_mask(info["action_mask"]) if "action_mask" in info else None
                 if mask is not None:
                     del info["action_mask"]
                 yield a, mask
                 if not info:
-                    told.pop(who, None)
+                    new_infos.pop(who, None)
 
-    def _end_and_begin(self, slot: Slot, told: Info | None) -> Info | None:
+    def _end_and_begin(self, slot: Slot, new_infos: Info | None) -> Info | None:
         """Close the episode that an env has itself followed by the next, whose agents are to be written after this.
 
         Must come after the flags are written.
 
         Args:
             slot: Where to.
-            told: The infos of the step; altered.
+            new_infos: The infos of the step; altered.
 
         Returns:
             The infos of the reset.
         """
         flags = zip(slot.terminated, slot.truncated, strict=True)
         places = {self._info_keys[a]: a for a, flag in enumerate(flags) if any(flag)}
-        finals = take_finals(told, {who: self.ids[a] for who, a in places.items()}, self.name)
+        finals = take_finals(new_infos, {who: self.ids[a] for who, a in places.items()}, self.name)
         for who, a in places.items():
             slot.write_final(a, self._without_mask(a, finals.observations[who]))
         for a in range(len(self.ids)):
@@ -235,7 +267,7 @@ class Adapter(MultiAgentEnv):
         slot.done = slot.begun = True
         last = finals.ended or {}
         for _ in self._pop_masks(slot, last):
-            pass  # nobody acts on what was allowed after the end
+            pass  # no agent acts on what was allowed after the end
         slot.final_info = last or None
         return finals.begun
 

@@ -16,13 +16,20 @@ from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
 
-__all__ = ["AGENT", "GymnasiumAdapter"]
+__all__ = ["AGENT", "PLAIN_REWARDS", "GymnasiumAdapter", "has_form_of"]
 
 AGENT = "agent_0"
 """Name of the one agent of a Gymnasium env."""
 
 
-_BOOLS: frozenset[Any] = frozenset({bool, np.bool_})
+PLAIN_REWARDS: frozenset[Any] = frozenset({float, np.float64})
+"""Classes of rewards that need no second look."""
+
+_VECTOR_HINT = (
+    "If it is one number per objective, make it one: mo_gymnasium.wrappers.LinearReward(env, weight=…). If it is one "
+    "per agent, and so are the spaces: make(…, agents='tuple')"
+)
+_FLAGS_HINT = "If it is one per agent, and so are the spaces: make(…, agents='tuple')"
 
 
 class GymnasiumAdapter(Adapter):
@@ -47,13 +54,12 @@ class GymnasiumAdapter(Adapter):
         # With such a space, (first, {...}) may be an observation as well as an observation with its info.
         pair_like = isinstance(space, Tuple) and len(space.spaces) == 2 and isinstance(space.spaces[1], Dict)
         self._pair = SpaceTree(space) if pair_like else None
-        self._slot: Slot | None = None  # the one that `_row` and `_read_actions` are of
-        self._row: memoryview | None = None
+        self._slot: Slot | None = None  # the one that `_read_actions` is of
         self._read_actions: Callable[[], list[Any]] = list
 
     def close(self) -> None:
         """Close the env and let go of the buffers."""
-        self._slot, self._row, self._read_actions = None, None, list
+        self._slot, self._read_actions = None, list
         super().close()
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
@@ -62,8 +68,8 @@ class GymnasiumAdapter(Adapter):
             self._bind(slot)
         result = self._call_reset(seed, options)
         obs, info = result, None
-        pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
-        if pair and (self._pair is None or _has_form_of(self._pair, result[0])):
+        pair = isinstance(result, tuple) and len(result) == 2 and _is_dict(result[1])
+        if pair and (self._pair is None or has_form_of(self._pair, result[0])):
             obs, info = result
         self._observe(slot, 0, obs, True)
         slot.alive[0] = slot.acting[0] = True
@@ -85,70 +91,55 @@ class GymnasiumAdapter(Adapter):
         """Step the env."""
         if slot is not self._slot:
             self._bind(slot)
-        result = self.env.step(self._read_actions()[0])
-        # Most steps say nothing but an observation, a float and two bools: then there is little to check.
-        if result.__class__ is tuple and len(result) == 5:
-            obs, reward, ended, cut, info = result
-            if (
-                (reward.__class__ is float or reward.__class__ is np.float64)
-                and (ended is False or ended.__class__ in _BOOLS)
-                and (cut is False or cut.__class__ in _BOOLS)
-                and info.__class__ is dict
-                and not info
-                and not slot.gave_mask[0]
-                and not ((ended or cut) and self.resets_itself)
-            ):
-                slot.reward[0] = reward
-                over = False
-                if ended or cut:
-                    slot.terminated[0], slot.truncated[0] = ended, cut
-                    slot.alive[0] = slot.acting[0] = False
-                    slot.done = over = True
-                if (row := self._row) is not None:
-                    try:
-                        row[:] = obs
-                    except (ValueError, TypeError):  # of another form: `write_obs` knows what to do, and all messages
-                        pass
-                    else:
-                        return None
-                self._observe(slot, 0, obs, not over)
-                return None
-        if step_length(result, self.name, "values") == 5:
+        return self.read_step(slot, self.env.step(self._read_actions()[0]))
+
+    def read_step(self, slot: Slot, result: Any) -> Info | None:
+        """Write what the env's ``step`` has returned into the slot, and check all of it.
+
+        Returns:
+            Infos, or None if all are empty.
+        """
+        name = self.name
+        if step_length(result, name, "values") == 5:
             obs, reward, terminated, truncated, info = result
         else:
             obs, reward, terminated, info = result
             truncated = False
             if isinstance(info, Mapping) and info.get("TimeLimit.truncated", False) is True:
                 terminated, truncated = False, terminated
-        name = self.name
-        ended = as_flag(terminated, name, AGENT, "terminated")
-        cut = as_flag(truncated, name, AGENT, "truncated")
-        slot.reward[0] = as_reward(reward, name, AGENT)
+        ended = (
+            terminated if terminated.__class__ is bool else as_flag(terminated, name, AGENT, "terminated", _FLAGS_HINT)
+        )
+        cut = truncated if truncated.__class__ is bool else as_flag(truncated, name, AGENT, "truncated", _FLAGS_HINT)
+        slot.reward[0] = reward if reward.__class__ in PLAIN_REWARDS else as_reward(reward, name, AGENT, _VECTOR_HINT)
         over = ended or cut
-        told = None
+        new_infos = None
         if info.__class__ is not dict or info:
             if not isinstance(info, Mapping):
                 contract_error(name, "step()", f"info: expected a dict, got {type(info).__name__}")
-            told = info_dicts.common(info, name)
+            new_infos = info_dicts.common(info, name)
         if over:
             slot.terminated[0] = ended
             slot.truncated[0] = cut
             if self.resets_itself:
-                told, over = self._end_and_begin(slot, told), False
+                new_infos, over = self._end_and_begin(slot, new_infos), False
             else:
                 slot.done = True
             slot.alive[0] = slot.acting[0] = not over
         self._observe(slot, 0, obs, not over)
-        return self._take_masks(slot, told)
+        return self._take_masks(slot, new_infos)
 
     def _bind(self, slot: Slot) -> None:
-        """Note the quickest ways into and out of this slot."""
+        """Note the quickest way to this slot's action."""
         self._slot = slot
-        self._row = slot.fast_rows[0] if self.mask_sizes[0] is None else None
         self._read_actions = slot.fast_actions or slot.read_actions
 
 
-def _has_form_of(tree: SpaceTree, value: Any) -> bool:
+def _is_dict(value: Any) -> bool:
+    return value.__class__ is dict or isinstance(value, Mapping)  # the one question is quick, and nearly always enough
+
+
+def has_form_of(tree: SpaceTree, value: Any) -> bool:
     """Whether a value has the dicts and tuples of this space. Its numbers are another matter."""
     try:
         tree.flatten(value)

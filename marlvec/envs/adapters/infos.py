@@ -48,7 +48,7 @@ def snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
 
 
 def _has_no_end(table: dict[Any, Any]) -> bool:
-    """Whether dicts are nested deeper than anyone needs. A dict that occurs twice on a level is looked into once."""
+    """Whether dicts are nested deeper than any env needs. A dict that occurs twice on a level is looked into once."""
     level = {id(table): table}
     for _ in range(MAX_DEPTH):
         level = {id(value): value for inner in level.values() for value in inner.values() if isinstance(value, dict)}

@@ -26,8 +26,12 @@ from marlvec.errors import ContractError
 
 __all__ = ["ParallelAdapter", "agents_and_spaces", "space_of", "split_dones"]
 
-_UNBORN, _LIVE, _ENDED = range(3)
+_NOT_JOINED, _LIVE, _ENDED = range(3)
 _FLOATS = frozenset({"e", "f", "d", "g"})  # formats of numpy's floats in a memoryview
+_VECTOR_HINT = (
+    "If it is one number per objective, make it one: momaland.utils.parallel_wrappers.LinearizeReward(env, weights)"
+)
+_LEFT_HINT = "make(…, lenient=True) takes that for a truncation"
 _SCALARS = frozenset({float, int, np.float64, np.float32})  # a reward of any other class is looked at more closely
 
 
@@ -42,17 +46,22 @@ class ParallelAdapter(Adapter):
 
     Args:
         env: The env. Needs ``possible_agents``, ``observation_space(agent)`` and ``action_space(agent)``.
+        lenient: Take envs that leave two things out. Without ``possible_agents``, the agents are those of a reset
+            (without a seed), which is made here. An agent that leaves ``env.agents`` without a flag is truncated in
+            that step; where the env gives no observation of it, its last one is marked as missing
+            (`Slot.final_missing`).
 
     Raises:
         ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env returns data of an
             unknown or ended agent, leaves out a live one, or gives something that is no observation, reward or flag.
     """
 
-    def __init__(self, env: Any) -> None:
-        super().__init__(env, *agents_and_spaces(env))
-        self._status = [_UNBORN] * len(self.ids)
+    def __init__(self, env: Any, *, lenient: bool = False) -> None:
+        super().__init__(env, *agents_and_spaces(env, can_be_lenient=True, lenient=lenient))
+        self._lenient = lenient
+        self._status = [_NOT_JOINED] * len(self.ids)
         self._live: tuple[tuple[int, AgentId], ...] = ()
-        # For the fast path: what env.agents looks like while nobody comes or goes, and (index, agent, row) of each.
+        # For the fast path: what env.agents looks like while no agent comes or goes, and (index, agent, row) of each.
         self._expected: list[AgentId] | None = None
         self._cells: tuple[tuple[int, AgentId, memoryview | None], ...] = ()
         self._slot: Slot | None = None
@@ -85,7 +94,7 @@ class ParallelAdapter(Adapter):
                 contract_error(self.name, call, f"agent {agent!r} is {where} {problem}")
             if here:
                 self._observe(slot, a, obs[agent], acting=True)
-            self._status[a] = _LIVE if here else _UNBORN
+            self._status[a] = _LIVE if here else _NOT_JOINED
             slot.alive[a] = slot.acting[a] = here
         if not listed:
             contract_error(self.name, call, "env.agents is empty after a reset: expected at least one live agent")
@@ -102,8 +111,9 @@ class ParallelAdapter(Adapter):
         for a, agent, _ in cells:  # three times as fast as dict(zip(..., strict=True))
             table[agent] = actions[a]
         result = self.env.step(table)
-        # The common case, in which nobody comes or goes, at the price of its bare reads and writes. Whatever looks odd
-        # is left to `_read_carefully`, which starts again from the same result, and knows all the cases and messages.
+        # The common case, in which no agent comes or goes, at the price of its bare reads and writes. Whatever looks
+        # odd is left to `_read_carefully`, which starts again from the same result, and knows all the cases and
+        # messages.
         try:
             obs, rewards, terminations, truncations, infos = result
             size = len(cells)
@@ -138,6 +148,14 @@ class ParallelAdapter(Adapter):
             pass
         return self._read_carefully(slot, result)
 
+    def _agents_now(self) -> dict[str, Any]:
+        return {"status": list(self._status)}
+
+    def _recall_agents(self, now: dict[str, Any]) -> None:
+        self._status = list(now["status"])
+        self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == _LIVE)
+        self._expected, self._cells = None, ()  # the next step is read with care
+
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         return space_of(self.env, kind, agent, self.ids)
 
@@ -148,11 +166,11 @@ class ParallelAdapter(Adapter):
         tables = {"observations": obs, "rewards": rewards, "terminations": terminations, "truncations": truncations}
         for what, table in tables.items():
             refuse_unknown(table, index, name, "step()", what)
-        told = info_dicts.by_agent(infos, index, self.agents, name)
+        new_infos = info_dicts.by_agent(infos, index, self.agents, name)
         if self.resets_itself and self._live:
             ends = [self._flags_of(agent, terminations, truncations) for _, agent in self._live]
             if all(map(any, ends)):
-                return self._read_self_reset(slot, obs, rewards, ends, told)
+                return self._read_self_reset(slot, obs, rewards, ends, new_infos)
         listed = self._listed("step()")
         for a, agent in enumerate(self.ids):
             given = (agent in obs) + (agent in rewards) + (agent in terminations) + (agent in truncations)
@@ -161,27 +179,35 @@ class ParallelAdapter(Adapter):
                     where = [what for what, table in tables.items() if agent in table]
                     contract_error(name, "step()", f"agent {agent!r} has ended and cannot come back, yet is in {where}")
                 continue
-            if status[a] == _UNBORN and not given and agent not in listed:
+            if status[a] == _NOT_JOINED and not given and agent not in listed:
                 continue
-            if agent not in obs or (status[a] == _LIVE and given < len(tables)):
-                where = [what for what, table in tables.items() if agent not in table]
-                contract_error(name, "step()", f"live agent {agent!r} is missing from {where}")
             ended, cut = self._flags_of(agent, terminations, truncations)
+            left = status[a] == _LIVE and agent not in listed and not (ended or cut)
+            if left and self._lenient:
+                cut = True
+            elif agent not in obs or (status[a] == _LIVE and given < len(tables)):
+                where = [what for what, table in tables.items() if agent not in table]
+                hint = f", and not in env.agents. {_LEFT_HINT}" if left else ""
+                contract_error(name, "step()", f"live agent {agent!r} is missing from {where}{hint}")
             here = not (ended or cut)
             if here and agent not in listed:
-                what = "left env.agents" if status[a] == _LIVE else "got data"
+                what, hint = ("left env.agents", f". {_LEFT_HINT}") if left else ("got data", "")
                 contract_error(
-                    name, "step()", f"agent {agent!r} {what} without being in env.agents, terminated or truncated"
+                    name, "step()", f"agent {agent!r} {what} without being in env.agents, terminated or truncated{hint}"
                 )
-            self._observe(slot, a, obs[agent], here)
-            slot.reward[a] = as_reward(rewards[agent], name, agent) if agent in rewards else 0.0
+            if agent in obs:
+                self._observe(slot, a, obs[agent], here)
+            else:
+                slot.final_missing[a] = True
+                slot.clear_mask(a)
+            slot.reward[a] = as_reward(rewards[agent], name, agent, _VECTOR_HINT) if agent in rewards else 0.0
             slot.terminated[a] = ended
             slot.truncated[a] = cut
             slot.alive[a] = slot.acting[a] = here
             status[a] = _LIVE if here else _ENDED
         self._note_live_agents(slot)
         slot.done = not self._live
-        return self._take_masks(slot, told)
+        return self._take_masks(slot, new_infos)
 
     def _read_self_reset(
         self,
@@ -189,17 +215,17 @@ class ParallelAdapter(Adapter):
         obs: Mapping[Any, Any],
         rewards: Mapping[Any, Any],
         ends: Sequence[tuple[bool, bool]],
-        told: Info | None,
+        new_infos: Info | None,
     ) -> Info | None:
         """Write the step in which an env that resets itself went from one episode to the next."""
         for (a, agent), flags in zip(self._live, ends, strict=True):
             if agent not in rewards:
                 contract_error(self.name, "step()", f"live agent {agent!r} is missing from rewards")
-            slot.reward[a] = as_reward(rewards[agent], self.name, agent)
+            slot.reward[a] = as_reward(rewards[agent], self.name, agent, _VECTOR_HINT)
             slot.terminated[a], slot.truncated[a] = flags
-        told = self._end_and_begin(slot, told)
+        new_infos = self._end_and_begin(slot, new_infos)
         self._begin(slot, obs, "step()")
-        return self._take_masks(slot, told)
+        return self._take_masks(slot, new_infos)
 
     def _flags_of(
         self, agent: AgentId, terminations: Mapping[Any, Any], truncations: Mapping[Any, Any]
@@ -210,7 +236,7 @@ class ParallelAdapter(Adapter):
         )
 
     def _tables(self, result: Any) -> tuple[Mapping[Any, Any], ...]:
-        """Tell the 4- and the 5-dict step apart, and make sure that they are dicts."""
+        """Take a step of 4 or of 5 dicts, and make sure that they are dicts."""
         if step_length(result, self.name, "dicts") == 4:
             result = split_dones(result, self.name)
         what = ("observations", "rewards", "terminations", "truncations", "infos")
@@ -262,16 +288,28 @@ def split_dones(result: Sequence[Any], env: str) -> tuple[Any, Any, Any, Any, An
     return obs, rewards, terminations, truncations, infos
 
 
-def agents_and_spaces(env: Any) -> tuple[list[AgentId], list[Any], list[Any]]:
+def agents_and_spaces(
+    env: Any, *, can_be_lenient: bool = False, lenient: bool = False
+) -> tuple[list[AgentId], list[Any], list[Any]]:
     """Agents of a PettingZoo env with their observation and action spaces.
+
+    Args:
+        env: The env.
+        can_be_lenient: Whether the error about missing ``possible_agents`` may name ``lenient``.
+        lenient: Whether the agents of a reset may stand for them.
 
     Raises:
         ContractError: ``possible_agents`` is missing or empty, or an agent has no space.
     """
     label = type(env).__name__
     agents = getattr(env, "possible_agents", None)
+    if agents is None and lenient:
+        env.reset()
+        agents = getattr(env, "agents", None)
     if agents is None:
-        contract_error(label, "possible_agents", "missing: expected the names of all agents that may ever appear")
+        hint = "; make(…, lenient=True) takes those of a first reset" if can_be_lenient else ""
+        problem = f"missing: expected the names of all agents that may ever appear{hint}"
+        contract_error(label, "possible_agents", problem)
     agents = agent_ids(agents, label, "possible_agents")
     if not agents:
         contract_error(label, "possible_agents", "empty: expected at least one agent")
@@ -285,7 +323,7 @@ def space_of(env: Any, kind: str, agent: AgentId, agents: Iterable[AgentId]) -> 
     """One agent's observation or action space.
 
     Raises:
-        ContractError: The env tells of none.
+        ContractError: The env declares none.
     """
     function = getattr(env, f"{kind}_space", None)
     # PettingZoo's own default warns and then reads the dict; that is as good to us, so it is read without the warning.

@@ -34,10 +34,16 @@ def contract_error(env: str, call: str, problem: str) -> NoReturn:
     raise ContractError(f"{env}.{call}: {problem}")
 
 
-def as_reward(value: Any, env: str, agent: AgentId) -> float:
+def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "") -> float:
     """Take one agent's reward as a float.
 
-    NaN and infinities pass: they are the env's own, and whoever minds can see them.
+    NaN and infinities pass: they are the env's own, and those that mind can see them.
+
+    Args:
+        value: The reward.
+        env: The env's name.
+        agent: Whose it is.
+        vector_hint: What to do where it is one number per objective.
 
     Raises:
         ContractError: It is no real scalar: None, text, complex, an array with axes, or an int too large for a float.
@@ -53,15 +59,20 @@ def as_reward(value: Any, env: str, agent: AgentId) -> float:
         except OverflowError:
             contract_error(env, "step()", f"reward of agent {agent!r}: expected a real number, got an int too large")
     shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
-    contract_error(
-        env,
-        "step()",
-        f"reward of agent {agent!r}: expected a real number, got {type(value).__name__}{shape}: {short_repr(value)}",
-    )
+    hint = f". {vector_hint}" if vector_hint and isinstance(value, (list, tuple, np.ndarray)) else ""
+    got = f"{type(value).__name__}{shape}: {short_repr(value)}{hint}"
+    contract_error(env, "step()", f"reward of agent {agent!r}: expected a real number, got {got}")
 
 
-def as_flag(value: Any, env: str, agent: AgentId, what: str) -> bool:
+def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str = "") -> bool:
     """Take one agent's termination or truncation flag.
+
+    Args:
+        value: The flag.
+        env: The env's name.
+        agent: Whose it is.
+        what: Which of the two.
+        several_hint: What to do where it is several.
 
     Raises:
         ContractError: It is neither a bool nor a numpy bool.
@@ -70,10 +81,11 @@ def as_flag(value: Any, env: str, agent: AgentId, what: str) -> bool:
         return bool(value)
     if isinstance(value, _FLAG):
         return bool(value)
+    hint = f". {several_hint}" if several_hint and isinstance(value, (list, tuple, np.ndarray)) else ""
     contract_error(
         env,
         "step()",
-        f"{what} flag of agent {agent!r}: expected a bool, got {type(value).__name__}: {short_repr(value)}",
+        f"{what} flag of agent {agent!r}: expected a bool, got {type(value).__name__}: {short_repr(value)}{hint}",
     )
 
 
@@ -113,7 +125,7 @@ def _is_key(agent: Any) -> bool:
 
 
 def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], env: str, call: str, what: str) -> None:
-    """Refuse the data of an agent that nobody announced.
+    """Refuse the data of an agent that was not announced.
 
     Raises:
         ContractError: Names the agent and those that are known.

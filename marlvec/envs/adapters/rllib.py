@@ -28,17 +28,17 @@ __all__ = ["ALL", "RLlibAdapter"]
 ALL = "__all__"
 """Key under which an RLlib-style env says that the whole episode is over."""
 
-_UNBORN, _LIVE, _ENDED = range(3)
+_NOT_JOINED, _LIVE, _ENDED = range(3)
 
 
 class RLlibAdapter(Adapter):
-    """An RLlib-style env: whoever is in the observations acts next.
+    """An RLlib-style env: the agents in the observations act next.
 
-    An agent is born with its first observation and ends with its own flag or with ``"__all__"``. Live agents that are
-    left out of the observations wait: they are alive, do not act, keep the observation they have, and may be paid. An
-    agent that ends without a last observation keeps the one it had, and is marked (`Slot.final_missing`). The episode
-    is over when ``"__all__"`` says so in terminateds or truncateds, or when every possible agent has ended, in any
-    mixture.
+    An agent joins with its first observation and ends with its own flag or with ``"__all__"``. Live agents that are
+    left out of the observations wait: they are alive, do not act, keep the observation they have, and may get rewards.
+    An agent that ends without a last observation keeps the one it had, and is marked (`Slot.final_missing`). The
+    episode is over when ``"__all__"`` says so in terminateds or truncateds, or when every possible agent has ended, in
+    any mixture.
 
     Old envs fit too: ``step`` may return 4 dicts with one of dones, and ``reset`` observations alone.
 
@@ -61,12 +61,12 @@ class RLlibAdapter(Adapter):
             [_space(env, "observation", agent) for agent in agents],
             [_space(env, "action", agent) for agent in agents],
         )
-        self._status = [_UNBORN] * len(self.ids)
+        self._status = [_NOT_JOINED] * len(self.ids)
         self._acting: tuple[int, ...] = ()
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode with the agents that are in the observations."""
-        self._status = [_UNBORN] * len(self.ids)
+        self._status = [_NOT_JOINED] * len(self.ids)
         result = self._call_reset(seed, options)
         obs, infos = (result[0], result[1]) if isinstance(result, tuple) and len(result) == 2 else (result, {})
         obs = mapping(obs, self.name, "reset()", "observations")
@@ -79,7 +79,7 @@ class RLlibAdapter(Adapter):
         refuse_unknown(obs, self._index, self.name, call, "observations")
         if not obs:
             contract_error(self.name, call, "no observations: expected at least one agent in an episode")
-        self._status = [_UNBORN] * len(self.ids)
+        self._status = [_NOT_JOINED] * len(self.ids)
         for a, agent in enumerate(self.ids):
             if agent in obs:
                 self._status[a] = _LIVE
@@ -113,7 +113,7 @@ class RLlibAdapter(Adapter):
             ("truncateds", truncateds, known),
         ):
             refuse_unknown(table, allowed, name, "step()", w)
-        told = info_dicts.by_agent(infos, self._index, self.agents, name)
+        new_infos = info_dicts.by_agent(infos, self._index, self.agents, name)
         # What an env that resets itself observes at an end is the next episode.
         last = self.resets_itself and (any(over) or self._all_flagged(terminateds, truncateds))
         seen: Mapping[Any, Any] = {} if last else obs
@@ -123,18 +123,24 @@ class RLlibAdapter(Adapter):
         if last:
             for a in range(len(self.ids)):
                 slot.final_missing[a] = False  # they are in the infos, or that is an error
-            told = self._end_and_begin(slot, told)
+            new_infos = self._end_and_begin(slot, new_infos)
             self._begin(slot, obs, "step()")
         else:
             slot.done = any(over) or all(status == _ENDED for status in self._status)
-        return self._take_masks(slot, told)
+        return self._take_masks(slot, new_infos)
 
     def cut_short(self, slot: Slot) -> None:
-        """End the episode here; of agents that wait nobody knows what they would see."""
+        """End the episode here; what agents that wait would see is not known."""
         for a, alive in enumerate(slot.alive):
             if alive and not slot.acting[a]:
                 slot.final_missing[a] = True
         super().cut_short(slot)
+
+    def _agents_now(self) -> dict[str, Any]:
+        return {"status": list(self._status), "acting": list(self._acting)}
+
+    def _recall_agents(self, now: dict[str, Any]) -> None:
+        self._status, self._acting = list(now["status"]), tuple(now["acting"])
 
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         return _space(self.env, kind, agent)
@@ -168,14 +174,14 @@ class RLlibAdapter(Adapter):
             if agent in obs or (agent in rewards and as_reward(rewards[agent], name, agent) != 0.0):
                 contract_error(name, "step()", f"agent {agent!r} has ended and cannot come back, yet it got data")
             return False
-        if self._status[a] == _UNBORN and agent not in obs:
+        if self._status[a] == _NOT_JOINED and agent not in obs:
             if ended or cut or (agent in rewards and as_reward(rewards[agent], name, agent) != 0.0):
                 contract_error(name, "step()", f"agent {agent!r} got a reward or flag before its first observation")
             return False
         if agent in rewards:
             slot.reward[a] = as_reward(rewards[agent], name, agent)
         if not (ended or cut):
-            # "__all__" ends whoever has not been ended by a flag of its own.
+            # "__all__" ends all agents that have not been ended by a flag of their own.
             ended, cut = over
         here = not (ended or cut)
         acts = here and agent in obs

@@ -12,20 +12,29 @@ from typing import Any
 import gymnasium
 
 from marlvec.envs.making.factory import EnvEntry
+from marlvec.envs.wrappers.seed_stream import SeedStream
 
 __all__ = [
     "ENVPOOL",
+    "OPENSPIEL",
+    "VMAS",
     "atari_env",
     "catalog",
     "envpool_entry",
     "gymnasium_entry",
     "gymnasium_env",
+    "openspiel_entry",
     "openspiel_env",
     "pettingzoo_env",
+    "vmas_entry",
 ]
 
 ENVPOOL = "envpool"
 """Family, and namespace of ids, of EnvPool's tasks."""
+OPENSPIEL = "openspiel"
+"""Likewise of OpenSpiel's games."""
+VMAS = "vmas"
+"""Likewise of VMAS's scenarios."""
 
 _MPE = (
     "collect_treasure_v1",
@@ -88,7 +97,7 @@ _ATARI = (
     "wizard_of_wor_v3",
 )
 
-# Card games of our own: compiled worlds, and one of them as an env for other backends than the native one.
+# Card games of our own: compiled envs, and one of them as an env for other backends than the native one.
 _CARDS = {"kuhn_poker": "kuhn", "leduc_poker": "leduc"}
 
 # What Gymnasium's own envs need, by the module they are in, and the extra of marlvec that brings it.
@@ -160,7 +169,7 @@ def pettingzoo_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
 
 
 def atari_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
-    """Build one of PettingZoo's Atari envs, with the game files that ship in ale-py unless told otherwise.
+    """Build one of PettingZoo's Atari envs, by default with the game files that ship in ale-py.
 
     Args:
         env_id: As in `pettingzoo_env`.
@@ -185,7 +194,7 @@ def atari_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
 def openspiel_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
     """Build one of PettingZoo's envs that are OpenSpiel's, with seeds that settle more than the first episode.
 
-    Without that, half of all seeds raise (OpenSpiel takes 31 bits), and each reset without one deals cards that nobody
+    Without that, half of all seeds raise (OpenSpiel takes 31 bits), and each reset without one deals cards that no seed
     can deal again.
 
     Args:
@@ -194,8 +203,6 @@ def openspiel_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
         kwargs: For the env.
     """
     env = pettingzoo_env(env_id, kind, **kwargs)
-    from marlvec.envs.wrappers.seed_stream import SeedStream  # imports PettingZoo
-
     return SeedStream(env)
 
 
@@ -212,6 +219,38 @@ def envpool_entry(task_id: str) -> EnvEntry:
         family=ENVPOOL,
         extra="envpool",
         packages=("envpool",),
+    )
+
+
+def openspiel_entry(game: str) -> EnvEntry:
+    """Entry of one of OpenSpiel's games; whether there is such a game shows when it is built.
+
+    Args:
+        game: OpenSpiel's own name, with or without parameters, e.g. ``"kuhn_poker"``, ``"go(board_size=5)"``.
+    """
+    return EnvEntry(
+        f"{OPENSPIEL}/{game}",
+        "marlvec.envs.openspiel:OpenSpielEnv",
+        {"game": game},
+        family=OPENSPIEL,
+        extra="openspiel",
+        packages=("pyspiel",),
+    )
+
+
+def vmas_entry(scenario: str) -> EnvEntry:
+    """Entry of one of VMAS's scenarios; whether there is such a scenario shows when it is built.
+
+    Args:
+        scenario: VMAS's own name, e.g. ``"balance"``.
+    """
+    return EnvEntry(
+        f"{VMAS}/{scenario}",
+        "marlvec.vector.pools.vmas:build",
+        {"scenario": scenario},
+        family=VMAS,
+        extra="vmas",
+        packages=("vmas",),
     )
 
 

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from marlvec.envs.adapters.detect import adapt
+from marlvec.envs.adapters.joint import AGENTS
+from marlvec.envs.detect import adapt
 from marlvec.envs.making.factory import EnvFactory, offer
 from marlvec.envs.wrappers.padding import PaddedEnv
 from marlvec.envs.wrappers.time_limit import TimeLimit, check_limit
@@ -39,6 +40,8 @@ class EnvRecipe:
         render_mode: For the env's constructor, or None.
         max_episode_steps: After how many steps its episodes are truncated, or None.
         pad: Whether agents of different spaces are padded to one group.
+        agents: Whether a Gymnasium env is of several agents, see `marlvec.envs.adapt`.
+        lenient: Whether a Parallel env may leave things out, see `marlvec.envs.adapt`.
     """
 
     factory: EnvFactory
@@ -48,6 +51,8 @@ class EnvRecipe:
     render_mode: str | None = None
     max_episode_steps: int | None = None
     pad: bool = False
+    agents: str = "auto"
+    lenient: bool = False
 
     def __call__(self) -> Any:
         """Build the env.
@@ -102,8 +107,8 @@ class EnvRecipe:
     def _finish(self, env: Any) -> Any:
         for wrapper in self.wrappers:
             env = wrapper(env, **offer(wrapper, self.env_index, self.num_envs))
-        if self.pad or self.max_episode_steps is not None:
-            env = adapt(env)
+        if self.pad or self.max_episode_steps is not None or self.agents != "auto" or self.lenient:
+            env = adapt(env, agents=self.agents, lenient=self.lenient)
         if self.pad and len(env.spec().groups) > 1:
             env = PaddedEnv(env)
         if self.max_episode_steps is not None:
@@ -120,6 +125,8 @@ def write_recipes(
     render_mode: RenderModes = None,
     max_episode_steps: int | None = None,
     pad: bool = False,
+    agents: str = "auto",
+    lenient: bool = False,
 ) -> list[EnvRecipe]:
     """Write one recipe per env; arguments as in `marlvec.make`.
 
@@ -132,6 +139,11 @@ def write_recipes(
         raise ArgumentError(f"wrappers: expected classes or functions from env to env, got {wrappers!r}")
     if max_episode_steps is not None:
         check_limit(max_episode_steps)
+    if agents not in AGENTS:
+        raise ArgumentError(
+            f"agents must be one of {', '.join(map(repr, AGENTS))}, got {agents!r}; an env's own argument of that name "
+            f"goes into env_kwargs"
+        )
     per_env = zip(factories, _spread_kwargs(env_kwargs, n), _spread_modes(render_mode, n), strict=True)
     recipes = []
     for i, (factory, own, mode) in enumerate(per_env):
@@ -141,7 +153,7 @@ def write_recipes(
         limited = max_episode_steps is not None and factory.entry.family == "gymnasium"
         limit = {"max_episode_steps": -1} if limited else {}
         built = factory.with_kwargs(**{**limit, **kwargs, **own})
-        recipes.append(EnvRecipe(built, i, n, layers, mode, max_episode_steps, bool(pad)))
+        recipes.append(EnvRecipe(built, i, n, layers, mode, max_episode_steps, bool(pad), agents, bool(lenient)))
     return recipes
 
 
@@ -182,5 +194,5 @@ def _render_modes(env: Any) -> list[str] | None:
 
 
 def _close(env: Any) -> None:
-    with suppress(Exception):  # there is a better reason to tell of
+    with suppress(Exception):  # there is a better reason to report
         env.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
 
-__all__ = ["EnvWrapper"]
+__all__ = ["EnvWrapper", "adapter_in"]
 
 
 class EnvWrapper(MultiAgentEnv):
@@ -57,6 +58,17 @@ class EnvWrapper(MultiAgentEnv):
         """Describe the env inside."""
         return self.env.spec()
 
+    def state_obstacle(self) -> str | None:
+        """Why the state of this wrapper, or of the env inside, cannot be saved, or None."""
+        return super().state_obstacle() or self.env.state_obstacle()
+
     def close(self) -> None:
         """Close the env inside."""
         self.env.close()
+
+
+def adapter_in(env: MultiAgentEnv) -> Adapter | None:
+    """The adapter inside of marlvec's wrappers; None where the env needs none."""
+    while isinstance(env, EnvWrapper):
+        env = env.env
+    return env if isinstance(env, Adapter) else None

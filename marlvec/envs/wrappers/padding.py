@@ -79,6 +79,15 @@ class PaddedEnv(EnvWrapper):
         """Write the global state."""
         self.env.write_state(self._enter(slot))
 
+    def get_state(self) -> Any:
+        """The env's own state: all that this adds stands in the slot."""
+        return self.env.get_state()
+
+    def set_state(self, state: Any) -> None:
+        """Go on from such a state."""
+        self._outer = self._inner = None  # masks of its own are read from the row again
+        self.env.set_state(state)
+
     def close(self) -> None:
         """Close the env and let go of the buffers."""
         self._outer = self._inner = None
@@ -113,7 +122,7 @@ class PaddedEnv(EnvWrapper):
             if places[:size].all():
                 masks.append(row[:size])
             else:  # a MultiDiscrete's dimensions: its choices do not lie side by side in the padded mask
-                mask = np.ones(size, np.bool_)
+                mask = row[places].copy()
                 masks.append(mask)
                 self._scattered.append((row, places, mask))
         return slot.narrowed(self._shown, obs=self._obs_crops, actions=self._action_crops, action_mask=masks)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.adapters.detect import adapt
+from marlvec.envs.detect import adapt
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.rendering import check_frame, render_env, render_mode
 from marlvec.envs.slot import Slot
@@ -112,6 +112,9 @@ class RecordVideo:
             env: The env that is filmed.
             env_index: Its index in the vectorizer.
             episode: Which of its episodes it is, from 0.
+
+        Returns:
+            A file that takes frames (height, width, 3) uint8 until it is closed.
         """
         fps = own_fps(env.metadata, self.format) if self.fps is None else self.fps
         name = self._file_name(_ODD.sub("_", env.name), env_index, episode)
@@ -183,6 +186,24 @@ class _RecordedEnv(EnvWrapper):
         """End the episode here: its last frame has been taken."""
         super().cut_short(slot)
         self._end(complete=True)
+
+    def get_state(self) -> dict[str, Any]:
+        """Which episode it is, whether it has been stepped, and the env's own state; no frames."""
+        return {"episode": self._episode, "stepped": self._stepped, "env": self.env.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from such a state. The video that is being made is cut; one of an episode that has begun is not made.
+
+        The number of an episode never goes back, so that no video takes the place of one that was made before.
+        """
+        if not isinstance(state, dict) or state.keys() != {"episode", "stepped", "env"}:
+            raise ArgumentError(f"{self.name}: the state is of an env that is not recorded, and this one is")
+        self._end(complete=False)
+        self._episode = max(self._episode, state["episode"])
+        self._stepped = state["stepped"]
+        self.env.set_state(state["env"])
+        if not self._stepped and self._recorder.wants(self._episode):
+            self._opening = self._frame()
 
     def close(self) -> None:
         """Finish what is being written, and close the env."""

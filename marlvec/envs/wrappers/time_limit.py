@@ -52,7 +52,7 @@ class TimeLimit(EnvWrapper):
         return self.env.reset(slot, seed=seed, options=options)
 
     def step(self, slot: Slot) -> Info | None:
-        """Take a step, and truncate whoever is left if it was the last one."""
+        """Take a step, and truncate all that are left if it was the last one."""
         info = self.env.step(slot)
         self._steps += 1
         if slot.begun:
@@ -60,3 +60,14 @@ class TimeLimit(EnvWrapper):
         elif self._steps >= self._limit and not slot.done:
             self.env.cut_short(slot)
         return info
+
+    def get_state(self) -> dict[str, Any]:
+        """How many steps the episode has, and the env's own state."""
+        return {"steps": self._steps, "env": self.env.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from such a state."""
+        if not isinstance(state, dict) or state.keys() != {"steps", "env"}:
+            raise ArgumentError(f"{self.name}: the state is of an env without max_episode_steps, and this one has it")
+        self._steps = state["steps"]
+        self.env.set_state(state["env"])

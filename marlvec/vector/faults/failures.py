@@ -29,6 +29,7 @@ from marlvec.errors import (
     RemoteCause,
     ResourceError,
     SerialisationError,
+    UnknownEnvError,
     UnsupportedSpaceError,
     WorkerDied,
 )
@@ -52,7 +53,7 @@ __all__ = [
 _MAX_TEXT = 64 * 1024
 _MAX_PICKLE = 1024 * 1024
 _MAX_LISTED = 20  # failures of one call that a message lists
-_SPEAKS_FOR_ITSELF = (MissingExtraError, ResourceError, SerialisationError, UnsupportedSpaceError)
+_SPEAKS_FOR_ITSELF = (MissingExtraError, ResourceError, SerialisationError, UnknownEnvError, UnsupportedSpaceError)
 
 
 def _shorten(text: str) -> str:
@@ -163,7 +164,7 @@ def _listing(lines: Sequence[str], total: int) -> str:
 def describe_exit(exitcode: int | None) -> str:
     """Say in words how a process ended."""
     if exitcode is None:
-        return "ended without telling how"
+        return "ended in an unknown way"
     if exitcode >= 0:
         return f"exited with code {exitcode}"
     try:
@@ -241,7 +242,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Its defaults, and the variables of other scopes that it uses: those travel with it."""
+    """Its defaults, and the variables of other scopes that it uses: those are sent with it."""
     yield ".__defaults__", function.__defaults__
     yield ".__kwdefaults__", function.__kwdefaults__
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -268,7 +269,7 @@ class WorkerExit:
         last: Its last one.
         at_work_on: The env that it was at work on, or None.
         call: The call that was pending, or None.
-        request: Number of the request that it owed an answer to, or None.
+        request: Number of the request that it had not answered, or None.
         how: What it did wrong, if it did not end by itself.
         timeout: Seconds that an env may take, if it was killed because one took longer.
         report: What faulthandler wrote: where it crashed, or where it hung.
@@ -319,7 +320,7 @@ class WorkerExit:
         return (self.how or describe_exit(self.exitcode)) + where
 
     def error(self, *, only_close_is_left: bool) -> EnvFault:
-        """The error that tells of it."""
+        """The error for it."""
         return error_of([self], only_close_is_left=only_close_is_left)
 
 
@@ -346,7 +347,7 @@ class WorkerLost(Exception):
 
     Attributes:
         worker: Its index.
-        error: What users are told of it.
+        error: What users see of it.
         in_flight: Its envs that had not replied.
         idle: Its other envs.
         culprits: Those of its envs that are to blame, as far as that is known.

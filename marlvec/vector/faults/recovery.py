@@ -1,6 +1,7 @@
 """`Recovery`: restarts or masks envs that raised, hung or died, as ``on_fault`` says.
 
-This is bookkeeping alone: who is lost, who is due, what the caller has yet to be told. `VectorEnvBase` asks, and acts.
+This is bookkeeping alone: which envs are lost, which are due, what the caller does not know yet. `VectorEnvBase` asks,
+and acts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 
 from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.spec import Info
-from marlvec.errors import Failure, RestartQuietly
-from marlvec.vector.data.buffers import Buffers
+from marlvec.errors import ArgumentError, Failure, RestartQuietly
+from marlvec.vector.data.buffers import Buffers, split_flags
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import WorkerLost
 from marlvec.vector.faults.restarts import NOT_RESTARTABLE, RestartBudget
@@ -40,7 +41,7 @@ class Fault:
     """One thing that went wrong and was survived.
 
     Attributes:
-        env_ids: The envs to blame; all of a worker's where it could not be told which.
+        env_ids: The envs to blame; all of a worker's where which one is not known.
         lost_env_ids: The envs that were lost with them.
         operation: What was being done, e.g. ``"step"``.
         summary: What happened, in one line.
@@ -59,7 +60,7 @@ class Fault:
 
 
 class FaultLog:
-    """The last faults of one vectorizer; each is also told, once, as a warning of the logger ``marlvec``.
+    """The last faults of one vectorizer; each is also logged, once, as a warning of the logger ``marlvec``.
 
     Attributes:
         faults: Oldest first.
@@ -71,7 +72,7 @@ class FaultLog:
     def note(
         self, culprits: Sequence[int], lost: Sequence[int], operation: str, summary: str, action: str, *, quiet: bool
     ) -> None:
-        """Note one; the arguments are a `Fault`'s. Quiet ones are not told."""
+        """Note one; the arguments are a `Fault`'s. Quiet ones are not logged."""
         self.faults.append(Fault(tuple(culprits), tuple(lost), operation, summary, action, quiet, time.monotonic()))
         if not quiet:
             who = f"env {lost[0]} is" if len(lost) == 1 else f"envs {list(lost)} are"
@@ -87,13 +88,13 @@ _ROW_OPERATIONS = ("reset", "step", "send")  # those that bring rows
 
 
 class RowKind(Enum):
-    """What the row of an env that is brought back, or out, will tell."""
+    """What the row of an env that is brought back, or out, will say."""
 
     FAULT = "its episode was lost"
     AUTORESET = "the next episode, which was due in next-step mode: nothing was lost"
     RESET = "the episode that a reset asked for: nothing was lost"
     END = "the end of an episode, which was whole; the one to follow could not begin"
-    MASKED = "nobody is there any more"
+    MASKED = "no agent is there any more"
 
 
 IntArray = NDArray[np.int64]
@@ -104,8 +105,8 @@ class Recovery:
     """The state of all envs as far as faults are concerned.
 
     An env that failed is rebuilt in its worker; if the worker is gone, a new one is started with all its envs. Either
-    way the env is *revived*: it stays in flight until the new incarnation has replied; only then is the caller told.
-    An env that was idle when its worker went is revived by the next request for it.
+    way the env is *revived*: it stays in flight until the new incarnation has replied; only then does the caller see
+    it. An env that was idle when its worker went is revived by the next request for it.
 
     Args:
         num_envs: N.
@@ -118,7 +119,8 @@ class Recovery:
     Attributes:
         incarnations: (N,) int64, how often each env was built anew.
         masked: (N,) bool, envs that are out for good.
-        known_alive: (N, A) bool, who is alive as far as the caller knows: as of the rows that were handed out last.
+        known_flags: (N, 5A + 3) bool, the flags of the rows that were handed out last, as `Buffers.flags` has them.
+        known_alive: (N, A) bool, in there: who is alive as far as the caller knows.
         known_over: (N,) bool, likewise, whose episode is over.
         resets: Options of the resets that are in flight.
         due_heap: What is to be restarted, the earliest first; see `due`.
@@ -139,8 +141,8 @@ class Recovery:
         self.mode = mode
         self.incarnations = np.zeros(num_envs, np.int64)
         self.masked = np.zeros(num_envs, np.bool_)
-        self.known_alive = np.zeros((num_envs, agent_num), np.bool_)
-        self.known_over = np.zeros(num_envs, np.bool_)
+        self.known_flags = np.zeros((num_envs, 5 * agent_num + 3), np.bool_)
+        _, _, _, self.known_over, _, self.known_alive, _, _ = split_flags(self.known_flags, agent_num)
         self.resets: dict[int, dict[str, Any] | None] = {}
         self.due_heap: list[tuple[float, int, str, int]] = []
         self.has_exceptions = False
@@ -153,9 +155,9 @@ class Recovery:
         self._not_begun: set[int] = set()  # new incarnations that have not begun an episode
         self._lost_idle: set[int] = set()  # idle envs whose episode is gone, which the caller does not know
         self._unbuilt: set[int] = set()  # those of them that are to be built anew, too
-        self._masked_untold: set[int] = set()  # masked envs whose row still says that their episode ended
-        self._revived: dict[int, RowKind] = {}  # envs in flight → what their rows will tell
-        self._causes: dict[int, Failure] = {}  # of faults that the caller will be told of
+        self._masked_unsaid: set[int] = set()  # masked envs whose row still says that their episode ended
+        self._revived: dict[int, RowKind] = {}  # envs in flight → what their rows will say
+        self._causes: dict[int, Failure] = {}  # of faults that the caller will see
         self._quietly: dict[int, int] = {}  # quiet restarts since an env last came through a step
         self._held_final_infos: dict[int, Info] = {}  # final infos of envs that are to be revived
         self._order = 0
@@ -194,10 +196,10 @@ class Recovery:
         gone = np.zeros(len(ids), np.bool_)
         if operation in _ROW_OPERATIONS:
             gone = np.array([i in self._lost_idle for i in ids.tolist()], np.bool_) & ~out
-            for i in self._masked_untold.intersection(ready.tolist()):
+            for i in self._masked_unsaid.intersection(ready.tolist()):
                 buffers.events[i] = False
                 buffers.reward[i] = 0
-                self._masked_untold.discard(i)
+                self._masked_unsaid.discard(i)
             for i in self._lost_idle.intersection(ready.tolist()):
                 self._lost_idle.discard(i)
                 self._write_masked(i, buffers)
@@ -249,7 +251,7 @@ class Recovery:
         return "restart", ids, (seeds, options, anew, begin, keep)
 
     def _kind(self, i: int) -> RowKind:
-        """What the row of an env that is revived will tell."""
+        """What the row of an env that is revived will say."""
         if i in self.resets:
             return RowKind.RESET
         was_due = self._autoreset.begins_on_next_step and self.known_over[i]
@@ -262,7 +264,7 @@ class Recovery:
     # --- what comes in
 
     def handle_failures(self, ids: IntArray, report: Report, buffers: Buffers) -> IntArray:
-        """Look at failures that a reply tells of; those that are seen to are taken out of the report.
+        """Look at failures that a reply reports; those that are handled are taken out of the report.
 
         Returns:
             Those of ``ids`` whose rows are ready.
@@ -272,7 +274,7 @@ class Recovery:
         waiting: list[int] = []
         for failure in report.failures:
             i = failure.env_id
-            # In the same step its last episode had ended, and that is still to be told.
+            # In the same step its last episode had ended, and that is still to be shown.
             is_whole = (
                 self._autoreset.begins_at_once
                 and failure.operation == "reset"
@@ -282,14 +284,14 @@ class Recovery:
             outcome, quiet = self._outcome(failure)
             if outcome == "restart":
                 kind = self._revived.get(i, RowKind.END if is_whole else self._kind(i))
-                told = self._restart(failure, kind, quiet=quiet)
-                if told is None:
+                kept_failure = self._restart(failure, kind, quiet=quiet)
+                if kept_failure is None:
                     waiting.append(i)
                     report.infos.pop(i, None)
                     if i in report.final_infos:
                         self._held_final_infos[i] = report.final_infos.pop(i)
                 else:
-                    kept.append(told)
+                    kept.append(kept_failure)
             elif outcome == "mask":
                 self._mask([i], [i], failure, failure.operation, failure.summary)
                 self._write_masked(i, buffers, is_whole=bool(is_whole))
@@ -342,7 +344,7 @@ class Recovery:
 
         Returns:
             Requests to make to the worker that will take its place, and the envs that are ready at once. None where
-            nothing can be done, and the loss must be told: ``on_fault="raise"``, or too many restarts.
+            nothing can be done, and the loss must be raised: ``on_fault="raise"``, or too many restarts.
         """
         if self.mode == "raise":
             return None
@@ -353,7 +355,7 @@ class Recovery:
         operation = call or "between calls"
         cause = Failure(culprits[0], operation, summary, "", loss.error)
         asked = loss.in_flight[:0] if control else loss.in_flight
-        unaware = sorted(set(lost) - set(asked.tolist()))  # whose rows will tell only when they are asked for
+        unaware = sorted(set(lost) - set(asked.tolist()))  # whose rows will say so only when they are asked for
         if self.mode == "mask":
             self._mask(culprits, lost, cause, operation, summary)
             for i in asked.tolist():
@@ -383,7 +385,7 @@ class Recovery:
         return [self._revival(asked, build=False)] if len(asked) else [], asked[:0]
 
     def complete_rows(self, ids: IntArray, report: Report | None, buffers: Buffers) -> Report | None:
-        """Finish the rows of envs that were revived or masked; the report tells of their faults."""
+        """Finish the rows of envs that were revived or masked; the report has their faults."""
         report = report or Report()
         failed = {failure.env_id for failure in report.failures}
         for i in ids.tolist():
@@ -426,6 +428,69 @@ class Recovery:
             self._log.note(env_ids, env_ids, "__init__", summary, "restart", quiet=False)
             self.incarnations[list(env_ids)] += 1
 
+    # --- states that are saved
+
+    def unseen_faults(self, ids: IntArray) -> list[int]:
+        """Those of these envs that lost their episode to a fault, which the caller has not seen yet."""
+        lost = self._lost_idle | self._unbuilt
+        return [i for i in ids.tolist() if i in lost] if lost else []
+
+    def get_state(self, ids: IntArray) -> dict[str, Any]:
+        """Copy what is known of these envs, between two calls: seeds, masks, what the caller saw last.
+
+        Returns:
+            Name → (n, …), one entry per env.
+        """
+        each = ids.tolist()
+        seeds = [self._seeds[i] for i in each]
+        return {
+            "seeds": [None if seed is None else int(seed) for seed in seeds],
+            "since": np.array(self._since, np.int64)[ids],
+            "not_begun": np.isin(ids, list(self._not_begun)),
+            "quietly": np.array([self._quietly.get(i, 0) for i in each] if self._quietly else [0] * len(ids), np.int64),
+            "masked": self.masked[ids],
+            "masked_unsaid": np.isin(ids, list(self._masked_unsaid)),
+            "known_alive": self.known_alive[ids],
+            "known_over": self.known_over[ids],
+        }
+
+    def check_masks(self, ids: IntArray, masked: NDArray[np.bool_]) -> None:
+        """Make sure that these envs can become as a state has them, masked or not.
+
+        Raises:
+            ArgumentError: One cannot; names it.
+        """
+        if len(wrong := ids[self.masked[ids] & ~masked]):
+            raise ArgumentError(f"set_state(): envs {wrong.tolist()} are masked, and out for good")
+        new = ids[masked & ~self.masked[ids]]
+        if len(new) and (self.mode != "mask" or len(new) + np.count_nonzero(self.masked) == len(self.masked)):
+            raise ArgumentError(
+                f"set_state(): in this state envs {new.tolist()} are masked: that takes on_fault='mask', and an env "
+                f"that is left"
+            )
+
+    def set_state(self, ids: IntArray, state: Mapping[str, Any]) -> None:
+        """Go on with these envs from what `get_state` gave, one entry for each; the log and the budget stay.
+
+        Args:
+            ids: Which.
+            state: Its entries, in their order.
+        """
+        each = ids.tolist()
+        for i, seed, since in zip(each, state["seeds"], state["since"].tolist(), strict=True):
+            self._seeds[i], self._since[i] = seed, since
+        for table, name in ((self._not_begun, "not_begun"), (self._masked_unsaid, "masked_unsaid")):
+            table.difference_update(each)
+            table.update(ids[state[name]].tolist())
+        for i in self._quietly.keys() & set(each):
+            del self._quietly[i]
+        for k in np.flatnonzero(state["quietly"]).tolist():
+            self._quietly[each[k]] = int(state["quietly"][k])
+        self.masked[ids] = state["masked"]
+        self.known_alive[ids] = state["known_alive"]
+        self.known_over[ids] = state["known_over"]
+        self._update_flags()
+
     # --- the books
 
     def _count_restarts(self, ids: Iterable[int]) -> None:
@@ -443,21 +508,21 @@ class Recovery:
         self._update_flags()
 
     def _write_fault(self, i: int, buffers: Buffers) -> None:
-        """Let a row tell of the episode that was lost; its observation is the next one's already."""
+        """Let a row say that its episode was lost; its observation is the next one's already."""
         buffers.reward[i] = 0
         buffers.events[i] = False
         buffers.truncated[i] = self.known_alive[i]
         buffers.done[i] = True
 
     def _write_masked(self, i: int, buffers: Buffers, *, is_whole: bool = False) -> None:
-        """Clear a row for good, and let it tell, once, of the episode that was lost or, if it was whole, has ended."""
+        """Clear a row for good, and let it say, once, that the episode was lost or, if it was whole, has ended."""
         buffers.clear_obs(i)
         buffers.clear_masks(i)
         buffers.alive[i] = False
         buffers.acting[i] = False
         if buffers.state is not None:
             buffers.state[i] = 0
-        self._masked_untold.add(i)
+        self._masked_unsaid.add(i)
         if is_whole:
             self._causes.pop(i, None)
             return

@@ -72,7 +72,8 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
 
     Args:
         recipes: One per env, all alike. What they name is called once, for all envs: it takes ``num_envs``, and
-            ``seed`` (a list of one per env, or None) if it can be made anew with other seeds.
+            ``seed`` (a list of one per env, or None) if it can be made anew with other seeds, and ``autoreset_mode`` if
+            it serves more than one.
         autoreset_mode: The mode wanted, for those who let one choose.
 
     Raises:
@@ -90,11 +91,17 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
             raise ArgumentError(f"{name}: one pool has one render mode, and env {recipe.env_index} another than env 0")
     if first.wrappers:
         raise ArgumentError(f"{name}: a pool's envs are not in reach of wrappers; backend='async' has envs of its own")
+    if first.agents != "auto":
+        raise ArgumentError(f"{name}: a pool says itself who its agents are; leave agents={first.agents!r} out")
+    if first.lenient:
+        raise ArgumentError(f"{name}: lenient=True is for PettingZoo Parallel envs, and a pool is none")
     asked = {"render_mode": first.render_mode, "max_episode_steps": first.max_episode_steps}
     given = {key: value for key, value in asked.items() if value is not None}
     if factory.entry.family == "gymnasium":
         return GymnasiumPool(_gymnasium_envs(factory, len(recipes), given, autoreset_mode))
     factory = factory.with_kwargs(**given)
+    if factory.takes("autoreset_mode"):
+        factory = factory.with_kwargs(autoreset_mode=autoreset_mode)
     takes_seeds = factory.takes("seed")
 
     def make(seeds: list[int] | None) -> Any:

@@ -76,6 +76,7 @@ class EnvPoolAdapter(Pool):
         self._everyone = np.arange(form.num_envs)
         self._turns = False
         self._rows = np.ones((form.num_envs, agents), np.bool_)  # who had a row in an env's last answer
+        self._seeds: Seeds | None = None  # of the next pool, if no others are given; None: it has seeds of its own
         self._resetting: Ids | None = None  # to be asked for and answered in one call
         self._in_flight = 0
         if self.num_spares and pool is not None and not callable(getattr(pool, "_reset", None)):
@@ -126,7 +127,7 @@ class EnvPoolAdapter(Pool):
     def _open_pool(self, ids: Ids, seeds: Sequence[int | None]) -> None:
         assert self._make_pool is not None
         self._drop_pool()
-        chosen: Seeds | None = None
+        chosen = self._seeds
         if seeds[0] is not None:
             chosen = [0] * len(self._everyone)
             for i, seed in zip(ids.tolist(), seeds, strict=True):
@@ -173,6 +174,14 @@ class EnvPoolAdapter(Pool):
             self._turns = self._reader.turns
             self._rows[reply.env_ids] = True if rows is None else rows
         return reply
+
+    def forget(self) -> bool:
+        if self._make_pool is None:
+            return False
+        self._drop_pool()  # the next reset makes another
+        self._seeds = (np.random.SeedSequence().generate_state(len(self._everyone)) >> 1).tolist()
+        self._in_flight, self._resetting = 0, None
+        return True
 
     def env(self, i: int) -> Any:
         return _PooledEnv(self, i)
@@ -224,8 +233,8 @@ class _PooledEnv:
 
 
 _ASKED = ["env_id", "players.env_id", "action"]
-_TOLD = {"obs", "reward", "done", "trunc", "elapsed_step"}
-_KNOWN = {*_TOLD, "discount", "step_type"}
+_EXPECTED = {"obs", "reward", "done", "trunc", "elapsed_step"}
+_KNOWN = {*_EXPECTED, "discount", "step_type"}
 _PLAYERS = "info:players.env_id"  # with one player, the same as env_id
 
 
@@ -247,15 +256,15 @@ class EnvPoolFastPath:
     def fits(pool: Any) -> bool:
         """Whether a pool is EnvPool's own, its ``send`` and ``recv`` too, and its arrays are in this form."""
         kind = type(pool)
-        for name in ("send", "recv", "_to", "_from"):  # somebody's subclass may do more in them
+        for name in ("send", "recv", "_to", "_from"):  # a subclass may do more in them
             method = getattr(kind, name, None)
             if not str(getattr(method, "__module__", "")).startswith("envpool.python.") or name in vars(pool):
                 return False
         if not all(hasattr(pool, name) for name in ("_send", "_recv", "_state_keys", "_action_keys")):
             return False
-        told = {key for key in pool._state_keys if key != _PLAYERS}
-        known = told >= _TOLD and all(key in _KNOWN or key.startswith("info:") for key in told)
-        flat = not any("." in key for key in told)
+        keys = {key for key in pool._state_keys if key != _PLAYERS}
+        known = keys >= _EXPECTED and all(key in _KNOWN or key.startswith("info:") for key in keys)
+        flat = not any("." in key for key in keys)
         return list(pool._action_keys) == _ASKED and known and flat and pool.config.get("max_num_players") == 1
 
     def send(self, action: NDArray[Any], ids: NDArray[np.int64] | None) -> None:
@@ -265,8 +274,8 @@ class EnvPoolFastPath:
 
     def recv(self) -> tuple[Any, ...]:
         """Wait for the next answer: what the pool's own ``recv`` returns."""
-        told = dict(zip(self._keys, self._recv(), strict=True))
-        info = {name: told[key] for key, name in self._infos}
-        info["elapsed_step"] = told["elapsed_step"]
-        truncated = told["trunc"]
-        return told["obs"], told["reward"], told["done"] & ~truncated, truncated, info
+        reply = dict(zip(self._keys, self._recv(), strict=True))
+        info = {name: reply[key] for key, name in self._infos}
+        info["elapsed_step"] = reply["elapsed_step"]
+        truncated = reply["trunc"]
+        return reply["obs"], reply["reward"], reply["done"] & ~truncated, truncated, info

@@ -39,7 +39,7 @@ class EnvPoolReader:
         mask_in_obs: Whether the observation space has an ``action_mask`` that is taken out of it.
 
     Attributes:
-        turns: Whether the pool tells whose turn it is.
+        turns: Whether the pool says whose turn it is.
     """
 
     def __init__(self, form: PoolForm, spec: EnvSpec, *, mask_in_obs: bool) -> None:
@@ -63,7 +63,7 @@ class EnvPoolReader:
             asked: The envs of the last request, whose rows these are where ``info`` does not say.
 
         Returns:
-            The rows, and who of the players has one, (n, A) bool; None for everybody.
+            The rows, and who of the players has one, (n, A) bool; None for all.
 
         Raises:
             ContractError: It is none of these, or something in it has the wrong shape or dtype.
@@ -195,7 +195,7 @@ class _PlayerRows:
 
     Attributes:
         num_rows: R.
-        given: (n, A) bool, who has a row; None: everybody.
+        given: (n, A) bool, who has a row; None: all.
     """
 
     def __init__(

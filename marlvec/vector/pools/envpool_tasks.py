@@ -31,7 +31,7 @@ def build(
         batch_size: How many rows it hands out at a time; None: all that were asked for, or with several players a
             number that costs little: few answers a step, and few spare envs.
         seed: Of the first episodes, until a ``reset(seed=…)``: an int, which EnvPool spreads as ``seed + i``, or one
-            per env; None: seeds that nobody had before.
+            per env; None: seeds that no env had before.
         kwargs: For ``envpool.make``, e.g. ``num_threads``, ``max_episode_steps``, ``render_mode``, ``stack_num``.
 
     Raises:

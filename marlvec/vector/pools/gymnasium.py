@@ -137,6 +137,10 @@ class GymnasiumPool(Pool):
             finals=finals,
         )
 
+    def forget(self) -> bool:
+        self._request = None
+        return isinstance(self._envs.unwrapped, SyncVectorEnv)  # a reset is all that its envs need
+
     def env(self, i: int) -> Any:
         if not isinstance(self._envs.unwrapped, SyncVectorEnv):
             raise ArgumentError(f"{self.spec.name}: its envs are not in this process, and cannot be asked for anything")

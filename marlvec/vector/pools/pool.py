@@ -49,13 +49,14 @@ class PoolReply:
         obs: Per leaf of the observation space (n, A, *leaf.shape); zeros where an agent has no row.
         reward: (n, A).
         terminated, truncated: (n, A) bool.
-        present: (n, A) bool, who has a row; None: everybody. Rows of those who had one before and were not in the
+        present: (n, A) bool, who has a row; None: all. Rows of those who had one before and were not in the
             episode any more mean nothing.
-        acting: (n, A) bool, who must act next; None: everybody who is present.
+        acting: (n, A) bool, who must act next; None: all that are present.
         mask: (n, A, k) bool, action masks; None: the pool gives none.
         elapsed: (n,), steps since the reset; None: the pool does not say.
         infos: What else it says, by env.
         columns: Likewise, a table at a time: path → (n, …), or (n, A, …) under `marlvec.vector.data.infos.OF_AGENTS`.
+        has_columns: (n,) bool, whose columns mean something; None: those of all envs.
         finals: Of episodes that the pool has replaced by the next in this step; None: it never does.
     """
 
@@ -70,6 +71,7 @@ class PoolReply:
     elapsed: NDArray[Any] | None = None
     infos: dict[int, Info] = field(default_factory=dict)
     columns: dict[Path, NDArray[Any]] = field(default_factory=dict)
+    has_columns: BoolArray | None = None
     finals: FinalRows | None = None
 
     def select(self, which: BoolArray | Ids) -> PoolReply:
@@ -83,11 +85,11 @@ class Pool(ABC):
     Attributes:
         spec: What one env looks like. All agents have equal spaces.
         num_envs: N, the envs that are for use: 0 to N - 1.
-        num_spares: Further ones, N to N + num_spares - 1, of which nobody hears: they fill up batches.
+        num_spares: Further ones, N to N + num_spares - 1, which callers do not see: they fill up batches.
         batch_size: How many rows `recv` waits for, unless it is ``synchronous``.
         autoreset: What the pool does by itself when an episode ends, an `AutoresetMode` or its name: ``"next_step"``:
             the next `send` to that env begins another, whatever the action; ``"disabled"``: nothing; ``"same_step"``:
-            it begins another at once, and tells of the old one in `PoolReply.finals`.
+            it begins another at once, and reports the old one in `PoolReply.finals`.
         steps_all: Whether `send` takes all envs only.
         synchronous: Whether it answers every call by itself, of however many envs, and takes no other meanwhile.
     """
@@ -118,12 +120,20 @@ class Pool(ABC):
         Args:
             ids: Which, ascending.
             actions: Per leaf of the action space (n, A, *leaf.shape), which it must not keep; all lie in the space.
-            acting: (n, A) bool, whose actions count; nobody's in envs whose episode is over.
+            acting: (n, A) bool, whose actions count; none's in envs whose episode is over.
         """
 
     @abstractmethod
     def recv(self) -> PoolReply:
         """Wait for the next answer."""
+
+    def forget(self) -> bool:
+        """Let go of all that was asked, wherever Ctrl-C came. The next call is a reset, before which no env is stepped.
+
+        Returns:
+            Whether it can go on after that.
+        """
+        return False
 
     @abstractmethod
     def env(self, i: int) -> Any:

@@ -14,6 +14,7 @@ from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ActionError, ContractError
 from marlvec.spaces import Leaf, check_member, check_size, snapshot
 from marlvec.vector.data.buffers import Buffers, Selection
+from marlvec.vector.validation.agent_dicts import is_by_agent, join_agents
 from marlvec.vector.validation.schedule import CheckSchedule
 
 __all__ = ["ActionWriter", "arrange", "check_members", "take_copies"]
@@ -40,6 +41,7 @@ class ActionWriter:
     """
 
     def __init__(self, spec: EnvSpec, *, grouped: bool, validate: str) -> None:
+        self._spec = spec
         self._groups = spec.groups
         self._agents = spec.agents
         self._grouped = grouped
@@ -64,7 +66,8 @@ class ActionWriter:
         Args:
             buffers: Where to.
             actions: (n, A, …) or tree of such, or dict of groups; n = len(env_ids). Discrete also as (n, A, 1). Of
-                leaves without a fixed-size array form, arrays of objects or lists of lists (n, A).
+                leaves without a fixed-size array form, arrays of objects or lists of lists (n, A). The slow way: a dict
+                of agents to (n, …), or one dict per env.
             env_ids: The envs, for messages.
             rows: The same envs as a selection of buffer rows.
 
@@ -84,6 +87,8 @@ class ActionWriter:
                 self._check_all_values([[actions]], buffers.acting[rows], env_ids)
             buffers.actions[0][0][rows] = actions
             return
+        if actions.__class__ is not np.ndarray and is_by_agent(self._spec, self._grouped, actions, len(env_ids)):
+            actions = join_agents(self._spec, self._grouped, actions, buffers.acting[rows], env_ids)
         if self._grouped:
             self._check_groups(actions)
         arrays = []
@@ -199,7 +204,7 @@ class ActionWriter:
 
 
 def _advice(value: Any, *, unread: bool = False) -> str:
-    """What to do about actions, if that can be told from what they are made of.
+    """What to do about actions, if that is clear from what they are made of.
 
     Args:
         value: The actions.
@@ -214,7 +219,8 @@ def _advice(value: Any, *, unread: bool = False) -> str:
         shown = f"{keys[:_SHOWN]}" if len(keys) <= _SHOWN else f"{keys[:_SHOWN]} and {len(keys) - _SHOWN} more"
         return (
             f". There is a dict with keys {shown}{inside}: stack what the agents do along axis 1, in the order of "
-            f"`agents`, one row per env; only Dict spaces, and several groups, take a dict, and that is of such arrays"
+            f"`agents`, one row per env: np.stack([actions[agent] for agent in envs.agents], axis=1). Only Dict "
+            f"spaces, several groups and agents by their names take a dict"
         )
     if unread and callable(getattr(part, "detach", None)):
         how = "with a gradient" if getattr(part, "requires_grad", False) else "that numpy cannot read"
@@ -223,7 +229,7 @@ def _advice(value: Any, *, unread: bool = False) -> str:
 
 
 def _remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    """What to do about an array of another shape, if that can be told."""
+    """What to do about an array of another shape, if that is clear."""
     if got == expected[1:]:
         return f". That is one env's; give such a row for each of {expected[0]} envs"
     if got == (expected[0], *expected[2:]):

@@ -43,7 +43,7 @@ class ObservationValidator:
     Args:
         spec: What the envs look like.
         mode: ``"strict"``: every call is checked, and what is wrong is returned; ``"warn"``: every call, and an env in
-            which an agent's leaf is wrong in a way that was not told yet is told of in one `ContractWarning`, with the
+            which an agent's leaf is wrong in a new way gives one `ContractWarning`, with the
             number of all that is wrong in it in this call; ``"sample"``: likewise in the first 16 calls and in every
             16th after that, so that no bound that an env oversteps by a hair ends a long run; ``"off"``: none.
 
@@ -70,7 +70,7 @@ class ObservationValidator:
 
         Args:
             step: The rows.
-            env_ids: The envs whose rows are new; None for all. What others were told of before is not told again.
+            env_ids: The envs whose rows are new; None for all. What was warned of before is not warned of again.
 
         Returns:
             For each env with something wrong, in the order of ``step.env_ids``: its index, and in words what is wrong.
@@ -83,8 +83,8 @@ class ObservationValidator:
             problems += self._bad_rewards(step)
         problems += self._bad_leaves("observation", step.obs_leaves, step.alive, step)
         if step.final_leaves is not step.obs_leaves:
-            told = step.has_final & ~step.final_missing
-            problems += self._bad_leaves("final observation", step.final_leaves, told, step)
+            shown = step.has_final & ~step.final_missing
+            problems += self._bad_leaves("final observation", step.final_leaves, shown, step)
         if env_ids is not None:
             problems = [problem for problem in problems if problem.env_id in env_ids]
         if not problems:
@@ -152,7 +152,7 @@ class _Problem:
 
     @property
     def key(self) -> tuple[int, str, str, str, str]:
-        """What is told once: an observation and a final one count as the same."""
+        """What is warned of once: an observation and a final one count as the same."""
         is_nan = self.value.dtype.kind == "f" and np.isnan(self.value).any()
         return self.env_id, self.agent, self.subject.split()[-1], self.path, "nan" if is_nan else "value"
 

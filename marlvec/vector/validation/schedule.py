@@ -9,7 +9,7 @@ _NEVER = -1  # counted down from here, no number of calls comes to 0
 
 
 class CheckSchedule:
-    """Counts calls. Whoever makes them counts down by hand, which costs no call where nothing is due.
+    """Counts calls. The caller counts down by hand, which costs no call where nothing is due.
 
         schedule.countdown -= 1
         if not schedule.countdown:

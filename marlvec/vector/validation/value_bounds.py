@@ -22,7 +22,7 @@ _Extreme = Callable[..., Any]
 
 
 class Membership(ABC):
-    """Tells members from others. Axes: n envs, A_g agents of a group, then those of one value."""
+    """Distinguishes members from others. Axes: n envs, A_g agents of a group, then those of one value."""
 
     @abstractmethod
     def are_all(self, array: AnyArray) -> bool:
@@ -149,7 +149,7 @@ class Finite(Membership):
 
 
 def _quick_test(low: AnyArray | None, high: AnyArray | None) -> _QuickTest:
-    """The quickest way to tell that all values of an array are from ``low`` to ``high``; None: no bound to look at.
+    """The quickest way to see that all values of an array are from ``low`` to ``high``; None: no bound to look at.
 
     NaN passes none of these: where there is one, it is the minimum and the maximum, and nothing compares with it.
     """

@@ -68,8 +68,8 @@ class TellingTurnEnv(TurnEnv):
     def observe(self, agent: str) -> Any:
         return super().observe(agent)["observation"]
 
-    def _tell(self) -> None:
-        super()._tell()
+    def _set_infos(self) -> None:
+        super()._set_infos()
         for agent, info in self.infos.items():
             self.infos[agent] = {**info, "action_mask": self.world.mask(self._place(agent))}
 

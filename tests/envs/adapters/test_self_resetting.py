@@ -232,6 +232,74 @@ def test_another_moment_to_reset_itself_is_refused() -> None:
         marlvec.make(build, 1, backend="sync")
 
 
+class WithOwnMetadata(gymnasium.Env[Any, Any]):
+    """Three steps an episode."""
+
+    metadata: dict[str, Any] = {"name": "mine", "render_modes": []}
+    observation_space = gymnasium.spaces.Discrete(9)
+    action_space = gymnasium.spaces.Discrete(2)
+    resets = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t, self.resets = 0, self.resets + 1
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.t, 0.0, self.t == 3, False, {}
+
+
+class WithoutMetadata(WithOwnMetadata):
+    """Has those of its base."""
+
+
+SAME_STEP = {"name": "given", "autoreset_mode": AutoresetMode.SAME_STEP}
+
+
+class WithMetadataFromElsewhere(WithOwnMetadata):
+    metadata = SAME_STEP
+
+    def step(self, action: Any) -> Any:
+        obs, reward, over, cut, info = super().step(action)
+        if over:
+            self.t = 0
+            return 0, reward, over, cut, {"final_obs": obs}
+        return obs, reward, over, cut, info
+
+
+def seen_of(kind: Any) -> tuple[list[int], int]:
+    """What seven steps show, and how often the env was reset."""
+    with marlvec.make(kind, 1, backend="sync") as envs:
+        return [int(result[0][0, 0]) for result in play(envs, 7)], envs.get_attr("resets")[0]
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("kind", [WithOwnMetadata, WithoutMetadata])
+def test_what_a_vector_env_wrote_into_a_class_is_not_the_envs_word(
+    monkeypatch: pytest.MonkeyPatch, kind: type[WithOwnMetadata], mode: AutoresetMode
+) -> None:
+    """Gymnasium's vector envs did that up to 1.2: all later envs of the class seemed to reset themselves."""
+    monkeypatch.setitem(kind.metadata, "autoreset_mode", mode)
+    assert seen_of(lambda: gymnasium.wrappers.TimeLimit(kind(), 9)) == ([0, 1, 2, 0, 1, 2, 0, 1], 3)
+
+
+@pytest.mark.parametrize("registered", ["CartPole-v1", "FrozenLake-v1"])
+def test_envs_that_were_in_gymnasiums_own_vector_env_are_taken(registered: str) -> None:
+    gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(registered)]).close()
+    for backend in ("sync", "async"):
+        marlvec.make(registered, 1, backend=backend).close()
+
+
+def test_a_mode_in_metadata_from_elsewhere_is_the_envs_word() -> None:
+    assert seen_of(WithMetadataFromElsewhere) == ([0, 1, 2, 0, 1, 2, 0, 1], 1)
+
+
+def test_a_mode_of_a_class_without_sources_is_the_envs_word() -> None:
+    kind = type("Made", (WithOwnMetadata,), {"metadata": {"autoreset_mode": AutoresetMode.NEXT_STEP}})
+    with pytest.raises(ContractError, match=r"del env.metadata\['autoreset_mode'\]"):
+        marlvec.make(kind, 1, backend="sync")
+
+
 def test_a_turn_based_env_that_resets_itself_is_refused() -> None:
     def build() -> Any:
         env = TurnEnv()

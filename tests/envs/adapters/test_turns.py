@@ -9,8 +9,10 @@ import pettingzoo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pettingzoo.utils.wrappers import BaseWrapper
 
 from marlvec.envs import adapt
+from marlvec.errors import ContractError
 from marlvec.testing.scripted import Script, TurnEnv, draw_script
 from tests.envs.support.rig import Rig
 
@@ -180,3 +182,36 @@ def test_an_env_that_empties_its_agents_at_once() -> None:
             assert rig.done is (t == 4)
         assert rig.terminated_A.all()
         assert [rig.row(a)[2:5].tolist() for a in range(2)] == [[episode, 4, a] for a in range(2)]
+
+
+class Objectives(BaseWrapper[str, Any, Any]):
+    """Two rewards where there was one, as momaland's games have them."""
+
+    @property
+    def rewards(self) -> dict[str, Any]:  # type: ignore[override]  # theirs is an attribute
+        return {agent: np.array([reward, reward / 4]) for agent, reward in self.env.rewards.items()}
+
+
+class OneNumber(BaseWrapper[str, Any, Any]):
+    """The wrapper of docs/envs.md."""
+
+    @property
+    def rewards(self) -> dict[str, float]:  # type: ignore[override]  # theirs is an attribute
+        return {agent: float(np.dot(reward, [2.0, 4.0])) for agent, reward in self.env.rewards.items()}
+
+
+def test_rewards_of_several_objectives_become_one_number_by_a_wrapper_of_rewards() -> None:
+    game = Script.together(2, 4, "terminated")
+    rig = Rig(adapt(Objectives(TurnEnv(game))))
+    rig.reset(seed=0)
+    with pytest.raises(ContractError, match="make it one, by a wrapper whose `rewards` are numbers"):
+        rig.step([0, 0])
+    plain, one = Rig(adapt(TurnEnv(game))), Rig(adapt(OneNumber(Objectives(TurnEnv(game)))))
+    for rig in (plain, one):
+        rig.reset(seed=0)
+    while not plain.done:
+        for rig in (plain, one):
+            rig.step([0, 0])
+        assert plain.reward_A.any()
+        assert one.reward_A.tolist() == (3 * plain.reward_A).tolist()
+    assert one.done

@@ -593,3 +593,29 @@ def test_a_video_without_a_frame_is_none(tmp_path: Path) -> None:
         video.finish()
     video.discard()
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_episode_entered_by_a_saved_state_has_no_video_and_takes_no_others_place(tmp_path: Path, mode: str) -> None:
+    """Back to the first step of episode 0 from within episode 1: both were begun here, and keep their videos."""
+    record = RecordVideo(tmp_path, name="{env_index}-{episode}")
+    make = partial(PainterEnv, length=3)
+    with recorded(make, 1, record, autoreset_mode=mode, env_state="deepcopy") as envs:
+        envs.reset(seed=0)
+        begun = envs.get_state()
+        envs.step(envs.random_action())
+        within = envs.get_state()
+        for _ in range(4):
+            _, _, _, _, infos = envs.step(envs.random_action())
+            if mode == "disabled" and not infos["alive"].any():
+                envs.reset()
+        before = {path.name: path.read_bytes() for path in tmp_path.glob("*.mp4")}
+        envs.set_state(within)
+        for _ in range(2):
+            envs.step(envs.random_action())
+        envs.set_state(begun)
+        for _ in range(3):
+            envs.step(envs.random_action())
+    assert "0-0.mp4" in before
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert all(shown[0][2] == 0 for shown in videos(tmp_path).values())

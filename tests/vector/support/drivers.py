@@ -13,7 +13,10 @@ import gymnasium
 import numpy as np
 import pettingzoo
 
-__all__ = ["Driver", "News", "cut_short", "driver_of"]
+from tests.vector.support.incomplete_env import IncompleteEnv
+from tests.vector.support.joint_env import JointEnv
+
+__all__ = ["Driver", "News", "SingleDriver", "cut_short", "driver_of"]
 
 COMMON = "__common__"
 
@@ -89,6 +92,35 @@ class ParallelDriver:
         ended = {place(name): (bool(term[name]), bool(trunc[name])) for name in obs if term[name] or trunc[name]}
         paid = {place(name): float(reward) for name, reward in rewards.items()}
         return News(seen, here, here, masks, paid, ended, told(infos, self.names))
+
+
+class LenientDriver:
+    """A Parallel env that leaves things out: who leaves without a flag is truncated, with what there is of it."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        if not hasattr(env, "possible_agents"):
+            env.reset()
+        self.names = list(getattr(env, "possible_agents", env.agents))
+        self.plain = ParallelDriver.__new__(ParallelDriver)
+        self.plain.env, self.plain.names = env, self.names
+        self.alive: set[int] = set()
+
+    def reset(self, seed: int | None, options: Any) -> News:
+        news = self.plain.reset(seed, options)
+        self.alive = set(news.alive)
+        return news
+
+    def step(self, actions: dict[int, Any]) -> News:
+        obs, rewards, term, trunc, infos = self.env.step({self.names[a]: action for a, action in actions.items()})
+        here = {self.names.index(name) for name in self.env.agents}
+        seen, masks = split_all({self.names.index(name): value for name, value in obs.items()}, here)
+        flags = {a: (term.get(name, False), trunc.get(name, False)) for a, name in enumerate(self.names)}
+        ended = {a: pair for a, pair in flags.items() if any(pair)}
+        ended |= dict.fromkeys(self.alive - here - set(ended), (False, True))
+        self.alive = here
+        paid = {self.names.index(name): float(reward) for name, reward in rewards.items()}
+        return News(seen, set(here), set(here), masks, paid, ended, told(infos, self.names))
 
 
 class KeyedDriver:
@@ -180,6 +212,57 @@ class SingleDriver:
         return News(seen, here, here, masks, {0: float(reward)}, ended, {COMMON: deepcopy(info)} if info else {})
 
 
+class JointDriver:
+    """A Gymnasium env of several agents: values are one for all, or one for each."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.keys = list(env.observation_space.spaces) if env.keys is not None else list(range(env.world.agent_num))
+        self.names = [str(key) if env.keys is not None else f"agent_{key}" for key in self.keys]
+        self.alive: set[int] = set()
+
+    def reset(self, seed: int | None, options: Any) -> News:
+        result = self.env.reset(seed=seed, options=options)
+        obs, info = (result, {}) if self.env._old_api else result
+        self.alive = set(range(len(self.names)))
+        return self._news(obs, info, set(self.alive))
+
+    def step(self, actions: dict[int, Any]) -> News:
+        joint: Any = [actions.get(a, 0) for a in range(len(self.names))]
+        result = self.env.step(joint if self.env.keys is None else dict(zip(self.keys, joint, strict=True)))
+        before = set(self.alive)
+        if len(result) == 5:
+            obs, rewards, term, trunc, info = result
+        else:
+            obs, rewards, done, info = result
+            late = "TimeLimit.truncated" in info
+            term, trunc = (False, done) if late else (done, False)
+        flags = list(zip(map(bool, self._each(term)), map(bool, self._each(trunc)), strict=True))
+        ended = {a: flags[a] for a in before if any(flags[a])}
+        self.alive -= set(ended)
+        news = self._news(obs, info, before)
+        news.rewards = {a: float(reward) for a, reward in enumerate(self._each(rewards)) if a in before}
+        news.ended = ended
+        return news
+
+    def _news(self, obs: Any, info: Any, observed: set[int]) -> News:
+        seen, masks = split_all({a: self._each(obs)[a] for a in observed}, self.alive)
+        return News(seen, set(self.alive), set(self.alive), masks, infos=self._infos(info))
+
+    def _infos(self, info: Any) -> dict[str, dict[str, Any]]:
+        if self.env._forms["infos"] == "each":
+            return told(dict(zip(self.names, self._each(info), strict=True)), self.names)
+        common = deepcopy(info)
+        masks = common.pop(self.env._masks, None)
+        dealt = {} if masks is None else {n: {"action_mask": m} for n, m in zip(self.names, masks, strict=True)}
+        return {**dealt, COMMON: common} if common else dealt
+
+    def _each(self, value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            return [value[key] for key in self.keys]
+        return list(value) if isinstance(value, (list, tuple, np.ndarray)) else [value] * len(self.names)
+
+
 def cut_short(driver: Driver, alive: set[int]) -> tuple[dict[int, Any], dict[int, tuple[bool, bool]]]:
     """Time is up for these agents: what they observe anew, and their flags. In a game, who had a turn looks again."""
     if not isinstance(driver, TurnDriver):
@@ -194,10 +277,14 @@ def cut_short(driver: Driver, alive: set[int]) -> tuple[dict[int, Any], dict[int
 
 def driver_of(env: Any) -> Driver:
     """The loop for this env."""
+    if isinstance(env, IncompleteEnv):
+        return LenientDriver(env)
     if isinstance(env, pettingzoo.ParallelEnv):
         return ParallelDriver(env)
     if isinstance(env, pettingzoo.AECEnv):
         return TurnDriver(env)
+    if isinstance(env, JointEnv):
+        return JointDriver(env)
     return SingleDriver(env) if isinstance(env, gymnasium.Env) else KeyedDriver(env)
 
 
@@ -205,8 +292,11 @@ def spaces_of(driver: Driver) -> list[tuple[Any, Any, int | None]]:
     """Per agent: observation space without mask, action space, length of the mask or None."""
     env, out = driver.env, []
     for name in driver.names:
-        if isinstance(driver, (ParallelDriver, TurnDriver)):
+        if isinstance(driver, (ParallelDriver, LenientDriver, TurnDriver)):
             space, action = env.observation_space(name), env.action_space(name)
+        elif isinstance(driver, JointDriver):
+            key = driver.keys[driver.names.index(name)]
+            space, action = env.observation_space[key], env.action_space[key]
         elif isinstance(driver, SingleDriver):
             space, action = env.observation_space, env.action_space
         else:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec import VectorEnv, VectorStep, env_seeds, infos_to_list
-from tests.vector.support.drivers import COMMON, Driver, News, cut_short, driver_of, spaces_of
+from tests.vector.support.drivers import COMMON, Driver, News, SingleDriver, cut_short, driver_of, spaces_of
 from tests.vector.support.trees import flatten, is_object, leaf_spaces, leaves_in, pick, stack
 
 MODES = ("same_step", "next_step", "disabled")
@@ -160,7 +160,7 @@ class Reference:
         choices = [count_choices(space, size) for _, space, size in spaces]
         for world in self.worlds:
             world.maskable = {
-                a: COMMON if isinstance(world.driver.env, gymnasium.Env) else name
+                a: COMMON if isinstance(world.driver, SingleDriver) else name
                 for a, name in enumerate(self.names)
                 if choices[a] is not None and spaces[a][2] is None
             }

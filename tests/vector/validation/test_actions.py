@@ -71,7 +71,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("None", None, "got"),
     ("a dict", {"agents": np.zeros((N, A), I64)}, r"got \(\)\. There is a dict with keys \['agents'\]: stack"),
     ("a long dict", {f"a{i}": 0 for i in range(9)}, r"keys \['a0', .*'a4'\] and 4 more"),
-    ("dicts", [{"agent_0": 0, "agent_1": 1}] * N, r"got \(3,\)\. .* with keys \['agent_0', 'agent_1'\] in a list"),
+    ("dicts", [{"agent_0": 0, "agent_1": 1}] * N, r"env 0, agent 'agent_2': it acts, and the dict has no"),
     ("dicts in lists", [[{"move": 0}] * A] * N, r"got object\. There is a dict with keys \['move'\] in a list"),
     ("unreadable", OnDevice(), r"expected an array of shape \(3, 3\), dtype int64, got OnDevice, not an array: no\. "),
     ("one env's row", np.zeros(A, I64), "That is one env's; give such a row for each of 3 envs"),

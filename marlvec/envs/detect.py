@@ -8,19 +8,21 @@ from typing import Any, NoReturn
 import gymnasium
 from gymnasium.spaces import Space
 
+from marlvec.arguments import check_choice
 from marlvec.envs.adapters.aec import AECAdapter
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
+from marlvec.envs.adapters.joint import AGENTS, JointAdapter, has_joint_spaces
 from marlvec.envs.adapters.parallel import ParallelAdapter
 from marlvec.envs.adapters.rllib import RLlibAdapter
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.errors import ContractError
+from marlvec.errors import ArgumentError, ContractError
 
 __all__ = ["adapt"]
 
-_Kind = ParallelAdapter | AECAdapter | GymnasiumAdapter | RLlibAdapter
+_Kind = ParallelAdapter | AECAdapter | GymnasiumAdapter | JointAdapter | RLlibAdapter
 
 
-def adapt(env: Any) -> MultiAgentEnv:
+def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgentEnv:
     """Put the right adapter round an env.
 
     What it derives from decides, where its library is loaded; else what it looks like. Where that is not enough (a dict
@@ -29,18 +31,37 @@ def adapt(env: Any) -> MultiAgentEnv:
     Args:
         env: A PettingZoo Parallel env, a PettingZoo AEC env, a Gymnasium env, an RLlib-style dict env, or a
             `MultiAgentEnv`, which is returned as it is.
+        agents: Whether a Gymnasium env is of several agents, as in `marlvec.make`.
+        lenient: Whether a Parallel env may leave things out, as in `marlvec.make`.
 
     Raises:
         ContractError: It is none of these.
+        ArgumentError: ``agents`` or ``lenient`` does not fit it.
     """
+    if agents != "auto":
+        check_choice("agents", agents, AGENTS)
     if isinstance(env, MultiAgentEnv):
+        if agents != "auto":
+            _refuse_agents(
+                agents, f"{env.name} is behind an adapter already; write adapt(env, agents={agents!r}) there"
+            )
+        if lenient:
+            _refuse_lenient(f"{env.name} is behind an adapter already; write adapt(env, lenient=True) there")
         return env
     if env is None or isinstance(env, (type, gymnasium.vector.VectorEnv)):
         _refuse(env)
     adapter = _by_class(env) or _by_look(env)
     if adapter is None:
         _refuse(env)
-    return adapter(env)
+    if adapter is GymnasiumAdapter and has_joint_spaces(env, agents):
+        adapter = JointAdapter
+    elif agents != "auto" and adapter is not GymnasiumAdapter:
+        _refuse_agents(agents, f"{type(env).__name__} names its agents itself")
+    if not lenient:
+        return adapter(env)
+    if adapter is not ParallelAdapter:
+        _refuse_lenient(f"{type(env).__name__} is none")
+    return ParallelAdapter(env, lenient=True)
 
 
 def _by_class(env: Any) -> type[_Kind] | None:
@@ -71,7 +92,16 @@ def _by_look(env: Any) -> type[_Kind] | None:
         return RLlibAdapter
     if isinstance(space, Space) and isinstance(getattr(env, "action_space", None), Space):
         return GymnasiumAdapter
-    return None
+    # One space per agent, and no list of the agents: the adapter's error says what is missing.
+    return ParallelAdapter if callable(space) and callable(getattr(env, "action_space", None)) else None
+
+
+def _refuse_agents(agents: str, why: str) -> NoReturn:
+    raise ArgumentError(f"agents={agents!r}: expected a Gymnasium env without an adapter, and {why}")
+
+
+def _refuse_lenient(why: str) -> NoReturn:
+    raise ArgumentError(f"lenient=True: expected a PettingZoo Parallel env without an adapter, and {why}")
 
 
 def _refuse(env: Any) -> NoReturn:
@@ -87,7 +117,7 @@ def _refuse(env: Any) -> NoReturn:
         "expected an env in one of four forms: "
         "PettingZoo Parallel (possible_agents, observation_space(agent), reset, step(dict)); "
         "PettingZoo AEC (agent_selection, observe, last, step(action)); "
-        "Gymnasium (observation_space, action_space, reset, step(action)); "
+        "Gymnasium (observation_space, action_space, reset, step(action)), of one agent or several; "
         "RLlib-style (observation_spaces or get_observation_space(agent), step(dict) with '__all__'); "
         f"or a marlvec.envs MultiAgentEnv. Got {got}"
     )

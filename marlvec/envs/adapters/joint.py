@@ -1,0 +1,300 @@
+"""Gymnasium envs of several agents behind the slot contract: their spaces are joint, a Tuple or a Dict by agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Dict, Discrete, Tuple
+
+from marlvec.envs.adapters import infos as info_dicts
+from marlvec.envs.adapters.base import Adapter
+from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, has_form_of
+from marlvec.envs.adapters.return_values import (
+    AgentId,
+    as_flag,
+    as_reward,
+    contract_error,
+    refuse_unknown,
+    step_length,
+)
+from marlvec.envs.adapters.self_reset import OBSERVATION_KEYS
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import COMMON, Info
+from marlvec.envs.wrapper_chain import wrapper_chain
+from marlvec.errors import ArgumentError
+from marlvec.spaces import SpaceTree
+from marlvec.spaces.action_masks import as_mask
+
+__all__ = ["AGENTS", "JointAdapter", "has_joint_spaces"]
+
+AGENTS = ("auto", "tuple", "dict", "single")
+"""What `marlvec.make` takes for ``agents``."""
+
+_COUNTS = ("n_agents", "num_agents")
+_VECTOR_HINT = "Expected one number for the team, or one for each agent"
+_MASKS = ("action_mask", "avail_actions")  # the second is SMAC's name
+
+
+class JointAdapter(Adapter):
+    """A Gymnasium env whose observation and action are joint: one entry per agent, in a Tuple or a Dict.
+
+    All agents act in every step. What `step` returns may be for all agents or for each, in any mixture:
+
+    * rewards: one number is the team's, and each agent that is alive gets it; or one for each agent.
+    * flags: one ends every agent; or one for each agent, and the episode is over when all have ended. An agent that
+      has ended acts no more: the env gets an action of zeros for it (or, where its space has none, one that is always
+      the same).
+    * infos: one dict, in which ``"action_mask"`` or ``"avail_actions"`` may have a mask for each agent; or one dict
+      for each.
+
+    Old envs fit too: ``step`` may return 4 values (done means terminated, unless ``info["TimeLimit.truncated"]`` is
+    True), and ``reset`` the observations alone.
+
+    Args:
+        env: The env. Its ``observation_space`` and ``action_space`` are Tuples of one length, or Dicts of the same
+            keys. Agents of a Tuple are called ``"agent_0"``, ``"agent_1"``, …, those of a Dict by their keys.
+
+    Raises:
+        ContractError: In ``reset`` and ``step``, if the env returns too few or too many entries, the reward of an agent
+            that has ended, or something that is no observation, reward or flag.
+    """
+
+    def __init__(self, env: Any) -> None:
+        joint = env.observation_space, env.action_space
+        self._is_dict = isinstance(joint[0], Dict)
+        self._keys = _keys_of(*joint) or []
+        ids = self._keys if self._is_dict else [f"agent_{key}" for key in self._keys]
+        super().__init__(env, ids, *([space.spaces[key] for key in self._keys] for space in joint))
+        self._live = [False] * len(self.ids)
+        self._idle_actions: dict[int, Any] = {}
+        # Of two agents, the second of whom observes a dict: what they observe looks like all observations and an info.
+        pair_like = len(self.ids) == 2 and not self._is_dict and isinstance(joint[0].spaces[1], Dict)
+        self._pair = SpaceTree(joint[0]) if pair_like else None
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin an episode of all agents."""
+        obs, info = self._split_reset(self._call_reset(seed, options))
+        self._begin(slot, obs, "reset()")
+        return self._take_masks(slot, self._by_agent(slot, info))
+
+    def _begin(self, slot: Slot, obs: Any, call: str) -> None:
+        """Write the first observations of an episode."""
+        entries = self._observations(obs, call, everyone=True)
+        for a in range(len(self.ids)):
+            self._observe(slot, a, entries[a], True)
+            slot.alive[a] = slot.acting[a] = True
+        self._live = [True] * len(self.ids)
+
+    def step(self, slot: Slot) -> Info | None:
+        """Step all agents."""
+        live, name = self._live, self.name
+        result = self.env.step(self._joint_action(slot.read_actions()))
+        if step_length(result, name, "values") == 5:
+            obs, rewards, terminated, truncated, info = result
+        else:
+            obs, rewards, terminated, info = result
+            truncated = False
+            if isinstance(info, Mapping) and info.get("TimeLimit.truncated", False) is True:
+                terminated, truncated = False, terminated
+        self._write_rewards(slot, rewards)
+        if terminated is not False or truncated is not False:
+            self._write_flags(slot, terminated, truncated)
+        new_infos = self._by_agent(slot, info)
+        here = [live[a] and not (slot.terminated[a] or slot.truncated[a]) for a in range(len(live))]
+        if self.resets_itself and not any(here):
+            new_infos = self._end_and_begin(slot, new_infos)
+            self._begin(slot, obs, "step()")
+            return self._take_masks(slot, new_infos)
+        entries = self._observations(obs, "step()", everyone=False)
+        for a, stays in enumerate(here):
+            if live[a]:
+                self._observe(slot, a, entries[a], stays)
+                if not stays:
+                    live[a] = slot.alive[a] = slot.acting[a] = False
+        slot.done = not any(live)
+        return self._take_masks(slot, new_infos)
+
+    def _agents_now(self) -> dict[str, Any]:
+        return {"live": list(self._live)}
+
+    def _recall_agents(self, now: dict[str, Any]) -> None:
+        self._live = list(now["live"])
+
+    def _space_of(self, kind: str, agent: AgentId) -> Any:
+        joint = self.env.observation_space if kind == "observation" else self.env.action_space
+        return joint.spaces[self._keys[self._index[agent]]]
+
+    def _joint_action(self, actions: list[Any]) -> tuple[Any, ...] | dict[Any, Any]:
+        """A member of the env's action space: one action per agent. Some envs ask whether it is a tuple."""
+        for a, live in enumerate(self._live):
+            if not live:
+                actions[a] = self._idle_action(a)
+        return dict(zip(self._keys, actions, strict=True)) if self._is_dict else tuple(actions)
+
+    def _idle_action(self, a: int) -> Any:
+        """What the env is given for an agent that has ended: it takes no action of fewer agents."""
+        if a not in self._idle_actions:
+            space = self.action_spaces[a]
+            tree = SpaceTree(space)
+            action = tree.unflatten([0 if isinstance(leaf.space, Discrete) else leaf.blank() for leaf in tree.leaves])
+            try:
+                has_zeros = space.contains(action)
+            except Exception:  # a space of the user's own may raise on what it does not know
+                has_zeros = False
+            if not has_zeros:
+                twin = deepcopy(space)
+                twin.seed(0)
+                action = twin.sample()
+            self._idle_actions[a] = action
+        return deepcopy(self._idle_actions[a])
+
+    def _write_rewards(self, slot: Slot, rewards: Any) -> None:
+        live, name = self._live, self.name
+        entries = self._entries(rewards, "rewards", "step()")
+        for a, agent in enumerate(self.ids):
+            value = rewards if entries is None else entries[a]
+            if live[a]:
+                slot.reward[a] = (
+                    value if value.__class__ in PLAIN_REWARDS else as_reward(value, name, agent, _VECTOR_HINT)
+                )
+            elif entries is not None and value is not None and as_reward(value, name, agent) != 0.0:
+                contract_error(name, "step()", f"agent {agent!r} has ended and gets a reward, {value!r}")
+
+    def _write_flags(self, slot: Slot, terminated: Any, truncated: Any) -> None:
+        ended, cut = (
+            (value, self._entries(value, what, "step()"), what)
+            for value, what in ((terminated, "terminated"), (truncated, "truncated"))
+        )
+        for a, agent in enumerate(self.ids):
+            if self._live[a]:
+                slot.terminated[a], slot.truncated[a] = (
+                    as_flag(value if entries is None else entries[a], self.name, agent, what)
+                    for value, entries, what in (ended, cut)
+                )
+
+    def _observations(self, obs: Any, call: str, *, everyone: bool) -> Sequence[Any]:
+        entries = self._entries(obs, "observations", call, everyone=everyone)
+        if entries is None:
+            got = type(obs).__name__
+            contract_error(self.name, call, f"observations: expected one per agent, {len(self.ids)} in all, got {got}")
+        return entries
+
+    def _entries(self, value: Any, what: str, call: str, *, everyone: bool = False) -> Sequence[Any] | None:
+        """One entry per agent, in order of the agent axis; None where there is one value for all.
+
+        Of a dict, entries of agents that have ended may be missing, and are None.
+        """
+        if isinstance(value, Mapping):
+            refuse_unknown(value, self._index, self.name, call, what)
+            needed = [agent for agent, live in zip(self.ids, self._live, strict=True) if live or everyone]
+            if missing := [agent for agent in needed if agent not in value]:
+                contract_error(self.name, call, f"{what}: expected one for each agent, got none for {missing}")
+            return [value.get(agent) for agent in self.ids]
+        if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim):
+            return None
+        if len(value) != len(self.ids):
+            contract_error(self.name, call, f"{what}: expected one per agent, {len(self.ids)} in all, got {len(value)}")
+        return value  # type: ignore[return-value]  # an array's rows are as good
+
+    def _split_reset(self, result: Any) -> tuple[Any, Any]:
+        """Distinguish observations and info, which old envs do not return, from observations alone."""
+        if not isinstance(result, tuple) or len(result) != 2 or not _is_info(result[1]):
+            return result, None
+        if self._pair is not None and not has_form_of(self._pair, result[0]):
+            return result, None
+        return result
+
+    def _by_agent(self, slot: Slot, info: Any) -> Info | None:
+        """The env's infos, taken apart where they are one per agent."""
+        if isinstance(info, (list, tuple)):
+            entries = self._entries(info, "infos", "info")
+            info = dict(zip(self.ids, entries or (), strict=True))
+        elif not self._is_dict or not isinstance(info, Mapping):
+            new_infos = info_dicts.common(info, self.name)
+            if new_infos is not None:
+                self._deal_out(slot, new_infos)
+            return new_infos
+        return info_dicts.by_agent(info, self._index, self.agents, self.name)
+
+    def _deal_out(self, slot: Slot, new_infos: Info) -> None:
+        """Give each agent its own of what the common info has for all: masks, and last observations."""
+        shared = new_infos[COMMON]
+        for key in _MASKS:
+            if (masks := self._masks(slot, shared.get(key))) is not None:
+                del shared[key]
+                for agent, mask in zip(self.agents, masks, strict=True):
+                    new_infos.setdefault(agent, {})["action_mask"] = mask
+        for key in OBSERVATION_KEYS if self.resets_itself else ():
+            if isinstance(shared.get(key), (list, tuple, np.ndarray)) and len(shared[key]) == len(self.ids):
+                for agent, obs in zip(self.agents, shared.pop(key), strict=True):
+                    new_infos.setdefault(agent, {})[key] = obs
+        if not shared:
+            del new_infos[COMMON]
+
+    def _masks(self, slot: Slot, value: Any) -> list[Any] | None:
+        """One mask per agent; None where that is not what it is. What is longer than an agent's choices allows none."""
+        if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.ids):
+            return None
+        found = []
+        for a, one in enumerate(value):
+            row, mask = slot.action_mask[a], as_mask(one)
+            if row is None or mask is None or self.mask_sizes[a] is not None:
+                return None
+            if len(mask) < len(row) or np.any(mask[len(row) :]):
+                return None
+            found.append(mask[: len(row)])
+        return found
+
+
+def has_joint_spaces(env: Any, agents: str = "auto") -> bool:
+    """Whether a Gymnasium env is one of several agents.
+
+    It is where observation and action spaces are Tuples of one length, or Dicts of the same keys, and the env says that
+    it has so many agents (``n_agents`` or ``num_agents``), or the keys are ints.
+
+    Args:
+        env: The env.
+        agents: ``"auto"``: as above. ``"tuple"``, ``"dict"``: it is, whatever it says; ``"single"``: it is not.
+
+    Raises:
+        ArgumentError: Its spaces are not of the form that ``agents`` names.
+    """
+    if agents == "single":
+        return False
+    observation, action = (getattr(env, name, None) for name in ("observation_space", "action_space"))
+    keys = _keys_of(observation, action)
+    if agents != "auto":
+        wanted = Tuple if agents == "tuple" else Dict
+        if keys is None or not isinstance(observation, wanted):
+            expected = "Tuples of one length" if agents == "tuple" else "Dicts of the same keys"
+            raise ArgumentError(
+                f"agents={agents!r}: expected observation and action spaces that are {expected}, got {observation} and "
+                f"{action}"
+            )
+        return True
+    if keys is None:
+        return False
+    if isinstance(observation, Dict) and all(isinstance(key, (int, np.integer)) for key in keys):
+        return True
+    said = (getattr(layer, name, None) for layer in wrapper_chain(env) for name in _COUNTS)
+    return any(isinstance(number, (int, np.integer)) and number == len(keys) for number in said)
+
+
+def _keys_of(observation: Any, action: Any) -> list[Any] | None:
+    """Keys of the agents in joint spaces; None where the two are not joint, or have no agent in common."""
+    if isinstance(observation, Tuple) and isinstance(action, Tuple):
+        size = len(observation.spaces)
+        return list(range(size)) if 0 < size == len(action.spaces) else None
+    if isinstance(observation, Dict) and isinstance(action, Dict):
+        keys = list(observation.spaces)
+        return keys if keys and action.spaces.keys() == observation.spaces.keys() else None
+    return None
+
+
+def _is_info(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_info, value))
+    return value is None or isinstance(value, Mapping)

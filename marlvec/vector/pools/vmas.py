@@ -1,0 +1,284 @@
+"""`VmasPool`: VMAS's scenarios, N envs in one simulator of tensors: ``make("vmas/balance", num_envs=4096)``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from numpy.typing import NDArray
+
+from marlvec.envs.autoreset import AutoresetMode
+from marlvec.envs.spec import EnvSpec
+from marlvec.errors import ArgumentError, ContractError, UnknownEnvError
+from marlvec.extras import import_extra
+from marlvec.spaces import SpaceTree
+from marlvec.vector.data.infos import OF_AGENTS, Path
+from marlvec.vector.pools.pool import Pool, PoolReply
+
+__all__ = ["VmasEnvView", "VmasPool", "build"]
+
+Ids = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+_SEED_LIMIT = 2**32  # VMAS gives its seed to numpy, too
+
+
+def build(
+    num_envs: int,
+    *,
+    scenario: str,
+    seed: Any = None,
+    max_episode_steps: int | None = None,
+    autoreset_mode: str = "same_step",
+    render_mode: str | None = None,
+    **kwargs: Any,
+) -> VmasPool:
+    """Build the envs of one scenario.
+
+    Args:
+        num_envs: N.
+        scenario: VMAS's own name, e.g. ``"balance"``.
+        seed: Of the first episodes, until a ``reset(seed=…)``: an int, or a list, of which the first counts.
+        max_episode_steps: VMAS's ``max_steps``.
+        autoreset_mode: Which the pool is to serve.
+        render_mode: ``"rgb_array"``.
+        kwargs: For ``vmas.make_env``: ``device``, ``continuous_actions``, …, and what the scenario takes.
+
+    Raises:
+        MissingExtraError: VMAS is not installed (extra ``vmas``).
+        UnknownEnvError: It has no such scenario; lists those that come near.
+        ArgumentError: Agents differ in their spaces, or an argument is for VMAS's lists of agents.
+    """
+    vmas = import_extra("vmas", f"env 'vmas/{scenario}'", "pip install 'marlvec[vmas]'")
+    known = [*vmas.scenarios, *vmas.debug_scenarios, *vmas.mpe_scenarios]
+    if scenario not in known:
+        near = difflib.get_close_matches(scenario, known, n=5, cutoff=0.6)
+        hint = f"Did you mean {' or '.join(repr(f'vmas/{one}') for one in near)}? " if near else ""
+        raise UnknownEnvError(f"unknown env 'vmas/{scenario}'. {hint}vmas.scenarios lists VMAS's scenarios")
+    for name in ("dict_spaces", "terminated_truncated", "wrapper", "wrapper_kwargs", "grad_enabled"):
+        if name in kwargs:
+            raise ArgumentError(f"{name}={kwargs[name]!r}: marlvec reads VMAS's plain answers, and gives arrays")
+    if max_episode_steps is not None:
+        kwargs["max_steps"] = max_episode_steps
+    first = seed[0] if isinstance(seed, (list, tuple, np.ndarray)) else seed
+
+    def make_env() -> Any:
+        return vmas.make_env(scenario, num_envs=num_envs, seed=_small(first), terminated_truncated=True, **kwargs)
+
+    return VmasPool(make_env, f"vmas/{scenario}", autoreset_mode=autoreset_mode, render_mode=render_mode)
+
+
+class VmasPool(Pool):
+    """All envs of one VMAS environment: they step at once, each ends for itself, and they share one random stream.
+
+    VMAS keeps that stream with its class, for all environments of a process. The pool puts its own in its place for
+    each call, so that what other pools do changes nothing here.
+
+    Args:
+        make_env: Builds a ``vmas`` environment with ``terminated_truncated=True``, from a seed of its own.
+        name: What to call it.
+        autoreset_mode: Which the pool is to serve.
+        render_mode: ``"rgb_array"``, or None.
+
+    Attributes:
+        environment: The ``vmas`` environment.
+
+    Raises:
+        ArgumentError: Its agents differ in their spaces.
+    """
+
+    steps_all = True
+
+    def __init__(
+        self, make_env: Callable[[], Any], name: str, *, autoreset_mode: str, render_mode: str | None = None
+    ) -> None:
+        self._torch = import_extra("torch", name, "pip install 'marlvec[vmas]'")
+        environment_class = import_extra("vmas.simulator.environment", name, "pip install 'marlvec[vmas]'").Environment
+        self._shared_stream: list[Any] = environment_class.vmas_random_state
+        self._stream: list[Any] = list(self._shared_stream)
+        with self._own_stream():
+            self.environment = env = make_env()
+        self.render_mode = render_mode
+        self.num_envs = self.batch_size = int(env.num_envs)
+        # What VMAS leaves to its caller is left to the shard, but in the mode in which a step may be some envs' reset.
+        resets = AutoresetMode(autoreset_mode) is AutoresetMode.NEXT_STEP
+        self.autoreset = AutoresetMode.NEXT_STEP if resets else AutoresetMode.DISABLED
+        self._over = np.zeros(self.num_envs, np.bool_)
+        self._everyone = np.arange(self.num_envs)
+        self._request: Callable[[], PoolReply] | None = None
+        agents = tuple(agent.name for agent in env.agents)
+        observation_spaces = tuple(map(_as_gymnasium, env.observation_space))
+        action_spaces = tuple(map(_as_gymnasium, env.action_space))
+        for kind, spaces in (("observation", observation_spaces), ("action", action_spaces)):
+            for agent, space in zip(agents, spaces, strict=True):
+                if space != spaces[0]:
+                    raise ArgumentError(
+                        f"{name}: expected agents with equal spaces, as in all pools; {agent!r} has the {kind} space "
+                        f"{space}, {agents[0]!r} has {spaces[0]}. VMAS's mpe scenarios are here as 'mpe/…', too"
+                    )
+        self._tree, self._action_tree = SpaceTree(observation_spaces[0]), SpaceTree(action_spaces[0])
+        metadata = {"name": name, "render_modes": ["rgb_array"]}
+        self.spec = EnvSpec(name, agents, observation_spaces, action_spaces, (None,) * len(agents), metadata=metadata)
+
+    def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
+        if any(option is not None for option in options):
+            raise ArgumentError(f"reset(options=…): {self.spec.name} has no options")
+        if len(ids) < self.num_envs and any(seed is not None for seed in seeds):
+            raise ArgumentError(
+                f"reset(seed=…, env_ids=…): {self.spec.name} has one random stream for all its envs, and takes a seed "
+                f"with a reset of all of them; got {ids.tolist()}"
+            )
+
+    def reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
+        self._request = partial(self._reset, ids, seeds[0] if len(seeds) else None)
+
+    def send(self, ids: Ids, actions: Sequence[NDArray[Any]], acting: BoolArray) -> None:
+        if len(ids) < self.num_envs:
+            raise ArgumentError(f"{self.spec.name} steps all its {self.num_envs} envs at once, got {ids.tolist()}")
+        self._request = partial(self._step, actions[0])
+
+    def recv(self) -> PoolReply:
+        request, self._request = self._request, None
+        assert request is not None
+        with self._own_stream(), self._torch.no_grad():
+            return request()
+
+    def forget(self) -> bool:
+        self._request = None
+        return True  # a reset is all that it needs
+
+    def env(self, i: int) -> VmasEnvView:
+        return VmasEnvView(self, i)
+
+    def close(self) -> None:
+        self._request = None
+
+    def _reset(self, ids: Ids, seed: int | None) -> PoolReply:
+        obs = self._begin(ids, seed)
+        self._over[ids] = False
+        return self._reply(ids, obs, np.zeros((len(ids), len(self.spec.agents))))
+
+    def _step(self, actions: NDArray[Any]) -> PoolReply:
+        env, torch = self.environment, self._torch
+        rows = torch.from_numpy(actions.reshape(*actions.shape[:2], -1)).to(env.device)
+        obs, rewards, terminated, truncated, infos = env.step(list(rows.unbind(1)))
+        reward = _numpy(torch.stack(rewards, 1))
+        ends = [_numpy(terminated), _numpy(truncated)]
+        columns = {path: _numpy(column) for path, column in self._columns(infos)}
+        has_columns = None
+        if self.autoreset is AutoresetMode.NEXT_STEP:
+            again, self._over = self._over, ends[0] | ends[1]
+            if again.any():
+                obs = self._begin(np.flatnonzero(again))
+                reward = np.where(again[:, None], 0, reward)
+                ends = [flag & ~again for flag in ends]
+                self._over &= ~again
+                has_columns = ~again
+        return self._reply(self._everyone, obs, reward, ends, columns, has_columns)
+
+    def _begin(self, ids: Ids, seed: int | None = None) -> Any:
+        """Begin the episodes of some envs, which VMAS does one by one, or of all. Returns what all see then."""
+        env = self.environment
+        if len(ids) == self.num_envs:
+            return env.reset(seed=_small(seed))
+        for i in ids.tolist():
+            env.reset_at(i, return_observations=False)
+        (obs,) = env.get_from_scenario(get_observations=True, get_rewards=False, get_infos=False, get_dones=False)
+        return obs
+
+    def _reply(
+        self,
+        ids: Ids,
+        obs: Sequence[Any],
+        reward: NDArray[Any],
+        ends: Sequence[BoolArray] | None = None,
+        columns: Mapping[Path, NDArray[Any]] | None = None,
+        has_columns: BoolArray | None = None,
+    ) -> PoolReply:
+        by_leaf = zip(*map(self._tree.flatten, obs), strict=True)
+        shape = (len(ids), len(self.spec.agents))
+        terminated, truncated = (np.broadcast_to(end[:, None], shape) for end in ends or np.zeros((2, len(ids)), bool))
+        return PoolReply(
+            env_ids=ids,
+            obs=[_numpy(self._torch.stack(agents, 1))[ids] for agents in by_leaf],
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            elapsed=_numpy(self.environment.steps)[ids],
+            columns=dict(columns or {}),
+            has_columns=has_columns,
+        )
+
+    def _columns(self, infos: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+        """What VMAS says of all agents, a tensor (N, A, …) a key."""
+        first = infos[0]
+        if any(info.keys() != first.keys() for info in infos):
+            raise ContractError(f"{self.spec.name}: expected infos with the same keys of all agents, got {infos}")
+        for key in first:
+            values = [info[key] for info in infos]
+            if isinstance(first[key], Mapping):
+                yield from self._columns(values, (*path, key))
+            else:
+                yield (OF_AGENTS, *path, key), self._torch.stack(values, 1)
+
+    @contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        shared, self._shared_stream[:] = list(self._shared_stream), self._stream
+        try:
+            yield
+        finally:
+            self._stream[:] = self._shared_stream
+            self._shared_stream[:] = shared
+
+
+class VmasEnvView:
+    """One env of a `VmasPool`, for control calls.
+
+    Args:
+        pool: The pool.
+        index: Which of its envs.
+
+    Attributes:
+        environment: The ``vmas`` environment, with all envs in it.
+        index: Which of them this is.
+        render_mode: As `make` was given it.
+    """
+
+    def __init__(self, pool: VmasPool, index: int) -> None:
+        self.environment, self.index, self.render_mode = pool.environment, index, pool.render_mode
+
+    def render(self) -> Any:
+        """A frame, (H, W, 3) uint8; VMAS draws with pyglet, and needs a display."""
+        return self.environment.render(mode="rgb_array", env_index=self.index)
+
+
+def _small(seed: int | None) -> int | None:
+    """A seed as VMAS takes it: as it is below 2**32, else folded."""
+    if seed is None or seed < _SEED_LIMIT:
+        return None if seed is None else int(seed)
+    return int(np.random.SeedSequence(seed).generate_state(1)[0])
+
+
+def _numpy(tensor: Any) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _as_gymnasium(space: Any) -> gymnasium.Space[Any]:
+    """A space of the old gym's, which VMAS has, as Gymnasium's."""
+    kind = type(space).__name__
+    if kind == "Box":
+        return Box(space.low, space.high, space.shape, space.dtype)
+    if kind == "Discrete":
+        return Discrete(int(space.n))
+    if kind == "MultiDiscrete":
+        return MultiDiscrete(space.nvec)
+    if kind == "Dict":
+        return Dict({key: _as_gymnasium(part) for key, part in space.spaces.items()})
+    raise ContractError(f"expected a Box, Discrete, MultiDiscrete or Dict space, got {space}")

@@ -1,0 +1,167 @@
+"""Actions that are said agent by agent, as arrays: `is_by_agent` knows them, `join_agents` puts them together.
+
+* ``{agent: (n, …)}``: one dict, of what an agent does in each env;
+* ``[{agent: action}, …]``: one dict per env, of single actions.
+
+Agents that do not act may be missing, or None. Loops written for other libraries have such actions. Here it is the slow
+way: they are gone through one by one, and new arrays are built.
+
+Axis letters: n envs, A_g agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marlvec.envs.spec import AgentGroup, EnvSpec
+from marlvec.errors import ActionError, ContractError
+from marlvec.spaces import Leaf
+
+__all__ = ["is_by_agent", "join_agents"]
+
+
+def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
+    """Whether actions have one of the two forms: the keys are agents, and not those of the action space, or of groups.
+
+    Args:
+        spec: What the envs look like.
+        grouped: Whether actions are a dict of groups.
+        actions: Anything.
+        n: For how many envs they are.
+    """
+    if not isinstance(actions, Mapping):
+        return (
+            isinstance(actions, (list, tuple))
+            and len(actions) == n > 0
+            and all(isinstance(own, Mapping) and all(key in spec.agents for key in own) for own in actions)
+        )
+    if not actions or not all(key in spec.agents for key in actions):
+        return False
+    first = spec.groups[0]
+    if grouped:
+        # A group of one agent has its name, too: what distinguishes the two forms is the axis of agents.
+        return actions.keys() != {group.name for group in spec.groups} or _lacks_axis(first, actions[first.name])
+    space = first.action_space
+    return not isinstance(space, spaces.Dict) or actions.keys() != space.spaces.keys()
+
+
+def join_agents(
+    spec: EnvSpec, grouped: bool, actions: Any, acting: NDArray[np.bool_], env_ids: NDArray[np.int64]
+) -> Any:
+    """Build what `VectorEnv.step` takes otherwise.
+
+    Args:
+        spec: What the envs look like.
+        grouped: Whether actions are a dict of groups.
+        actions: In one of the two forms.
+        acting: (n, A) bool, whose actions count.
+        env_ids: (n,) the envs, for messages.
+
+    Returns:
+        (n, A, …), or a tree of such arrays, or a dict of groups to those. Dtypes and values are as they were given.
+
+    Raises:
+        ActionError: An agent that acts has no action, or one of another structure or shape.
+    """
+    per_env = not isinstance(actions, Mapping)
+    dicts = actions if per_env else [actions] * len(env_ids)
+    given = np.array([[own.get(name) is not None for name in spec.agents] for own in dicts], np.bool_)
+    for i, a in np.argwhere(acting & ~given)[:1].tolist():
+        raise ActionError(
+            f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}: it acts, and the dict has no action for it, "
+            f"only for {sorted(dicts[i])}"
+        )
+    joined = {}
+    for group in spec.groups:
+        if per_env:
+            leaves = _read_envs(spec, group, actions, acting, env_ids)
+        else:
+            leaves = _read_agents(spec, group, actions, len(env_ids))
+        joined[group.name] = group.action_tree.unflatten(leaves)
+    return joined if grouped else joined[spec.groups[0].name]
+
+
+def _lacks_axis(group: AgentGroup, value: Any) -> bool:
+    """Whether this is what one agent does in all envs, and not a group of one."""
+    if value is None:
+        return True
+    try:
+        part, leaf = group.action_tree.flatten(value)[0], group.action_tree.leaves[0]
+        if leaf.is_object and not isinstance(part, np.ndarray):
+            return not isinstance(part[0], (list, tuple, np.ndarray))
+        return np.ndim(part) == 1 + len(leaf.shape)
+    except (ContractError, ValueError, TypeError, LookupError):  # neither; what is wrong shows where it is read
+        return False
+
+
+def _read_agents(spec: EnvSpec, group: AgentGroup, actions: Mapping[str, Any], n: int) -> list[NDArray[Any]]:
+    """Leaves (n, A_g, …) from one dict of what each agent does in all envs."""
+    columns: list[list[NDArray[Any]]] = []
+    for name in (spec.agents[a] for a in group.agents):
+        if actions.get(name) is None:
+            columns.append(group.action_tree.zeros(n))
+            continue
+        parts = _flatten(group, actions[name], f"actions[{name!r}]")
+        columns.append([_array(part, leaf, (n,), f"actions[{name!r}]") for part, leaf in parts])
+    return [np.stack(leaves, axis=1) for leaves in zip(*columns, strict=True)]
+
+
+def _read_envs(
+    spec: EnvSpec,
+    group: AgentGroup,
+    actions: Sequence[Mapping[str, Any]],
+    acting: NDArray[np.bool_],
+    env_ids: NDArray[np.int64],
+) -> list[NDArray[Any]]:
+    """Leaves (n, A_g, …) from one dict per env."""
+    rows: list[list[NDArray[Any]]] = []
+    for i, own in enumerate(actions):
+        cells: list[list[NDArray[Any]]] = []
+        for a in group.agents:
+            if not acting[i, a]:
+                cells.append(group.action_tree.zeros())
+                continue
+            where = f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}"
+            parts = _flatten(group, own[spec.agents[a]], where)
+            cells.append([_array(part, leaf, (), where) for part, leaf in parts])
+        rows.append([np.stack(leaves) for leaves in zip(*cells, strict=True)])
+    return [np.stack(leaves) for leaves in zip(*rows, strict=True)]
+
+
+def _flatten(group: AgentGroup, value: Any, where: str) -> list[tuple[Any, Leaf]]:
+    try:
+        return list(zip(group.action_tree.flatten(value), group.action_tree.leaves, strict=True))
+    except ContractError as error:
+        raise ActionError(f"{where}: {error}") from None
+
+
+def _array(part: Any, leaf: Leaf, lead: tuple[int, ...], where: str) -> NDArray[Any]:
+    """One leaf of one action, or with ``lead`` of one per env."""
+    at = f"{where}, leaf {leaf.path!r}" if leaf.path else where
+    if leaf.is_object:
+        cells = np.full(lead, None, np.object_)
+        if not lead:
+            cells[()] = part
+        elif not isinstance(part, (list, tuple, np.ndarray)) or len(part) != lead[0]:
+            raise ActionError(f"{at}: expected a list of {lead[0]} objects, one per env, got {type(part).__name__}")
+        else:
+            for i, value in enumerate(part):
+                cells[i] = value
+        return cells
+    expected = (*lead, *leaf.shape)
+    try:
+        array = np.asarray(part)
+    except Exception as error:  # ragged lists, tensors on a device or with a gradient: whatever __array__ raises
+        raise ActionError(
+            f"{at}: expected shape {expected}, got {type(part).__name__}, not an array: {error}"
+        ) from error
+    if array.shape == (*expected, 1) and isinstance(leaf.space, spaces.Discrete):
+        array = array[..., 0]
+    if array.shape != expected:
+        raise ActionError(f"{at}: expected shape {expected}, got {array.shape}")
+    return array

@@ -1,0 +1,279 @@
+"""Which Gymnasium envs are of several agents, and what such an env may not say. Whole episodes of all forms:
+tests/vector/backends/test_joint_envs.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Text, Tuple
+
+import marlvec
+from marlvec.envs import COMMON, GymnasiumAdapter, JointAdapter, adapt
+from marlvec.errors import ArgumentError, ContractError, EnvRaised
+from marlvec.testing.scripted import CounterEnv
+from tests.envs.support.rig import Rig
+from tests.vector.support.joint_env import JointEnv
+
+BOX = Box(-9, 9, (2,), np.float64)
+
+
+class Spaces(gymnasium.Env[Any, Any]):
+    """Two steps of an env with these spaces; it says what it is told to.
+
+    Args:
+        observation_space, action_space: Its spaces.
+        said: What its steps return after the observation.
+        attributes: What else it has.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, *said: Any, **attributes: Any) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+        self.said = said or (1.0, False, False, {})
+        self.given: list[Any] = []
+        vars(self).update(attributes)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(0)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.given.append(action)
+        said = self.said[0] if len(self.said) == 1 else self.said
+        return (self.observation_space.sample(), *said)
+
+
+def pair(space: Space[Any]) -> Tuple:
+    return Tuple([space, space])
+
+
+JOINT = [
+    Spaces(pair(BOX), pair(Discrete(3)), n_agents=2),
+    Spaces(pair(BOX), pair(Discrete(3)), num_agents=np.int64(2)),
+    Spaces(Tuple([BOX]), Tuple([Discrete(3)]), n_agents=1),
+    Spaces(Tuple([BOX, Discrete(4)]), Tuple([Discrete(3), BOX]), n_agents=2),
+    Spaces(Dict({0: BOX, 1: BOX}), Dict({0: Discrete(3), 1: Discrete(3)})),
+    Spaces(Dict({"a": BOX, "b": BOX}), Dict({"a": BOX, "b": BOX}), num_agents=2),
+]
+SINGLE = [
+    Spaces(pair(BOX), pair(Discrete(3))),  # it does not say that it has agents
+    Spaces(pair(BOX), pair(Discrete(3)), n_agents=3),
+    Spaces(pair(BOX), MultiDiscrete([3, 3]), n_agents=2),
+    Spaces(pair(BOX), Tuple([Discrete(3)]), n_agents=2),
+    Spaces(Box(-9, 9, (2, 2)), pair(Discrete(3)), n_agents=2),
+    Spaces(Dict({"a": BOX, "b": BOX}), Dict({"a": BOX, "b": BOX})),
+    Spaces(Dict({0: BOX, 1: BOX}), Discrete(3)),
+    Spaces(Tuple([]), Tuple([]), n_agents=0),
+]
+
+
+@pytest.mark.parametrize("env", JOINT)
+def test_spaces_of_agents_make_an_env_of_agents(env: Spaces) -> None:
+    for layer in (env, gymnasium.wrappers.OrderEnforcing(env)):
+        adapter = adapt(layer)
+        assert type(adapter) is JointAdapter
+        assert len(adapter.agents) == len(env.observation_space.spaces)
+    assert type(adapt(env, agents="single")) is GymnasiumAdapter
+
+
+@pytest.mark.parametrize("env", SINGLE)
+def test_a_compound_env_of_one_agent_stays_one(env: Spaces) -> None:
+    assert type(adapt(env)) is GymnasiumAdapter
+
+
+def test_gymnasiums_own_compound_env_is_one_agent() -> None:
+    with marlvec.make("Blackjack-v1", num_envs=2, backend="sync") as envs:
+        assert envs.agents == ("agent_0",)
+
+
+def test_what_an_env_is_may_be_said() -> None:
+    tuples, dicts = SINGLE[0], SINGLE[5]
+    assert adapt(tuples, agents="tuple").agents == ("agent_0", "agent_1")
+    assert adapt(dicts, agents="dict").agents == ("a", "b")
+    assert adapt(JOINT[4]).agents == ("0", "1")
+    with marlvec.make(lambda: tuples, 1, backend="sync", agents="tuple") as envs:
+        assert envs.agents == ("agent_0", "agent_1")
+    with marlvec.make(lambda: JOINT[0], 1, backend="sync", agents="single") as envs:
+        assert envs.agents == ("agent_0",)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_what_does_not_fit_is_refused(backend: str) -> None:
+    for build, agents, words in (
+        (lambda: Spaces(BOX, Discrete(3)), "tuple", "Tuples of one length, got Box"),
+        (lambda: Spaces(pair(BOX), Tuple([BOX])), "tuple", "Tuples of one length, got Tuple"),
+        (lambda: Spaces(pair(BOX), pair(BOX)), "dict", "Dicts of the same keys"),
+        (CounterEnv, "single", "CounterEnv names its agents itself"),
+        (lambda: adapt(Spaces(BOX, BOX)), "single", "Spaces is behind an adapter already"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            marlvec.make(build, 1, backend=backend, agents=agents)
+    with pytest.raises(ArgumentError, match="agents must be one of .* got 3; .* goes into env_kwargs"):
+        marlvec.make(CounterEnv, 1, backend=backend, agents=3)  # type: ignore[arg-type]  # that is the mistake
+    with pytest.raises(ArgumentError, match="one of 'auto', 'tuple', 'dict', 'single'"):
+        adapt(CounterEnv(), agents="pair")
+
+
+def test_compiled_envs_and_pools_have_agents_of_their_own() -> None:
+    with pytest.raises(ArgumentError, match="agents='single'"):
+        marlvec.make("simple_spread", 2, backend="native", agents="single")
+    with pytest.raises(ArgumentError, match="agents='single'"):
+        marlvec.make("CartPole-v1", 2, backend="pool", agents="single")
+
+
+ONE, TWO = Spaces(BOX, Discrete(3)), JOINT[0]
+
+
+@pytest.mark.parametrize("keys", [None, ("north", "south")])
+def test_what_the_env_is_given_is_a_member_of_its_action_space(keys: tuple[str, str] | None) -> None:
+    """A tuple, and no list: highway-env asks for one."""
+    spaces = [pair(BOX), pair(Discrete(3))]
+    if keys is not None:
+        spaces = [Dict(dict(zip(keys, space, strict=True))) for space in spaces]
+    env = Spaces(*spaces, n_agents=2)
+    with marlvec.make(lambda: env, 1, backend="sync") as envs:
+        envs.reset(seed=0)
+        envs.step(np.array([[2, 1]]))
+    assert env.given == [(2, 1) if keys is None else {"north": 2, "south": 1}]
+    assert type(env.given[0]) is (tuple if keys is None else dict)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (([1.0], False, False, {}), "rewards: expected one per agent, 2 in all, got 1"),
+        (([1.0, 2.0, 3.0], False, False, {}), "rewards: expected one per agent, 2 in all, got 3"),
+        ((None, False, False, {}), "reward of agent 'agent_0': expected a real number, got NoneType"),
+        (([1.0, [2.0, 3.0]], False, False, {}), "reward of agent 'agent_1': .* one number for the team, or one for"),
+        ((1.0, [False], False, {}), "terminated: expected one per agent, 2 in all, got 1"),
+        ((1.0, False, [False, 0], {}), "truncated flag of agent 'agent_1': expected a bool, got int"),
+        ((1.0, False, False, 3), "info: expected a dict, got int"),
+        ((1.0, False, False, [{}]), "infos: expected one per agent, 2 in all, got 1"),
+        (({"agent_0": 1.0}, False, False, {}), "rewards: expected one for each agent, got none for .'agent_1'"),
+        (({"x": 1.0}, False, False, {}), "rewards name the unknown agent 'x'"),
+        ((1.0, False), "5 values .* or 4"),
+    ],
+)
+def test_what_a_step_may_not_say(said: tuple[Any, ...], words: str) -> None:
+    rig = Rig(adapt(Spaces(TWO.observation_space, TWO.action_space, *said, n_agents=2)))
+    rig.reset(seed=0)
+    with pytest.raises(ContractError, match=words):
+        rig.step([0, 0])
+
+
+def test_observations_are_one_per_agent() -> None:
+    class Few(Spaces):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return self.said[0]
+
+    for obs, words in (((BOX.sample(),), "2 in all, got 1"), (3.0, "2 in all, got float")):
+        rig = Rig(adapt(Few(TWO.observation_space, TWO.action_space, obs, n_agents=2)))
+        with pytest.raises(ContractError, match=words):
+            rig.reset(seed=0)
+
+
+def test_who_has_ended_gets_no_reward() -> None:
+    rig = Rig(adapt(Spaces(TWO.observation_space, TWO.action_space, [1.0, 2.0], [True, False], False, {}, n_agents=2)))
+    rig.reset(seed=0)
+    rig.step([0, 0])
+    assert rig.flags()["alive"] == [False, True]
+    with pytest.raises(ContractError, match="agent 'agent_0' has ended and gets a reward, 1.0"):
+        rig.step([0, 0])
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (Discrete(3), 0),
+        (Discrete(3, start=4), "a member"),
+        (Box(1, 2, (2,)), "a member"),
+        (Dict(x=Discrete(2), y=BOX), {"x": 0, "y": np.zeros(2)}),
+        (Text(3), "a member"),
+    ],
+)
+def test_for_who_has_ended_the_env_is_given_an_action_of_its_space(space: Any, expected: Any) -> None:
+    env = Spaces(pair(BOX), pair(space), [0.0, 0.0], [True, False], False, {}, n_agents=2)
+    adapter = adapt(env)
+    rig = Rig(adapter)
+    rig.reset(seed=0)
+    for _ in range(3):
+        rig.step([space.sample(), space.sample()])
+    for joint in env.given[1:]:
+        assert space.contains(joint[0])
+        if expected != "a member":
+            np.testing.assert_equal(joint[0], expected)
+        np.testing.assert_equal(joint[0], env.given[1][0])
+
+
+def test_a_mask_that_fits_nobody_is_an_info() -> None:
+    env = Spaces(pair(BOX), pair(Discrete(3)), 0.0, False, False, {"avail_actions": [[1, 1], [1, 1]]}, n_agents=2)
+    rig = Rig(adapt(env))
+    rig.reset(seed=0)
+    assert rig.step([0, 0]) == {COMMON: {"avail_actions": [[1, 1], [1, 1]]}}
+    assert rig.mask(0) is None
+
+
+def test_a_mask_may_be_longer_than_the_choices_of_an_agent() -> None:
+    env = Spaces(pair(BOX), Tuple([Discrete(3), Discrete(2)]), n_agents=2)
+    env.said = (0.0, False, False, {"avail_actions": np.array([[0, 1, 1], [0, 1, 0]], float), "x": 1})
+    rig = Rig(adapt(env))
+    rig.reset(seed=0)
+    assert rig.step([0, 0]) == {COMMON: {"x": 1}}
+    masks = [rig.mask(a) for a in range(2)]
+    assert [None if mask is None else mask.tolist() for mask in masks] == [[False, True, True], [False, True]]
+
+
+def test_one_that_resets_itself_hands_over_what_each_saw_last() -> None:
+    class Again(Spaces):
+        metadata = {"autoreset_mode": "same_step"}
+
+        def step(self, action: Any) -> Any:
+            self.given.append(action)
+            last = len(self.given) % 2 == 0
+            finals = {"final_observation": [np.full(2, 3.0), np.full(2, 4.0)]} if last else {}
+            return (np.full(2, 1.0), np.full(2, 2.0)), [1.0, 2.0], last, False, {**finals, "n": len(self.given)}
+
+    with marlvec.make(lambda: Again(pair(BOX), pair(Discrete(3)), n_agents=2), 2, backend="sync") as envs:
+        envs.reset(seed=0)
+        for t in range(1, 7):
+            obs, rewards, terminated, _, infos = envs.step(np.zeros((2, 2), int))
+            assert rewards.tolist() == [[1.0, 2.0]] * 2
+            assert terminated.tolist() == [[t % 2 == 0] * 2] * 2
+            assert obs.tolist() == [[[1.0] * 2, [2.0] * 2]] * 2
+            if t % 2 == 0:
+                assert infos["final_observation"].tolist() == [[[3.0] * 2, [4.0] * 2]] * 2
+
+
+def test_states_are_saved_with_who_has_ended() -> None:
+    with marlvec.make(lambda: JointEnv(3), 2, backend="sync", env_state="deepcopy") as envs:
+        envs.reset(seed=1)
+        rng = np.random.default_rng(0)
+        for _ in range(30):
+            saved, actions = envs.get_state(), rng.integers(0, 5, (6, 2, 3))
+            first = [envs.step(a)[:4] for a in actions]
+            envs.set_state(saved)
+            for a, expected in zip(actions, first, strict=True):
+                np.testing.assert_equal(envs.step(a)[:4], expected)
+
+
+def test_rewards_of_agents_and_of_objectives_are_told_apart_in_words() -> None:
+    env = lambda: Spaces(pair(BOX), pair(Discrete(3)), [1.0, 2.0], False, False, {})  # noqa: E731  # two uses
+    with marlvec.make(env, 1, backend="sync") as envs:
+        envs.reset(seed=0)
+        with pytest.raises(EnvRaised, match=r"LinearReward\(env, weight=…\).* make\(…, agents='tuple'\)"):
+            envs.step(envs.random_action())
+
+
+@pytest.mark.parametrize("said", [([1.0, 2.0], [False, False], False, {}), (1.0, False, (False, True), {})])
+def test_flags_of_agents_are_told_from_those_of_one_in_words(said: tuple[Any, ...]) -> None:
+    with marlvec.make(lambda: Spaces(pair(BOX), pair(Discrete(3)), *said), 1, backend="sync") as envs:
+        envs.reset(seed=0)
+        with pytest.raises(EnvRaised, match=r"expected a bool, got .* make\(…, agents='tuple'\)"):
+            envs.step(envs.random_action())
+    with marlvec.make(lambda: Spaces(pair(BOX), pair(Discrete(3)), *said), 1, backend="sync", agents="tuple") as envs:
+        envs.reset(seed=0)
+        envs.step(envs.random_action())

@@ -1,0 +1,196 @@
+"""VMAS's scenarios by ``make("vmas/…")``: whole episodes beside a plain loop over ``vmas.make_env``, bit for bit."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import marlvec
+from marlvec.errors import ArgumentError, MissingExtraError, UnknownEnvError
+
+
+def test_without_vmas_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vmas", None)
+    with pytest.raises(MissingExtraError, match=r"vmas/balance.*pip install 'marlvec\[vmas\]'"):
+        marlvec.make("vmas/balance", 4)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of the old gym's, which VMAS imports
+    vmas = pytest.importorskip("vmas", reason="the extra `vmas` is not installed")
+    torch = pytest.importorskip("torch")
+
+torch.set_num_threads(1)
+
+NUM_ENVS = 6
+SEED = 4
+STEPS = 45
+MODES = ("same_step", "next_step", "disabled")
+
+# Episodes that end by themselves, at different times (balance), none but by the limit, dicts in infos, actions of each
+# kind, one agent.
+ROWS: dict[str, dict[str, Any]] = {
+    "balance": {"max_steps": 40},
+    "navigation": {"max_steps": 23, "n_agents": 2},
+    "dispersion": {"max_steps": 30, "continuous_actions": False},
+    "sampling": {"max_steps": 25, "continuous_actions": False, "multidiscrete_actions": True},
+    "football": {"max_steps": 15, "n_blue_agents": 2, "n_red_agents": 2},
+    "goal": {"max_steps": 11},
+    "simple_spread": {"max_steps": 12},
+}
+
+
+def plain(name: str) -> Any:
+    return vmas.make_env(name, num_envs=NUM_ENVS, terminated_truncated=True, **ROWS[name])
+
+
+def as_numpy(tensors: Any) -> np.ndarray[Any, Any]:
+    return torch.stack(list(tensors), 1).numpy()
+
+
+def as_tensors(actions: np.ndarray[Any, Any]) -> list[Any]:
+    rows = torch.from_numpy(actions)
+    return [rows[:, a].reshape(NUM_ENVS, -1).clone() for a in range(rows.shape[1])]
+
+
+def begin(env: Any, ids: np.ndarray[Any, Any]) -> Any:
+    """All at once where it is all of them, which draws other numbers than one by one."""
+    if len(ids) == NUM_ENVS:
+        return env.reset()
+    for i in ids.tolist():
+        seen = env.reset_at(i)
+    return seen
+
+
+def same(got: Any, expected: np.ndarray[Any, Any]) -> None:
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    assert got.tobytes() == expected.tobytes()
+
+
+def check_infos(infos: dict[str, Any], said: list[dict[str, Any]], told: np.ndarray[Any, Any]) -> None:
+    """Of the envs that ``told`` says."""
+    for key in said[0] if told.any() else ():
+        values = as_numpy(info[key] for info in said)
+        assert (infos[f"_{key}"] == told[:, None]).all()
+        same(infos[key][told], values[told])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ROWS)
+def test_whole_episodes_are_those_of_a_plain_loop(name: str, mode: str) -> None:
+    env = plain(name)
+    ended = 0
+    over = np.zeros(NUM_ENVS, bool)
+    with marlvec.make(f"vmas/{name}", NUM_ENVS, autoreset_mode=mode, **ROWS[name]) as envs:
+        assert envs.backend == "pool"
+        assert envs.agents == tuple(agent.name for agent in env.agents)
+        obs, infos = envs.reset(seed=[SEED] * NUM_ENVS)
+        same(obs, as_numpy(env.reset(seed=SEED)))
+        for _ in range(STEPS):
+            actions = envs.random_action()
+            obs, rewards, terminated, truncated, infos = envs.step(actions)
+            seen, paid, term, trunc, said = env.step(as_tensors(actions))
+            expected, flags = as_numpy(paid).astype(float), np.stack([term.numpy(), trunc.numpy()])
+            last = as_numpy(seen)
+            done = flags.any(axis=0)
+            again = over if mode == "next_step" else done & (mode == "same_step")
+            if again.any():
+                seen = begin(env, np.flatnonzero(again))
+            if mode == "next_step":  # an ended env's step was its reset
+                expected[over], flags[:, over], done = 0, False, done & ~over
+                assert infos["reset_mask"].tolist() == over.tolist()
+                over = done
+            ended += int(done.sum())
+            same(obs, as_numpy(seen))
+            same(rewards, expected)
+            for got, flag in zip((terminated, truncated), flags, strict=True):
+                same(got, np.repeat(flag[:, None], len(envs.agents), axis=1))
+            if done.any():
+                same(infos["final_observation"][done], last[done])
+            if mode == "same_step":
+                check_infos(infos, said, ~done)
+                if done.any() and said[0]:
+                    check_infos(infos["final_info"], said, done)
+            else:
+                check_infos(infos, said, ~again)
+            if mode == "disabled" and done.any():
+                ids = np.flatnonzero(done)
+                seen = begin(env, ids)
+                same(envs.reset(env_ids=ids)[0][ids], as_numpy(seen)[ids])
+    assert ended >= NUM_ENVS
+
+
+def test_single_envs_can_be_reset_at_any_time() -> None:
+    env = plain("balance")
+    with marlvec.make("vmas/balance", NUM_ENVS, **ROWS["balance"]) as envs:
+        envs.reset(seed=[SEED] * NUM_ENVS)
+        env.reset(seed=SEED)
+        for k in range(5):
+            actions = envs.random_action()
+            obs = envs.step(actions)[0]
+            same(obs, as_numpy(env.step(as_tensors(actions))[0]))
+            env.reset_at(k)
+            seen = env.reset_at(k + 1, return_observations=True)
+            same(envs.reset(env_ids=[k, k + 1])[0], as_numpy(seen))
+
+
+def trace(seed: Any, other: bool = False) -> list[bytes]:
+    rng = np.random.default_rng(0)
+    made = [marlvec.make("vmas/balance", 3, max_episode_steps=9) for _ in range(1 + other)]
+    obs, _ = made[0].reset(seed=seed)
+    out = [obs.tobytes()]
+    for _ in range(30):
+        if other:
+            made[1].reset()
+        obs, rewards, *_ = made[0].step(rng.uniform(-1, 1, (3, 3, 2)).astype(np.float32))
+        out += [obs.tobytes(), rewards.tobytes()]
+    for envs in made:
+        envs.close()
+    return out
+
+
+def test_one_seed_settles_all_episodes_whatever_other_pools_do() -> None:
+    first = trace(7)
+    assert trace(7) == first
+    assert trace(7, other=True) == first
+    assert trace(2**64 - 1) == trace(2**64 - 1) != first
+    assert trace(None) != trace(None)
+
+
+def test_global_random_streams_are_left_alone() -> None:
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002  # VMAS draws from it
+    before = torch.get_rng_state().clone(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
+    trace(3)
+    assert (torch.get_rng_state() == before[0]).all()
+    assert (np.random.get_state()[1] == before[1]).all()  # type: ignore[index]  # noqa: NPY002
+
+
+def test_control_calls_reach_the_environment() -> None:
+    with marlvec.make("vmas/balance", 3) as envs:
+        envs.reset(seed=0)
+        assert envs.exec_func(lambda env: (env.index, env.environment.num_envs), [0, 2]) == ((0, 3), (2, 3))
+
+
+def test_what_is_refused_says_why() -> None:
+    with pytest.raises(UnknownEnvError, match=r"unknown env 'vmas/balanse'\. Did you mean 'vmas/balance'"):
+        marlvec.make("vmas/balanse", 2)
+    with pytest.raises(ArgumentError, match="backend='sync': VMAS's envs are one simulator"):
+        marlvec.make("vmas/balance", 2, backend="sync")
+    with pytest.raises(ArgumentError, match=r"simple_tag: expected agents with equal spaces.*'agent_0' has the observ"):
+        marlvec.make("vmas/simple_tag", 2)
+    with pytest.raises(ArgumentError, match="dict_spaces=True: marlvec reads"):
+        marlvec.make("vmas/balance", 2, dict_spaces=True)
+    with marlvec.make("vmas/balance", 2) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ArgumentError, match="one random stream for all its envs"):
+            envs.reset(seed=1, env_ids=[1])
+        with pytest.raises(ArgumentError, match="has no options"):
+            envs.reset(options={"level": 1})
+        with pytest.raises(ArgumentError, match="steps all its envs at once"):
+            envs.send(envs.random_action(env_ids=[0]), [0])

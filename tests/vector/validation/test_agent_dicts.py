@@ -1,0 +1,144 @@
+"""Actions said agent by agent do what the same actions do as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text, Tuple
+
+from marlvec import VectorEnv
+from marlvec.errors import ActionError
+from marlvec.testing.scripted import CounterEnv, SampledEnv
+from tests.vector.support.kinds import HERE_AND_AWAY, factories_of, vectorize
+from tests.vector.support.trees import pick
+
+N, A = 3, 2
+TREE = Dict({"move": Discrete(3), "more": Tuple((Box(-1, 1, (2,), np.float32), MultiBinary(2)))})
+SPACES: dict[str, Any] = {
+    "discrete": Discrete(4),
+    "discrete from 3": Discrete(4, start=3),
+    "box": Box(-1, 1, (2,), np.float32),
+    "tree": TREE,
+    "text": Text(5),
+    "tree with text": Dict({"say": Text(5), "move": Discrete(3)}),
+    "groups": [Discrete(3), Discrete(5)],
+    "unlike groups": [TREE, Discrete(5)],
+}
+
+
+def sampled(space: Any) -> list[Callable[[], Any]]:
+    return [partial(SampledEnv, Discrete(2), space, agent_num=A, length=3, env_index=i) for i in range(N)]
+
+
+def by_agent(envs: VectorEnv, actions: Any) -> dict[str, Any]:
+    """``{agent: (N, …)}``"""
+    said = {}
+    for group in envs.spec.groups:
+        own = actions[group.name] if envs.grouped else actions
+        leaves = group.action_tree.flatten(own)
+        for j, a in enumerate(group.agents):
+            said[envs.agents[a]] = group.action_tree.unflatten([leaf[:, j] for leaf in leaves])
+    return said
+
+
+def by_env(envs: VectorEnv, actions: Any, acting: Any, *, waiting: bool) -> list[dict[str, Any]]:
+    """``[{agent: action}, …]``, of those that act, or with None for the others."""
+    said: list[dict[str, Any]] = [{} for _ in range(envs.num_envs)]
+    for group in envs.spec.groups:
+        own = actions[group.name] if envs.grouped else actions
+        for i in range(envs.num_envs):
+            for j, a in enumerate(group.agents):
+                if acting[i, a]:
+                    said[i][envs.agents[a]] = pick(group.action_space, own, i, j)
+                elif waiting:
+                    said[i][envs.agents[a]] = None
+    return said
+
+
+def compare(make: Callable[..., VectorEnv], steps: int, **options: Any) -> None:
+    with make(**options) as given, make(**options) as expected:
+        np.testing.assert_equal(given.reset(seed=4), expected.reset(seed=4))
+        _, infos = given.reset(seed=5), expected.reset(seed=5)[1]
+        for k in range(steps):
+            actions = expected.random_action(seed=k)
+            said: Any = by_agent(expected, actions)
+            if k % 3:
+                said = by_env(expected, actions, infos["acting"], waiting=k % 3 == 1)
+            result = expected.step(actions)
+            np.testing.assert_equal(given.step(said), result)
+            infos = result[-1]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("name", SPACES)
+def test_every_space(name: str, grouped: bool) -> None:
+    compare(lambda **options: vectorize("sync", sampled(SPACES[name]), grouped=grouped, **options), 8)
+
+
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
+@pytest.mark.parametrize("kind", ["parallel", "turns", "turns, masked", "keyed"])
+def test_who_does_not_act_may_be_missing(kind: str, backend: str) -> None:
+    compare(lambda **options: vectorize(backend, factories_of(kind, N), **options), 25, validate="strict")
+
+
+def test_send_to_some_envs() -> None:
+    with (
+        vectorize("sync", sampled(SPACES["groups"])) as given,
+        vectorize("sync", sampled(SPACES["groups"])) as expected,
+    ):
+        for envs in (given, expected):
+            envs.reset(seed=0)
+        given.send([{"agent_0": 1, "agent_1": 4}, {"agent_1": 3, "agent_0": 2}], [2, 0])
+        (one, other) = expected.spec.groups
+        expected.send({one.name: np.array([[1], [2]]), other.name: np.array([[4], [3]])}, [2, 0])
+        assert given.recv().rewards.tolist() == expected.recv().rewards.tolist()
+        with pytest.raises(ActionError, match="env 2, agent 'agent_1': it acts, and the dict has no action for it"):
+            given.send([{"agent_0": 1, "agent_1": 4}, {"agent_0": 2}], [0, 2])
+
+
+def test_a_discrete_action_may_have_a_last_axis_of_one() -> None:
+    with vectorize("sync", sampled(Discrete(4))) as envs:
+        envs.reset(seed=0)
+        envs.step({"agent_0": np.zeros((N, 1), np.int64), "agent_1": np.zeros(N, np.int64)})
+        envs.step([{"agent_0": np.zeros(1, np.int64), "agent_1": 3}] * N)
+
+
+def test_keys_of_the_action_space_are_not_agents() -> None:
+    space = Dict({"agent_0": Discrete(2), "agent_1": Discrete(3)})
+    with vectorize("sync", sampled(space), validate="strict") as envs:
+        envs.reset(seed=0)
+        envs.step({"agent_0": np.ones((N, A), np.int64), "agent_1": np.full((N, A), 2)})
+        envs.step([{name: {"agent_0": 1, "agent_1": 2} for name in envs.agents}] * N)
+
+
+WRONG: list[tuple[Any, str]] = [
+    ({"agent_0": np.zeros(N, np.int64)}, r"env 0, agent 'agent_1': it acts, .* only for \['agent_0'\]"),
+    ({"agent_0": [0] * N, "agent_1": None}, "env 0, agent 'agent_1': it acts"),
+    ({"agent_0": [0] * N, "agent_1": [0]}, r"actions\['agent_1'\]: expected shape \(3,\), got \(1,\)"),
+    ({"agent_0": [0] * N, "agent_1": 1}, r"actions\['agent_1'\]: expected shape \(3,\), got \(\)"),
+    ({"agent_0": [0] * N, "agent_1": [0, [1], 2]}, r"actions\['agent_1'\]: .* got list, not an array"),
+    ({"agent_0": [0] * N, "agent_1": [0.5] * N}, "expected dtype int64, got float64"),
+    ({"agent_0": [0] * N, "agent_1": [9] * N}, r"env 0, agent 'agent_1': 9 is not in Discrete\(5\)"),
+    ({"agent_0": [0] * N, "nobody": [0] * N}, r"np\.stack\(\[actions\[agent\] for agent in envs\.agents\], axis=1\)"),
+    ([{"agent_0": 0, "agent_1": 1}] * (N - 1), r"dict with keys \['agent_0', 'agent_1'\] in a list: stack"),
+    ([{"agent_0": 0, "agent_1": 1}, {}, {}], "env 1, agent 'agent_0': it acts"),
+    ([{"agent_0": 0, "agent_1": [1, 2]}] * N, r"env 0, agent 'agent_1': expected shape \(\), got \(2,\)"),
+    ([{"agent_0": 0, "agent_1": 1.5}] * N, "expected dtype int64, got float64"),
+    ([{"agent_0": 0, "agent_1": -1}] * N, "env 0, agent 'agent_1': -1 is not in"),
+]
+
+
+def test_wrong_ones_raise_and_nothing_is_sent() -> None:
+    factories = [partial(CounterEnv, 9, env_index=i, agent_num=A) for i in range(N)]
+    with vectorize("sync", factories, validate="strict") as envs, vectorize("sync", factories) as others:
+        envs.reset(seed=0)
+        others.reset(seed=0)
+        for wrong, words in WRONG:
+            with pytest.raises(ActionError, match=words):
+                envs.step(wrong)
+        actions = np.ones((N, A), np.int64)
+        np.testing.assert_equal(envs.step(actions), others.step(actions))
