@@ -28,7 +28,14 @@ from marlvec.testing.connector_checks.calls import (
 from marlvec.testing.connector_checks.config import check_config
 from marlvec.testing.connector_checks.episodes import check_first, check_reset
 from marlvec.testing.connector_checks.learner import check_learner
-from marlvec.testing.connector_checks.memory import check_copy, check_merge, check_mode, check_setup, check_state
+from marlvec.testing.connector_checks.memory import (
+    check_copy,
+    check_hand_over,
+    check_merge,
+    check_mode,
+    check_setup,
+    check_state,
+)
 
 __all__ = ["check_connector"]
 
@@ -41,6 +48,7 @@ _CHECKS: dict[str, Callable[[Trial], None]] = {
     "empty": check_empty,
     "learning": check_learning,
     "merge": check_merge,
+    "hand_over": check_hand_over,
     "mode": check_mode,
     "batched": check_batched,
     "order": check_order,
@@ -88,8 +96,8 @@ def check_connector(
     """Play stories to a connector, or to a whole pipeline, and check all that it answers.
 
     A story has envs whose episodes begin and end at times of their own, agents that take turns, come late and leave
-    early, and episodes that are lost. It is told to new connectors again and again: in one call, row by row, in another
-    order, in parts, with a reset, from a state, through a copy. Each check has a name:
+    early, and episodes that are lost. It is played to new connectors again and again: in one call, row by row, in
+    another order, in parts, with a reset, from a state, through a copy. Each check has a name:
 
     ============  ====================================================================================================
     ``rows``      rows come out, as many as went in (fewer only with ``changes_length``), in their order; with
@@ -102,6 +110,7 @@ def check_connector(
     ``empty``     a call without rows returns none, in the same columns, and changes nothing
     ``learning``  what is learnt does not depend on how the rows were put into calls
     ``merge``     states merged from two are what one learns that sees all of it; running episodes stay as they are
+    ``hand_over`` what is learnt while others merge counts once, in the next round; another one can take its place
     ``mode``      ``train()`` and ``eval()`` switch; in eval nothing is learnt
     ``batched``   all rows in one call come out as in calls of their own (with ``across_agents`` each env's)
     ``order``     the order of rows does not matter

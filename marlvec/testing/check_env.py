@@ -1,78 +1,163 @@
-"""`check_env`: plays whole episodes on a raw env and checks that it keeps its contract."""
+"""`check_env`: plays whole episodes on a raw env and finds all that breaks its contract."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from marlvec import registry
 from marlvec.envs.adapters.aec import AECAdapter
 from marlvec.envs.adapters.base import Adapter
-from marlvec.envs.adapters.detect import adapt
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
+from marlvec.envs.adapters.joint import JointAdapter
 from marlvec.envs.adapters.parallel import ParallelAdapter
+from marlvec.envs.detect import adapt
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.errors import ArgumentError
-from marlvec.testing.env_checks.aec import TurnPlayer
-from marlvec.testing.env_checks.gymnasium import SinglePlayer
-from marlvec.testing.env_checks.parallel import ParallelPlayer
-from marlvec.testing.env_checks.player import Player, check_equal
-from marlvec.testing.env_checks.rllib import KeyedPlayer
-from marlvec.testing.env_checks.slot import SlotPlayer
+from marlvec.errors import ArgumentError, ContractError, MarlvecError
+from marlvec.testing.env_checks.findings import Fault, Finding, Findings, check_names
+from marlvec.testing.env_checks.players.aec import TurnPlayer
+from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.players.gymnasium import SinglePlayer
+from marlvec.testing.env_checks.players.parallel import ParallelPlayer
+from marlvec.testing.env_checks.players.rllib import KeyedPlayer
+from marlvec.testing.env_checks.players.slot import SlotPlayer
+from marlvec.testing.env_checks.repeats import check_repeats
+from marlvec.testing.env_checks.report import Place
 
 __all__ = ["check_env"]
 
 
-def check_env(env: registry.EnvLike, *, episodes: int = 3, seed: int = 0, max_steps: int = 10_000) -> None:
-    """Play whole episodes of random legal actions on an env and check all that it says.
+def check_env(
+    env: registry.EnvLike,
+    *,
+    episodes: int = 3,
+    seed: int = 0,
+    max_steps: int = 10_000,
+    skip: Iterable[str] | str = (),
+    raise_first: bool = True,
+) -> list[Finding]:
+    """Play whole episodes of random legal actions on an env, and find all that is wrong in one run.
 
-    The raw env is played, without marlvec's adapters, which put some things right in silence. Checked are: spaces (the
-    same objects on each call, never changed), observations, states and masks (in their space, to dtype, shape and every
-    leaf), rewards (finite real numbers), flags (bools), infos (dicts), keys and agents (nobody unknown, no data after
-    an end, nobody comes back, who has ended leaves), the end of every episode, and that arguments are left as they
-    were. Then all of it is played again with the same seed, by a second env and by the first one, and every
-    observation, mask, state, reward and flag must be the same to the bit.
+    The raw env is played, without marlvec's adapters, which put some things right in silence. The episodes of one seed
+    are played by one instance, by it again, and by a second one that takes turns with the first, call by call; every
+    observation, mask, state, reward and flag must be the same to the bit. Each check has a name; the most serious
+    stands first:
+
+    ================  ================================================================================================
+    ``form``          it is an env in one of the forms that `marlvec.make` takes
+    ``runs``          ``reset()`` and ``step()`` raise nothing
+    ``results``       they return tuples of the right length, with dicts in them
+    ``shared_state``  two instances that take turns do not disturb each other: attributes of the class, globals of the
+                      module, ``np.random`` and ``random``, objects that both hold
+    ``seed``          the same seed brings the same episodes in a second instance
+    ``reset``         the same seed brings them in the same instance, reset again
+    ``life``          who has ended leaves, brings no more data and does not come back; no agent leaves without a flag
+    ``agents``        agents are those of ``possible_agents``, once each
+    ``keys``          every dict names the agents that are there, and no other
+    ``ends``          every episode ends within ``max_steps``
+    ``rewards``       rewards are finite real numbers
+    ``rewards_once``  a turn-based env shows each reward once: none is left standing, and ``last()`` says their sum
+    ``flags``         terminations and truncations are bools
+    ``masks``         action masks fit the action space, and leave something to do
+    ``observations``  observations are in their space, leaf by leaf, to dtype and shape
+    ``state``         global states are in ``state_space``
+    ``spaces``        spaces are the same objects on each call, and never change
+    ``infos``         infos are dicts (what is in them is not compared: they may say the time)
+    ``arguments``     actions and options are left as they were given
+    ================  ================================================================================================
+
+    A fault that is there in every step, or for every agent, is found once, where it was first seen. After one that
+    leaves in doubt which agents there are, what may only follow from it is left out until the next episode.
 
     Args:
         env: What builds the env: an id, ``"module:attr"``, a class or a factory, as for `marlvec.make`.
-        episodes: How many episodes to play; three times in all.
+        episodes: How many episodes to play; four times in all, or five.
         seed: Seed of the env and of the actions.
         max_steps: Within how many steps every episode must end.
+        skip: Names of checks to leave out.
+        raise_first: Raise at the end, if there are findings; False returns them.
+
+    Returns:
+        The findings, serious ones first: each says where, what was expected and got, and what to change.
 
     Raises:
-        ContractError: The env broke its contract. Says in which call, episode and step (counted from 1), of which
-            agent, in which leaf, what was expected and what was got.
-        ArgumentError: ``episodes`` or ``max_steps`` is less than 1; or ``env`` is an env and builds none.
+        ContractError: The env broke its contract; lists all findings.
+        ArgumentError: ``episodes`` or ``max_steps`` is less than 1; ``skip`` names no check; or ``env`` is an env and
+            builds none.
         UnknownEnvError: No such id.
     """
     build = registry.resolve(env)
     for what, number in (("episodes", episodes), ("max_steps", max_steps)):
         if number < 1:
             raise ArgumentError(f"{what}: expected at least 1, got {number}")
-    first_env = build()
-    second_env: Any = None
+    skipped = check_names(skip)
+    findings = Findings(skipped)
+    played: list[Any] = []
+
+    def player() -> Player | None:
+        try:
+            one = build()
+        except MarlvecError:
+            raise
+        except Exception as error:
+            Place(build.entry.id, "__init__()").raised(error)
+        if any(one is other for other in played):
+            _refuse_same(type(one).__name__, findings)
+            return None
+        played.append(one)
+        return _player_of(one, max_steps, findings)
+
     try:
-        first = _player_of(first_env, max_steps)
-        trace = first.play(episodes, seed)
-        second_env = build()
-        second = _player_of(second_env, max_steps)
-        check_equal(trace, second.play(episodes, seed), "a second instance")
-        check_equal(trace, first.play(episodes, seed), "the same instance, reset again")
+        try:
+            first = player()
+            if first is not None:
+                check_repeats(first, player, episodes, seed, findings, skipped)
+        except Fault as fault:  # before there was anything to play
+            findings.add(fault)
     finally:
-        for played in (first_env, second_env):
-            if callable(close := getattr(played, "close", None)):
+        for one in played:
+            if callable(close := getattr(one, "close", None)):
                 close()
+    found = findings.in_order()
+    if found and raise_first:
+        raise ContractError(_listed(found))
+    return found
 
 
-def _player_of(env: Any, max_steps: int) -> Player:
+def _listed(found: list[Finding]) -> str:
+    if len(found) == 1:
+        return str(found[0])
+    return "\n".join(
+        [f"{len(found)} findings, serious ones first", *(f"{i}. {one.check}: {one}" for i, one in enumerate(found, 1))]
+    )
+
+
+def _refuse_same(name: str, findings: Findings) -> None:
+    change = "build the env in the factory, so that each call makes one: lambda: MyEnv(…), or the class itself"
+    try:
+        Place(name, "__init__()").fault(
+            "shared_state", "the factory", "a new env from each call", "the very same one", change
+        )
+    except Fault as fault:
+        findings.add(fault)
+
+
+def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:
     # An adapter says which form the env has, and how it is called; the env inside is what is played.
-    adapter: MultiAgentEnv = adapt(env)
+    try:
+        adapter: MultiAgentEnv = adapt(env)
+    except ContractError as error:
+        got = f"{type(error).__name__}: {error}"
+        Place(type(env).__name__, "__init__()").fault("form", "the env", "one that make() takes", got)
     if not isinstance(adapter, Adapter):
-        return SlotPlayer(adapter, max_steps)
+        return SlotPlayer(adapter, max_steps, findings)
     raw, name = adapter.env, adapter.name
     if isinstance(adapter, ParallelAdapter):
-        return ParallelPlayer(raw, name, max_steps)
+        return ParallelPlayer(raw, name, max_steps, findings)
     if isinstance(adapter, AECAdapter):
-        return TurnPlayer(raw, name, max_steps)
+        return TurnPlayer(raw, name, max_steps, findings)
+    if isinstance(adapter, JointAdapter):
+        return SlotPlayer(adapter, max_steps, findings)
     if isinstance(adapter, GymnasiumAdapter):
-        return SinglePlayer(raw, name, max_steps)
-    return KeyedPlayer(raw, name, list(adapter.ids), max_steps)
+        return SinglePlayer(raw, name, max_steps, findings)
+    return KeyedPlayer(raw, name, list(adapter.ids), max_steps, findings)

@@ -93,6 +93,12 @@ BROKEN: dict[str, list[tuple[type[Connector], str]]] = {
         (memory.TakesTheFirstState, "the merged state in another order"),
         (memory.MergesHistories, "'values'"),
     ],
+    "hand_over": [
+        (memory.LosesWhatComesBetween, "what two have learnt, merged round after round, 'sum'"),
+        (memory.HandsOverAllAgain, "what two have learnt, merged round after round, 'sum'"),
+        (memory.KeepsItsOwn, "what another one has learnt that takes over the merged state, 'sum'"),
+        (memory.HandsOverHistories, "expected {}, as merge_states\\(\\) gives nothing"),
+    ],
     "first": [(memory.IgnoresFirst, "moment 6, column 'obs' of env 0.*as at an episode's beginning")],
     "reset": [
         (memory.IgnoresReset, r"column 'obs' of env [02], agent \d.*after reset\(\[0, 2\]\)"),

@@ -152,8 +152,8 @@ def test_drawn_scripts_follow_the_seed() -> None:
 @pytest.mark.parametrize(
     ("births", "deaths", "words"),
     [
-        ([0, 5], [2, 9], "nobody is alive"),
-        ([1, 1], [2, 3], "nobody is born"),
+        ([0, 5], [2, 9], "no agent is alive"),
+        ([1, 1], [2, 3], "no agent is there at the reset"),
         ([0, 4], [5, 3], "before its birth"),
         ([0], [3, 3], "differ in length"),
     ],
@@ -259,6 +259,7 @@ def test_envs_that_take_their_process_along(kind: Any, options: dict[str, Any], 
 
 def test_the_public_module_has_the_same_names() -> None:
     assert marlvec.testing.__all__ == [
+        "Finding",
         "check_connector",
         "check_env",
         "check_vector_env",

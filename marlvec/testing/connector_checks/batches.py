@@ -36,7 +36,7 @@ def check_order(trial: Trial) -> None:
 
 
 def check_subsets(trial: Trial) -> None:
-    """Who else is in a call, or is there at all, does not matter; nobody is reset here, which is another question."""
+    """What else is in a call, or is there at all, does not matter; resets are checked elsewhere."""
     rng = np.random.default_rng(0)
     moments = [Moment(moment.rows, moment.answer) for moment in trial.moments()]
     for training in trial.modes:

@@ -45,7 +45,7 @@ def check_inputs(trial: Trial) -> None:
     """Arrays that were given are never written to, nor kept: their owner may write to them after the call."""
     hint = "copy an array before you write to it"
     player, quiet = trial.player(), trial.player()
-    for k, moment in enumerate(trial.told()):
+    for k, moment in enumerate(trial.fresh_moments()):
         expected = quiet.see(Moment(_own(moment.rows), _own(moment.answer), moment.over))
         rows = _own(moment.rows)
         out = player.call(rows)
@@ -55,7 +55,7 @@ def check_inputs(trial: Trial) -> None:
         trial.report.compare(expected, held, k, "whatever became of earlier calls' arrays", "keep copies of arrays")
         answered = player.answered(held, moment)
         rows = _own(answered)
-        player.tell(rows)
+        player.show_answer(rows)
         _untouched(trial, answered, rows, k, hint)
         _scribble(rows)
         if moment.over:

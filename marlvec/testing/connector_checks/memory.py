@@ -13,9 +13,18 @@ from marlvec.errors import ArgumentError
 from marlvec.testing.connector_checks._support.difference import nearly
 from marlvec.testing.connector_checks._support.player import ConnectorDriver
 from marlvec.testing.connector_checks._support.report import Report
-from marlvec.testing.connector_checks._support.trial import Trial
+from marlvec.testing.connector_checks._support.trial import Trial, has_leaves
 
-__all__ = ["check_copy", "check_setup", "check_state", "plain_state", "refuses_foreign", "check_merge", "check_mode"]
+__all__ = [
+    "check_copy",
+    "check_setup",
+    "check_state",
+    "plain_state",
+    "refuses_foreign",
+    "check_hand_over",
+    "check_merge",
+    "check_mode",
+]
 
 _CUT = 6  # moments before a state is taken
 _OTHER = 3_000  # seed of another life
@@ -182,3 +191,49 @@ def check_merge(trial: Trial) -> None:
         trial.report.compare(
             one.see(mine), plain.see(mine), _HALFWAY + k, "after loading its own merged state", hint, near=True
         )
+
+
+def check_hand_over(trial: Trial) -> None:
+    """Two hand over and learn on while their states are merged, round after round: all they have learnt counts once."""
+    pair = [ConnectorDriver(trial.report, trial.piece().train()) for _ in range(2)]
+    both = ConnectorDriver(trial.report, trial.piece().train())
+    pieces = [player.piece for player in pair]
+    merged: Any = {}
+    handed: list[Any] = []
+    for k, moment in enumerate(trial.moments()[:_HALFWAY]):
+        both.see(moment)
+        for i, player in enumerate(pair):
+            player.see(moment.of_envs(tuple(range(i, trial.num_envs, 2))))
+        if k % 3 == 0:  # another moment comes before the states are merged
+            with trial.report.asking("hand_over()"):
+                handed = [copy.deepcopy(piece.hand_over()) for piece in pieces]
+            if not trial.learns and has_leaves(handed):
+                expected = "{}, as merge_states() gives nothing"
+                trial.report.broken("what hand_over() returns", expected, repr(handed[0])[:100])
+        elif k % 3 == 1:
+            merged = _take_merged(trial, pieces, handed)
+    if not trial.learns:
+        return
+    with trial.report.asking("hand_over()"):
+        merged = _take_merged(trial, pieces, [copy.deepcopy(piece.hand_over()) for piece in pieces])
+    pooled = trial.first_learnt(both.piece, trial.merged(both.piece))
+    hint = "override merge_states(), hand_over() and take_merged() together"
+    if differs := nearly(pooled, trial.first_learnt(both.piece, merged)):
+        subject = f"what two have learnt, merged round after round, {differs}"
+        trial.report.broken(subject, differs.expected, differs.got, hint)
+    other = trial.piece().train()
+    _take_merged(trial, [other], [], merged)
+    if differs := nearly(pooled, trial.first_learnt(other, trial.merged(other))):
+        subject = f"what another one has learnt that takes over the merged state, {differs}"
+        trial.report.broken(subject, differs.expected, differs.got, hint)
+
+
+def _take_merged(trial: Trial, pieces: list[Connector], handed: list[Any], merged: Any = None) -> Any:
+    """Have all take over what was handed over, merged, and return that."""
+    if merged is None:
+        with trial.report.asking("merge_states()"):
+            merged = pieces[0].merge_states(handed)
+    for piece in pieces:
+        with trial.report.asking("take_merged()"):
+            piece.take_merged(copy.deepcopy(merged))
+    return merged

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from gymnasium.spaces import Space
 
 from marlvec.envs.adapters.return_values import AgentId
 from marlvec.spaces import describe_difference
+from marlvec.testing.env_checks.findings import EpisodeLog
 from marlvec.testing.env_checks.report import Place
 
 __all__ = ["ConstantSpaces", "ZooSpaces"]
@@ -21,38 +24,51 @@ class ConstantSpaces:
     Args:
         env: The env's name.
         read: Asks the env for all its spaces: the call, e.g. ``"observation_space('agent_0')"``, to its answer.
+        log: Where findings go.
 
     Raises:
-        ContractError: An answer is no space, or another one when it is asked again.
+        Fault: An answer is no space.
     """
 
-    def __init__(self, env: str, read: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, env: str, read: Callable[[], dict[str, Any]], log: EpisodeLog) -> None:
         self._env, self._read = env, read
         self._first: dict[str, Space[Any]] = read()
         for call, space in self._first.items():
             if not isinstance(space, Space):
-                Place(env, call).broken("the space", "a gymnasium space", type(space).__name__)
+                Place(env, call).fault(
+                    "spaces",
+                    "the space",
+                    "a gymnasium space",
+                    type(space).__name__,
+                    "return a space of gymnasium.spaces",
+                )
         self._copies = deepcopy(self._first)
-        self.check(None)
+        self.check(Place(env, "", log=log))
 
-    def check(self, episode: int | None) -> None:
-        """Ask again.
+    def check(self, place: Place) -> None:
+        """Ask again; what has changed goes to the place's log.
 
         Args:
-            episode: The number of the running episode, or None before the first.
-
-        Raises:
-            ContractError: A space is another object, or has changed.
+            place: The episode, and where findings go.
         """
         now = self._read()
         for call, space in self._first.items():
-            place = Place(self._env, call, episode)
-            if call not in now:
-                place.broken("the space", "the same as before", "none")
-            if now[call] is not space:
-                place.broken("the space", "the same object on each call", f"another one, {now[call]}")
-            if changed := describe_difference(self._copies[call], space):
-                place.broken("the space", "no change while the env lives", f"a change {changed}")
+            asked = replace(place, call=call, step=None)
+            with asked.going_on():
+                self._compare(asked, call, space, now)
+
+    def _compare(self, place: Place, call: str, space: Space[Any], now: dict[str, Any]) -> None:
+        kind = re.split(r"\(|\[| of ", call)[0]
+        if call not in now:
+            place.fault("spaces", "the space", "the same as before", "none", kind=kind)
+        if now[call] is not space:
+            got = f"another one, {now[call]}"
+            place.fault("spaces", "the space", "the same object on each call", got, kind=kind)
+        if changed := describe_difference(self._copies[call], space):
+            change = "make a new env for another space; nothing in the env may write to a space it has handed out"
+            place.fault(
+                "spaces", "the space", "no change while the env lives", f"a change {changed}", change, kind=kind
+            )
 
 
 class ZooSpaces:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from reprlib import Repr
+from traceback import extract_tb
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from marlvec.errors import ContractError
+from marlvec.testing.env_checks.findings import CHECKS, EpisodeLog, Fault, Finding
 
 __all__ = ["Place", "short", "Difference", "first_difference", "leaf"]
 
@@ -26,12 +29,14 @@ class Place:
         call: What was called, e.g. ``"step()"``.
         episode: Number of the episode, counted from 1; None outside of one.
         step: Number of the step, counted from 1; None at a reset.
+        log: Where findings go from which the check can go on; None: it cannot.
     """
 
     env: str
     call: str
     episode: int | None = None
     step: int | None = None
+    log: EpisodeLog | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         counts = (("episode", self.episode), ("step", self.step))
@@ -40,6 +45,55 @@ class Place:
     def broken(self, subject: str, expected: str, got: str) -> NoReturn:
         """Raise the `ContractError` that says what is wrong here."""
         raise ContractError(f"{self}: {subject}: expected {expected}, got {got}")
+
+    def fault(
+        self,
+        check: str,
+        subject: str,
+        expected: str,
+        got: str,
+        change: str = "",
+        *,
+        path: str = "",
+        kind: str = "",
+        minor: bool = False,
+    ) -> NoReturn:
+        """Raise the `Fault` that says what is wrong here, and what to change.
+
+        Args:
+            check: The check, of `CHECKS`.
+            subject: What is wrong.
+            expected: What it should be.
+            got: What it is.
+            change: What to change; ``""``: what the check says.
+            path: The leaf. Faults of one check that have one ``change``, ``path`` and ``kind`` are one finding.
+            kind: What else makes it another fault.
+            minor: Whether marlvec puts it right in silence.
+        """
+        advice = change or CHECKS[check].change
+        finding = Finding(check, "minor" if minor else "serious", str(self), subject, expected, got, advice)
+        raise Fault(finding, (check, path, advice, kind))
+
+    def raised(self, error: Exception) -> NoReturn:
+        """Raise the `Fault` that says that the env raised this."""
+        frame = extract_tb(error.__traceback__)[-1]
+        change = f"see {frame.filename}, line {frame.lineno}, in {frame.name}()"
+        got = f"{type(error).__name__}: {error}"
+        kind = f"{self.call} {type(error).__name__}"
+        try:
+            self.fault("runs", "the call", "no exception", got, change, kind=kind)
+        except Fault as fault:
+            raise fault from error
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Write down what is found here, and go on behind it."""
+        try:
+            yield
+        except Fault as fault:
+            if self.log is None:
+                raise
+            self.log.add(fault)
 
 
 def short(value: Any) -> str:
@@ -97,10 +151,10 @@ def _differ(path: str, before: Any, after: Any) -> Difference:
             if not _same(before[at], after[at]):
                 where = f" at index {at}" if at else ""
                 return Difference(path, f"{short(before[at])}{where}", short(after[at]))
-    return Difference(path, _tell(before), _tell(after))
+    return Difference(path, _described(before), _described(after))
 
 
-def _tell(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} {short(value.tolist())}"
     return f"{type(value).__name__} {short(value)}"

@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
@@ -30,31 +30,66 @@ __all__ = [
 ]
 
 
-def check_member(space: Space[Any], value: Any, place: Place, subject: str, path: str = "") -> None:
-    """Refuse a value that is not in its space, leaf by leaf, with exactly the space's dtype and shape.
+def check_member(space: Space[Any], value: Any, place: Place, subject: str, check: str = "observations") -> None:
+    """Look at a value leaf by leaf: it must be in its space, with exactly the space's dtype and shape.
 
     Raises:
-        ContractError: Names the leaf.
+        Fault: Names the leaf; where the place has a log, every leaf that is wrong goes there.
     """
-    where = leaf(subject, path)
+    _check_part(_Value(place, subject, check), space, value, "")
+
+
+class _Value(NamedTuple):
+    """What is looked at: an observation or a state."""
+
+    place: Place
+    subject: str
+    check: str
+
+    def fault(
+        self, path: str, expected: str, got: str, change: str = "", *, kind: str = "", minor: bool = False
+    ) -> NoReturn:
+        where = leaf(self.subject, path)
+        self.place.fault(self.check, where, expected, got, change, path=path, kind=kind, minor=minor)
+
+
+def _check_part(one: _Value, space: Space[Any], value: Any, path: str) -> None:
     if isinstance(space, Dict):
         if not isinstance(value, Mapping):
-            place.broken(where, f"a dict with keys {sorted(map(str, space.spaces))}", type(value).__name__)
-        check_keys(value, space.spaces, place, where)
-        for key, sub in space.spaces.items():
-            check_member(sub, value[key], place, subject, f"{path}/{key}" if path else str(key))
-        return
-    if isinstance(space, Tuple):
+            one.fault(
+                path,
+                f"a dict with keys {sorted(map(str, space.spaces))}",
+                type(value).__name__,
+                "return a dict with the space's keys",
+            )
+        if set(value) != set(space.spaces):
+            one.fault(
+                path,
+                f"keys {sorted(map(str, space.spaces))}",
+                f"{sorted(map(str, value))}",
+                "return exactly the keys of the space, or change the space",
+            )
+        parts = [(str(key), sub, value[key]) for key, sub in space.spaces.items()]
+    elif isinstance(space, Tuple):
         if not isinstance(value, tuple) or len(value) != len(space.spaces):
             got = f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
-            place.broken(where, f"a tuple of {len(space.spaces)}", got)
-        for i, (sub, part) in enumerate(zip(space.spaces, value, strict=True)):
-            check_member(sub, part, place, subject, f"{path}/{i}" if path else str(i))
+            change = "return a tuple with a part for each space"
+            one.fault(path, f"a tuple of {len(space.spaces)}", got, change)
+        parts = [(str(i), sub, part) for i, (sub, part) in enumerate(zip(space.spaces, value, strict=True))]
+    else:
+        _check_leaf(one, space, value, path)
         return
+    for name, sub, part in parts:
+        with one.place.going_on():
+            _check_part(one, sub, part, f"{path}/{name}" if path else name)
+
+
+def _check_leaf(one: _Value, space: Space[Any], value: Any, path: str) -> None:
     if isinstance(space, (Box, MultiBinary, MultiDiscrete)):
-        _check_array(space, value, place, where)
+        if _check_array(one, space, value, path):
+            return  # contains() would say of its dtype what has been said
     elif isinstance(space, Discrete):
-        _check_choice(space, value, place, where)
+        _check_choice(one, space, value, path)
     doubt = ""
     try:
         # Gymnasium warns of a numpy scalar where it would make an array of shape () of it.
@@ -62,33 +97,43 @@ def check_member(space: Space[Any], value: Any, place: Place, subject: str, path
             return
     except Exception as error:  # gymnasium's own raise on some values of other types
         doubt = f" (contains() raised {type(error).__name__}: {error})"
-    place.broken(where, f"a member of {space}", f"{short(value)}{doubt}")
+    one.fault(path, f"a member of {space}", f"{short(value)}{doubt}")
 
 
-def _check_array(space: Space[Any], value: Any, place: Place, where: str) -> None:
+def _check_array(one: _Value, space: Space[Any], value: Any, path: str) -> bool:
+    """Look at an array; return whether its dtype is another one, and all else is right."""
     scalar = isinstance(value, np.generic) and space.shape == ()
     if not isinstance(value, np.ndarray) and not scalar:
-        place.broken(where, f"a numpy array of dtype {space.dtype}", f"{type(value).__name__} {short(value)}")
-    if value.dtype != space.dtype:
-        place.broken(where, f"dtype {space.dtype}", f"{value.dtype}")
+        got = f"{type(value).__name__} {short(value)}"
+        change = f"return np.asarray(…, dtype=np.{space.dtype})"
+        one.fault(path, f"a numpy array of dtype {space.dtype}", got, change, minor=True)
     if value.shape != space.shape:
-        place.broken(where, f"shape {space.shape}", f"{value.shape}")
+        change = "return it in the space's shape, or give the space this one"
+        one.fault(path, f"shape {space.shape}", f"{value.shape}", change)
     if value.dtype.kind == "f" and np.isnan(value).any():
-        place.broken(where, "numbers", f"NaN at index {tuple(np.argwhere(np.isnan(value))[0].tolist())}")
+        at = tuple(np.argwhere(np.isnan(value))[0].tolist())
+        change = "look for 0/0, inf - inf, or the root of a negative number where it is computed"
+        one.fault(path, "numbers", f"NaN at index {at}", change)
+    if value.dtype != space.dtype:
+        change = f"return it with .astype(np.{space.dtype}), or give the space dtype={value.dtype}"
+        with one.place.going_on():
+            one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, minor=True)
     if isinstance(space, Box):
         outside = np.argwhere(~((value >= space.low) & (value <= space.high)))
         if len(outside):
             at = tuple(outside[0].tolist())
             bounds = f"a number from {space.low[at]} to {space.high[at]} at index {at}"
-            place.broken(where, bounds, str(np.asarray(value)[at]))
+            one.fault(path, bounds, str(np.asarray(value)[at]))
+    return bool(value.dtype != space.dtype)
 
 
-def _check_choice(space: Discrete, value: Any, place: Place, where: str) -> None:
+def _check_choice(one: _Value, space: Discrete, value: Any, path: str) -> None:
     plain = isinstance(value, (np.ndarray, np.generic)) and value.shape == ()
     if not plain and (not isinstance(value, int) or isinstance(value, bool)):
-        place.broken(where, "an int", f"{type(value).__name__} {short(value)}")
+        one.fault(path, "an int", f"{type(value).__name__} {short(value)}", "return int(value)", minor=True)
     if plain and value.dtype != space.dtype:
-        place.broken(where, f"dtype {space.dtype}", f"{value.dtype}")
+        change = "return int(value)"
+        one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, minor=True)
 
 
 def check_reward(value: Any, place: Place, agent: Any) -> None:
@@ -96,16 +141,25 @@ def check_reward(value: Any, place: Place, agent: Any) -> None:
     subject = f"reward of agent {agent!r}"
     if not isinstance(value, (numbers.Real, np.floating, np.integer)):
         shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
-        place.broken(subject, "a real number", f"{type(value).__name__}{shape} {short(value)}")
+        got = f"{type(value).__name__}{shape} {short(value)}"
+        place.fault("rewards", subject, "a real number", got, minor=_is_one_number(value))
     if not math.isfinite(value):
-        place.broken(subject, "a finite number", str(value))
+        change = "look for a division by zero, a logarithm of zero, or an overflow where it is computed"
+        place.fault("rewards", subject, "a finite number", str(value), change)
 
 
 def check_flag(value: Any, place: Place, agent: Any, what: str) -> bool:
     """Refuse a flag that is no bool; return it."""
     if not isinstance(value, (bool, np.bool_)):
-        place.broken(f"{what} of agent {agent!r}", "a bool", f"{type(value).__name__} {short(value)}")
+        got = f"{type(value).__name__} {short(value)}"
+        # 0 and 1 are taken for what they mean; whether [False] is true depends on who asks.
+        minor = isinstance(value, (int, np.integer))
+        place.fault("flags", f"{what} of agent {agent!r}", "a bool", got, kind=what, minor=minor)
     return bool(value)
+
+
+def _is_one_number(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "iuf"
 
 
 def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -> NDArray[np.bool_] | None:
@@ -119,19 +173,23 @@ def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -
     if size is None or mask is None:
         return None
     if mask.shape != (size,):
-        place.broken(subject, f"shape ({size},), one entry per choice of {action_space}", str(mask.shape))
+        place.fault("masks", subject, f"shape ({size},), one entry per choice of {action_space}", str(mask.shape))
     if not np.isin(mask, (0, 1)).all():
-        place.broken(subject, "zeros and ones", short(mask.tolist()))
+        place.fault("masks", subject, "zeros and ones", short(mask.tolist()), kind="values")
     ends = [0, *np.cumsum(action_space.nvec).tolist()] if isinstance(action_space, MultiDiscrete) else [0, size]
     if not all(mask[low:high].any() for low, high in pairwise(ends)):
-        place.broken(subject, "at least one allowed action of an agent that must act", short(mask.tolist()))
+        change = "allow at least one action, or end the agent; an action that does nothing is one, too"
+        place.fault(
+            "masks", subject, "at least one allowed action of an agent that must act", short(mask.tolist()), change
+        )
     return mask.astype(np.bool_)
 
 
-def check_table(value: Any, place: Place, what: str) -> Mapping[Any, Any]:
+def check_table(value: Any, place: Place, what: str, check: str = "results") -> Mapping[Any, Any]:
     """Refuse what is no dict; return it."""
     if not isinstance(value, Mapping):
-        place.broken(what, "a dict", f"{type(value).__name__} {short(value)}")
+        got = f"{type(value).__name__} {short(value)}"
+        place.fault(check, what, "a dict", got, "" if check == "infos" else f"return a dict as {what}")
     return value
 
 
@@ -139,19 +197,19 @@ def check_keys(got: Iterable[Any], expected: Iterable[Any], place: Place, what: 
     """Refuse keys other than these, in any order."""
     own, wanted = set(got), set(expected)
     if own != wanted:
-        place.broken(what, f"keys {sorted(map(str, wanted))}", f"{sorted(map(str, own))}")
+        place.fault("keys", what, f"keys {sorted(map(str, wanted))}", f"{sorted(map(str, own))}", kind=what)
 
 
 def check_agents(got: Any, possible: Iterable[Any], place: Place, what: str) -> list[Any]:
     """Refuse a list of agents that names an unknown one, or one twice; return it."""
     if not isinstance(got, (list, tuple)):
-        place.broken(what, "a list of agents", type(got).__name__)
+        place.fault("agents", what, "a list of agents", type(got).__name__, f"keep a list of agents in {what}")
     known = list(possible)
     for agent in got:
         if agent not in known:
-            place.broken(what, f"agents of {short(known)}", f"the unknown agent {agent!r}")
+            place.fault("agents", what, f"agents of {short(known)}", f"the unknown agent {agent!r}")
     if len(set(got)) != len(got):
-        place.broken(what, "every agent once", short(list(got)))
+        place.fault("agents", what, "every agent once", short(list(got)), f"name each agent once in {what}")
     return list(got)
 
 
@@ -159,5 +217,13 @@ def check_tuple(result: Any, place: Place, *sizes: int) -> tuple[Any, ...]:
     """Refuse a result that is no tuple of one of these lengths; return it."""
     if not isinstance(result, tuple) or len(result) not in sizes:
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"{type(result).__name__} {short(result)}"
-        place.broken("the result", f"a tuple of {' or '.join(map(str, sizes))}", got)
+        wanted = "observations, infos" if 2 in sizes else "observations, rewards, terminations, truncations, infos"
+        place.fault(
+            "results",
+            "the result",
+            f"a tuple of {' or '.join(map(str, sizes))}",
+            got,
+            f"return ({wanted})",
+            kind=place.call,
+        )
     return result

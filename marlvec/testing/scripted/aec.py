@@ -15,9 +15,9 @@ __all__ = ["TurnEnv"]
 
 
 class TurnEnv(AECEnv):  # type: ignore[misc]  # pettingzoo has no type information
-    """A turn-based PettingZoo env by a script. Each move pays everyone in the game, the waiting ones too.
+    """A turn-based PettingZoo env by a script. Each move gives every agent in the game a reward, those that wait too.
 
-    Step ``t`` of the script is the ``t``-th move of the game, whoever makes it.
+    Step ``t`` of the script is the ``t``-th move of the game, whichever agent makes it.
 
     Args:
         script: Who lives when; None: drawn anew for each episode from the env's own random stream.
@@ -78,7 +78,7 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         self.infos: dict[str, dict[str, Any]] = {}
         self._skip_agent_selection = None
         self._bear()
-        self._tell()
+        self._set_infos()
         self._turn = -1
         self._pass_on()
 
@@ -100,7 +100,7 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
             self.rewards[other] = world.reward(a, action)
             self.terminations[other] = self.terminations[other] or ended[a]
             self.truncations[other] = self.truncations[other] or cut[a]
-        self._tell()
+        self._set_infos()
         self._accumulate_rewards()
         self._pass_on()
         if self._dead_first:
@@ -120,14 +120,14 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         return self.possible_agents.index(agent)
 
     def _bear(self) -> None:
-        """Let in who is born now."""
+        """Let in the agents that join now."""
         for a, agent in enumerate(self.possible_agents):
             if self.world.script.births[a] == self.world.t:
                 self.agents.append(agent)
                 self.rewards[agent] = self._cumulative_rewards[agent] = 0.0
                 self.terminations[agent] = self.truncations[agent] = False
 
-    def _tell(self) -> None:
+    def _set_infos(self) -> None:
         self.infos = {agent: self.world.info(self._place(agent)) for agent in self.agents}
 
     def _pass_on(self) -> None:

@@ -26,7 +26,7 @@ class FaultyEnv(CounterEnv):
         where: The operation.
         at: Which call of it strikes, counted from 0 over the env's whole life; None: every one.
         only_env: Index of the one env to strike; None: all.
-        only_incarnation: Strike only in this incarnation; None: in all. Needs ``marks`` to tell them apart.
+        only_incarnation: Strike only in this incarnation; None: in all. Needs ``marks`` to know which it is.
         options: See `CounterEnv`.
     """
 
@@ -93,7 +93,7 @@ class RaisingEnv(FaultyEnv):
 
 
 class SlowEnv(FaultyEnv):
-    """Takes its time, in every step unless told otherwise.
+    """Takes its time, in every step unless ``at`` names one.
 
     Args:
         seconds: How long.

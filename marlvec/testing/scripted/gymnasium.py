@@ -13,7 +13,7 @@ __all__ = ["SingleEnv"]
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
-    """A Gymnasium env whose data tell where they come from.
+    """A Gymnasium env whose data say where they come from.
 
     Args:
         length: Steps of an episode, or a list of lengths that is gone through again and again.

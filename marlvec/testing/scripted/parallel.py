@@ -15,7 +15,7 @@ __all__ = ["CounterEnv", "ScriptedParallelEnv", "NoOpEnv"]
 
 
 class ScriptedParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
-    """A PettingZoo Parallel env whose agents come and go by a script, and whose data tell where they come from.
+    """A PettingZoo Parallel env whose agents come and go by a script, and whose data say where they come from.
 
     Observations are read with `decode`, `checksum` and `draw`, rewards with `decode_reward`.
 
@@ -68,7 +68,7 @@ class ScriptedParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has 
         return obs if self._old_api else (obs, infos)
 
     def step(self, actions: dict[str, Any]) -> Any:
-        """Take one step; everyone live must act, and nobody else may."""
+        """Take one step; all live agents must act, and no others may."""
         world, script = self.world, self.world.script
         if actions.keys() != set(self.agents):
             raise ValueError(f"expected actions of {self.agents}, got {list(actions)}")

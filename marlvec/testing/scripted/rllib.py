@@ -17,8 +17,8 @@ class KeyedEnv:
     Args:
         script: Who lives when; None: drawn anew for each episode from the env's own random stream.
         agent_num: Number of agents.
-        waits: (t, a) to whether live agent ``a`` is left out of the observations of step ``t``; it is paid all the
-            same. None: nobody ever waits.
+        waits: (t, a) to whether live agent ``a`` is left out of the observations of step ``t``; it gets its reward all
+            the same. None: none ever waits.
         int_ids: Whether agents are named 0, 1, 2, … instead of by strings.
         last_obs: Whether agents get a last observation when they end.
         old_api: Whether ``reset`` gives observations alone and ``step`` four dicts.
@@ -49,7 +49,7 @@ class KeyedEnv:
         self._acting: set[Any] = set()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin the next episode; everyone born at the reset is observed."""
+        """Begin the next episode; all agents that are there at the reset are observed."""
         world = self.world
         world.reset(seed)
         alive = world.script.alive(0)

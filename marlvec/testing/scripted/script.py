@@ -38,11 +38,11 @@ class Script:
             if death < 1 or (birth is not None and death < birth):
                 raise ValueError(f"an agent ends in step {death}, before its birth in step {birth}")
         if not any(birth == 0 for birth in self.births):
-            raise ValueError(f"nobody is born at the reset: {self.births}")
-        t = 0  # the last step after which somebody is alive
+            raise ValueError(f"no agent is there at the reset: {self.births}")
+        t = 0  # the last step after which any agent is alive
         for birth, death in sorted((b, d) for b, d in zip(self.births, self.deaths, strict=True) if b is not None):
             if birth > t + 1:
-                raise ValueError(f"nobody is alive after step {t + 1}, so nobody can be born in step {birth}")
+                raise ValueError(f"no agent is alive after step {t + 1}, so none can join in step {birth}")
             t = max(t, death - 1)
 
     @property

@@ -133,7 +133,7 @@ class ScriptedState:
         return stamp_row(stamp, self._checksums[a], self._drawn, out)
 
     def observe_masked(self, a: int, *, acting: bool = True) -> Any:
-        """Observation of one agent, with its mask if this world has masks (all zeros for one that waits)."""
+        """Observation of one agent, with its mask if this env has masks (all zeros for one that waits)."""
         row = self.observe(a)
         if not self.masked:
             return row

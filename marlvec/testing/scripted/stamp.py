@@ -2,7 +2,7 @@
 
 An observation is a row of `WIDTH` numbers: who, where and when it was made (the `Stamp`), a running checksum of all
 actions that reached this agent in this episode, and a number that the env drew from its own random stream at the reset.
-A reward tells of the episode, the step, the agent and the action that earned it. All are exact in float64, and exact in
+A reward names the episode, the step, the agent and the action that it is for. All are exact in float64, and exact in
 float32 as long as counts stay below 2**24.
 """
 
@@ -95,7 +95,7 @@ def draw(obs: ArrayLike) -> int:
 
 
 def action_code(action: Any) -> int:
-    """Tell actions apart by a number in 0..4095: small ints are themselves, everything else a hash of its bytes."""
+    """Distinguish actions by a number in 0..4095: small ints are themselves, everything else a hash of its bytes."""
     if isinstance(action, (int, np.integer)) and 0 <= int(action) < 4096:
         return int(action)
     if isinstance(action, dict):

@@ -27,18 +27,18 @@ def check_autoreset(make: MakeEnvs, seed: int) -> None:
         with make(autoreset_mode=mode) as envs:
             if envs.autoreset_mode != mode or envs.metadata.get("autoreset_mode") != mode:
                 place.broken("autoreset_mode", repr(mode), f"{envs.autoreset_mode!r}, metadata {envs.metadata}")
-            stories[mode] = _Teller(envs, place, seed).tell()
+            stories[mode] = _Player(envs, place, seed).play()
     for mode in ("next_step", "same_step"):
         for i, (first, other) in enumerate(zip(stories["disabled"], stories[mode], strict=True)):
             # Modes come to the last end of the slowest env at different times: the shorter story decides.
-            for k, ((kind, told), (other_kind, others)) in enumerate(zip(first, other, strict=False)):
+            for k, ((kind, expected), (other_kind, others)) in enumerate(zip(first, other, strict=False)):
                 where = f"{mode} beside disabled, env {i}, event {k}"
                 compare(place, where, kind, other_kind)
-                compare(place, f"{where} ({kind})", told, others)
+                compare(place, f"{where} ({kind})", expected, others)
 
 
-class _Teller:
-    """Plays one mode and tells every env's story.
+class _Player:
+    """Plays one mode and notes what each env says.
 
     Args:
         envs: The vectorizer.
@@ -52,7 +52,7 @@ class _Teller:
         self._counts = [0] * envs.num_envs  # steps that the env itself has taken
         self._ended = [0] * envs.num_envs
 
-    def tell(self) -> list[Story]:
+    def play(self) -> list[Story]:
         """Play until every env has ended some episodes."""
         envs, mode = self._envs, self._envs.autoreset_mode
         obs, infos = envs.reset(seed=self._seed)
@@ -89,15 +89,15 @@ class _Teller:
         obs, rewards, ended, cut, infos = step
         mode = self._envs.autoreset_mode
         self._counts[i] += 1
-        told = {"rewards": row_of(rewards, i), "terminated": row_of(ended, i), "truncated": row_of(cut, i)}
+        said = {"rewards": row_of(rewards, i), "terminated": row_of(ended, i), "truncated": row_of(cut, i)}
         if not over:
-            told |= {"obs": row_of(obs, i), **self._status(i, infos)}
+            said |= {"obs": row_of(obs, i), **self._status(i, infos)}
             if not infos["alive"][i].any():
-                self._place.broken(f"{mode}, env {i}, step {t}", "_final_observation where nobody is left", "False")
-            self._stories[i].append(("step", told))
+                self._place.broken(f"{mode}, env {i}, step {t}", "_final_observation where no agent is left", "False")
+            self._stories[i].append(("step", said))
             return
         self._ended[i] += 1
-        self._stories[i].append(("end", told | {"final": row_of(infos["final_observation"], i)}))
+        self._stories[i].append(("end", said | {"final": row_of(infos["final_observation"], i)}))
         if infos["alive"][i].any() is not np.bool_(mode == "same_step"):
             got = "some" if mode != "same_step" else "none"
             self._place.broken(f"{mode}, env {i}, alive after the end in step {t}", "the opposite", got)

@@ -46,8 +46,8 @@ def record(result: Sequence[Any]) -> dict[str, Any]:
     names = ("obs", "rewards", "terminated", "truncated") if len(result) == 5 else ("obs",)
     parts = dict(zip(names, result[:-1], strict=True))
     infos: Mapping[str, Any] = result[-1]
-    told: dict[str, Any] = deepcopy({**parts, **{name: infos[name] for name in _ARRAYS if name in infos}})
-    return told
+    said: dict[str, Any] = deepcopy({**parts, **{name: infos[name] for name in _ARRAYS if name in infos}})
+    return said
 
 
 def actions_for(envs: VectorEnv, seed: int, counts: Sequence[int], env_ids: Sequence[int] | None = None) -> Any:

@@ -38,8 +38,8 @@ def check_spaces(make: MakeEnvs, seed: int) -> None:
             _check_rows(envs, place, spaces, actions, infos, "action")
             _check_masks(envs, place, actions, infos)
             obs, rewards, terminated, truncated, infos = envs.step(actions)
-            told = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
-            for name, array in {**told, "alive": infos["alive"], "acting": infos["acting"]}.items():
+            said = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
+            for name, array in {**said, "alive": infos["alive"], "acting": infos["acting"]}.items():
                 dtype = np.float64 if name == "rewards" else np.bool_
                 _check_array(place, f"{name} of step {t + 1}", array, (envs.num_envs, envs.agent_num), dtype)
             _check_array(place, f"reset_mask of step {t + 1}", infos["reset_mask"], (envs.num_envs,), np.bool_)
@@ -50,8 +50,8 @@ def check_spaces(make: MakeEnvs, seed: int) -> None:
 
 def _check_array(place: VectorPlace, what: str, got: Any, shape: tuple[int, ...], dtype: Any) -> None:
     if not isinstance(got, np.ndarray) or got.shape != shape or got.dtype != dtype:
-        told = f"{got.dtype} {got.shape}" if isinstance(got, np.ndarray) else type(got).__name__
-        place.broken(what, f"{np.dtype(dtype)} {shape}", told)
+        found = f"{got.dtype} {got.shape}" if isinstance(got, np.ndarray) else type(got).__name__
+        place.broken(what, f"{np.dtype(dtype)} {shape}", found)
 
 
 def _check_rows(

@@ -64,7 +64,7 @@ def difference(expected: Any, got: Any, *, near: bool = False, path: str = "") -
         return _of_arrays(expected, got, near, path)
     else:
         same = type(expected) is type(got) and bool(expected == got or (expected != expected and got != got))
-        return None if same else Difference(path, (), _tell(expected), _tell(got))
+        return None if same else Difference(path, (), _described(expected), _described(got))
     found = (difference(a, b, near=near, path=f"{path}/{key}" if path else key) for key, a, b in parts)
     return next((one for one in found if one), None)
 
@@ -81,7 +81,7 @@ def nearly(expected: Any, got: Any, path: str = "") -> Difference | None:
             scale = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
             close = np.isclose(b, a, rtol=_LEARNT, atol=_LEARNT * max(scale, 1.0), equal_nan=True)
             return None if close.all() else _at(a, b, ~close, path)
-        return Difference(path, (), _tell(a), _tell(b))
+        return Difference(path, (), _described(a), _described(b))
     else:
         return difference(expected, got, path=path)
     found = (nearly(a, b, f"{path}/{key}" if path else key) for key, a, b in parts)
@@ -131,7 +131,7 @@ def _number(value: Any) -> str:
     return str(value) if isinstance(value, np.generic) else short(value)  # without the name of its type
 
 
-def _tell(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} {short(value.tolist())}"
     return f"{type(value).__name__} {short(value)}"

@@ -40,7 +40,7 @@ class ConnectorDriver:
         shares = [moment.take(np.asarray(part, np.int64)) for part in parts]
         outs = [self.call(share.rows) for share in shares]
         for out, share in zip(outs, shares, strict=True):
-            self.tell(self.answered(out, share))
+            self.show_answer(self.answered(out, share))
         if moment.over:
             self.reset(list(moment.over))
         return outs
@@ -68,14 +68,14 @@ class ConnectorDriver:
         return out
 
     def answered(self, out: Rows, moment: Moment) -> Rows:
-        """The rows that came out with what the policy answered to them; without last rows, on which nobody acts."""
+        """The rows that came out with what the policy answered to them; without last rows, on which no agent acts."""
         places = {key: i for i, key in enumerate(keys_of(moment.rows))}
         came = np.array([places[key] for key in keys_of(out)], np.int64)
         acting = ~moment.rows.last[came]
         return out.take(acting).replace(**moment.answer.take(came[acting]))
 
-    def tell(self, answered: Rows) -> None:
-        """Show it what the policy answered; the action side is not told."""
+    def show_answer(self, answered: Rows) -> None:
+        """Show it what the policy answered; the action side does not see it."""
         if len(answered) and not isinstance(self.piece, ActionConnector):
             with self.report.asking("on_policy_output()"):
                 self.piece.on_policy_output(answered)

@@ -67,8 +67,8 @@ class Report:
             hint = "what it cannot take it refuses in output_space() or policy_space(); columns={name: space} adds some"
             try:
                 self.broken(subject, "no error", f"{type(error).__name__}: {error}{notes}", hint)
-            except ContractError as told:
-                raise told from error
+            except ContractError as broken:
+                raise broken from error
 
     def same(self, expected: Any, got: Any, subject: str, hint: str = "") -> None:
         """Refuse a value that is not what it was, to the bit."""

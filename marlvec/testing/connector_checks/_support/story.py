@@ -1,6 +1,6 @@
 """`SampledRows`: episodes of rows for tests, with agents that enter, take turns and end.
 
-Every number belongs to its (env, agent) and its moment, so that the rows of some envs or agents are the same whoever
+Every number belongs to its (env, agent) and its moment, so that the rows of some envs or agents are the same whatever
 else is in the story.
 """
 
@@ -100,7 +100,7 @@ class SampledRows:
     def _next(self) -> Moment:
         rng, (n, a) = self._rng, self._shape
         self._moment += 1
-        # Everybody is there in the first three, so that nothing depends on who came first.
+        # All agents are there in the first three, so that nothing depends on which came first.
         there = rng.random((n, a)) < 0.8 if self._moment > 3 else np.ones((n, a), np.bool_)
         there &= ((rng.random(n) < 0.8) | (self._moment <= 3))[:, None]
         there &= ~self._ended

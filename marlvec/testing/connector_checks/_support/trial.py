@@ -165,12 +165,12 @@ class Trial:
     # --- what it is fed with
 
     def moments(self, count: int = _LENGTH, *, seed: int = 0) -> list[Moment]:
-        """A story, the same one for the same seed; on the action side of rows that somebody acts on."""
+        """A story, the same one for the same seed; on the action side of rows on which an agent acts."""
         if (count, seed) not in self._stories:
-            self._stories[count, seed] = self.told(count, seed=seed)
+            self._stories[count, seed] = self.fresh_moments(count, seed=seed)
         return self._stories[count, seed]
 
-    def told(self, count: int = _LENGTH, *, seed: int = 0) -> list[Moment]:
+    def fresh_moments(self, count: int = _LENGTH, *, seed: int = 0) -> list[Moment]:
         """The same, in arrays that no connector has been given yet."""
         obs, action = (_OBS, self.outer) if self.acts else (self.space, self._action_space)
         mask = self.space if self.acts else self._action_space

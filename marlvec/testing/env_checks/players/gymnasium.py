@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.adapters.gymnasium import AGENT
-from marlvec.testing.env_checks.player import Player
+from marlvec.testing.env_checks.findings import Findings
+from marlvec.testing.env_checks.players.base import Player
 from marlvec.testing.env_checks.values import check_table, check_tuple
 
 __all__ = ["SinglePlayer"]
@@ -20,13 +21,14 @@ class SinglePlayer(Player):
         env: The env.
         name: What to call it.
         max_steps: Within how many steps an episode must end.
+        findings: Where findings go.
     """
 
-    def __init__(self, env: Any, name: str, max_steps: int) -> None:
+    def __init__(self, env: Any, name: str, max_steps: int, findings: Findings) -> None:
         def read() -> dict[str, Any]:
             return {"observation_space": env.observation_space, "action_space": env.action_space}
 
-        super().__init__(env, name, [AGENT], read, max_steps)
+        super().__init__(env, name, [AGENT], read, max_steps, findings)
         self._seen: Any = None
         self._info: Any = {}
 
@@ -35,7 +37,8 @@ class SinglePlayer(Player):
         result = self.ask_reset(seed, options)
         pair = isinstance(result, tuple) and len(result) == 2
         self._seen, self._info = result if pair else (result, {})
-        check_table(self._info, self.place, "info")
+        with self.place.going_on():
+            check_table(self._info, self.place, "info", "infos")
         self.observe(AGENT, self._seen)
 
     def step(self, rng: np.random.Generator) -> None:
@@ -43,10 +46,11 @@ class SinglePlayer(Player):
         action = self.draw(AGENT, self.allowed(AGENT, self._seen, self._info), rng)
         result = check_tuple(self.ask(self.env.step, action, given="the action"), self.place, 4, 5)
         obs, reward, ended, *cut, self._info = result
-        check_table(self._info, self.place, "info")
+        with self.place.going_on():
+            check_table(self._info, self.place, "info", "infos")
         self._seen = obs
         self.observe(AGENT, obs)
-        self.pay(AGENT, reward)
+        self.note_reward(AGENT, reward)
         self.over = self.ends(AGENT, ended, cut[0] if cut else False)
         if self.over and self.resets_itself:
             self.check_final(AGENT, self._info, {})

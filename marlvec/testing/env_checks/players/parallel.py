@@ -9,7 +9,8 @@ import numpy as np
 
 from marlvec.envs.adapters.return_values import AgentId
 from marlvec.testing.env_checks.constant_spaces import ZooSpaces
-from marlvec.testing.env_checks.player import Player
+from marlvec.testing.env_checks.findings import Findings
+from marlvec.testing.env_checks.players.base import Player
 from marlvec.testing.env_checks.values import check_agents, check_keys, check_table, check_tuple
 
 __all__ = ["ParallelPlayer"]
@@ -18,17 +19,18 @@ _TABLES = ("observations", "rewards", "terminations", "truncations")
 
 
 class ParallelPlayer(Player):
-    """Plays a PettingZoo Parallel env: everyone in ``env.agents`` acts in every step.
+    """Plays a PettingZoo Parallel env: each agent in ``env.agents`` acts in every step.
 
     Args:
         env: The env.
         name: What to call it.
         max_steps: Within how many steps an episode must end.
+        findings: Where findings go.
     """
 
-    def __init__(self, env: Any, name: str, max_steps: int) -> None:
+    def __init__(self, env: Any, name: str, max_steps: int, findings: Findings) -> None:
         agents = list(env.possible_agents)
-        super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps)
+        super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps, findings)
         self._seen: Mapping[Any, Any] = {}
         self._infos: Mapping[Any, Any] = {}
 
@@ -40,15 +42,18 @@ class ParallelPlayer(Player):
         self._infos = self.check_infos(infos)
         self.live = set(self._listed())
         if not self.live:
-            self.place.broken("env.agents", "at least one agent", "none")
-        check_keys(self._seen, self.live, self.place, "observations")
-        for agent in self._seen:
-            self.observe(agent, self._seen[agent])
+            change = "set self.agents = self.possible_agents[:] in reset()"
+            self.place.fault("agents", "env.agents", "at least one agent", "none", change)
+        with self.place.going_on():
+            check_keys(self._seen, self.live, self.place, "observations")
+        for agent in self.agents:
+            if agent in self._seen:
+                self.observe(agent, self._seen[agent])
 
     def step(self, rng: np.random.Generator) -> None:
         """Let all live agents act."""
         listed = [agent for agent in self.agents if agent in self.live]
-        masks = {agent: self.allowed(agent, self._seen[agent], self._infos.get(agent)) for agent in listed}
+        masks = {agent: self.allowed(agent, self._seen.get(agent), self._infos.get(agent)) for agent in listed}
         actions = {agent: self.draw(agent, masks[agent], rng) for agent in listed}
         result = check_tuple(self.ask(self.env.step, actions, given="actions"), self.place, 4, 5)
         if len(result) == 4:
@@ -59,55 +64,63 @@ class ParallelPlayer(Player):
         self._seen = tables["observations"]
         now = self._listed()
         for what, table in tables.items():
-            check_agents(list(table), self.agents, self.place, what)
+            with self.place.going_on():
+                check_agents(list(table), self.agents, self.place, what)
         if self.resets_itself and self._all_end(tables):
             return
-        born = (set(now) | set(self._seen)) - self.live - self.gone
+        known = set(self.agents)
+        born = ((set(now) | set(self._seen)) & known) - self.live - self.gone
         for what, table in tables.items():
             for agent in self.gone:
                 if agent in table:
-                    self.place.broken(what, f"nothing of agent {agent!r}, which has ended", "data")
-            # The newborn have been observed; whether they are paid at once is the env's own affair.
+                    with self.place.going_on():
+                        self.place.fault("life", what, f"nothing of agent {agent!r}, which has ended", "data")
+            # New agents have been observed; whether they get a reward at once is up to the env.
             expected = self.live | born if table is self._seen else self.live | (born & set(table))
-            check_keys(table, expected, self.place, what)
+            with self.place.going_on():
+                check_keys((set(table) & known) - self.gone, expected, self.place, what)
         ended = {agent for agent in sorted(self.live | born, key=str) if self._take(agent, tables)}
-        self._check_listed(now, born, ended)
+        with self.place.going_on():
+            self._check_listed(now, born, ended)
         self.gone |= ended
         self.live = (self.live | born) - ended
         self.over = not self.live
 
     def _take(self, agent: AgentId, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
         """Look at what a step says of one agent; return whether it has ended."""
-        self.observe(agent, tables["observations"][agent])
+        if agent in tables["observations"]:
+            self.observe(agent, tables["observations"][agent])
         if agent in tables["rewards"]:
-            self.pay(agent, tables["rewards"][agent])
+            self.note_reward(agent, tables["rewards"][agent])
         return self.ends(agent, *(tables[what].get(agent, False) for what in _TABLES[2:]))
 
     def _all_end(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
         """Whether this step ended the episode of an env that resets itself; then it is looked at here."""
-        told = [tables[what] for what in _TABLES[1:]]
-        if any(agent not in table for agent in self.live for table in told):
+        others = [tables[what] for what in _TABLES[1:]]
+        if any(agent not in table for agent in self.live for table in others):
             return False  # and what is missing is looked for by the caller
         live = [agent for agent in self.agents if agent in self.live]
-        ends = [self.ends(agent, told[1][agent], told[2][agent]) for agent in live]
+        ends = [self.ends(agent, others[1][agent], others[2][agent]) for agent in live]
         if not all(ends):
             return False
         for agent in live:
-            self.pay(agent, told[0][agent])
+            self.note_reward(agent, others[0][agent])
             self.check_final(agent, self._infos.get(agent), self._infos)
-        for agent, value in self._seen.items():
-            self.observe(agent, value)
+        for agent in self.agents:
+            if agent in self._seen:
+                self.observe(agent, self._seen[agent])
         self.over = True
         return True
 
     def _check_listed(self, now: list[AgentId], born: set[AgentId], ended: set[AgentId]) -> None:
         for agent in now:
             if agent in self.gone:
-                self.place.broken("env.agents", f"no agent {agent!r}, which has ended", "it again")
+                self.place.fault("life", "env.agents", f"no agent {agent!r}, which has ended", "it again")
             if agent in ended:
-                self.place.broken("env.agents", f"agent {agent!r}, which has ended, to leave it", "it still there")
+                expected = f"agent {agent!r}, which has ended, to leave it"
+                self.place.fault("life", "env.agents", expected, "it still there")
         for agent in sorted((self.live | born) - ended - set(now), key=str):
-            self.place.broken("env.agents", f"agent {agent!r}, whose flags are False", "it has left")
+            self.place.fault("life", "env.agents", f"agent {agent!r}, whose flags are False", "it has left")
 
     def _listed(self) -> list[AgentId]:
         agents = check_agents(getattr(self.env, "agents", None), self.agents, self.place, "env.agents")

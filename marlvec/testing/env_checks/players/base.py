@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +21,11 @@ from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
 from marlvec.testing.env_checks.constant_spaces import ConstantSpaces
+from marlvec.testing.env_checks.findings import EpisodeLog, Fault, Findings
 from marlvec.testing.env_checks.report import Place, first_difference, leaf
 from marlvec.testing.env_checks.values import check_flag, check_mask, check_member, check_reward, check_table
 
-__all__ = ["Moment", "Player", "check_equal"]
+__all__ = ["Moment", "Player"]
 
 _FINALS = ("final_observation", "final_obs", "terminal_observation")
 
@@ -49,6 +52,7 @@ class Player(ABC):
         agents: Its agents, as it names them.
         read_spaces: See `ConstantSpaces`; observation spaces of all agents first, then action spaces, then others.
         max_steps: Within how many steps an episode must end.
+        findings: Where findings go.
 
     Attributes:
         place: The call that is being made.
@@ -58,11 +62,18 @@ class Player(ABC):
     """
 
     def __init__(
-        self, env: Any, name: str, agents: list[AgentId], read_spaces: Callable[[], dict[str, Any]], max_steps: int
+        self,
+        env: Any,
+        name: str,
+        agents: list[AgentId],
+        read_spaces: Callable[[], dict[str, Any]],
+        max_steps: int,
+        findings: Findings,
     ) -> None:
         self.env, self.name, self.agents, self.max_steps = env, name, agents, max_steps
-        self.place = Place(name, "reset()")
-        self.spaces = ConstantSpaces(name, read_spaces)
+        self.log = EpisodeLog(findings)
+        self.place = Place(name, "reset()", log=self.log)
+        self.spaces = ConstantSpaces(name, read_spaces, self.log)
         found = list(read_spaces().values())
         self.observation_spaces: dict[AgentId, Space[Any]] = dict(zip(agents, found, strict=False))
         self.action_spaces: dict[AgentId, Space[Any]] = dict(zip(agents, found[len(agents) :], strict=False))
@@ -92,30 +103,63 @@ class Player(ABC):
     def play(self, episodes: int, seed: int) -> list[Moment]:
         """Play so many episodes; the first one is seeded, the others go on from there.
 
-        Raises:
-            ContractError: The env broke its contract.
+        What is wrong goes to the findings; an episode that cannot go on ends there.
+
+        Returns:
+            What each call brought.
+        """
+        return list(self.moments(episodes, seed))
+
+    def moments(self, episodes: int, seed: int) -> Iterator[Moment]:
+        """Play so many episodes, one call at a time.
+
+        Args:
+            episodes: How many.
+            seed: Seed of the env, in the first episode, and of the actions.
+
+        Yields:
+            What each call brought, when it has come back.
         """
         rng = np.random.default_rng(seed)
-        trace: list[Moment] = []
         for episode in range(1, episodes + 1):
+            self.log.begin()
             self.gone, self.over, step = set(), False, 0
-            self._enter(trace, Place(self.name, "reset()", episode))
-            self.reset(seed if episode == 1 else None, None if episode == 1 else {})
-            self._look_at_state()
-            self.spaces.check(episode)
+            self._enter(Place(self.name, "reset()", episode, log=self.log))
+            with self._until_broken():
+                self.reset(seed if episode == 1 else None, None if episode == 1 else {})
+                self._look_at_state()
+            self.spaces.check(self.place)
+            yield self._moment
             while not self.over:
                 step += 1
-                self._enter(trace, Place(self.name, "step()", episode, step))
-                if step > self.max_steps:
-                    self.place.broken("the episode", f"its end within max_steps={self.max_steps} steps", "none")
-                self.step(rng)
-                self._look_at_state()
-            self.spaces.check(episode)
-        return trace
+                self._enter(Place(self.name, "step()", episode, step, self.log))
+                with self._until_broken():
+                    if step > self.max_steps:
+                        expected = f"its end within max_steps={self.max_steps} steps"
+                        self.place.fault("ends", "the episode", expected, "none")
+                    self.step(rng)
+                    self._look_at_state()
+                if self.over:
+                    self.spaces.check(self.place)
+                yield self._moment
 
-    def _enter(self, trace: list[Moment], place: Place) -> None:
+    def _enter(self, place: Place) -> None:
         self.place, self._moment = place, Moment(place)
-        trace.append(self._moment)
+
+    @contextmanager
+    def _until_broken(self) -> Iterator[None]:
+        """End the episode where it cannot go on."""
+        try:
+            yield
+        except Fault as fault:
+            self.log.add(fault)
+            self.note("how the episode ended", fault.finding.problem)
+            self.over = True
+        except Exception:
+            # Code that takes an env by its word stumbles where something was wrong before; else it is wrong itself.
+            if not self.log.found:
+                raise
+            self.over = True
 
     # --- calls ---
 
@@ -132,12 +176,15 @@ class Player(ABC):
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            self.place.broken("the call", "no exception", f"{type(error).__name__}: {error}")
+            self.place.raised(error)
         for sent, now in ((before[0], args), (before[1], kwargs)):
             if changed := first_difference(sent, now):
                 # The first part of the path is the argument's own.
                 path = changed.path.partition("/")[2]
-                self.place.broken(leaf(given, path), f"it to be left as it was given, {changed.before}", changed.after)
+                expected = f"it to be left as it was given, {changed.before}"
+                kind = given.partition(" of agent")[0]
+                with self.place.going_on():
+                    self.place.fault("arguments", leaf(given, path), expected, changed.after, kind=kind)
         return result
 
     def ask_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
@@ -147,7 +194,8 @@ class Player(ABC):
         if takes is not None:
             if "seed" not in takes and seed is not None:
                 if not callable(getattr(self.env, "seed", None)):
-                    self.place.broken("the signature", "an argument 'seed'", f"{sorted(takes)}")
+                    change = "write reset(self, seed=None, options=None)"
+                    self.place.fault("results", "the signature", "an argument 'seed'", f"{sorted(takes)}", change)
                 self.ask(self.env.seed, seed, given="seed")
             kwargs = {key: value for key, value in kwargs.items() if key in takes}
         return self.ask(self.env.reset, given="options", **kwargs)
@@ -168,7 +216,8 @@ class Player(ABC):
     def observe(self, agent: AgentId, value: Any) -> None:
         """Check and note one agent's observation."""
         subject = f"observation of agent {agent!r}"
-        check_member(self.observation_spaces[agent], value, self.place, subject)
+        with self.place.going_on():
+            check_member(self.observation_spaces[agent], value, self.place, subject)
         self.note(subject, value)
 
     def allowed(self, agent: AgentId, obs: Any, info: Any) -> NDArray[np.bool_] | None:
@@ -176,30 +225,39 @@ class Player(ABC):
         source = obs if self._masked[agent] else info
         if not isinstance(source, Mapping) or "action_mask" not in source:
             return None
-        mask = check_mask(self.action_spaces[agent], source["action_mask"], self.place, agent)
+        mask = None
+        with self.place.going_on():
+            mask = check_mask(self.action_spaces[agent], source["action_mask"], self.place, agent)
         self.note(f"action mask of agent {agent!r}", mask)
         return mask
 
-    def pay(self, agent: AgentId, value: Any) -> None:
+    def note_reward(self, agent: AgentId, value: Any) -> None:
         """Check and note one agent's reward."""
-        check_reward(value, self.place, agent)
-        self.note(f"reward of agent {agent!r}", float(value))
+        with self.place.going_on():
+            check_reward(value, self.place, agent)
+        self.note(f"reward of agent {agent!r}", float(value) if isinstance(value, numbers.Real) else value)
 
     def ends(self, agent: AgentId, terminated: Any, truncated: Any) -> bool:
         """Check and note one agent's flags; return whether it has ended."""
-        flags = (
-            check_flag(terminated, self.place, agent, "termination"),
-            check_flag(truncated, self.place, agent, "truncation"),
-        )
+        flags = [self.read_flag(terminated, agent, "termination"), self.read_flag(truncated, agent, "truncation")]
         self.note(f"flags of agent {agent!r}", flags)
         return any(flags)
 
+    def read_flag(self, value: Any, agent: AgentId, what: str) -> bool:
+        """Check one flag; return what it says, or would say."""
+        with self.place.going_on():
+            return check_flag(value, self.place, agent, what)
+        return bool(np.any(value))
+
     def check_infos(self, infos: Any) -> Mapping[Any, Any]:
         """Check the infos of all agents; what is no agent's may be anything."""
-        table = check_table(infos, self.place, "infos")
+        table: Mapping[Any, Any] = {}
+        with self.place.going_on():
+            table = check_table(infos, self.place, "infos", "infos")
         for agent in self.agents:
             if agent in table:
-                check_table(table[agent], self.place, f"info of agent {agent!r}")
+                with self.place.going_on():
+                    check_table(table[agent], self.place, f"info of agent {agent!r}", "infos")
         return table
 
     def check_final(self, agent: AgentId, own: Any, common: Mapping[Any, Any]) -> None:
@@ -214,16 +272,21 @@ class Player(ABC):
         shared = [table for key in _FINALS if isinstance(table := common.get(key), Mapping)]
         found += [table[agent] for table in shared if agent in table]
         subject = f"final observation of agent {agent!r}"
-        if not found:
-            self.place.broken(subject, f"one in its info under {', '.join(map(repr, _FINALS))}", "none")
-        check_member(self.observation_spaces[agent], found[0], self.place, subject)
-        self.note(subject, found[0])
+        with self.place.going_on():
+            if not found:
+                change = "put what the agent saw last into its info, as it says that it resets itself"
+                self.place.fault(
+                    "observations", subject, f"one in its info under {', '.join(map(repr, _FINALS))}", "none", change
+                )
+            check_member(self.observation_spaces[agent], found[0], self.place, subject)
+            self.note(subject, found[0])
 
     def _look_at_state(self) -> None:
         space = getattr(self.env, "state_space", None)
         if isinstance(space, Space) and callable(getattr(self.env, "state", None)):
             state = self.ask(self.env.state)
-            check_member(space, state, self.place, "the global state")
+            with self.place.going_on():
+                check_member(space, state, self.place, "the global state", "state")
             self.note("the global state", state)
 
 
@@ -244,27 +307,3 @@ def _plain(space: Space[Any], value: Any) -> Any:
     if isinstance(value, np.generic) and space.shape == ():
         return np.asarray(value)
     return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def check_equal(first: Sequence[Moment], again: Sequence[Moment], who: str) -> None:
-    """Refuse two plays of one seed that differ anywhere.
-
-    Args:
-        first: The one.
-        again: The other.
-        who: Which env played it, for messages.
-
-    Raises:
-        ContractError: Names the first step in which they differ, what differs there, and how.
-    """
-    for before, now in zip(first, again, strict=False):
-        if before.facts.keys() != now.facts.keys():
-            told, others = (sorted(moment.facts) for moment in (before, now))
-            now.place.broken("what it brings", f"the same for the same seed, {told}", f"{others} from {who}")
-        for subject, fact in before.facts.items():
-            if changed := first_difference(fact, now.facts[subject]):
-                where = leaf(subject, changed.path)
-                now.place.broken(where, f"the same for the same seed, {changed.before}", f"{changed.after} from {who}")
-    if len(first) != len(again):
-        longer = max(first, again, key=len)[min(len(first), len(again))]
-        longer.place.broken("the episodes", f"{len(first)} calls in all for the same seed", f"{len(again)} from {who}")

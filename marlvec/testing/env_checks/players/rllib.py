@@ -9,8 +9,9 @@ import numpy as np
 
 from marlvec.envs.adapters.return_values import AgentId
 from marlvec.envs.adapters.rllib import ALL
-from marlvec.testing.env_checks.player import Player
-from marlvec.testing.env_checks.values import check_agents, check_flag, check_table, check_tuple
+from marlvec.testing.env_checks.findings import Findings
+from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.values import check_agents, check_table, check_tuple
 
 __all__ = ["KeyedPlayer"]
 
@@ -18,21 +19,22 @@ _TABLES = ("observations", "rewards", "terminateds", "truncateds")
 
 
 class KeyedPlayer(Player):
-    """Plays an RLlib-style env: whoever is in the observations acts next.
+    """Plays an RLlib-style env: each agent in the observations acts next.
 
     Args:
         env: The env.
         name: What to call it.
         agents: Its agents, as it names them.
         max_steps: Within how many steps an episode must end.
+        findings: Where findings go.
     """
 
-    def __init__(self, env: Any, name: str, agents: list[AgentId], max_steps: int) -> None:
+    def __init__(self, env: Any, name: str, agents: list[AgentId], max_steps: int, findings: Findings) -> None:
         def read() -> dict[str, Any]:
             pairs = ((kind, agent) for kind in ("observation", "action") for agent in agents)
             return {f"{kind}_space of agent {agent!r}": _space(env, kind, agent) for kind, agent in pairs}
 
-        super().__init__(env, name, agents, read, max_steps)
+        super().__init__(env, name, agents, read, max_steps, findings)
         self._seen: Mapping[Any, Any] = {}
         self._infos: Mapping[Any, Any] = {}
         self._acting: list[AgentId] = []
@@ -44,7 +46,7 @@ class KeyedPlayer(Player):
         self._seen, self._infos = check_table(obs, self.place, "observations"), self.check_infos(infos)
         self._acting = check_agents(list(self._seen), self.agents, self.place, "observations")
         if not self._seen:
-            self.place.broken("observations", "at least one agent's", "none")
+            self.place.fault("agents", "observations", "at least one agent's", "none", "observe who is to act first")
         self.live = set(self._seen)
         for agent, value in self._seen.items():
             self.observe(agent, value)
@@ -62,16 +64,18 @@ class KeyedPlayer(Player):
         over = self._all_flags(tables)
         for what, table in tables.items():
             known = [*self.agents, ALL] if what in _TABLES[2:] else self.agents
-            check_agents(list(table), known, self.place, what)
+            with self.place.going_on():
+                check_agents(list(table), known, self.place, what)
         if self.resets_itself and (over or self._all_end(tables)):
             self._take_all(tables, {})
             for agent in [agent for agent in self.agents if agent in self.live]:
                 self.check_final(agent, self._infos.get(agent), self._infos)
-            for agent, value in self._seen.items():
-                self.observe(agent, value)
+            for agent in self.agents:
+                if agent in self._seen:
+                    self.observe(agent, self._seen[agent])
             self.over = True
             return
-        born = set(self._seen) - self.live - self.gone
+        born = (set(self._seen) & set(self.agents)) - self.live - self.gone
         ended = self._take_all(tables, self._seen)
         self.gone |= ended
         self.live = (self.live | born) - ended
@@ -84,31 +88,40 @@ class KeyedPlayer(Player):
         return all(agent in self.gone or any(table.get(agent, False) for table in flags) for agent in self.agents)
 
     def _take_all(self, tables: Mapping[str, Mapping[Any, Any]], seen: Mapping[Any, Any]) -> set[AgentId]:
-        """Look at what a step says of everyone, and these observations; return who has ended by its own flag."""
+        """Look at what a step says of all agents, and these observations; return those that ended by their own flag."""
         ended = set()
         for agent in self.agents:
             flags = [tables[what].get(agent, False) for what in _TABLES[2:]]
             if agent in self.gone:
                 # Flags that stay up are a habit of such envs and say nothing new; data would.
                 if agent in seen or tables["rewards"].get(agent, 0) != 0:
-                    self.place.broken(f"agent {agent!r}", "no data, for it has ended", "an observation or a reward")
+                    with self.place.going_on():
+                        got = "an observation or a reward"
+                        self.place.fault("life", f"agent {agent!r}", "no data, for it has ended", got)
                 continue
             if agent not in self.live | set(seen):
                 if agent in tables["rewards"] or any(flags):
-                    self.place.broken(f"agent {agent!r}", "nothing before its first observation", "a reward or flag")
+                    with self.place.going_on():
+                        change = "give an agent's first observation before, or with, its first reward"
+                        expected = "nothing before its first observation"
+                        self.place.fault("life", f"agent {agent!r}", expected, "a reward or flag", change)
                 continue
             if agent in seen:
                 self.observe(agent, seen[agent])
             if agent in tables["rewards"]:
-                self.pay(agent, tables["rewards"][agent])
+                self.note_reward(agent, tables["rewards"][agent])
             if self.ends(agent, *flags):
                 ended.add(agent)
         return ended
 
     def _all_flags(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
         if ALL not in tables["terminateds"]:
-            self.place.broken("terminateds", f"a flag of {ALL!r}", f"{sorted(map(str, tables['terminateds']))}")
-        flags = [check_flag(tables[what].get(ALL, False), self.place, ALL, what[:-1]) for what in _TABLES[2:]]
+            with self.place.going_on():
+                change = f"set terminateds[{ALL!r}] in every step"
+                got = f"{sorted(map(str, tables['terminateds']))}"
+                self.place.fault("keys", "terminateds", f"a flag of {ALL!r}", got, change)
+            self.log.doubtful = True  # when the episode ends is not known
+        flags = [self.read_flag(tables[what].get(ALL, False), ALL, what[:-1]) for what in _TABLES[2:]]
         self.note(f"flags of {ALL!r}", flags)
         return any(flags)
 

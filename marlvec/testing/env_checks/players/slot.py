@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from marlvec.envs.adapters.return_values import AgentId
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
-from marlvec.testing.env_checks.player import Player
+from marlvec.testing.env_checks.findings import Findings
+from marlvec.testing.env_checks.players.base import Player
 from marlvec.testing.env_checks.values import check_mask, check_member, check_table
 
 __all__ = ["SlotPlayer"]
@@ -23,16 +24,17 @@ class SlotPlayer(Player):
     Args:
         env: The env.
         max_steps: Within how many steps an episode must end.
+        findings: Where findings go.
     """
 
-    def __init__(self, env: MultiAgentEnv, max_steps: int) -> None:
+    def __init__(self, env: MultiAgentEnv, max_steps: int, findings: Findings) -> None:
         def read() -> dict[str, Any]:
             spaces = {f"observation_spaces[{a}]": space for a, space in enumerate(env.observation_spaces)}
             spaces |= {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
             return spaces if env.state_space is None else {**spaces, "state_space": env.state_space}
 
         self._spec = spec = env.spec()
-        super().__init__(env, env.name, list(spec.agents), read, max_steps)
+        super().__init__(env, env.name, list(spec.agents), read, max_steps, findings)
         self._homes: dict[AgentId, tuple[int, int]] = {
             spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)
         }
@@ -76,7 +78,7 @@ class SlotPlayer(Player):
         infos = self.ask(partial(self.env.reset, self._slot), seed=seed, options=options, given="options")
         self._check_info(infos)
         if not self._alive.any():
-            self.place.broken("alive", "at least one agent", "none")
+            self.place.fault("agents", "alive", "at least one agent", "none", "set slot.alive in reset()")
         self.live = set()
         self._look()
 
@@ -105,18 +107,24 @@ class SlotPlayer(Player):
         for a, agent in enumerate(self.agents):
             alive = bool(self._alive[a])
             if self._acting[a] and not alive:
-                place.broken(f"acting of agent {agent!r}", "False, for it is not alive", "True")
-            self.pay(agent, float(self._reward[a]))
+                with place.going_on():
+                    change = "set acting only where alive is set"
+                    place.fault("life", f"acting of agent {agent!r}", "False, for it is not alive", "True", change)
+            self.note_reward(agent, float(self._reward[a]))
             self.ends(agent, self._ended[a], self._cut[a])
             if not begun:
-                self._check_life(agent, alive, bool(flagged[a]), bool(self._reward[a]))
+                with place.going_on():
+                    self._check_life(agent, alive, bool(flagged[a]), bool(self._reward[a]))
             # Who has not had a turn yet may have no observation; who had none of its end has been looked at before.
             if self._acting[a] or (flagged[a] and not self._unseen[a]) or (alive and self._has_obs(agent)):
                 self.observe(agent, self._row(agent))
             if self._acting[a]:
                 self._mask_of(agent)
             if self._unseen[a] and not flagged[a]:
-                place.broken(f"final_missing of agent {agent!r}", "False, for it has not ended", "True")
+                with place.going_on():
+                    change = "set final_missing only in the step in which the agent ends"
+                    subject = f"final_missing of agent {agent!r}"
+                    place.fault("life", subject, "False, for it has not ended", "True", change)
         ended = {agent for agent, flag in zip(self.agents, flagged.tolist(), strict=True) if flag}
         self.gone |= ended
         self.live = {agent for agent, alive in zip(self.agents, self._alive.tolist(), strict=True) if alive}
@@ -124,23 +132,28 @@ class SlotPlayer(Player):
         self.note("acting", self._acting)
         self.over = self._slot.done
         if not begun and self.over is not (not self.live):
-            place.broken("slot.done", f"{not self.live}, as alive says", str(self.over))
+            change = "set slot.done in the step after which no agent is alive, and in no other"
+            place.fault("ends", "slot.done", f"{not self.live}, as alive says", str(self.over), change)
         if self._state is not None:
             self.ask(partial(self.env.write_state, self._slot))
             assert self._spec.state_space is not None
-            check_member(self._spec.state_space, self._state, place, "the global state")
+            with place.going_on():
+                check_member(self._spec.state_space, self._state, place, "the global state", "state")
             self.note("the global state", self._state)
 
-    def _check_life(self, agent: AgentId, alive: bool, flagged: bool, paid: bool) -> None:
+    def _check_life(self, agent: AgentId, alive: bool, flagged: bool, rewarded: bool) -> None:
         place = self.place
         if alive:
-            self.gone.discard(agent)  # it is born once more
-        if agent in self.gone and (flagged or paid):
-            place.broken(f"agent {agent!r}", "nothing, for it has ended", "a flag or reward")
+            self.gone.discard(agent)  # it has joined once more
+        if agent in self.gone and (flagged or rewarded):
+            change = "write no flag or reward of an agent after the step in which it ended"
+            place.fault("life", f"agent {agent!r}", "nothing, for it has ended", "a flag or reward", change)
         if alive and flagged:
-            place.broken(f"alive of agent {agent!r}", "False, for it has ended", "True")
+            change = "clear alive in the step in which the agent ends"
+            place.fault("life", f"alive of agent {agent!r}", "False, for it has ended", "True", change)
         if agent in self.live and not alive and not flagged:
-            place.broken(f"alive of agent {agent!r}", "True, for its flags are False", "False")
+            change = "set terminated or truncated in the step in which alive is cleared"
+            place.fault("life", f"alive of agent {agent!r}", "True, for its flags are False", "False", change)
 
     def _row(self, agent: AgentId) -> Any:
         g, j = self._homes[agent]
@@ -156,11 +169,14 @@ class SlotPlayer(Player):
         masks = self._masks[g]
         if masks is None or (self._spec.groups[g].mask_size is None and not self._slot.gave_mask[0]):
             return None
-        mask = check_mask(self.action_spaces[agent], masks[j], self.place, agent)
+        mask = None
+        with self.place.going_on():
+            mask = check_mask(self.action_spaces[agent], masks[j], self.place, agent)
         self.note(f"action mask of agent {agent!r}", mask)
         return mask
 
     def _check_info(self, infos: Any) -> None:
         if infos is not None:
-            for who, info in check_table(infos, self.place, "infos").items():
-                check_table(info, self.place, f"info of {who!r}")
+            with self.place.going_on():
+                for who, info in check_table(infos, self.place, "infos", "infos").items():
+                    check_table(info, self.place, f"info of {who!r}", "infos")

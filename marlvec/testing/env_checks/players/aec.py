@@ -1,0 +1,141 @@
+"""Checking PettingZoo AEC envs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from marlvec.envs.adapters.return_values import AgentId
+from marlvec.testing.env_checks.constant_spaces import ZooSpaces
+from marlvec.testing.env_checks.findings import Findings
+from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.players.rewards_once import RewardsOnce
+from marlvec.testing.env_checks.values import check_agents, check_table
+
+__all__ = ["TurnPlayer"]
+
+
+class TurnPlayer(Player):
+    """Plays a turn-based env as a loop over ``agent_iter()`` and ``last()`` does; a step of the dead counts, too.
+
+    Args:
+        env: The env.
+        name: What to call it.
+        max_steps: Within how many steps an episode must end.
+        findings: Where findings go.
+    """
+
+    def __init__(self, env: Any, name: str, max_steps: int, findings: Findings) -> None:
+        agents = list(env.possible_agents)
+        super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps, findings)
+        self._once = RewardsOnce()
+        self._flagged: set[AgentId] = set()
+        self._selected: set[AgentId] = set()  # in this game: only they need be able to observe
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Begin a game."""
+        self.ask_reset(seed, options)
+        self._once.begin()
+        self.live, self._flagged, self._selected = set(), set(), set()
+        self.live = set(self._look())
+        if not self.live:
+            change = "set self.agents = self.possible_agents[:] in reset()"
+            self.place.fault("agents", "env.agents", "at least one agent", "none", change)
+        for agent in self._flagged:
+            change = "set every termination and truncation to False in reset()"
+            self.place.fault("life", f"flags of agent {agent!r}", "False before the first move", "True", change)
+
+    def step(self, rng: np.random.Generator) -> None:
+        """Let the selected agent move, or take its dead step."""
+        env, agent = self.env, self.env.agent_selection
+        self._once.watch(env)
+        if agent in self._flagged:
+            before = dict(env.rewards)
+            self.ask(env.step, None)
+            if agent in env.agents:
+                expected = f"the dead agent {agent!r} to leave it in step(None)"
+                change = "call self._was_dead_step(action) and return where the selected agent has ended"
+                self.place.fault("life", "env.agents", expected, "it still there", change)
+            with self.place.going_on():
+                self._once.check_dead_step(self.place, env, before, agent)
+        else:
+            obs, *_, info = self.ask(env.last)
+            action = self.draw(agent, self.allowed(agent, obs, info), rng)
+            self.ask(env.step, action, given=f"action of agent {agent!r}")
+            with self.place.going_on():
+                self._once.check_step(self.place, env, agent)
+        now = self._look()
+        for left in sorted(self.live - set(now), key=str):
+            if left not in self._flagged:
+                with self.place.going_on():
+                    self.place.fault("life", "env.agents", f"agent {left!r}, whose flags are False", "it has left")
+            self.gone.add(left)
+        self.live = set(now)
+        self.over = not now
+
+    def _look(self) -> list[AgentId]:
+        """Check all that the env shows between two moves."""
+        env, place = self.env, self.place
+        now = check_agents(env.agents, self.agents, place, "env.agents")
+        self.note("env.agents", now)
+        for agent in now:
+            if agent in self.gone:
+                place.fault("life", "env.agents", f"no agent {agent!r}, which has ended", "it again")
+        tables = {what: self._table(what, now) for what in ("rewards", "terminations", "truncations")}
+        infos = self.check_infos(env.infos)
+        self._selected.update(agent for agent in now if agent == env.agent_selection)
+        for agent in sorted(tables["rewards"], key=str):
+            if agent in self.agents:
+                self.note_reward(agent, tables["rewards"][agent])
+            if agent in self.gone and tables["rewards"][agent] != 0:
+                with place.going_on():
+                    got = str(tables["rewards"][agent])
+                    change = "set no reward of an agent that has left env.agents"
+                    place.fault("life", f"reward of agent {agent!r}", "none, for it has ended", got, change)
+        for agent in now:
+            ended = self.ends(agent, *(tables[what].get(agent, False) for what in ("terminations", "truncations")))
+            if agent in self._flagged and not ended:
+                change = "leave a termination or truncation True, once it is, till the agent has left env.agents"
+                with place.going_on():
+                    place.fault("life", f"flags of agent {agent!r}", "True until it leaves", "False again", change)
+            if ended:
+                self._flagged.add(agent)
+            if agent not in infos:
+                with place.going_on():
+                    place.fault("keys", "infos", f"one of agent {agent!r}", "none", kind="infos")
+            if agent in self._selected:
+                self.observe(agent, self.ask(env.observe, agent))
+        if now:
+            self._check_turn(now)
+        return now
+
+    def _check_turn(self, now: list[AgentId]) -> None:
+        env, selected = self.env, self.env.agent_selection
+        if selected not in now:
+            change = "select an agent of self.agents"
+            self.place.fault("agents", "agent_selection", f"one of env.agents {now}", repr(selected), change)
+        self.note("agent_selection", selected)
+        answer = self.ask(env.last)
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            change = "return (observation, reward, termination, truncation, info), as AECEnv.last() does"
+            self.place.fault("results", "last()", "a tuple of 5", type(answer).__name__, change)
+        flags = self.ends(selected, answer[2], answer[3])
+        with self.place.going_on():
+            if flags is not (selected in self._flagged):
+                change = "leave last() as AECEnv has it"
+                expected = "the flags in env.terminations and env.truncations"
+                self.place.fault("flags", f"last() of agent {selected!r}", expected, "others", change)
+        with self.place.going_on():
+            self._once.check_last(self.place, selected, answer[1])
+
+    def _table(self, what: str, now: list[AgentId]) -> Mapping[Any, Any]:
+        table = check_table(getattr(self.env, what), self.place, what)
+        with self.place.going_on():
+            check_agents(list(table), self.agents, self.place, what)
+        for agent in now:
+            if agent not in table:
+                with self.place.going_on():
+                    self.place.fault("keys", what, f"one of agent {agent!r}", "none", kind=what)
+        return table

@@ -1,0 +1,138 @@
+"""Playing one seed again: in the same instance, in another one, and in one that takes turns with another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from marlvec.testing.env_checks.findings import CHECKS, Fault, Findings
+from marlvec.testing.env_checks.players.base import Moment, Player
+from marlvec.testing.env_checks.report import Place, first_difference, leaf
+from marlvec.testing.env_checks.shared_state import SharedState
+
+__all__ = ["check_repeats"]
+
+_OWN_PROCESS = (
+    'Until then give each env a process of its own: marlvec.make(…, num_envs=N, backend="async", num_workers=N), '
+    "with the same N twice"
+)
+_LOOK_AT = 200  # moments in which state that instances share is looked for; a whole episode of most envs
+_REPEATS = frozenset({"seed", "reset", "shared_state"})
+
+
+class Difference(NamedTuple):
+    """The first place in which two plays of one seed differ: where, what, and how."""
+
+    place: Place
+    subject: str
+    expected: str
+    got: str
+
+    def write_down(self, findings: Findings, check: str, change: str = "") -> None:
+        """Add it to the findings."""
+        try:
+            self.place.fault(check, self.subject, self.expected, self.got, change)
+        except Fault as fault:
+            findings.add(fault)
+
+
+def check_repeats(
+    first: Player,
+    another: Callable[[], Player | None],
+    episodes: int,
+    seed: int,
+    findings: Findings,
+    skip: frozenset[str],
+) -> None:
+    """Play the episodes of one seed, again and again, and find out why they differ, if they do.
+
+    Args:
+        first: Plays the first instance.
+        another: Makes the player of a second one; None if that cannot be played.
+        episodes: How many episodes to play.
+        seed: The seed of those that are compared.
+        findings: Where findings go.
+        skip: Checks that are left out.
+    """
+    trace = first.play(episodes, seed)
+    if skip >= _REPEATS:
+        return
+    # By itself first, while there is no other instance that could disturb it.
+    again = _difference(trace, first.play(episodes, seed), "the same instance, reset again")
+    second = another()
+    if second is None:
+        if again is not None:
+            again.write_down(findings, "reset")
+        return
+    beside = None if again else _taking_turns(first, second, trace, episodes, seed, findings)
+    if again is None and beside is None:
+        return
+    apart = _difference(trace, second.play(episodes, seed), "a second instance")
+    if apart is not None:
+        moved = _what_moves(first, second, second.moments(episodes, seed))
+        apart.write_down(findings, "shared_state" if moved else "seed", moved)
+    elif again is not None:
+        again.write_down(findings, "reset")
+    elif beside is not None:
+        moved = _what_moves(first, second, _alternate(first, second, [], episodes, seed))
+        beside.write_down(findings, "shared_state", f"{moved or CHECKS['shared_state'].change}. {_OWN_PROCESS}")
+
+
+def _taking_turns(
+    first: Player, second: Player, trace: Sequence[Moment], episodes: int, seed: int, findings: Findings
+) -> Difference | None:
+    """Play the seed in the second instance while the first one plays another one, call by call."""
+    own: list[Moment] = []
+    kept = findings.new()
+    for player in (first, second):
+        player.log.divert(kept)
+    for _ in _alternate(first, second, own, episodes, seed):
+        pass
+    for player in (first, second):
+        player.log.divert(findings)
+    difference = _difference(trace, own, "an instance that takes turns with another one")
+    if difference is None:
+        findings.update(kept)  # else they may only follow from what the instances do to each other
+    return difference
+
+
+def _alternate(first: Player, second: Player, own: list[Moment], episodes: int, seed: int) -> Iterator[Moment]:
+    others = first.moments(episodes, seed + 1)
+    for moment in second.moments(episodes, seed):
+        own.append(moment)
+        yield moment
+        next(others, None)
+    yield from others
+
+
+def _what_moves(first: Player, second: Player, moments: Iterator[Moment]) -> str:
+    """What to change about state that both instances share and that changes while they play; ``""``: none is seen."""
+    kept = [player.log.findings for player in (first, second)]
+    for player in (first, second):
+        player.log.divert(kept[0].new())
+    state = SharedState(first.env, second.env)
+    for _ in islice(moments, _LOOK_AT):
+        state.look()
+    for player, findings in zip((first, second), kept, strict=True):
+        player.log.divert(findings)
+    return state.advice()
+
+
+def _difference(first: Sequence[Moment], again: Sequence[Moment], who: str) -> Difference | None:
+    """The first step in which two plays of one seed differ, what differs there, and how."""
+    for before, now in zip(first, again, strict=False):
+        if before.facts.keys() != now.facts.keys():
+            facts, others = (sorted(moment.facts) for moment in (before, now))
+            expected = f"the same for the same seed, {facts}"
+            return Difference(now.place, "what it brings", expected, f"{others} from {who}")
+        for subject, fact in before.facts.items():
+            if changed := first_difference(fact, now.facts[subject]):
+                where = leaf(subject, changed.path)
+                expected = f"the same for the same seed, {changed.before}"
+                return Difference(now.place, where, expected, f"{changed.after} from {who}")
+    if len(first) != len(again):
+        longer = max(first, again, key=len)[min(len(first), len(again))]
+        expected = f"{len(first)} calls in all for the same seed"
+        return Difference(longer.place, "the episodes", expected, f"{len(again)} from {who}")
+    return None

@@ -1,0 +1,170 @@
+"""State that instances of an env share: attributes of classes, globals of modules, global random generators."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from marlvec.envs.wrapper_chain import wrapper_chain
+
+__all__ = ["SharedState"]
+
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+_LIBRARIES = ("abc", "builtins", "collections", "enum", "marlvec", "numpy", "pygame", "torch", "typing")
+_BASES = ("gymnasium.core", "gymnasium.spaces", "gymnasium.utils", "gymnasium.wrappers", "pettingzoo.utils")
+_MOST_OBJECTS, _MOST_BYTES, _MOST_PLACES = 5_000, 10_000_000, 3
+
+
+class SharedState:
+    """What two instances share, and what of it changes.
+
+    Args:
+        first: One env.
+        second: Another one of its kind.
+    """
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self._places: dict[str, Callable[[], Any]] = {}
+        self._advice: dict[str, str] = {}
+        self._moved: dict[str, bool] = {}
+        self._generators: set[str] = set()
+        layers = list(wrapper_chain(first))
+        own = _reachable([*layers, getattr(first, "unwrapped", first)])
+        others = _reachable([*wrapper_chain(second), getattr(second, "unwrapped", second)])
+        self._add_globals()
+        kinds = {kind for one, _ in own.values() for kind in type(one).__mro__ if not _is_library(kind.__module__)}
+        for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
+            self._add_class(kind)
+        for name in sorted({kind.__module__ for kind in kinds}):
+            if (module := sys.modules.get(name)) is not None:
+                self._add_module(module)
+        for key, (one, path) in own.items():
+            if key in others and path and isinstance(one, (list, dict, set, bytearray, np.ndarray, *_GENERATORS)):
+                self._add(
+                    path,
+                    partial(_same, one),
+                    f"{path} is the same object in both instances (a default argument, or made outside of the class?): "
+                    f"make one for each instance, in __init__() or reset()",
+                )
+        self._before = {name: _fingerprint(read()) for name, read in self._places.items()}
+
+    def look(self) -> None:
+        """Note what has changed since the last time."""
+        for name, read in self._places.items():
+            if self._moved.get(name):
+                continue
+            now = _fingerprint(read())
+            if now is not None and now != self._before[name]:
+                self._moved[name] = True
+
+    def advice(self) -> str:
+        """What to change; ``""`` where nothing has changed."""
+        # A generator that is drawn from says more than a counter that may be there for statistics.
+        names = sorted(self._moved, key=lambda name: name not in self._generators)
+        return "; ".join(self._advice[name] for name in names[:_MOST_PLACES])
+
+    def _add(self, name: str, read: Callable[[], Any], advice: str) -> None:
+        self._places[name], self._advice[name] = read, advice
+        if isinstance(read(), _GENERATORS):
+            self._generators.add(name)
+
+    def _add_globals(self) -> None:
+        self._generators |= {"np.random", "random"}
+        self._add(
+            "np.random",
+            np.random.get_state,
+            "it draws from np.random, the one generator of the whole process: draw from self.np_random instead, and "
+            "set self.np_random = np.random.default_rng(seed) in reset(seed=…)",
+        )
+        self._add(
+            "random",
+            random.getstate,
+            "it draws from the module random, the one generator of the whole process: draw from self.random instead, "
+            "and set self.random = random.Random(seed) in reset(seed=…)",
+        )
+
+    def _add_class(self, kind: type) -> None:
+        for name, value in list(vars(kind).items()):
+            if not name.startswith("__") and _is_data(value):
+                self._add(
+                    f"{kind.__qualname__}.{name}",
+                    lambda name=name, kind=kind: vars(kind).get(name),  # type: ignore[misc]
+                    f"{kind.__qualname__}.{name} is an attribute of the class, which all instances share, and changes "
+                    f"while they play: {_own(name, value)}",
+                )
+
+    def _add_module(self, module: ModuleType) -> None:
+        for name, value in list(vars(module).items()):
+            if not name.startswith("__") and _is_data(value):
+                self._add(
+                    f"{module.__name__}:{name}",
+                    lambda name=name, module=module: vars(module).get(name),  # type: ignore[misc]
+                    f"{name} is a global of the module {module.__name__}, which all instances share, and changes while "
+                    f"they play: {_own(name, value)}",
+                )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _own(name: str, value: Any) -> str:
+    if isinstance(value, random.Random):
+        return f"set self.{name} = random.Random(seed) in reset(seed=…)"
+    if isinstance(value, _GENERATORS):
+        return f"set self.{name} = np.random.default_rng(seed) in reset(seed=…)"
+    return f"set self.{name} in __init__() or reset()"
+
+
+def _reachable(roots: list[Any]) -> dict[int, tuple[Any, str]]:
+    """Objects that an env holds, by their ids, each with the path to it; first the env's own layers."""
+    found: dict[int, tuple[Any, str]] = {}
+    queue: list[tuple[Any, str]] = [(root, "") for root in roots]
+    while queue and len(found) < _MOST_OBJECTS:
+        one, path = queue.pop(0)
+        if id(one) in found:
+            continue
+        found[id(one)] = one, path
+        queue += [(part, where) for part, where in _parts(one, path) if _is_data(part)]
+    return found
+
+
+def _parts(one: Any, path: str) -> Iterator[tuple[Any, str]]:
+    if isinstance(one, dict):
+        yield from ((part, f"{path}[{key!r}]") for key, part in list(one.items())[:100])
+    elif isinstance(one, (list, tuple, set)):
+        yield from ((part, f"{path}[{i}]") for i, part in enumerate(list(one)[:100]))
+    elif not _is_library(type(one).__module__) or not path:
+        yield from ((part, f"{path or 'self'}.{name}") for name, part in list(getattr(one, "__dict__", {}).items()))
+
+
+def _is_library(module: str) -> bool:
+    root = module.partition(".")[0]
+    return root in _LIBRARIES or module.startswith(_BASES)
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, (type, ModuleType, property, staticmethod, classmethod)) or callable(value):
+        return False
+    return not hasattr(type(value), "__get__")
+
+
+def _fingerprint(value: Any) -> int | None:
+    """A number that changes with the value; None where that cannot be said."""
+    if isinstance(value, random.Random):
+        value = value.getstate()
+    if isinstance(value, np.ndarray) and value.nbytes > _MOST_BYTES:
+        return None
+    if isinstance(value, (list, dict, set)) and len(value) > _MOST_BYTES // 100:
+        return None
+    try:
+        return hash(pickle.dumps(value, protocol=5))
+    except Exception:  # it has no such form; then something else has to show it
+        return None

@@ -1,0 +1,389 @@
+"""check_env: each fault is one finding, all of them in one run, and what instances share is found and named."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from pettingzoo import AECEnv
+
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.testing import Finding, check_env
+from tests.testing import test_check_env as envs
+from tests.testing.test_check_env import Good, rewound
+
+CHECKS = {
+    "observations": "WrongDtype WrongShape OutOfBounds NotANumber ListForArray FloatForChoice MissingLeaf",
+    "spaces": "NewSpaces SpaceAfterReset SpaceThatGrows",
+    "rewards": "ArrayReward InfiniteReward PaysInText SingleTextReward",
+    "keys": "NoReward NoAll",
+    "flags": "IntFlag",
+    "agents": "UnknownAgent SelectsAStranger",
+    "life": "DataAfterDeath Rebirth Lingers LeavesInSilence DropsAPlayer DeadStay ActsWhenDead PaysTheDead "
+    "VanishesFromSlot KeyedAfterDeath",
+    "infos": "InfoIsNone SingleNoInfo",
+    "results": "SixValues",
+    "ends": "NeverEnds DoneTooSoon",
+    "arguments": "EatsActions ScalesActions FillsOptions",
+    "runs": "Raises",
+    "shared_state": "RandomFromStepTwo SingleNoisy",
+    "seed": "RandomInEpisodeThree",
+    "reset": "RemembersBeforeTheSeed",
+    "masks": "NobodyMay ShortMask",
+    "state": "WrongState",
+    "rewards_once": "PaysTwice PaysTheLeaverTwice",
+}
+ONE_EACH = [(check, name) for check, names in CHECKS.items() for name in names.split()]
+MINOR = {"WrongDtype", "ListForArray", "FloatForChoice", "ArrayReward", "IntFlag", "WrongState"}
+NUMBERS_EPISODES = {"SelectsAStranger", "PaysInText", "DropsAPlayer", "DeadStay", "NoAll", "KeyedAfterDeath"}
+
+
+def found(build: Any, **options: Any) -> list[Finding]:
+    return check_env(build, max_steps=200, raise_first=False, **options)
+
+
+def names(findings: list[Finding]) -> list[str]:
+    return [one.check for one in findings]
+
+
+def test_every_broken_env_is_here() -> None:
+    assert {name for _, name in ONE_EACH} == {build.__name__ for build, _ in envs.BROKEN}
+
+
+@pytest.mark.parametrize(("check", "name"), ONE_EACH, ids=[name for _, name in ONE_EACH])
+def test_one_fault_is_one_finding(check: str, name: str) -> None:
+    build: Callable[[], Any] = getattr(envs, name)
+    (one,) = found(rewound(build) if name in NUMBERS_EPISODES else build)
+    assert one.check == check
+    assert one.severity == ("minor" if name in MINOR else "serious")
+    assert one.change
+    assert str(one).endswith(f"\n  To change: {one.change}")
+
+
+def test_a_good_env_has_none() -> None:
+    assert found(Good) == []
+
+
+# --- what instances share ---
+
+
+class ClassGenerator(Good):
+    """Whoever was reset last has seeded it for all."""
+
+    rng = np.random.default_rng(0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.rng
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = super().reset(seed, options)
+        if seed is not None:
+            type(self).rng = self.__dict__.pop("rng")
+        return result
+
+
+class ClassList(Good):
+    """The steps of all instances are in one list."""
+
+    steps: list[int] = []
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.steps.clear()
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.steps.append(self.t)
+        obs, rewards, ended, cut, infos = super().step(actions)
+        return obs, dict.fromkeys(rewards, float(len(self.steps))), ended, cut, infos
+
+
+steps_of_all = 0
+
+
+class ModuleGlobal(Good):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        global steps_of_all
+        steps_of_all = 0
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        global steps_of_all
+        steps_of_all += 1
+        obs, rewards, ended, cut, infos = super().step(actions)
+        return obs, dict.fromkeys(rewards, float(steps_of_all)), ended, cut, infos
+
+
+class NumpyRandom(Good):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            np.random.seed(seed)  # noqa: NPY002  # that is the fault
+        return super().reset(seed, options)
+
+    def see(self, agent: str) -> Any:
+        left = np.random.random(2).astype(np.float32)  # noqa: NPY002  # likewise
+        return {"camera": {"left": left}, "clock": self.t}
+
+
+class PythonRandom(Good):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            random.seed(seed)
+        return super().reset(seed, options)
+
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.full(2, random.random(), np.float32)}, "clock": self.t}
+
+
+class DefaultArgument(Good):
+    def __init__(self, board: list[int] = [0]) -> None:  # noqa: B006  # that is the fault
+        super().__init__()
+        self.board = board
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.board[0] = 0
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.board[0] += 1
+        obs, rewards, ended, cut, infos = super().step(actions)
+        return obs, dict.fromkeys(rewards, float(self.board[0])), ended, cut, infos
+
+
+SHARED = {
+    ClassGenerator: "ClassGenerator.rng is an attribute of the class, which all instances share, and changes while "
+    "they play: set self.rng = np.random.default_rng(seed) in reset(seed=…)",
+    ClassList: "ClassList.steps is an attribute of the class",
+    ModuleGlobal: "steps_of_all is a global of the module tests.testing.test_findings",
+    NumpyRandom: "it draws from np.random, the one generator of the whole process: draw from self.np_random",
+    PythonRandom: "it draws from the module random",
+    DefaultArgument: "self.board is the same object in both instances",
+}
+
+
+@pytest.mark.parametrize("build", SHARED, ids=lambda build: build.__name__)
+def test_what_instances_share_is_found_and_named(build: Any) -> None:
+    state, global_state = random.getstate(), np.random.get_state()  # noqa: NPY002  # it is put back
+    try:
+        (one,) = found(build)
+    finally:
+        random.setstate(state)
+        np.random.set_state(global_state)  # noqa: NPY002  # likewise
+    assert (one.check, one.severity) == ("shared_state", "serious")
+    assert one.got.endswith("from an instance that takes turns with another one")
+    assert one.change.startswith(SHARED[build])
+    assert 'marlvec.make(…, num_envs=N, backend="async", num_workers=N)' in one.change
+
+
+class CountsForLife(Good):
+    """Not even one instance alone begins again."""
+
+    steps_for_life = 0
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        CountsForLife.steps_for_life += 1
+        obs, rewards, ended, cut, infos = super().step(actions)
+        return obs, dict.fromkeys(rewards, float(CountsForLife.steps_for_life)), ended, cut, infos
+
+
+def test_a_process_of_its_own_is_not_advised_where_it_would_not_help() -> None:
+    (one,) = found(CountsForLife)
+    assert one.check == "shared_state"
+    assert one.change.startswith("CountsForLife.steps_for_life is an attribute of the class")
+    assert "backend" not in one.change
+
+
+class SharedAndUnused(Good):
+    """Counts what nobody sees: no fault."""
+
+    made = 0
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        SharedAndUnused.made += 1
+        return super().step(actions)
+
+
+def test_what_makes_no_difference_is_no_finding() -> None:
+    assert found(SharedAndUnused) == []
+
+
+def test_a_factory_that_returns_one_env_again_and_again() -> None:
+    env = Good()
+    (one,) = found(lambda: env)
+    assert (one.check, one.got) == ("shared_state", "the very same one")
+
+
+# --- rewards of turn-based envs ---
+
+
+class Game(AECEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """Two take six moves in turn; in the third one the other player gets a point, and in the last one each of them."""
+
+    metadata = {"name": "game"}
+    seen, moves = Box(0.0, 9.0, (1,), np.float32), Discrete(2)
+    clears, begins_anew, times = True, True, 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+
+    def observation_space(self, agent: str) -> Any:
+        return self.seen
+
+    def action_space(self, agent: str) -> Any:
+        return self.moves
+
+    def observe(self, agent: str) -> Any:
+        return np.full(1, self.t, np.float32)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self.t, self.agents, self.agent_selection = 0, self.possible_agents[:], "a"
+        self.rewards, self._cumulative_rewards = dict.fromkeys("ab", 0.0), dict.fromkeys("ab", 0.0)
+        self.terminations, self.truncations = dict.fromkeys("ab", False), dict.fromkeys("ab", False)
+        self.infos: dict[str, Any] = {agent: {} for agent in "ab"}
+
+    def step(self, action: Any) -> None:
+        mover = self.agent_selection
+        if self.terminations[mover]:
+            self._was_dead_step(action)
+            return
+        self.t += 1
+        if self.begins_anew:
+            self._cumulative_rewards[mover] = 0.0
+        if self.clears:
+            self._clear_rewards()
+        if self.t == 3:
+            self.rewards["b"] = 1.0
+        if self.t == 6:
+            self.rewards["a"] = self.rewards["b"] = 1.0
+            self.terminations = dict.fromkeys("ab", True)
+        self.agent_selection = "b" if mover == "a" else "a"
+        for _ in range(self.times):
+            self._accumulate_rewards()
+
+
+class LeavesThemStanding(Game):
+    clears = False
+
+
+class AccumulatesTwice(Game):
+    times = 2
+
+
+class KeepsTheSum(Game):
+    begins_anew = False
+
+
+class NewDict(LeavesThemStanding):
+    """Clears them in its own way."""
+
+    def step(self, action: Any) -> None:
+        if not self.terminations[self.agent_selection]:
+            self.rewards = dict.fromkeys("ab", 0.0)
+        super().step(action)
+
+
+class EachMoveCosts(Game):
+    """The same reward in each step, and yet no two are one."""
+
+    def _clear_rewards(self) -> None:
+        self.rewards.update(
+            dict.fromkeys(self.rewards, -1.0 if self.agents and not any(self.terminations.values()) else 0)
+        )
+
+
+@pytest.mark.parametrize("build", [Game, NewDict, EachMoveCosts])
+def test_games_that_give_each_reward_once(build: Any) -> None:
+    assert found(build) == []
+
+
+def test_a_reward_that_is_left_standing() -> None:
+    (one,) = found(LeavesThemStanding)
+    assert (one.check, one.where) == ("rewards_once", "game.step(), episode 1, step 4")
+    assert one.subject == "reward of agent 'b'"
+    assert one.got == "1.0 again, which an earlier call wrote, and which counts twice"
+    assert one.change.startswith("call self._clear_rewards() at the beginning of each step")
+
+
+@pytest.mark.parametrize("build", [AccumulatesTwice, KeepsTheSum])
+def test_last_says_the_sum_of_the_rewards_since_the_agents_turn(build: Any) -> None:
+    (one,) = found(build)
+    assert one.check == "rewards_once"
+    assert one.subject == "reward that last() has of agent 'b'"
+    assert "self._cumulative_rewards[agent] = 0" in one.change
+
+
+# --- all in one run ---
+
+
+class ManyFaults(Good):
+    """A minor one in the second episode, serious ones before and after it."""
+
+    def see(self, agent: str) -> Any:
+        left = np.full(2, 0.5 if self.episode < 3 else 7.0, np.float64 if self.episode == 2 else np.float32)
+        return {"camera": {"left": left}, "clock": -1 if self.t == 5 else self.t}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        obs, rewards, ended, cut, infos = super().step(actions)
+        return obs, dict.fromkeys(rewards, float("nan")), ended, dict.fromkeys(cut, 0), [] if self.t == 4 else infos
+
+
+def test_all_faults_are_found_in_one_run_serious_ones_first() -> None:
+    findings = found(ManyFaults)
+    assert names(findings) == ["rewards", "observations", "observations", "infos", "flags", "observations"]
+    assert [one.severity for one in findings] == ["serious"] * 4 + ["minor"] * 2
+    assert {one.where.partition(",")[2] for one in findings if one.check == "observations"} == {
+        " episode 1, step 5",
+        " episode 2",
+        " episode 3",
+    }
+    with pytest.raises(ContractError) as caught:
+        check_env(ManyFaults)
+    listed = str(caught.value).splitlines()
+    assert listed[0] == "6 findings, serious ones first"
+    assert listed[1::2] == [f"{i}. {one.check}: {one.problem}" for i, one in enumerate(findings, 1)]
+    assert listed[2::2] == [f"  To change: {one.change}" for one in findings]
+
+
+def test_what_follows_from_another_fault_is_not_found_beside_it() -> None:
+    class Reborn(envs.Rebirth):
+        """Whose step then stumbles over the action that is missing, and says so."""
+
+    (one,) = found(Reborn)
+    assert one.check == "life"
+
+
+def test_skip() -> None:
+    wanted = names(found(ManyFaults, skip=("observations", "flags")))
+    assert wanted == ["rewards", "infos"]
+    assert found(NumpyRandom, skip="shared_state") == []
+    assert found(envs.RemembersBeforeTheSeed, skip=["reset"]) == []
+    with pytest.raises(
+        ArgumentError, match=r"expected names of checks, form, runs, .*; got 'infoss' \(did you mean 'infos'"
+    ):
+        found(Good, skip=["infoss"])
+
+
+class RaisesAtOnce(Good):
+    def __init__(self, size: int = 3) -> None:
+        super().__init__()
+        raise OSError(f"no map of size {size}")
+
+
+def test_what_cannot_be_played_is_a_finding_too() -> None:
+    (one,) = found(partial(RaisesAtOnce, size=4))
+    assert (one.check, one.got) == ("runs", "OSError: no map of size 4")
+    assert "in __init__()" in one.change
+    (one,) = found(lambda: object())
+    assert one.check == "form"
+    assert "expected an env in one of four forms" in one.got
+
+
+@pytest.mark.parametrize("env", ["mpe/simple_crypto_v3", "cards/kuhn_poker", "pettingzoo/classic/rps_v2"])
+def test_envs_that_are_fine_have_none(env: str) -> None:
+    assert found(env, episodes=2) == []
