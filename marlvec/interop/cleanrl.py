@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.autoreset import AutoresetMode
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
+from marlvec.interop.rows.infos import InfoEntry
 from marlvec.interop.rows.view_checks import NEXT_BEGINS_AT_ONCE, check_view
 from marlvec.vector.vector_env import VectorEnv
 
@@ -87,11 +88,8 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
         if "alive" in infos:  # else there is one agent, which always is
             self._alive = infos["alive"].copy()
 
-    def _final(self, infos: dict[str, Any], rows: NDArray[np.int64], early: NDArray[np.bool_]) -> dict[str, Any]:
-        out = super()._final(infos, rows, early)
-        entries = self._last_entries(infos, rows, early)
-        told = np.full(self.num_envs, None, object)
+    def _final_info(self, entries: list[InfoEntry], rows: NDArray[np.int64]) -> Any:
+        infos = np.full(self.num_envs, None, object)
         for row in rows.tolist():
-            told[row] = {entry.key: entry.at(row) for entry in entries if entry.present[row]}
-        out["final_info"] = told
-        return out
+            infos[row] = {entry.key: entry.at(row) for entry in entries if entry.present[row]}
+        return infos

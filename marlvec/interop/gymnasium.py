@@ -11,19 +11,26 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, EnvRaised
 from marlvec.interop.rows.agent_rows import AgentRows, cleared
 from marlvec.interop.rows.infos import InfoEntry, lay_out, pick_rows, read_entries
-from marlvec.interop.rows.view_checks import render_mode_of, value_at
+from marlvec.interop.rows.view_checks import missing_is_attribute_error, render_mode_of, value_at
 from marlvec.spaces import batch_space
+from marlvec.vector.commands import PerEnv
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["GymnasiumVectorEnv"]
 
 _FINAL = ("final_obs", "final_info")
+_ALWAYS = frozenset({"alive", "acting", "reset_mask"})  # what says nothing that is new, where an env has one agent ...
+_AT_ENDS = frozenset(
+    {"final_observation", "final_obs", "_final_observation", "_final_obs"}
+)  # ... and no same-step mode
 _AGENT_AXIS = ("alive", "acting", "reset_mask")  # says nothing that is new where an env has one agent
 _STATES = ("state", "final_state")
 
@@ -35,10 +42,11 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     included. With more, each agent has a row, and what differs is this:
 
     * An agent's flag goes up once, in the step in which the agent ends. If its env goes on, its row is padding from
-      then on, as it is before a late birth: zeros, reward 0, no flags, whatever action it is given, until the env's
-      next episode begins. ``infos["alive"]`` and ``infos["acting"]``, (R,) bool, tell padding and waiting rows.
+      then on, as it is for an agent that has not joined: zeros, reward 0, no flags, whatever action it is given, until
+      the env's next episode begins. ``infos["alive"]`` and ``infos["acting"]``, (R,) bool, mark padding and waiting
+      rows.
     * Envs are what is reset: all their rows together, when the last agent has ended (with ``done_on="any"``, when the
-      first has; then no row is ever padding, unless agents are born late). ``infos["reset_mask"]``, (R,) bool, marks
+      first has; then no row is ever padding, unless agents join late). ``infos["reset_mask"]``, (R,) bool, marks
       the rows of a next-step autoreset, whose actions were ignored.
     * In same-step mode, ``infos["final_obs"]`` and ``infos["final_info"]`` have an entry in each row whose flag is up
       (but for those whose episode was lost to a fault), and that row's observation is the first one of the next
@@ -48,8 +56,10 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
     Everywhere ``infos["action_mask"]``, (R, k) bool, has the masks, if the env gives them.
 
-    Errors are marlvec's. The view reads and writes through ``envs`` and keeps nothing of what passes, so that
-    ``envs`` may be used directly, too.
+    The calls are those of `gymnasium.vector.AsyncVectorEnv`, ``reset_async`` / ``reset_wait`` and their like with them,
+    on any backend. Errors are marlvec's, and Gymnasium's, too: `BusyError` is an ``AlreadyPendingCallError``, and so
+    on. The view reads and writes through ``envs`` and keeps nothing of what passes, so that ``envs`` may be used
+    directly, too.
 
     Args:
         envs: The vectorizer; made with ``copy=True`` if wrappers are to write into what they are given, as some of
@@ -65,7 +75,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         observation_space, action_space: Of all rows, as `gymnasium.vector.utils.batch_space` makes them.
         metadata: The envs' own, and Gymnasium's ``AutoresetMode`` under ``"autoreset_mode"``.
         render_mode: What the envs have in common, or None.
-        np_random: For wrappers and users; an int seed in `reset` starts it anew, and no env draws from it.
+        spec: The first env's own `gymnasium.envs.registration.EnvSpec`, or None.
     """
 
     def __init__(self, envs: VectorEnv) -> None:
@@ -73,19 +83,24 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         group = self._layout.group
         self.envs = envs
         self.num_envs = self._layout.row_num
-        # Copies: whoever samples or seeds these must not disturb the spaces that an env in this process draws from.
+        # Copies: sampling or seeding these must not disturb the spaces that an env in this process draws from.
         self.single_observation_space = deepcopy(group.observation_space)
         self.single_action_space = deepcopy(group.action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {**envs.metadata, "autoreset_mode": AutoresetMode[envs.autoreset.mode.name]}
         self.render_mode = render_mode_of(envs)
+        self.spec = _spec_of(envs)
         self._group = group
         self._same_step = envs.autoreset.begins_at_once
         # Keys of the view itself; what an env says under one of them is put aside.
         self._taken = {*_FINAL, *(_AGENT_AXIS if envs.agent_num > 1 else ())}
         self._taken |= set() if group.mask_size is None else {"action_mask"}
+        self._says_nothing = _ALWAYS if self._same_step else _ALWAYS | _AT_ENDS
         self._is_plain = envs.agent_num == 1 and not envs.grouped and group.observation_tree.is_leaf
+
+    def __del__(self) -> None:
+        """Nothing. Up to 1.2, Gymnasium would close ``envs`` with a view, also with one that was never finished."""
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -104,19 +119,29 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             ArgumentError: Wrong seed or options; a mask of wrong shape or dtype, without a True, or not the same for
                 all rows of an env. Nothing was reset.
         """
-        env_ids, options = self._chosen(options)
-        seeds = seed
-        if isinstance(seed, (list, tuple, np.ndarray)) and np.ndim(seed):
-            if len(seed) != self.envs.num_envs:
-                raise ArgumentError(f"seed: expected one per env, {self.envs.num_envs} in all, got {len(seed)}")
-            seeds = seed if env_ids is None else [seed[i] for i in env_ids]
-        obs, infos = self.envs.reset(seed=seeds, options=options, env_ids=env_ids)
-        if isinstance(seed, (int, np.integer)):
-            super().reset(seed=int(seed))
-        leaves = self._rows(obs)
-        if self._same_step:
-            leaves = cleared(leaves, ~infos["alive"].reshape(-1))  # an agent may have ended in the step before
-        return self._group.observation_tree.unflatten(leaves), self._infos(infos)
+        return self._first_rows(*self.envs.reset(**self._reset_arguments(seed, options)))
+
+    def reset_async(
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Ask for a reset; `reset_wait` brings the result. Arguments and errors as in `reset`.
+
+        Raises:
+            BusyError: Another call is pending.
+        """
+        self.envs.reset_send(**self._reset_arguments(seed, options))
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Wait for the reset that `reset_async` asked for.
+
+        Returns:
+            ``(obs, infos)``, as `reset`.
+
+        Raises:
+            NothingPendingError: There is none.
+            FetchTimeout: Not all envs replied within ``timeout`` seconds. Unlike with Gymnasium it is still pending.
+        """
+        return self._first_rows(*self.envs.reset_fetch(timeout))
 
     def step(
         self, actions: Any
@@ -133,8 +158,40 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             ActionError: Wrong structure, shape, dtype or value; nothing was sent.
             NotResetError: An env's episode is over, and nothing resets it in ``"disabled"`` mode.
         """
-        obs, rewards, terminated, truncated, infos = self.envs.step(self._layout.split(actions))
-        if self._is_plain and len(infos) == 3:  # alive, acting and reset_mask: nothing was said, and nobody has ended
+        return self._next_rows(*self.envs.step(self._layout.split(actions)))
+
+    def step_async(self, actions: Any) -> None:
+        """Send actions to all envs; `step_wait` brings the result. Arguments and errors as in `step`.
+
+        Raises:
+            BusyError: Another call is pending.
+        """
+        self.envs.step_send(self._layout.split(actions))
+
+    def step_wait(
+        self, timeout: float | None = None
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Wait for the step that `step_async` began.
+
+        Returns:
+            ``(obs, rewards, terminated, truncated, infos)``, as `step`.
+
+        Raises:
+            NothingPendingError: There is none.
+            FetchTimeout: Not all envs replied within ``timeout`` seconds. Unlike with Gymnasium it is still pending.
+        """
+        return self._next_rows(*self.envs.step_fetch(timeout))
+
+    def _next_rows(
+        self,
+        obs: Any,
+        rewards: NDArray[np.float64],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        infos: dict[str, Any],
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """What a step of the vectorizer brought, as rows."""
+        if self._is_plain and infos.keys() <= self._says_nothing:
             return self._layout.join(obs), rewards[:, 0], terminated[:, 0], truncated[:, 0], {}
         leaves = self._rows(obs)
         ended = terminated | truncated
@@ -145,7 +202,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             lost = infos.get("fault", np.zeros(len(ended), np.bool_))
             early = (ended & ~(infos["_final_observation"] | lost)[:, None]).reshape(-1)
             leaves = cleared(leaves, early)
-            if (known := ended & ~lost[:, None]).any():  # nobody saw the last observations of a lost episode
+            if (known := ended & ~lost[:, None]).any():  # the last observations of a lost episode are not known
                 out |= self._final(infos, np.flatnonzero(known), early)
         tree = self._group.observation_tree.unflatten(leaves)
         return tree, rewards.reshape(-1), terminated.reshape(-1), truncated.reshape(-1), out
@@ -154,13 +211,128 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         """One frame per row: what its env's own ``render()`` returns, the same one for all agents of an env."""
         return tuple(frame for frame in self.envs.render() for _ in range(self.envs.agent_num))
 
-    def close_extras(self, timeout: float = 5.0) -> None:
-        """Close the vectorizer; `close` calls this.
+    # --- the envs behind the rows
+
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of the envs, once for each env, or read a property.
 
         Args:
-            timeout: Seconds to let envs finish.
+            name: Its name. ``reset``, ``step``, ``seed`` and ``close`` are refused.
+            args: Its positional arguments; every env gets a copy.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            What it returned, one entry per row: the same one for all agents of an env.
+
+        Raises:
+            AttributeError: The envs have no such thing.
         """
-        self.envs.close(timeout)
+        with missing_is_attribute_error():
+            return self._answers(self.envs.call(name, *args, **kwargs))
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Ask for what `call` does; `call_wait` brings the answers.
+
+        Raises:
+            BusyError: Another call is pending.
+        """
+        self.envs.call_send(name, *args, **kwargs)
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for the answers to `call_async`.
+
+        Returns:
+            One entry per row, as `call`.
+
+        Raises:
+            NothingPendingError: There is none.
+            FetchTimeout: Not all envs answered within ``timeout`` seconds. Unlike with Gymnasium it is still pending.
+            AttributeError: As `call`.
+        """
+        with missing_is_attribute_error():
+            return self._answers(self.envs.call_fetch(timeout))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read an attribute of the envs. A method is returned; Gymnasium's `get_attr` calls it.
+
+        Args:
+            name: Of the attribute.
+
+        Returns:
+            Its value, one entry per row: the same one for all agents of an env.
+
+        Raises:
+            AttributeError: The envs have no such attribute.
+        """
+        with missing_is_attribute_error():
+            return self._answers(self.envs.get_attr(name))
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of the envs.
+
+        Args:
+            name: The attribute's.
+            values: A list or tuple: one per row, the same one for all rows of an env, as `get_attr` returns them. What
+                is neither is set in every env.
+
+        Raises:
+            ArgumentError: A list of another length, or rows of one env that differ.
+        """
+        if isinstance(values, (list, tuple)):
+            values = PerEnv(self._per_env(values))
+        self.envs.set_attr(name, values)
+
+    @property  # type: ignore[misc]  # not to be set, as in AsyncVectorEnv
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]  # as AsyncVectorEnv has it
+        """The envs' own random streams, one entry per row; copies where envs run in other processes."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # likewise
+        """What the envs' random streams were seeded with, one entry per row."""
+        return self.get_attr("np_random_seed")
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the vectorizer, also with a call pending; `close` calls this.
+
+        Args:
+            timeout: Seconds to let envs finish; what is not gone by then is killed. None: 5, since nothing here waits
+                for ever.
+            terminate: Whether to let them no time.
+        """
+        self.envs.close(0.0 if terminate else 5.0 if timeout is None else timeout)
+
+    def _answers(self, per_env: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(answer for answer in per_env for _ in range(self.envs.agent_num))
+
+    def _per_env(self, values: Sequence[Any]) -> list[Any]:
+        """One value per row to one per env."""
+        if len(values) != self.num_envs:
+            raise ArgumentError(f"values: expected one per row, {self.num_envs} in all, got {len(values)}")
+        agent_num = self.envs.agent_num
+        for row, value in enumerate(values):
+            first = values[row - row % agent_num]
+            if value is not first and not data_equivalence(value, first):
+                raise ArgumentError(f"values: rows of one env differ, the first that does is row {row}: {value}")
+        return list(values[::agent_num])
+
+    def _reset_arguments(
+        self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """What `VectorEnv.reset` is given."""
+        env_ids, options = self._chosen(options)
+        if isinstance(seed, (list, tuple, np.ndarray)) and np.ndim(seed):
+            if len(seed) != self.envs.num_envs:
+                raise ArgumentError(f"seed: expected one per env, {self.envs.num_envs} in all, got {len(seed)}")
+            seed = seed if env_ids is None else [seed[i] for i in env_ids]
+        return {"seed": seed, "options": options, "env_ids": env_ids}
+
+    def _first_rows(self, obs: Any, infos: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """What a reset of the vectorizer brought, as rows."""
+        leaves = self._rows(obs)
+        if self._same_step:
+            leaves = cleared(leaves, ~infos["alive"].reshape(-1))  # an agent may have ended in the step before
+        return self._group.observation_tree.unflatten(leaves), self._infos(infos)
 
     def _chosen(self, options: Mapping[str, Any] | None) -> tuple[list[int] | None, dict[str, Any] | None]:
         """Envs that ``options`` asks to reset, None for all, and the options without that."""
@@ -221,9 +393,13 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         return {
             "final_obs": final_obs,
             "_final_obs": present,
-            "final_info": lay_out(self._last_entries(infos, rows, early), ()),
+            "final_info": self._final_info(self._last_entries(infos, rows, early), rows),
             "_final_info": present.copy(),
         }
+
+    def _final_info(self, entries: list[InfoEntry], rows: NDArray[np.int64]) -> Any:
+        """What was said in the last step of these rows, as it is handed out."""
+        return lay_out(entries, ())
 
     def _last_entries(
         self, infos: dict[str, Any], rows: NDArray[np.int64], early: NDArray[np.bool_]
@@ -234,3 +410,12 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         if not now and not last:
             return []
         return pick_rows({row: now if early[row] else last for row in rows.tolist()}, self.num_envs)
+
+
+def _spec_of(envs: VectorEnv) -> EnvSpec | None:
+    """By what the first env was made, if that was `gymnasium.make`."""
+    try:
+        (spec,) = envs.get_attr("spec", [0])
+    except EnvRaised:  # it has none, or one that cannot leave its process
+        return None
+    return spec if isinstance(spec, EnvSpec) else None

@@ -33,7 +33,7 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
 
     PufferLib's buffers hold the rows: ``observations`` (R, …), ``rewards`` (R,) float32, ``terminals`` and
     ``truncations`` (R,) bool, and ``masks`` (R,) bool, True where the observation is that of an agent which must act.
-    Each call writes into them. Flags, padding and the ends of episodes are told in
+    Each call writes into them. Flags, padding and the ends of episodes are described at
     `marlvec.interop.rows.driver.RowDriver`; PufferLib has no place for an agent's last observation, so that is lost.
 
     The infos are a list with one dict per agent that ended: ``"episode_return"``, ``"episode_length"``, ``"agent"``,

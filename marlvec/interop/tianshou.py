@@ -159,10 +159,10 @@ class TianshouVectorEnv(_View):
     Tianshou's single-agent algorithms learn from all rows alike. Where the envs' spaces declare action masks,
     observations are ``{"obs": …, "mask": …}``, as its algorithms take them, else the plain arrays.
 
-    Every row is a decision: an agent that is dead, unborn or waiting for its turn would be one that nobody took.
-    So envs with several agents must be made with ``done_on="any"``, and whoever does not act is an error;
-    `TianshouTurnVectorEnv` is for those. Envs are what is stepped: the rows of one must be stepped together, so that
-    ``collect(n_episode=…)`` wants a multiple of A.
+    Every row is a decision: that of an agent that has ended, has not joined or waits for its turn would be one that no
+    agent took. So envs with several agents must be made with ``done_on="any"``, and an agent that does not act is an
+    error; `TianshouTurnVectorEnv` is for those. Envs are what is stepped: the rows of one must be stepped together, so
+    that ``collect(n_episode=…)`` wants a multiple of A.
 
     Args:
         envs: The vectorizer, see `make`.
@@ -265,7 +265,7 @@ class TianshouVectorEnv(_View):
             i, a = idle[0].tolist()
             raise ContractError(
                 f"env {result.env_ids[i]}, agent {self.envs.agents[a]!r} does not act now, but Tianshou would record a "
-                f"decision of its; use TianshouTurnVectorEnv for envs in which agents wait, die or are born late"
+                f"decision of its; use TianshouTurnVectorEnv for envs in which agents wait, end early or join late"
             )
 
     def _obs(self, result: VectorStep) -> NDArray[Any]:
@@ -296,10 +296,11 @@ class TianshouTurnVectorEnv(_View):
     """N envs as N rows in which one agent acts at a time: Tianshou's own form of several agents.
 
     Observations are ``{"agent_id": …, "obs": …}``, and ``"mask"`` for Discrete actions, rewards are (n, A); so
-    ``MultiAgentOnPolicyAlgorithm(algorithms=[…], env=view)`` and its off-policy sister learn from them. Agents that act
-    at the same time are asked one after the other, each with what it sees now; the env is stepped when all have
-    answered, and that row has the rewards of all. Who is dead, unborn or waits for its turn is not asked, so agents may
-    come and go. An episode's last row shows what its actor sees in the end, and is truncated if that cut anybody off.
+    ``MultiAgentOnPolicyAlgorithm(algorithms=[…], env=view)`` and its off-policy counterpart learn from them. Agents
+    that act at the same time are asked one after the other, each with what it sees now; the env is stepped when all
+    have answered, and that row has the rewards of all. Agents that have ended, have not joined or wait are not asked,
+    so agents may come and go. An episode's last row shows what its actor sees in the end, and is truncated if that cut
+    any agent off.
 
     Args:
         envs: The vectorizer, see `make`.
@@ -369,7 +370,7 @@ class TianshouTurnVectorEnv(_View):
         return row
 
     def _take(self, result: VectorStep) -> None:
-        """Keep what these envs show, and whom to ask."""
+        """Keep what these envs show, and which agents to ask."""
         masks, asked, seen = self._masks(result), self._asked, self._seen
         said = infos_to_list(result.infos, self.envs.agents, len(result))
         for k, (i, acting) in enumerate(zip(result.env_ids.tolist(), result.acting.tolist(), strict=True)):
@@ -381,7 +382,7 @@ class TianshouTurnVectorEnv(_View):
             }
 
     def _rows(self, ids: list[int], actors: Mapping[int, int | None]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """What is shown to whoever is asked next, or in the end to who acted last."""
+        """What is shown to the agent that is asked next, or in the end to the one that acted last."""
         obs, infos = np.empty(len(ids), np.object_), np.empty(len(ids), np.object_)
         tree, agents, asked, shown = self._group.observation_tree, self.agents, self._asked, self._seen
         for k, i in enumerate(ids):

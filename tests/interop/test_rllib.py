@@ -320,4 +320,4 @@ def test_the_example_trains_two_iterations(tmp_path: Path) -> None:
     result = subprocess.run(run, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "480 env steps" in result.stdout
-    assert re.search(r"mean return per agent: -\d+\.\d, with random moves -\d+\.\d", result.stdout)
+    assert re.search(r"mean return per agent: random -\d+\.\d, after \d+ env steps -\d+\.\d", result.stdout)

@@ -29,6 +29,7 @@ from marlvec.connectors import (  # noqa: E402
 )
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError  # noqa: E402
 from marlvec.interop.rllib import RLlibConnector  # noqa: E402
+from marlvec.testing import check_connector  # noqa: E402
 from tests.interop.rllib_runner import played, runner_of  # noqa: E402
 from tests.vector.support.kinds import factories_of  # noqa: E402
 from tests.vector.support.reference import assert_same  # noqa: E402
@@ -202,6 +203,17 @@ def test_runners_that_learnt_apart_agree_once_merged(rounds: int) -> None:
         call(alone, mine, explore=False)
         np.testing.assert_allclose(newest(probe), newest(mine), rtol=1e-5)
         assert copy._groups[0].pipeline["NormalizeObs"].counts.tolist() == [4 * rounds]
+
+
+def test_check_connector_is_for_the_pipeline_that_it_carries() -> None:
+    """RLlib has its own way of merging: nothing is collected between `get_state` and `set_state` there."""
+    check_connector(
+        lambda: AgentPipeline([FlattenObs(), FrameStack(2), NormalizeObs()]),
+        SPACES["a_0"],
+        action_space=ACTIONS["a_0"],
+    )
+    with pytest.raises(ArgumentError, match=r"expected a connector, or a function without arguments .*RLlibConnector"):
+        check_connector(connected(FrameStack(2), NormalizeObs()))  # type: ignore[arg-type]  # on purpose
 
 
 def test_only_observations_pass_where_there_are_masks() -> None:

@@ -455,3 +455,28 @@ def test_a_copy_from_its_state_acts_alike_and_other_weights_are_refused() -> Non
             other.load_state_dict(bad)
     assert all(torch.equal(value, before[name]) for name, value in other.module.state_dict().items())
     assert other.version == 1
+
+
+def test_weights_alone_leave_the_random_stream_and_the_version() -> None:
+    """Also through a map that swaps the policy out; those of another module change nothing."""
+    policies = PolicyMap({name: lambda: policy_of(net(torch.bfloat16), Discrete(4)) for name in "ab"}, capacity=1)
+    one, other = policy_of(net(torch.bfloat16), Discrete(4), seed=1), policies["a"]
+    random = other.state_dict()["generator"].tobytes()
+    weights = one.get_weights()
+    other.set_weights(weights)
+    with torch.no_grad():
+        one.module[0].weight.zero_()
+        other.module[2].weight.zero_()
+    assert any(value.any() for name, value in weights.items() if name == "2.weight"), "a copy"
+    other.set_weights(weights)
+    del other
+    policies["b"]
+    back = policies["a"]
+    assert policies.in_memory == ("a",)
+    one.set_weights(weights)
+    assert bits(back.module) == bits(one.module)
+    assert (back.state_dict()["generator"].tobytes(), back.version) == (random, 0)
+    for bad in ({}, {"weight": np.zeros(3)}, {**weights, "0.weight": np.zeros(3)}):
+        with pytest.raises(ArgumentError, match=r"weights of another module|is .* of shape"):
+            back.set_weights(bad)
+    assert bits(back.module) == bits(one.module)

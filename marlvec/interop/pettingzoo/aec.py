@@ -38,6 +38,7 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         possible_agents: All agents' names.
         agents: Names of those that are in the game, or have ended and were not yet stepped with None.
         agent_selection: Who is to be stepped.
+        observation_spaces, action_spaces: Agent to what `observation_space` and `action_space` give.
         rewards, terminations, truncations, infos: Agent to what the env's latest step brought.
         metadata, render_mode: The env's.
     """
@@ -47,6 +48,8 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         self._parallel = ParallelView(envs)
         self.envs = envs
         self.possible_agents = self._parallel.possible_agents
+        self.observation_spaces = self._parallel.observation_spaces
+        self.action_spaces = self._parallel.action_spaces
         self.metadata = self._parallel.metadata
         self.render_mode = self._parallel.render_mode
         if envs.state_space is not None:
@@ -116,9 +119,9 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
             self._clear_rewards()
             self.agent_selection = self._turns[0]
             return
-        news = self._parallel.step(actions)
+        result = self._parallel.step(actions)
         self._cumulative_rewards[agent] = 0.0
-        self._take(*news)
+        self._take(*result)
         self._next_round(agent)
 
     def state(self) -> NDArray[Any]:
@@ -161,11 +164,11 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
             ended = [agent for agent in self.agents if self.terminations[agent] or self.truncations[agent]]
             if self._turns or ended or not self._parallel.agents:
                 break
-            self._take(*self._parallel.step({}))  # nobody acts: the env goes on by itself
+            self._take(*self._parallel.step({}))  # no agent acts: the env goes on by itself
         if self._turns:
             self.agent_selection = self._turns[0]
             self._deads_step_first()
-        elif ended:  # the game is over: first whoever comes after the last one to act
+        elif ended:  # the game is over: first the agent after the last one to act
             order = self.possible_agents
             after = order.index(latest) + 1 if latest is not None else 0
             self.agent_selection = next(agent for agent in (*order[after:], *order[:after]) if agent in ended)

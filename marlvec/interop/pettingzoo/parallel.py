@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from itertools import compress
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +21,6 @@ from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
-from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["ParallelView"]
 
@@ -29,7 +29,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
     """A view of the one env of a `VectorEnv`, for code that is written for PettingZoo's Parallel envs.
 
     Whatever kind the env behind it is, observations, rewards, flags and infos are those of the agents that were alive
-    before the step, and of those that were born in it.
+    before the step, and of those that joined in it.
 
     * Where the env gives action masks, observations are ``{"observation": …, "action_mask": …}``, the mask int8.
     * ``infos[agent]["acting"]`` says whether the agent must act now. The action of one that only waits for its turn is
@@ -49,6 +49,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         envs: The vectorizer.
         possible_agents: All agents' names.
         agents: Names of those alive now.
+        observation_spaces, action_spaces: Agent to what `observation_space` and `action_space` give.
         state_space: Space of `state`; there only if the env has one.
         metadata, render_mode: The env's.
     """
@@ -72,9 +73,9 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             envs.agents[a]: (g, j) for g, group in enumerate(envs.spec.groups) for j, a in enumerate(group.agents)
         }
         groups = {agent: envs.spec.groups[g] for agent, (g, _) in self._places.items()}
-        # Copies, each agent its own: whoever seeds or samples one must not disturb another, nor the env.
-        self._observation_spaces = {agent: _observation_space(group) for agent, group in groups.items()}
-        self._action_spaces = {agent: deepcopy(group.action_space) for agent, group in groups.items()}
+        # Copies, each agent its own: seeding or sampling one must not disturb another, nor the env.
+        self.observation_spaces = {agent: _observation_space(group) for agent, group in groups.items()}
+        self.action_spaces = {agent: deepcopy(group.action_space) for agent, group in groups.items()}
         # Known once: in a plain env, of one group, agents observe one array each and make one choice.
         first, *others = envs.spec.groups
         is_plain = not others and not envs.grouped
@@ -104,11 +105,11 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
 
     def observation_space(self, agent: str) -> Space[Any]:
         """One agent's observation space, the same object each time."""
-        return self._observation_spaces[self._known(agent)]
+        return self.observation_spaces[self._known(agent)]
 
     def action_space(self, agent: str) -> Space[Any]:
         """One agent's action space, the same object each time."""
-        return self._action_spaces[self._known(agent)]
+        return self.action_spaces[self._known(agent)]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -122,10 +123,9 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         Returns:
             ``(obs, infos)`` of the agents alive now.
         """
-        self.envs.reset_send(seed=None if seed is None else [seed], options=options)
-        result = self.envs.recv()
-        self._note(result)
-        return self._obs(result, self.agents), self._infos(result, self.agents)
+        obs, said = self.envs.reset(seed=None if seed is None else [seed], options=options)
+        self._note(said["alive"][0].tolist(), said)
+        return self._obs(obs, said, self.agents), self._infos(said, self.agents)
 
     def step(
         self, actions: Mapping[str, Any]
@@ -142,31 +142,32 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.
             NotResetError: The episode is over, or none was begun.
         """
-        self.envs.step_send(self._arrays(actions))
-        result = self.envs.recv()
-        self._note(result)
-        obs: dict[str, Any] = {}
+        found, reward_NA, ended, cut, said = self.envs.step(self._arrays(actions))
+        alive, flags = said["alive"][0].tolist(), zip(ended[0].tolist(), cut[0].tolist(), strict=True)
+        self._note(alive, said)
         rewards: dict[str, float] = {}
         terminations: dict[str, bool] = {}
         truncations: dict[str, bool] = {}
-        infos: dict[str, dict[str, Any]] = {}
-        columns = (result.alive, result.acting, result.terminated, result.truncated, result.rewards)
-        is_plain = self._has_plain_obs and not result.has_infos and result.action_masks[0] is None
-        rows = result.obs_leaves[0][0][0] if is_plain else None
-        values = zip(self.possible_agents, *(column[0].tolist() for column in columns), strict=True)
-        for a, (agent, alive, acts, ended, cut, reward) in enumerate(values):
-            # Whoever was alive before the step still is, or ended in it; the rest of these were born in it.
-            if alive or ended or cut:
-                rewards[agent], terminations[agent], truncations[agent] = reward, ended, cut
-                if rows is not None:
-                    obs[agent], infos[agent] = rows[a, ...].copy(), {"acting": acts}
-        if rows is None:
-            agents = list(rewards)
-            obs, infos = self._obs(result, agents), self._infos(result, agents)
+        values = zip(self.possible_agents, alive, reward_NA[0].tolist(), flags, strict=True)
+        for agent, is_alive, reward, (terminated, truncated) in values:
+            # An agent that was alive before the step still is, or ended in it; the rest of these joined in it.
+            if is_alive or terminated or truncated:
+                rewards[agent], terminations[agent], truncations[agent] = reward, terminated, truncated
+        agents = list(rewards)
+        if self._has_plain_obs and len(said) == _SAID_ALWAYS and len(agents) == len(self.possible_agents):
+            obs = dict(zip(agents, found[0] if self.envs.copy else found[0].copy(), strict=True))
+            infos: dict[str, dict[str, Any]] = {
+                agent: {"acting": acts} for agent, acts in zip(agents, self._acting, strict=True)
+            }
+        else:
+            obs, infos = self._obs(found, said, agents), self._infos(said, agents)
         return obs, rewards, terminations, truncations, infos
 
     def state(self) -> NDArray[Any]:
         """Global state, (*state_space.shape).
+
+        Returns:
+            ``(*state_space.shape)``, of the state space's dtype; a copy.
 
         Raises:
             ArgumentError: The env has none.
@@ -187,40 +188,53 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             raise ArgumentError(f"no agent {agent!r}; there are {self.possible_agents}")
         return agent
 
-    def _note(self, result: VectorStep) -> None:
+    def _note(self, alive: list[bool], said: dict[str, Any]) -> None:
         """Keep what the next call must know."""
-        alive = result.alive[0].tolist()
-        self.agents = [agent for agent, here in zip(self.possible_agents, alive, strict=True) if here]
-        self._acting = result.acting[0].tolist()
-        self._all_act = all(self._acting)
-        self._state = None if result.state is None else result.state[0].copy()
+        self.agents = [*compress(self.possible_agents, alive)]
+        self._acting = said["acting"][0].tolist()
+        self._all_act = False not in self._acting
+        self._state = said["state"][0].copy() if "state" in said else None
 
-    def _obs(self, result: VectorStep, agents: list[str]) -> dict[str, Any]:
-        return {agent: self._observation(result, *self._places[agent]) for agent in agents}
-
-    def _observation(self, result: VectorStep, g: int, j: int) -> Any:
-        obs = value_at(self.envs.spec.groups[g].observation_tree, result.obs_leaves[g], (0, j))
+    def _obs(self, obs: Any, said: dict[str, Any], agents: list[str]) -> dict[str, Any]:
+        groups, grouped = self.envs.spec.groups, self.envs.grouped
+        leaves = [group.observation_tree.flatten(obs[group.name] if grouped else obs) for group in groups]
         # A mask that the env gives with its infos is in none of its spaces, and goes back to the infos.
-        mask = result.action_masks[g] if self.envs.spec.groups[g].mask_size is not None else None
-        return obs if mask is None else {"observation": obs, "action_mask": mask[0, j].astype(np.int8)}
-
-    def _infos(self, result: VectorStep, agents: list[str]) -> dict[str, dict[str, Any]]:
-        (said,) = infos_to_list(result.infos, self.envs.agents, 1)
-        common = said.get(COMMON, {})
-        acting = dict(zip(self.possible_agents, self._acting, strict=True))
-        infos = {agent: merged(said.get(agent, {}), common, {"acting": acting[agent]}) for agent in agents}
+        masks = self._masks(said, declared=True)
+        found = {}
         for agent in agents:
             g, j = self._places[agent]
-            mask = result.action_masks[g]
-            if mask is not None and self.envs.spec.groups[g].mask_size is None:
+            value = value_at(groups[g].observation_tree, leaves[g], (0, j))
+            mask = masks[g]
+            found[agent] = value if mask is None else {"observation": value, "action_mask": mask[0, j].astype(np.int8)}
+        return found
+
+    def _infos(self, said: dict[str, Any], agents: list[str]) -> dict[str, dict[str, Any]]:
+        (own,) = infos_to_list(said, self.envs.agents, 1)
+        common = own.get(COMMON, {})
+        acting = dict(zip(self.possible_agents, self._acting, strict=True))
+        infos = {agent: merged(own.get(agent, {}), common, {"acting": acting[agent]}) for agent in agents}
+        masks = self._masks(said, declared=False)
+        for agent in agents:
+            g, j = self._places[agent]
+            if (mask := masks[g]) is not None:
                 infos[agent]["action_mask"] = mask[0, j].astype(np.int8)
         return infos
+
+    def _masks(self, said: dict[str, Any], *, declared: bool) -> list[NDArray[np.bool_] | None]:
+        """Masks per group (1, A_g, n) that the spaces declare, or those that came with the infos; else None."""
+        masks = said.get("action_mask")
+        if masks is None or not self.envs.grouped:
+            masks = {self.envs.spec.groups[0].name: masks}
+        return [
+            masks.get(group.name) if (group.mask_size is not None) is declared else None
+            for group in self.envs.spec.groups
+        ]
 
     def _arrays(self, actions: Mapping[str, Any]) -> Any:
         """The actions in the form that the vectorizer takes."""
         if self._has_plain_actions and self._all_act and actions.keys() == self._agent_set:
             chosen = [actions[agent] for agent in self.possible_agents]
-            if all(action.__class__ in _INTS for action in chosen):
+            if _INTS.issuperset(map(type, chosen)):
                 return np.array([chosen], np.int64)
         if unknown := [agent for agent in actions if agent not in self._places]:
             raise ActionError(f"actions: no agent {unknown[0]!r}; there are {self.possible_agents}")
@@ -260,6 +274,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
 
 
 _INTS = frozenset({int, np.int64})
+_SAID_ALWAYS = 3  # infos: alive, acting, reset_mask
 
 
 def _cell(value: Any) -> NDArray[Any]:

@@ -81,6 +81,9 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
     ) -> Space[Any]:
         """The pipeline's output space for each agent; copies of the pipeline are bound to the spaces.
 
+        Returns:
+            A Dict space of agent name to its space.
+
         Raises:
             ArgumentError: The observation space is no Dict of agents.
             UnsupportedSpaceError: A piece cannot work on a space; a note names it.

@@ -30,7 +30,7 @@ OBSERVATIONS, MASK = "observations", "action_mask"  # as RLlib's own modules wit
 
 
 class EnvDicts(NamedTuple):
-    """What RLlib is told of some envs: one dict per env in each list."""
+    """What RLlib is given of some envs: one dict per env in each list."""
 
     obs: list[dict[str, Any]]
     rewards: list[dict[str, float]]
@@ -57,11 +57,12 @@ class AgentDicts:
     """Translates between the arrays of a `VectorEnv` and RLlib's dicts.
 
     * RLlib takes every observation for a question, so one is given to agents that must act now, and to those that
-      ended, as their last. Who waits for a turn is only paid; RLlib adds that to the agent's action before.
+      ended, as their last. An agent that waits for its turn gets only a reward; RLlib adds that to the agent's action
+      before.
     * Where time was up for some, ``truncateds`` says so under ``"__all__"`` alone: if each agent said it of itself,
-      RLlib would take the episode for terminated, and bootstrap nobody.
+      RLlib would take the episode for terminated, and bootstrap no agent.
     * RLlib ends an episode when all agents have ended that it has seen. Where others live that it has not, those ends
-      are told one step later.
+      come one step later.
     * After a fault an agent's last observation is the one before it, and ``infos[agent]["fault"]`` is True.
 
     Args:
@@ -90,7 +91,7 @@ class AgentDicts:
             (name, deepcopy(group.action_space)) for name, group in zip(self._names, ordered, strict=True)
         )
         self._acting = np.zeros((envs.num_envs, envs.agent_num), np.bool_)
-        # Agents that RLlib knows of in the running episode, and that have not ended; ends that it is told late.
+        # Agents that RLlib knows of in the running episode, and that have not ended; ends that come late.
         self._open: list[set[str]] = [set() for _ in range(envs.num_envs)]
         self._late: list[dict[str, list[Any]]] = [{} for _ in range(envs.num_envs)]
         # Kept only where a fault may ask for it.
@@ -117,7 +118,7 @@ class AgentDicts:
     def _env(
         self, result: VectorStep, rows: _Rows, i: int, said: Mapping[str, Any], *, begins: bool
     ) -> tuple[dict[str, Any], ...]:
-        """What is told of env ``i``, a dict of each kind."""
+        """What RLlib is given of env ``i``, a dict of each kind."""
         if begins or rows.was_reset[i]:
             begins, self._open[i], self._late[i] = True, set(), {}
         done, fault, seen = rows.done[i], rows.fault[i], rows.seen[i]
@@ -135,21 +136,22 @@ class AgentDicts:
         rewards, terminated, truncated = (
             {name: row[a] for a, name in here} for row in (rows.rewards[i], rows.terminated[i], rows.truncated[i])
         )
-        told = obs, rewards, terminated, truncated, self._infos(result, i, obs, said, fault=fault)
-        self._tell_ends(i, told, ended, done=done)
-        return told
+        given = obs, rewards, terminated, truncated, self._infos(result, i, obs, said, fault=fault)
+        self._write_ends(i, given, ended, done=done)
+        return given
 
-    def _tell_ends(self, i: int, told: tuple[dict[str, Any], ...], ended: set[str], *, done: bool) -> None:
+    def _write_ends(self, i: int, given: tuple[dict[str, Any], ...], ended: set[str], *, done: bool) -> None:
         """Put the flags of env ``i`` into the form in which RLlib understands them."""
-        obs, _, terminated, truncated, _ = told
+        obs, _, terminated, truncated, _ = given
         late, self._late[i] = self._late[i], {}
         known = self._open[i]
         if not done and known and known <= ended:
-            self._late[i] = {name: [column.pop(name) for column in told] for name in known}
+            self._late[i] = {name: [column.pop(name) for column in given] for name in known}
         for name, entries in late.items():
-            for column, entry in zip(told, entries, strict=True):
+            for column, entry in zip(given, entries, strict=True):
                 column[name] = entry
-        # Who is terminated and truncated at once is terminated; and who never had an observation is nobody to RLlib.
+        # An agent that is both terminated and truncated is terminated; one that never had an observation is unknown to
+        # RLlib.
         cut = done and any(
             truncated[name] and not terminated[name] for name in truncated.keys() & (known | late.keys())
         )

@@ -31,7 +31,7 @@ __all__ = ["RLlibMultiAgentEnv"]
 class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
     """A view of the one env of a `VectorEnv`, for code that is written for RLlib's envs.
 
-    For training, `marlvec.interop.rllib.RLlibEnvRunner` steps many at once. What is told to whom, and how time limits
+    For training, `marlvec.interop.rllib.RLlibEnvRunner` steps many at once. Which agents get what, and how time limits
     are, is written at `marlvec.interop.rllib.dicts.AgentDicts`.
 
     Args:
@@ -108,8 +108,8 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
         self.envs.reset_send(seed=None if seed is None else [seed], options=options)
         result = self.envs.recv()
         self._note(result)
-        told = self._dicts.read(result, begins=True)
-        return told.obs[0], told.infos[0]
+        given = self._dicts.read(result, begins=True)
+        return given.obs[0], given.infos[0]
 
     def step(
         self, action_dict: Mapping[str, Any]
@@ -129,8 +129,8 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
         self.envs.step_send(self._dicts.arrays([action_dict]))
         result = self.envs.recv()
         self._note(result)
-        told = self._dicts.read(result)
-        return told.obs[0], told.rewards[0], told.terminateds[0], told.truncateds[0], told.infos[0]
+        given = self._dicts.read(result)
+        return given.obs[0], given.rewards[0], given.terminateds[0], given.truncateds[0], given.infos[0]
 
     def render(self) -> Any:
         """What the env's own ``render()`` returns."""

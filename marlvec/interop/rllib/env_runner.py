@@ -23,7 +23,7 @@ except ImportError as error:
 
 __all__ = ["RLlibEnvRunner"]
 
-_OURS = "marlvec"  # the key of env_config under which stands what marlvec.make() is told
+_OURS = "marlvec"  # the key of env_config under which stand the arguments of marlvec.make()
 
 
 class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ray is not installed
@@ -34,7 +34,7 @@ class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ra
 
     * The env is all that `marlvec.make` takes, or, as everywhere in RLlib, a `MultiAgentEnv` or a name that
       ``ray.tune.register_env`` knows; then each env is built from ``env_config``.
-    * ``env_config`` is what the env is told; under ``"marlvec"`` stands what `marlvec.make` is told, and
+    * ``env_config`` goes to the env; under ``"marlvec"`` stand the arguments of `marlvec.make`, and
       ``action_masks`` of `RLlibVectorEnv`.
     * A runner's first reset takes RLlib's seed for it, spread over the envs by `marlvec.env_seeds`.
     * RLlib's check of single envs is not run: none of them can be stepped alone. `make` has checks of its own.

@@ -29,7 +29,7 @@ __all__ = ["RLlibVectorEnv"]
 class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
     """A view of a `VectorEnv` with any groups of agents, as RLlib's new API stack steps many envs.
 
-    What is told to whom, and how time limits are, is written at `marlvec.interop.rllib.dicts.AgentDicts`. An env whose
+    Which agents get what, and how time limits are, is written at `marlvec.interop.rllib.dicts.AgentDicts`. An env whose
     episode is over ignores its actions in the next call, and shows the next episode's first observations.
 
     Args:
@@ -42,7 +42,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
 
     Attributes:
         vectorizer: The vectorizer.
-        envs: N objects that tell the spaces of an env, and render it; they cannot be stepped.
+        envs: N objects that know the spaces of an env, and render it; they cannot be stepped.
         num_envs: N.
         single_observation_spaces, single_action_spaces: Agent to space; ``single_observation_space`` and
             ``single_action_space`` are the same as Dict spaces.
@@ -90,8 +90,8 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
             ``(obs, infos)``, one dict per env; of agents that must act.
         """
         self.vectorizer.reset_send(seed=seed, options=options)
-        told = self._dicts.read(self.vectorizer.recv(), begins=True)
-        return told.obs, told.infos
+        given = self._dicts.read(self.vectorizer.recv(), begins=True)
+        return given.obs, given.infos
 
     def step(self, actions: Sequence[Mapping[str, Any]]) -> EnvDicts:
         """Step all envs.

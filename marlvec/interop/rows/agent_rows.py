@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from marlvec.errors import ActionError, ContractError
 from marlvec.interop.rows.view_checks import one_group
 from marlvec.spaces import Leaf
+from marlvec.vector.validation.agent_dicts import is_by_agent
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["AgentRows", "cleared"]
@@ -40,6 +41,7 @@ class AgentRows:
         self.row_num = envs.num_envs * envs.agent_num
         self._env_num = envs.num_envs
         self._grouped = envs.grouped
+        self._spec = envs.spec
 
     def join(self, array: NDArray[Any]) -> NDArray[Any]:
         """(N, A, …) to (R, …), without a copy."""
@@ -52,9 +54,14 @@ class AgentRows:
     def split(self, actions: Any) -> Any:
         """Actions (R, …), or a tree of such arrays, in the form that `VectorEnv.step` takes.
 
+        What that reads agent by agent, a dict of agents to (N, …) or a list with one dict of agents per env, is left to
+        it.
+
         Raises:
             ActionError: Wrong structure, or not one row per env and agent.
         """
+        if actions.__class__ is not np.ndarray and is_by_agent(self._spec, self._grouped, actions, self._env_num):
+            return actions
         tree = self.group.action_tree
         if tree.is_leaf and not self._grouped:
             return self._split(actions, tree.leaves[0])

@@ -50,10 +50,10 @@ class RowDriver:
     """Resets and steps a `VectorEnv`, and says what became of each row.
 
     An agent's flag goes up once, when it ends. If its env goes on, the row is padding from the next observation on, as
-    it is before a late birth: zeros, reward 0, no flags, whatever action it is given, until the env's next episode.
-    Envs begin a new episode, all rows together, in the step in which their last agent ends.
+    it is for an agent that has not joined: zeros, reward 0, no flags, whatever action it is given, until the env's next
+    episode. Envs begin a new episode, all rows together, in the step in which their last agent ends.
 
-    Each row's info has what its agent was told, what the env says as a whole, and
+    Each row's info has its agent's info, the info of the env as a whole, and
 
     * ``"alive"``, ``"acting"``: of the observation that comes with it: is there an agent; must it act now;
     * ``"action_mask"``: (k,) bool, of that observation, where there are masks;
@@ -177,11 +177,11 @@ class RowDriver:
         return self.rows.group.observation_tree.unflatten(self._leaves)
 
     def _with_words(self, infos: list[Info], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What this class says of each row, with what its agent was told, and its env said."""
+        """What this class says of each row, with its agent's info, and its env's."""
         if not any(infos):  # most envs say nothing in most steps
             return ours
-        told = ((info.get(agent, {}), info.get(COMMON, {})) for info in infos for agent in self.envs.agents)
-        return [merged(own, common, mine) for (own, common), mine in zip(told, ours, strict=True)]
+        given = ((info.get(agent, {}), info.get(COMMON, {})) for info in infos for agent in self.envs.agents)
+        return [merged(own, common, mine) for (own, common), mine in zip(given, ours, strict=True)]
 
     def _ours(self) -> list[dict[str, Any]]:
         """Per row what this class says of it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gymnasium.spaces import Discrete
@@ -14,7 +15,7 @@ from marlvec.errors import ArgumentError, EnvRaised
 from marlvec.spaces import SpaceTree
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["NEXT_BEGINS_AT_ONCE", "check_view", "one_group", "render_mode_of", "value_at"]
+__all__ = ["NEXT_BEGINS_AT_ONCE", "check_view", "missing_is_attribute_error", "one_group", "render_mode_of", "value_at"]
 
 NEXT_BEGINS_AT_ONCE = "a new episode's first observation comes with the old one's end"
 """Why some views need the same-step mode."""
@@ -102,12 +103,26 @@ def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]
 def render_mode_of(envs: VectorEnv) -> str | None:
     """The render mode that all envs have; None if they have none, or not the same one."""
     try:
-        modes = set(envs.get_attr("render_mode"))
-    except EnvRaised as error:
-        if isinstance(error.__cause__, ArgumentError):  # they have no such attribute
-            return None
-        raise
+        with missing_is_attribute_error():
+            modes = set(envs.get_attr("render_mode"))
+    except AttributeError:
+        return None
     return modes.pop() if len(modes) == 1 else None
+
+
+@contextmanager
+def missing_is_attribute_error() -> Iterator[None]:
+    """Have a control call for what no env has raise what other libraries' users catch.
+
+    Raises:
+        AttributeError: From the `EnvRaised`.
+    """
+    try:
+        yield
+    except EnvRaised as error:
+        if isinstance(error.__cause__, ArgumentError):
+            raise AttributeError(str(error.__cause__)) from error
+        raise
 
 
 def _join(parts: Sequence[str]) -> str:

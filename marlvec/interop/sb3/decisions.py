@@ -31,8 +31,9 @@ def only_decisions(model: Any) -> Any:
     Its rollouts still hold all rows, as Stable-Baselines3 wants them. What is learned from is chosen when the rollout
     is full:
 
-    * Rows of agents that have ended, or are not born yet, are left out.
-    * Rows of agents that wait for their turn are left out, too. What they are paid meanwhile is added to the decision
+    * Rows of agents that have ended, or have not joined yet, are left out.
+    * Rows of agents that wait for their turn are left out, too. Their rewards meanwhile are added to those of the
+    decision
       before, and the value that follows a decision is that of the agent's next one. So ``gamma`` and ``gae_lambda``
       count decisions, and not steps of the env.
     * A decision whose outcome is still open when the rollout ends, because the agent waits, is left out; so is one
@@ -116,18 +117,19 @@ class _Decisions:
         buffer: Any = self
         driver = _view(self.model).driver
         values, discount = buffer.values, buffer.gamma * buffer.gae_lambda
-        # Of what follows the step: the next decision's value and advantage, what is paid before it, and whether it
+        # Of what follows the step: the next decision's value and advantage, the rewards before it, and whether it
         # lies beyond this rollout.
         next_values = last_values.clone().cpu().numpy().flatten()
-        advantages, paid = np.zeros((2, buffer.n_envs), np.float32)
+        advantages, rewards = np.zeros((2, buffer.n_envs), np.float32)
         open_ = driver.alive & ~driver.acting
         over = dones.astype(np.bool_)
         for step in reversed(range(buffer.buffer_size)):
             going = 1.0 - over.astype(np.float32)
-            next_values, advantages, paid, open_ = next_values * going, advantages * going, paid * going, open_ & ~over
+            next_values, advantages, rewards = next_values * going, advantages * going, rewards * going
+            open_ &= ~over
             decided, lost = self.decided[step], self.lost[step]
-            paid = paid + buffer.rewards[step]
-            found = paid + buffer.gamma * next_values - values[step] + discount * advantages
+            rewards = rewards + buffer.rewards[step]
+            found = rewards + buffer.gamma * next_values - values[step] + discount * advantages
             # An agent that waited when its episode was lost never learns what its decision came to.
             open_ |= lost & ~decided
             self.usable[step] = usable = decided & ~lost & ~open_
@@ -135,7 +137,7 @@ class _Decisions:
             buffer.advantages[step] = np.where(usable, found, 0)
             advantages = np.where(usable, found, np.where(here, 0, advantages)).astype(np.float32)
             next_values = np.where(here, values[step], next_values)
-            paid = np.where(here, 0, paid).astype(np.float32)
+            rewards = np.where(here, 0, rewards).astype(np.float32)
             open_ &= ~decided
             over = buffer.episode_starts[step].astype(np.bool_)
         buffer.returns = buffer.advantages + values
@@ -147,7 +149,7 @@ class _Decisions:
             batch_size: Rows of each but the last; None: all in one.
 
         Raises:
-            StateError: The rollout is not full, or nobody decided anything in it.
+            StateError: The rollout is not full, or no agent decided anything in it.
         """
         buffer: Any = self
         if not buffer.full:

@@ -13,9 +13,9 @@ import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError, EnvRaised, MissingExtraError
+from marlvec.errors import ArgumentError, MissingExtraError
 from marlvec.interop.rows.driver import RowDriver
-from marlvec.interop.rows.view_checks import render_mode_of
+from marlvec.interop.rows.view_checks import missing_is_attribute_error, render_mode_of
 from marlvec.vector.seeding import env_seeds
 from marlvec.vector.vector_env import VectorEnv
 
@@ -38,7 +38,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
     """A view of a `VectorEnv` with one group of agents, for Stable-Baselines3 and sb3-contrib.
 
     One row per agent, and one policy for all of them. What an agent that has ended, or waits for its turn, brings into
-    a rollout is told in `marlvec.interop.rows.driver.RowDriver`; `marlvec.interop.sb3.only_decisions` keeps it
+    a rollout is described at `marlvec.interop.rows.driver.RowDriver`; `marlvec.interop.sb3.only_decisions` keeps it
     out of what a model learns from.
 
     * ``dones`` goes up once for each agent, when it ends; ``infos[row]["terminal_observation"]`` is the last it saw,
@@ -58,7 +58,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
 
     Attributes:
         envs: The vectorizer.
-        driver: What steps it; its ``alive`` and ``acting``, (R,) bool, tell padding and waiting rows.
+        driver: What steps it; its ``alive`` and ``acting``, (R,) bool, mark padding and waiting rows.
         num_envs: R, the number of rows.
         observation_space, action_space: Of one row.
         reset_infos: Per row, what was said at its latest reset.
@@ -145,6 +145,9 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
     def action_masks(self) -> NDArray[np.bool_]:
         """(R, k) bool: what each row may do now; everything where it does not act.
 
+        Returns:
+            (R, k) bool.
+
         Raises:
             ArgumentError: The actions are no choices.
         """
@@ -163,18 +166,17 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
     def get_attr(self, attr_name: str, indices: Rows = None) -> list[Any]:
         """An attribute of the env of each of these rows.
 
+        Returns:
+            One value per row.
+
         Raises:
             AttributeError: The envs have no such attribute.
         """
         rows, ids = self._rows_and_envs(indices)
         if attr_name == "render_mode":  # asked for by VecEnv itself, of envs that need not have one
             return [render_mode_of(self.envs)] * len(rows)
-        try:
+        with missing_is_attribute_error():
             values = dict(zip(ids, self.envs.get_attr(attr_name, ids), strict=True))
-        except EnvRaised as error:
-            if isinstance(error.__cause__, ArgumentError):
-                raise AttributeError(str(error.__cause__)) from error
-            raise
         return [values[row // self.envs.agent_num] for row in rows]
 
     def set_attr(self, attr_name: str, value: Any, indices: Rows = None) -> None:
@@ -183,12 +185,20 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         self.envs.set_attr(attr_name, value, ids)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Rows = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the envs, once for each env; each of these rows gets its env's answer."""
+        """Call a method of the envs, once for each env; each of these rows gets its env's answer.
+
+        Returns:
+            One answer per row.
+
+        Raises:
+            AttributeError: The envs have no such method.
+        """
         rows, ids = self._rows_and_envs(indices)
         if method_name == _MASKS and self._is_maskable:
             masks = self.action_masks()
             return [masks[row] for row in rows]
-        answers = self.envs.call(method_name, *method_args, indices=ids, **method_kwargs)
+        with missing_is_attribute_error():
+            answers = self.envs.call(method_name, *method_args, indices=ids, **method_kwargs)
         by_env = dict(zip(ids, answers, strict=True))
         return [by_env[row // self.envs.agent_num] for row in rows]
 
@@ -208,9 +218,10 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
 
     def _rows_and_envs(self, indices: Rows) -> tuple[list[int], list[int]]:
         """The rows that are meant, and the envs that have them."""
-        rows = [int(row) for row in self._get_indices(indices)]
-        if wrong := [row for row in rows if not 0 <= row < self.num_envs]:
+        given = [int(row) for row in self._get_indices(indices)]
+        if wrong := [row for row in given if not -self.num_envs <= row < self.num_envs]:
             raise ArgumentError(f"indices: expected rows from 0 to {self.num_envs - 1}, got {wrong[0]}")
+        rows = [row % self.num_envs for row in given]  # -1 is the last one, as in a list
         return rows, sorted({row // self.envs.agent_num for row in rows})
 
 

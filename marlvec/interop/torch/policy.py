@@ -157,6 +157,9 @@ class TorchPolicy(Policy):
     def values(self, rows: Rows) -> NDArray[Any]:
         """What rows are worth, (n,) floats: a value function for learner connectors such as GAE.
 
+        Returns:
+            (n,) floats.
+
         Raises:
             ContractError: The module gives no ``values``.
         """
@@ -168,6 +171,9 @@ class TorchPolicy(Policy):
 
     def probabilities(self, rows: Rows) -> NDArray[Any]:
         """How likely each action is, for n rows: (n, k) floats; what is masked has 0.
+
+        Returns:
+            (n, k) floats.
 
         Raises:
             ArgumentError: The action space is not Discrete.
@@ -220,21 +226,12 @@ class TorchPolicy(Policy):
 
     def state_dict(self) -> PolicyState:
         """Weights and random stream, as arrays; dtypes that numpy lacks (bfloat16) by their bits."""
-        weights = {
-            name: _bits(value) if isinstance(value, torch.Tensor) else value
-            for name, value in self.module.state_dict().items()
-        }
-        return {"module": weights, "generator": self._generator.get_state().numpy().copy()}
+        return {"module": self.get_weights(), "generator": self._generator.get_state().numpy().copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.keys() != {"module", "generator"}:
             raise ArgumentError(f"expected the state of a TorchPolicy, got {list(state)}")
-        own = self.module.state_dict()
-        given: Mapping[str, Any] = state["module"]
-        if own.keys() != given.keys():
-            missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
-            raise ArgumentError(f"these are weights of another module: {missing} are missing, {extra} unknown")
-        weights = {name: self._like(name, given[name], own[name]) for name in own}
+        weights = self._like_own(state["module"])
         generator = torch.Generator(self.device)
         try:
             generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
@@ -243,6 +240,24 @@ class TorchPolicy(Policy):
         self.module.load_state_dict(weights)
         self._generator = generator
         self.version += 1
+
+    def get_weights(self) -> PolicyState:
+        """The module's weights and buffers, as arrays; dtypes that numpy lacks (bfloat16) by their bits."""
+        return {
+            name: _bits(value) if isinstance(value, torch.Tensor) else value
+            for name, value in self.module.state_dict().items()
+        }
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        self.module.load_state_dict(self._like_own(weights))
+
+    def _like_own(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Weights as the module has them."""
+        own = self.module.state_dict()
+        if own.keys() != given.keys():
+            missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+            raise ArgumentError(f"these are weights of another module: {missing} are missing, {extra} unknown")
+        return {name: self._like(name, given[name], own[name]) for name in own}
 
     def _like(self, name: str, value: Any, own: Any) -> Any:
         """A tensor of the module's dtype from its bits."""

@@ -55,10 +55,10 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
     ``(group, "observation")``           (N, n, …)   what the agents see; nested tensordicts for Dict and Tuple spaces
     ``(group, "mask")``                  (N, n)      whether the agent must act now: not dead, not waiting for its turn
     ``(group, "action_mask")``           (N, n, k)   which choices are allowed; all True where ``mask`` is False
-    ``(group, "reward")``                (N, n, 1)   what the step paid, to those who waited, too
+    ``(group, "reward")``                (N, n, 1)   rewards of the step, also of those that waited
     ``(group, "done")`` and the like     (N, n, 1)   the agent has ended, in this step or before, and how
     ``"done"``                           (N, 1)      the episode is over, and `reset` is to begin the next one
-    ``"terminated"``, ``"truncated"``    (N, 1)      likewise; it counts as truncated if that cut anybody off
+    ``"terminated"``, ``"truncated"``    (N, 1)      likewise; it counts as truncated if that cut any agent off
     ``"state"``                          (N, …)      with ``make(..., state=True)``
     ``"fault"``                          (N, 1)      the episode was lost, unless ``on_fault="raise"``
     ===================================  ==========  ==================================================================
@@ -123,7 +123,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         ]
         self._reward_dtype = reward_dtype
         self._same_step = envs.autoreset.begins_at_once
-        self._tells_faults = envs.on_fault != "raise"
+        self._marks_faults = envs.on_fault != "raise"
         self._wants_masks = action_masks is not False
         self.result: VectorStep | None = None
         self._rows: EnvSnapshot | None = None
@@ -196,7 +196,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             seen = {"observation": observation_spec(tree, *lead), "mask": flags_spec(*lead)}
             if (size := self._mask_sizes[places.group]) is not None:
                 seen["action_mask"] = flags_spec(*lead, size)
-            told = {
+            own_specs = {
                 "observation": seen,
                 "action": {
                     "action": action_spec(spec.groups[places.group].action_tree, *lead, categorical=categorical)
@@ -204,13 +204,13 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
                 "reward": {"reward": Unbounded((*lead, 1), dtype=self._reward_dtype)},
                 "done": {name: flags_spec(*lead, 1) for name in _FLAGS},
             }
-            for kind, own in told.items():
+            for kind, own in own_specs.items():
                 parts[kind][places.name] = Composite(own, shape=lead)
         parts["done"] |= {name: flags_spec(n_envs, 1) for name in _FLAGS}
         if self.envs.brings_state:
             assert self.envs.state_space is not None
             parts["observation"]["state"] = observation_spec(SpaceTree(self.envs.state_space), n_envs)
-        if self._tells_faults:
+        if self._marks_faults:
             parts["observation"]["fault"] = flags_spec(n_envs, 1)
         for kind, own in parts.items():
             setattr(self, f"{kind}_spec", Composite(own, shape=(n_envs,)).to(self.device or "cpu"))
@@ -320,7 +320,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
 
     def _flags(self, result: VectorStep, ids: NDArray[np.int64] | None) -> dict[str, NDArray[np.bool_]]:
         """Who has ended so far, (N, A), and under ``"root"`` which envs were cut off in this step, (N,)."""
-        back = result.alive & ~result.done[:, None]  # those of the next episode are not meant; some are born again
+        back = result.alive & ~result.done[:, None]  # those of the next episode are not meant; some have joined again
         cut = result.done & result.truncated.any(axis=1)
         if ids is None:
             self._terminated = result.terminated | (self._terminated & ~back)
@@ -339,7 +339,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         }
 
     def _tensors(self, rows: EnvSnapshot, fault: NDArray[np.bool_], step: dict[str, NDArray[Any]]) -> TensorDictBase:
-        """All that TorchRL is told: of a reset, or with rewards and flags of a step."""
+        """All that TorchRL is given: of a reset, or with rewards and flags of a step."""
         n_envs = self.envs.num_envs
         source: dict[str, Any] = {}
         agents: dict[str, Any] = {}
@@ -352,7 +352,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         for places in self._places:
             tree = self.envs.spec.groups[places.group].observation_tree
             leaves = [torch.from_numpy(leaf)[:, places.own] for leaf in rows.obs[places.group]]
-            own = {name: tensor[:, places.everyone] for name, tensor in agents.items()}
+            own = {name: tensor[:, places.on_axis] for name, tensor in agents.items()}
             own["observation"] = nested(tree.space, tree.unflatten(leaves))
             if (mask := self._mask(rows, places)) is not None:
                 own["action_mask"] = mask
@@ -362,7 +362,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             source[places.name] = TensorDict(own, batch_size=(n_envs, places.count), device=self.device)
         if rows.state is not None:
             source["state"] = torch.from_numpy(rows.state)
-        if self._tells_faults:
+        if self._marks_faults:
             source["fault"] = torch.from_numpy(fault).unsqueeze(-1)
         return TensorDict(source, batch_size=(n_envs,), device=self.device)
 

@@ -55,13 +55,13 @@ def group_agents(spec: EnvSpec, group_map: GroupMap = None) -> dict[str, list[st
 
 @dataclass(frozen=True)
 class GroupPlaces:
-    """Where the agents of one group sit. Places are a slice where that will do, which copies nothing.
+    """Where the agents of one group are. Places are a slice where that will do, which copies nothing.
 
     Attributes:
         name: Of the group.
         group: Which of ``spec.groups`` they are in.
         own: Their places in that.
-        everyone: Their places on the agent axis.
+        on_axis: Their places on the agent axis.
         count: How many they are.
         whole: Whether they are all of that group, in its order.
     """
@@ -69,7 +69,7 @@ class GroupPlaces:
     name: str
     group: int
     own: slice | list[int]
-    everyone: slice | list[int]
+    on_axis: slice | list[int]
     count: int
     whole: bool
 
@@ -95,8 +95,8 @@ def find_places(spec: EnvSpec, name: str, members: Sequence[str]) -> GroupPlaces
             f"groups, or make(..., pad=True) makes them equal"
         )
     own = [places[agent][1] for agent in members]
-    everyone = [home.agents[j] for j in own]
-    return GroupPlaces(name, g, _cut(own), _cut(everyone), len(own), own == list(range(len(home.agents))))
+    on_axis = [home.agents[j] for j in own]
+    return GroupPlaces(name, g, _cut(own), _cut(on_axis), len(own), own == list(range(len(home.agents))))
 
 
 def _cut(places: list[int]) -> slice | list[int]:

@@ -70,7 +70,7 @@ class EnvSnapshot:
     def at_ends(
         self, result: VectorStep, before: EnvSnapshot, groups: Sequence[AgentGroup], *, same_step: bool
     ) -> EnvSnapshot:
-        """The same where no episode ended; where one did, the last that was seen of it, with nobody to act.
+        """The same where no episode ended; where one did, the last that was seen of it, with no agent to act.
 
         Args:
             result: The step.
