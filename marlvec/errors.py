@@ -1,12 +1,12 @@
-"""Every error marlvec raises, in one tree.
+"""Every error marlvec raises, in one tree; in brackets, what `except` clauses for other libraries catch it by.
 
     MarlvecError
-    ├── StateError                    a call came at the wrong time
-    │   ├── ClosedError               ... after close()
-    │   ├── BusyError                 ... while another call was pending; its name is in the text
-    │   ├── NothingPendingError       ... a fetch with nothing sent
-    │   ├── NotResetError             ... a step of an env that has no running episode
-    │   ├── EnvsDriven                ... after somebody else drove the envs that a collector collects from
+    ├── StateError (RuntimeError)     a call came at the wrong time
+    │   ├── ClosedError (gymnasium.error.ClosedEnvironmentError)  ... after close()
+    │   ├── BusyError (gymnasium.error.AlreadyPendingCallError)  ... while another call was pending; `name` says which
+    │   ├── NothingPendingError (gymnasium.error.NoAsyncCallError)  ... a fetch with nothing sent
+    │   ├── NotResetError (gymnasium.error.ResetNeeded)  ... a step of an env that has no running episode
+    │   ├── EnvsDriven                ... after other code drove the envs that a collector collects from
     │   ├── EpisodesFull              ... no more episodes can run at a time
     │   ├── EpisodeOver               ... in an episode that has ended, or was lost
     │   │   └── EpisodeCut            ... because the collector's side has ended it
@@ -14,39 +14,46 @@
     ├── ArgumentError (ValueError)    an argument is wrong; nothing was sent to any env
     │   └── ActionError               the actions have the wrong shape, dtype or structure
     ├── RegistryError
-    │   ├── UnknownEnvError (LookupError)
+    │   ├── UnknownEnvError (LookupError, gymnasium.error.NameNotFound)
     │   └── AlreadyRegisteredError (ValueError)
     ├── SerialisationError (TypeError)  something cannot be pickled for a worker, or written to a file
     ├── UnsupportedSpaceError (TypeError)
-    ├── ContractError                 an env, policy or connector broke its contract
-    ├── FetchTimeout (TimeoutError)   a fetch or recv ran out of time; the request stays pending
+    ├── ContractError (ValueError)    an env, policy or connector broke its contract
+    ├── FetchTimeout (TimeoutError, multiprocessing.TimeoutError)  time ran out; the request stays pending
     ├── AnswerTimeout (TimeoutError)  a simulator outside waited too long for the collector
-    ├── DriverGone                    whoever drove a simulator outside is gone
+    ├── DriverGone                    the thread or client that drove a simulator outside is gone
     ├── CheckpointError               a file does not hold what should be in it
     ├── ProtocolError                 what came over a socket is not what the protocol allows
     ├── RefusedError                  the other side of a socket said no; its `code` says why
     ├── ConnectionLost (ConnectionError)  the other side of a socket is gone
-    ├── EnvFault                      something went wrong inside an env or its worker
+    ├── EnvFault (RuntimeError)       something went wrong inside an env or its worker
     │   ├── EnvRaised                 an env raised; `__cause__` is the original exception
     │   │   ├── EnvArgumentError (TypeError)  ... a TypeError, while it was being constructed
     │   │   └── EnvContractError (ContractError)  ... or returned what its contract does not allow
     │   ├── EnvTimeout (TimeoutError) an env did not come back within step_timeout; its worker was killed
     │   └── WorkerDied                a worker process is gone
+    ├── CollectorDied (RuntimeError)  a collector of marlvec.distributed is gone, and others do not make up for it
+    │   └── CollectorTimeout (TimeoutError)  ... because a request ran for too long
     ├── ResourceError (OSError)       the machine has not enough memory, processes or file descriptors
-    └── MissingExtraError (ImportError)  an optional library is not installed
+    └── MissingExtraError (ImportError, gymnasium.error.DependencyNotInstalled)  an optional library is not installed
 
     RestartQuietly (Exception)        for envs to raise: build me anew, and make no fuss about it
 
     ContractWarning (UserWarning)     a broken contract where ``validate="warn"`` asks for no more than a warning
 
 Messages say what was expected, what was got, where, and what to do about it.
+
+With this module comes Gymnasium. What has to be quick without it, such as a ``--help``, imports it where it raises.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
+
+import gymnasium.error
 
 __all__ = [
     "ActionError",
@@ -57,6 +64,8 @@ __all__ = [
     "BusyError",
     "CheckpointError",
     "ClosedError",
+    "CollectorDied",
+    "CollectorTimeout",
     "ConnectionLost",
     "ContractError",
     "ContractWarning",
@@ -98,24 +107,40 @@ class StateError(MarlvecError, RuntimeError):
     """A call came at the wrong time."""
 
 
-class ClosedError(StateError):
+class ClosedError(StateError, gymnasium.error.ClosedEnvironmentError):
     """The vectorizer was closed."""
 
 
-class BusyError(StateError):
-    """Another call is pending; fetch it first."""
+class BusyError(StateError, gymnasium.error.AlreadyPendingCallError):
+    """Another call is pending; fetch it first.
+
+    Attributes:
+        name: Of the pending call, e.g. ``"step"``; empty where it is no call of a vectorizer.
+    """
+
+    def __init__(self, message: str, name: str = "") -> None:
+        RuntimeError.__init__(self, message)  # Gymnasium's asks for a name
+        self.name = name
 
 
-class NothingPendingError(StateError):
-    """There is nothing to fetch."""
+class NothingPendingError(StateError, gymnasium.error.NoAsyncCallError):
+    """There is nothing to fetch.
+
+    Attributes:
+        name: Of the call whose result was asked for, e.g. ``"step"``; empty where any would do.
+    """
+
+    def __init__(self, message: str, name: str = "") -> None:
+        RuntimeError.__init__(self, message)  # Gymnasium's asks for a name
+        self.name = name
 
 
-class NotResetError(StateError):
+class NotResetError(StateError, gymnasium.error.ResetNeeded):
     """An env has no running episode: it was never reset, or its episode is over."""
 
 
 class EnvsDriven(StateError):
-    """Somebody else reset or stepped the envs that a collector collects from, or took their rows.
+    """Other code reset or stepped the envs that a collector collects from, or took their rows.
 
     Its running episodes are not what it knows of them: `Collector.reset` begins new ones.
     """
@@ -149,7 +174,7 @@ class RegistryError(MarlvecError):
     """Something is wrong with the id of an env, or the name of a connector or function."""
 
 
-class UnknownEnvError(RegistryError, LookupError):
+class UnknownEnvError(RegistryError, LookupError, gymnasium.error.NameNotFound):
     """No env is registered under this id."""
 
 
@@ -165,12 +190,12 @@ class UnsupportedSpaceError(MarlvecError, TypeError):
     """A leaf of a space has no fixed-size array form."""
 
 
-class ContractError(MarlvecError):
+class ContractError(MarlvecError, ValueError):
     """An env, policy or connector returned something its contract does not allow."""
 
 
 class ContractWarning(UserWarning):
-    """An env returned values its contract does not allow, and ``validate="warn"`` lets them through."""
+    """An env breaks its contract, and goes on: values are not allowed, or its instances share a generator."""
 
 
 class CheckpointError(MarlvecError):
@@ -192,6 +217,8 @@ class CheckpointError(MarlvecError):
 
 class ProtocolError(MarlvecError):
     """What came over a socket is not what the protocol allows. The connection is closed; nothing else has changed.
+
+    `marlvec.distributed` raises it for an answer that is no longer waited for, and uses no such answer.
 
     Attributes:
         code: ``"protocol"``; ``"version"`` where the two sides speak different ones; ``"limit"`` where it was too much.
@@ -224,7 +251,7 @@ class ConnectionLost(MarlvecError, ConnectionError):
     """The other side of a socket is gone, or silent for too long, and did not come back in time."""
 
 
-class FetchTimeout(MarlvecError, TimeoutError):
+class FetchTimeout(MarlvecError, TimeoutError, multiprocessing.TimeoutError):
     """Time ran out. The request is still pending: fetch again for the same reply."""
 
 
@@ -233,13 +260,34 @@ class AnswerTimeout(MarlvecError, TimeoutError):
 
 
 class DriverGone(MarlvecError):
-    """The thread that drove a simulator is gone: it raised (``__cause__``), or returned while somebody waited for it.
+    """The thread that drove a simulator is gone: it raised (``__cause__``), or returned while a call waited for it.
 
     Its running episodes are lost; those of others go on, and what was collected is kept: the call may be made again.
     """
 
 
-class MissingExtraError(MarlvecError, ImportError):
+class CollectorDied(MarlvecError, RuntimeError):
+    """A collector is gone, and ``on_fault`` or ``max_restarts`` of `marlvec.distributed.Collectors` ends the call.
+
+    The books balance, and nothing that was there is lost: the call may be made again.
+
+    Attributes:
+        index: Which.
+    """
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.index)
+
+
+class CollectorTimeout(CollectorDied, TimeoutError):
+    """A collector's request ran for longer than ``timeout``, and it was ended."""
+
+
+class MissingExtraError(MarlvecError, ImportError, gymnasium.error.DependencyNotInstalled):
     """An optional dependency is not installed; the text names the extra that brings it."""
 
 
@@ -250,8 +298,8 @@ class ResourceError(MarlvecError, OSError):
 class RestartQuietly(Exception):
     """For an env to raise, in any operation: it wants to be built anew.
 
-    Its running episode is lost, as after a fault, and told so; but nothing is logged, and it does not count as one.
-    Works whatever ``on_fault`` says. An env that raises it again and again without ever stepping is a fault.
+    Its running episode is lost, as after a fault, and its row says so; but nothing is logged, and it does not count as
+    one. Works whatever ``on_fault`` says. An env that raises it again and again without ever stepping is a fault.
     """
 
 
@@ -282,7 +330,7 @@ class Failure:
     request: int | None = None
 
 
-class EnvFault(MarlvecError):
+class EnvFault(MarlvecError, RuntimeError):
     """Something went wrong inside an env or its worker.
 
     Attributes:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marlvec.envs.making.catalog import ENVPOOL
+from marlvec.envs.making.catalog import ENVPOOL, VMAS
 from marlvec.envs.making.recipe import EnvKwargs, EnvRecipe, RenderModes, Wrapper, write_recipes
 from marlvec.errors import ArgumentError, EnvArgumentError
 from marlvec.registry import EnvLike, resolve_all
@@ -19,6 +19,7 @@ from marlvec.vector.backends.process import AsyncVectorEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
 from marlvec.vector.backends.thread import ThreadVectorEnv
 from marlvec.vector.faults.restarts import RestartLimit
+from marlvec.vector.faults.shared_generators import warn_of_shared
 from marlvec.vector.processes.worker import WorkerLink
 from marlvec.vector.settings import SettingsArguments
 from marlvec.vector.vector_env import VectorEnv
@@ -48,10 +49,20 @@ BACKENDS: Mapping[str, Backend] = {
     "native": Backend(make_native, takes_num_workers=True),
     "pool": Backend(make_pool),
 }
+_POOLS = {
+    ENVPOOL: "EnvPool's envs run in threads of its own",
+    VMAS: "VMAS's envs are one simulator, which steps them all at once",
+}
+"""Families that are pools, and have no other backend, and why."""
 _PROCESS_DEFAULTS = {"context": None, "shared_memory": True, "daemon": True, "worker": None, "step_timeout": None}
 
 # What other libraries call an argument of make() by a name that does not come near.
-_SYNONYMS = {"env_num": "num_envs", "asynchronous": "backend", "vectorization_mode": "backend"}
+_SYNONYMS = {
+    "env_num": "num_envs",
+    "asynchronous": "backend",
+    "vectorization_mode": "backend",
+    "observation_mode": "spaces",
+}
 
 
 def make(
@@ -66,10 +77,13 @@ def make(
     wrappers: Wrapper | Sequence[Wrapper] = (),
     max_episode_steps: int | None = None,
     pad: bool = False,
+    agents: str = "auto",
+    lenient: bool = False,
     grouped: bool = False,
     render_mode: RenderModes = None,
     state: bool = False,
     spaces: str = "equal",
+    env_state: str | None = None,
     context: Any = None,
     shared_memory: bool | str = True,
     daemon: bool = True,
@@ -87,16 +101,16 @@ def make(
         env: What to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
             ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``, an
             env class, a factory, or a list with one of these per env. A factory that declares an argument ``env_index``
-            or ``num_envs`` is told.
+            or ``num_envs`` is given it.
         num_envs: N; default 1, or the length of the list.
         backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
-            that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled worlds in
+            that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled envs in
             this process, for envs that have them (docs/native.md); ``"pool"``: one object that holds all envs, e.g.
-            ``gymnasium.make_vec``'s (docs/libraries/), and the only one for EnvPool's ids, so leave it out there;
-            ``"auto"``: native where that has the same numbers bit for bit, is installed and supports all that is asked
-            for; else sync where worker processes would cost more than they bring, which is found out by stepping two
-            of the envs in a process of their own first; else async. ``repr(envs)`` says what was taken and why, and
-            the numbers are the same either way. Who asks for something of processes gets async.
+            ``gymnasium.make_vec``'s (docs/libraries/), and the only one for the ids of EnvPool and VMAS, so leave it
+            out there; ``"auto"``: native where that has the same numbers bit for bit, is installed and supports all
+            that is asked for; else sync where worker processes would cost more than they bring, which is found out by
+            stepping two of the envs in a process of their own first; else async. ``repr(envs)`` says what was taken and
+            why, and the numbers are the same either way. Who asks for something of processes gets async.
         num_workers: Worker processes or threads; default: one per core that this process may use, by its affinity and
             the quota of its container, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
@@ -107,12 +121,20 @@ def make(
             when the first has; agents still alive are truncated then.
         copy: Return copies; False for read-only views, valid until the next call that steps.
         wrappers: Applied to every env, first one innermost: classes or functions from env to env. One that declares an
-            argument ``env_index`` or ``num_envs`` is told.
+            argument ``env_index`` or ``num_envs`` is given it.
         max_episode_steps: Truncate the agents that are still alive after so many steps of their env; in a turn-based
             env a step is one move. Takes the place of the limit that Gymnasium registers with its envs; limits that
             other envs have of their own stay.
         pad: Make one group of agents whose spaces differ in size: observations get zeros at the end of each axis,
             Discrete actions an action mask. Spaces that do not fit one another raise.
+        agents: Whose the parts of a Gymnasium env's spaces are. ``"auto"``: several agents', where observation and
+            action spaces are Tuples of one length, or Dicts of the same keys, and the env has ``n_agents`` or
+            ``num_agents`` of that number (lbforaging, rware, SMAClite), or the keys are ints (multigrid); else one
+            agent's. ``"tuple"``, ``"dict"``: several agents', whatever the env says; ``"single"``: one agent's.
+        lenient: Take PettingZoo Parallel envs that leave two things out, which raise otherwise. Without
+            ``possible_agents``, the agents are those of a first reset, which is made when the env is built and has no
+            seed. An agent that leaves ``env.agents`` without a flag is truncated in that step, without a final
+            observation where the env gives none.
         grouped: Give observations and actions as dicts of groups also where all agents are alike.
         render_mode: For the envs' constructors: one mode for all; ``"single_rgb_array"`` (``"single_"`` and any mode)
             for a renderer in env 0 alone; or a list of one mode or None per env.
@@ -120,11 +142,15 @@ def make(
             ``infos["final_state"]``; they must have a ``state_space``.
         spaces: ``"equal"``: all envs have the same spaces; ``"compatible"``: the bounds of their Boxes may differ, and
             the vectorizer's spaces have the widest.
+        env_state: ``"deepcopy"``: where an env has no ``get_state()`` and ``set_state(state)``, its attributes are its
+            state, and `VectorEnv.get_state` saves a copy of those. Tried when the first env of its kind is built, by
+            taking the same steps twice: where they come out otherwise, that raises. None: an env's own methods only.
+            Native envs need neither.
         context: Start method of worker processes: ``"forkserver"`` (default), ``"spawn"``, ``"fork"``, or a
             multiprocessing context.
         shared_memory: False sends rows through pipes; ``"require"`` refuses spaces of which a leaf has no fixed size
             and would have to go through one.
-        daemon: Whether worker processes that nobody closed get a second to close their envs at the interpreter's exit
+        daemon: Whether worker processes that were not closed get a second to close their envs at the interpreter's exit
             (True), or the time they need (False).
         worker: A function to run in worker processes in place of their own loop; see
             `marlvec.vector.processes.worker.serve`.
@@ -132,8 +158,8 @@ def make(
             process is killed. None: as long as it wants. Noticed while a call waits.
         on_fault: What becomes of an env that raises, hangs or takes its worker along. ``"raise"``: the call raises.
             ``"restart"``: it is built anew (all envs of the worker, if that is gone), and seeded by `restart_seed`; its
-            episode is lost, and the row of its next result tells so: ``infos["fault"]``, truncated, without final
-            observation. ``"mask"``: its row tells so likewise, and from then on nobody is alive in it.
+            episode is lost, and the row of its next result says so: ``infos["fault"]``, truncated, without final
+            observation. ``"mask"``: its row says so likewise, and from then on no agent is alive in it.
         max_restarts: How many restarts of one env, or of one worker, are too many: a count within a minute, or a
             `RestartLimit`. Then the call raises.
         validate: How often values are checked: ``"strict"``: in every call; ``"sample"``: in the first ones and now and
@@ -157,6 +183,10 @@ def make(
         EnvRaised: An env's constructor raised; names the env, with its traceback. Nothing is left running.
         ResourceError: The machine has not enough memory, processes or file descriptors. Nothing is left running.
         UnsupportedSpaceError: A leaf cannot be in shared memory, and that was required.
+
+    Warns:
+        ContractWarning: A random generator is an attribute of the envs' class, and more than one env of a process draws
+            from it; says what to do.
     """
     recipes = write_recipes(
         resolve_all(env, num_envs),
@@ -166,6 +196,8 @@ def make(
         render_mode=render_mode,
         max_episode_steps=max_episode_steps,
         pad=pad,
+        agents=agents,
+        lenient=lenient,
     )
     settings: SettingsArguments = {
         "autoreset_mode": autoreset_mode,
@@ -175,6 +207,7 @@ def make(
         "validate": validate,
         "state": state,
         "spaces": spaces,
+        "env_state": env_state,
         "on_fault": on_fault,
         "max_restarts": max_restarts,
     }
@@ -185,9 +218,9 @@ def make(
         "worker": worker,
         "step_timeout": step_timeout,
     }
-    if recipes[0].factory.entry.family == ENVPOOL:
+    if (where := _POOLS.get(recipes[0].factory.entry.family)) is not None:
         if backend not in ("async", "auto", "pool"):
-            raise ArgumentError(f"backend={backend!r}: EnvPool's envs run in threads of its own; leave it out")
+            raise ArgumentError(f"backend={backend!r}: {where}; leave it out")
         backend = "pool"
     reason = ""
     try:
@@ -199,6 +232,8 @@ def make(
         _suggest(error, kwargs)
         raise
     envs.backend_reason = reason
+    if envs.shared_generators:
+        warn_of_shared(envs.shared_generators, envs.num_envs, 2)
     return envs
 
 

@@ -15,7 +15,16 @@ import gymnasium
 
 from marlvec.arguments import whole_number
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.making.catalog import ENVPOOL, catalog, envpool_entry, gymnasium_entry
+from marlvec.envs.making.catalog import (
+    ENVPOOL,
+    OPENSPIEL,
+    VMAS,
+    catalog,
+    envpool_entry,
+    gymnasium_entry,
+    openspiel_entry,
+    vmas_entry,
+)
 from marlvec.envs.making.factory import EnvEntry, EnvFactory
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
@@ -25,6 +34,12 @@ _ID = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _ENTRY_POINT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VERSION = re.compile(r"(.+)[_-]v(\d+)")
 _GYMNASIUM = "gymnasium/"
+_OPEN_NAMESPACES: Mapping[str, Callable[[str], EnvEntry]] = {
+    ENVPOOL: envpool_entry,
+    OPENSPIEL: openspiel_entry,
+    VMAS: vmas_entry,
+}
+"""Namespaces whose libraries know their ids; whether there is such an env shows when it is built."""
 EnvLike = str | Callable[..., Any] | EnvFactory
 """What stands for an env: a registered id, ``"module:attr"``, a class, a factory."""
 _entries: dict[str, EnvEntry] = {entry.id: entry for entry in catalog()}
@@ -169,7 +184,7 @@ def _entry_point(text: str) -> EnvEntry:
         raise ArgumentError(f"expected 'module:attr' (e.g. 'my_package.envs:MyEnv'), got {text!r}")
     module, _, attribute = text.partition(":")
     if module == "__main__":
-        # A worker has another main module, so what it names is fetched here, and travels as it is.
+        # A worker has another main module, so what it names is fetched here, and is sent as it is.
         found = getattr(sys.modules["__main__"], attribute, None)
         if not callable(found):
             raise UnknownEnvError(f"the main module has no class or factory {attribute!r}")
@@ -184,8 +199,9 @@ def _find(name: str) -> EnvEntry:
     """Look up an id, whole or shortened."""
     if name in _entries:
         return _entries[name]
-    if name.startswith(f"{ENVPOOL}/"):
-        return envpool_entry(name.removeprefix(f"{ENVPOOL}/"))
+    for namespace, entry_of in _OPEN_NAMESPACES.items():
+        if name.startswith(f"{namespace}/"):
+            return entry_of(name.removeprefix(f"{namespace}/"))
     wanted, version = _split(name)
     matches = []
     for entries in _by_name().get(wanted, {}).values():

@@ -1,8 +1,8 @@
-"""The batched contract: one object that is many worlds of one env, stepped by compiled functions.
+"""The batched contract: one object that holds N copies of one env, stepped by compiled functions.
 
-A native env keeps the state of all its worlds as plain arrays, world first, and reads and writes their rows of the
-buffers. Its functions get the worlds to work on as an int64 array of indices, ascending, and are called for disjoint
-sets of worlds from several threads at once: they touch no world but those, and let go of the interpreter lock
+A `NativeEnv` keeps the state of all its envs as plain arrays, whose first axis is the env, and reads and writes their
+rows of the buffers. Its functions get the envs to work on as an int64 array of indices, ascending, and are called for
+disjoint sets of envs from several threads at once: they touch no env but those, and let go of the interpreter lock
 (`marlvec.native.jit.kernel`).
 
 What a native env does **not** do, because the runner does it once for all of them: check actions against their
@@ -11,15 +11,16 @@ work over threads, spread seeds.
 
 How to write one
 ----------------
-Subclass `NativeEnv`, set the attributes that describe one world, and write two methods, each a line that calls a
+Subclass `NativeEnv`, set the attributes that describe one env, and write two methods, each a line that calls a
 compiled function::
 
     class Counter(NativeEnv):
-        "Counts to ten, and pays whoever adds the most."
+        "Counts to ten; the agent that adds the most gets a reward."
 
         name, agents = "counter_v0", ("agent_0", "agent_1")
         observation_spaces = (Box(0, 10, (1,), np.float32),) * 2
         action_spaces = (Discrete(3),) * 2
+        state_names = ("count",)
 
         def __init__(self, num_envs):
             super().__init__(num_envs)
@@ -60,6 +61,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,7 +80,7 @@ Ids = NDArray[np.int64]
 
 
 class Rows(Protocol):
-    """The rows of all worlds, laid out by `marlvec.vector.data.buffers.Buffers`; N worlds, A agents, A_g of a group.
+    """The rows of all envs, laid out by `marlvec.vector.data.buffers.Buffers`; N envs, A agents, A_g of a group.
 
     ``obs`` and ``actions``: per group of the spec, per leaf, (N, A_g, *leaf.shape), C-contiguous, of the leaf's dtype.
     ``action_masks``: per group (N, A_g, n) bool, or None where its actions are no choices. ``reward``: (N, A) float64.
@@ -100,7 +102,7 @@ class Rows(Protocol):
 
     @property
     def reward(self) -> NDArray[np.float64]:
-        """What each agent is paid in this step."""
+        """Each agent's reward of this step."""
 
     @property
     def terminated(self) -> BoolArray:
@@ -128,9 +130,9 @@ class Rows(Protocol):
 
 
 class NativeEnv(ABC):
-    """Many worlds of one env.
+    """N copies of one env.
 
-    Subclasses set the attributes that describe one world (as `MultiAgentEnv` has them), in the class or in
+    Subclasses set the attributes that describe one env (as `MultiAgentEnv` has them), in the class or in
     ``__init__``, whose arguments are ``num_envs`` and those of the reference's constructor, with its defaults.
     ``__init__`` raises what `refuse` makes for an argument that the reference takes and this does not.
 
@@ -146,8 +148,11 @@ class NativeEnv(ABC):
         state_space: Of the global state, or None.
         metadata: The reference's.
         has_infos: Whether `infos` is to be asked after resets and steps.
+        state_names: Arrays (N, …) that the next steps of an env depend on, besides its random stream and its rows:
+            attributes, or ``"attribute.field"`` of a NamedTuple. Each class names its own, and ``()`` where it has
+            none beyond those of its bases; the states of a class that does not say cannot be saved.
         num_envs: N.
-        rng: (N, 6) uint64, one numpy random stream (PCG64) per world, seeded by the runner; see
+        rng: (N, 6) uint64, one numpy random stream (PCG64) per env, seeded by the runner; see
             `marlvec.native.rng_kernels`. It goes on from one episode to the next.
         rows: Where to read and write; there from `attach` on.
     """
@@ -160,6 +165,7 @@ class NativeEnv(ABC):
     state_space: Space[Any] | None = None
     metadata: Mapping[str, Any] = {}
     has_infos: bool = False
+    state_names: tuple[str, ...]
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -171,70 +177,84 @@ class NativeEnv(ABC):
 
     @abstractmethod
     def reset(self, ids: Ids) -> None:
-        """Begin an episode in each of these worlds.
+        """Begin an episode in each of these envs.
 
         Writes obs, ``alive``, ``acting``, and the masks where spaces declare them. Leaves reward and flags alone: in
-        a same-step autoreset they still tell of the episode that just ended. On entry nobody is alive or acting, and
-        masks allow everything; observations are those of before. Options of a reset do not get here: native envs are
-        for references that look at none.
+        a same-step autoreset they are still those of the episode that just ended. On entry no agent is alive or acting,
+        and masks allow everything; observations are those of before. Options of a reset do not get here: native envs
+        are for references that look at none.
         """
 
     @abstractmethod
     def step(self, ids: Ids) -> None:
-        """Take one step in each of these worlds, all of which have a running episode, with the actions in their rows.
+        """Take one step in each of these envs, all of which have a running episode, with the actions in their rows.
 
         On entry rewards and flags are zero and actions lie in their spaces (those of agents that are not acting may
         be anything: never read them). Writes obs, reward and, where something changes, flags, ``alive``, ``acting``
-        and masks. All agents of a world end in the same step: it sets ``terminated`` or ``truncated`` (or both, where
+        and masks. All agents of an env end in the same step: it sets ``terminated`` or ``truncated`` (or both, where
         the reference does), clears ``alive`` and ``acting``, allows everything in the masks, writes each agent's last
         observation, and sets ``done``.
 
         Turn-based envs keep to what the AEC adapter (`marlvec.envs.adapters.aec`) makes of their reference: one step is
         one move; after it the agent that acts next observes, and at the end all do; others keep the
         observation they have. The mask of an agent that is not acting allows everything. The reward of a step is all
-        that was paid in it, to whomever.
+        that any agent got in it.
         """
 
     def check_actions(self, ids: Ids) -> None:
-        """Look at the actions in these worlds' rows, which lie in their spaces, before any world moves.
+        """Look at the actions in these envs' rows, which lie in their spaces, before any env moves.
 
         Raises:
-            ActionError: An agent that is acting cannot do that; names world and agent.
+            ActionError: An agent that is acting cannot do that; names env and agent.
         """
 
     def cut_short(self, ids: Ids) -> None:
-        """Time is up in these worlds, after a step: write the observations in which the agents leave.
+        """Time is up in these envs, after a step: write the observations in which the agents leave.
 
         The runner writes flags, ``alive`` and ``acting`` after it. Nothing to do where all agents observe every step.
         """
 
     def write_state(self, ids: Ids) -> None:
-        """Write these worlds' global states into ``rows.state``. Called only if ``state_space`` is given."""
+        """Write these envs' global states into ``rows.state``. Called only if ``state_space`` is given."""
         raise ContractError(f"{self.name} declares a state_space and has no write_state()")
 
     def infos(self, ids: Ids) -> dict[int, Info]:
-        """Infos of these worlds' last reset or step, by world; only asked for if ``has_infos``."""
+        """Infos of these envs' last reset or step, by env; only asked for if ``has_infos``."""
         return {}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """Build the reference env in the state that world ``i`` is in, for rendering it and reading its attributes.
+        """Build the reference env in the state that env ``i`` is in, for rendering it and reading its attributes.
 
         Args:
-            i: Which world.
+            i: Which env.
             render_mode: For its constructor.
 
         Raises:
             ArgumentError: There is no such thing.
         """
-        raise refuse(self.name, "an env object per world (render, get_attr)")
+        raise refuse(self.name, "an env object per env (render, get_attr)")
+
+    def state_obstacle(self) -> str | None:
+        """Why the states of these envs cannot be saved, or None if they can."""
+        if "state_names" in vars(type(self)):
+            return None
+        return (
+            f"the native env {self.name} ({type(self).__name__}) does not say which of its arrays are its state: "
+            f"declare state_names, as in marlvec.native.NativeEnv"
+        )
+
+    def state_arrays(self) -> dict[str, AnyArray]:
+        """All that the next steps depend on besides the rows: name → (N, …), the arrays themselves, no copies."""
+        names = [name for kind in type(self).__mro__ for name in vars(kind).get("state_names", ())]
+        return {"rng": self.rng, **{name: attrgetter(name)(self) for name in names}}
 
     def set_alive(self, ids: Ids) -> None:
-        """All agents of these worlds are alive and act: for `reset`, where that is so."""
+        """All agents of these envs are alive and act: for `reset`, where that is so."""
         self.rows.alive[ids] = True
         self.rows.acting[ids] = True
 
     def spec(self) -> EnvSpec:
-        """Describe one world; equal to what the reference's adapter says."""
+        """Describe one env; equal to what the reference's adapter says."""
         return EnvSpec(
             name=self.name,
             agents=tuple(self.agents),

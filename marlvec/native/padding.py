@@ -22,7 +22,7 @@ AnyArray = NDArray[Any]
 
 @dataclass
 class _OwnRows:
-    """What the worlds see: their own observations and actions, and everything else as it is."""
+    """What the envs see: their own observations and actions, and everything else as it is."""
 
     outer: Rows
     obs: list[list[AnyArray]]
@@ -36,7 +36,7 @@ class PaddedNativeEnv(NativeEnv):
     """A native env whose agents have one observation space and one action space, each large enough for all of them.
 
     Args:
-        env: The worlds.
+        env: The envs.
 
     Raises:
         ContractError: The agents' spaces have no common one; names the leaf that differs.
@@ -56,11 +56,11 @@ class PaddedNativeEnv(NativeEnv):
         self._sizes = np.array([_choices(space) for space in self._own.action_spaces])
 
     def spec(self) -> EnvSpec:
-        """Describe one world, and what its agents' spaces were."""
+        """Describe one env, and what its agents' spaces were."""
         return self._padded
 
     def attach(self, rows: Rows) -> None:
-        """Take the padded rows, and give the worlds rows of their own."""
+        """Take the padded rows, and give the envs rows of their own."""
         super().attach(rows)
         n, groups = self.num_envs, self._own.groups
         self._members = [list(group.agents) for group in groups]
@@ -113,12 +113,21 @@ class PaddedNativeEnv(NativeEnv):
         """Infos of the last reset or step."""
         return self._env.infos(ids)
 
+    def state_obstacle(self) -> str | None:
+        """Why the states of these envs cannot be saved, or None."""
+        return self._env.state_obstacle()
+
+    def state_arrays(self) -> dict[str, AnyArray]:
+        """Those of the envs, and the observations that they have themselves."""
+        own = {f"obs/{g}": leaves[0] for g, leaves in enumerate(self._inner.obs)}
+        return {**self._env.state_arrays(), **own}
+
     def reference(self, i: int, render_mode: str | None = None) -> Any:
         """Build the reference env, which is not padded."""
         return self._env.reference(i, render_mode)
 
     def _show(self, ids: Ids) -> None:
-        """Copy the worlds' own observations into the first corner of the padded ones; the rest stays zero."""
+        """Copy the envs' own observations into the first corner of the padded ones; the rest stays zero."""
         rows = rows_of(ids)
         (shown,) = self.rows.obs[0]
         for members, (obs,) in zip(self._members, self._inner.obs, strict=True):

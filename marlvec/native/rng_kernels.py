@@ -1,6 +1,6 @@
 """numpy's random numbers in compiled code: the same draws as ``Generator(PCG64(SeedSequence(seed)))``, bit for bit.
 
-All functions take ``rng`` (N, 6) uint64, see `marlvec.native.rng_streams`, and the index of a world.
+All functions take ``rng`` (N, 6) uint64, see `marlvec.native.rng_streams`, and the index of an env.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _64 = np.uint64(64)
 
 
 def seed_envs(rng: Streams, ids: NDArray[np.int64], seeds: Sequence[int]) -> None:
-    """Begin the streams of these worlds anew, as ``numpy.random.default_rng(seed)`` does.
+    """Begin the streams of these envs anew, as ``numpy.random.default_rng(seed)`` does.
 
     Args:
         rng: (N, 6) uint64.
-        ids: (n,) int64, which worlds.
-        seeds: One per world, 0 to 2**64 - 1.
+        ids: (n,) int64, which envs.
+        seeds: One per env, 0 to 2**64 - 1.
     """
     _seed(rng, ids, np.array(seeds, np.uint64))
 
@@ -126,7 +126,7 @@ def _advance(rng: Streams, i: int) -> None:
 
 @kernel
 def next_uint64(rng: Streams, i: int) -> Any:
-    """The next 64 bits of world ``i``'s stream."""
+    """The next 64 bits of env ``i``'s stream."""
     _advance(rng, i)
     turn = rng[i, 0] >> np.uint64(58)
     value = rng[i, 0] ^ rng[i, 1]
@@ -163,7 +163,7 @@ def bounded(rng: Streams, i: int, n: int) -> Any:
 
     Args:
         rng: (N, 6) uint64.
-        i: The world.
+        i: The env.
         n: How many choices.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Random streams of worlds as plain numbers: what numpy's PCG64 keeps, one row per world.
+"""Random streams of envs as plain numbers: what numpy's PCG64 keeps, one row per env.
 
 A row is six uint64: state (high, low), increment (high, low), whether a 32-bit half is left over, and that half.
 numpy's ``Generator`` draws 32 bits at a time for small integers and keeps the other half for the next such draw, so it
@@ -44,7 +44,7 @@ def row_of(generator: np.random.Generator) -> NDArray[np.uint64]:
 
 
 def as_generator(row: NDArray[np.uint64]) -> np.random.Generator:
-    """Make numpy's own generator in the state that a row tells of.
+    """Make numpy's own generator in the state that a row holds.
 
     Args:
         row: (6,) uint64.

@@ -1,4 +1,4 @@
-"""One world of a native env as an env of its own, for the backends that run envs one by one."""
+"""One env of a `NativeEnv` as an env of its own, for the backends that run envs one by one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class NativeSingleEnv(MultiAgentEnv):
     """The batch of one. It is for envs that have no form but the native one; it is no faster than others are.
 
     Args:
-        env: A native env of one world.
+        env: A `NativeEnv` with one env.
     """
 
     def __init__(self, env: NativeEnv) -> None:
         self._env = env
         self._spec = env.spec()
         self._rows = _OneRow(self._spec)
-        self._world = NativeEnvView(env, 0, None)
+        self._view = NativeEnvView(env, 0, None)
         env.attach(self._rows)
         self.name, self.agents, self.metadata = env.name, env.agents, env.metadata
         self.observation_spaces, self.action_spaces = env.observation_spaces, env.action_spaces
@@ -37,8 +37,8 @@ class NativeSingleEnv(MultiAgentEnv):
 
     @property
     def unwrapped(self) -> NativeEnvView:
-        """The world, as `NativeVectorEnv` shows each of its own."""
-        return self._world
+        """The env, as `NativeVectorEnv` shows each of its own."""
+        return self._view
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode; native envs look at no options."""
@@ -50,7 +50,7 @@ class NativeSingleEnv(MultiAgentEnv):
             if mask is not None:
                 mask[:] = True
         self._env.reset(_ONLY)
-        return self._tell(slot)
+        return self._copy_out(slot)
 
     def step(self, slot: Slot) -> Info | None:
         """Take one step."""
@@ -69,22 +69,42 @@ class NativeSingleEnv(MultiAgentEnv):
             slot.reward[a] = rows.reward[0, a]
             slot.terminated[a], slot.truncated[a] = rows.terminated[0, a], rows.truncated[0, a]
         slot.done = bool(rows.done[0])
-        return self._tell(slot)
+        return self._copy_out(slot)
 
     def cut_short(self, slot: Slot) -> None:
         """End the episode here, with the observations in which the agents leave."""
         self._env.cut_short(_ONLY)
-        self._tell(slot)
+        self._copy_out(slot)
         super().cut_short(slot)
 
     def write_state(self, slot: Slot) -> None:
-        """Write the world's global state."""
+        """Write the env's global state."""
         self._env.write_state(_ONLY)
         assert self._rows.state is not None
         slot.write_state(self._rows.state[0])
 
-    def _tell(self, slot: Slot) -> Info | None:
-        """Copy what the world shows into the slot."""
+    def state_obstacle(self) -> str | None:
+        """Why the env's state cannot be saved, or None."""
+        return self._env.state_obstacle()
+
+    def get_state(self) -> dict[str, Any]:
+        """The env's arrays, and the rows that it writes into."""
+        return {name: array.copy() for name, array in self._state_arrays().items()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from such a state."""
+        for name, array in self._state_arrays().items():
+            array[...] = state[name]
+
+    def _state_arrays(self) -> dict[str, Any]:
+        rows = self._rows
+        found = self._env.state_arrays() | {"alive": rows.alive, "acting": rows.acting}
+        for g, leaves in enumerate(rows.obs):
+            found |= {f"obs/{g}/{k}": leaf for k, leaf in enumerate(leaves)}
+        return found | {f"mask/{g}": mask for g, mask in enumerate(rows.action_masks) if mask is not None}
+
+    def _copy_out(self, slot: Slot) -> Info | None:
+        """Copy what the env shows into the slot."""
         rows = self._rows
         for g, group in enumerate(self._spec.groups):
             mask = rows.action_masks[g]
@@ -97,7 +117,7 @@ class NativeSingleEnv(MultiAgentEnv):
 
 
 class _OneRow:
-    """The rows of one world; see `marlvec.native.native_env.Rows`."""
+    """The rows of one env; see `marlvec.native.native_env.Rows`."""
 
     def __init__(self, spec: EnvSpec) -> None:
         agent_num, groups = len(spec.agents), spec.groups

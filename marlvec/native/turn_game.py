@@ -23,7 +23,7 @@ ILLEGAL, LOST, DRAWN, WON, GOES_ON = -2, -1, 0, 1, 2
 
 
 class TurnRows(NamedTuple):
-    """The rows of N worlds of a game for two with one kind of observation, in a form that kernels take.
+    """The rows of N envs of a game for two with one kind of observation, in a form that kernels take.
 
     Attributes:
         obs: (N, 2, *shape), what each player saw last.
@@ -55,6 +55,8 @@ class TurnGame(NativeEnv):
         mover: (N,) int64, whose turn it is.
     """
 
+    state_names: tuple[str, ...] = ("mover",)
+
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
         self.mover = np.zeros(num_envs, np.int64)
@@ -82,7 +84,7 @@ class TurnGame(NativeEnv):
 
 @kernel
 def start(rows: Any, i: int, mover: int) -> None:
-    """Both players sit down at world ``i``."""
+    """Both players join the game of env ``i``."""
     for a in range(2):
         rows.alive[i, a] = True
         rows.acting[i, a] = a == mover
@@ -99,13 +101,13 @@ def pass_turn(rows: Any, i: int, before: int, after: int) -> None:
 
 @kernel
 def finish(rows: Any, i: int, mover: int, gain: float, legal: bool) -> None:
-    """The game in world ``i`` is over: pay, and let nobody act.
+    """The game in env ``i`` is over: write the rewards, and let no agent act.
 
     Args:
         rows: The rows.
-        i: Which world.
+        i: Which env.
         mover: Who made the last move.
-        gain: What it is paid.
+        gain: Its reward.
         legal: Whether that move was.
     """
     rows.reward[i, mover] = gain

@@ -8,6 +8,7 @@ from marlvec.vector.backends.sync import SyncVectorEnv
 from marlvec.vector.backends.thread import ThreadVectorEnv
 from marlvec.vector.commands import PerEnv
 from marlvec.vector.data.infos import infos_from_list, infos_to_list
+from marlvec.vector.data.state_files import load_state, save_state
 from marlvec.vector.faults.recovery import Fault
 from marlvec.vector.faults.restarts import RestartLimit
 from marlvec.vector.seeding import env_seeds
@@ -28,5 +29,7 @@ __all__ = [
     "env_seeds",
     "infos_from_list",
     "infos_to_list",
+    "load_state",
+    "save_state",
     "tile_frames",
 ]

@@ -10,10 +10,12 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.env_ids import EnvIds, check_env_ids
 from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
 from marlvec.vector.call_state import CONTROL_CALLS, PUBLIC_CALLS, CallEvent, CallKind, CallPhase, CallState
+from marlvec.vector.commands import Command
 from marlvec.vector.data.buffer_reuse import BufferReuse
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.report import Report
@@ -42,17 +44,19 @@ class VectorEnvBase(ABC):
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
         backend_reason: Why it is that one, where ``make(backend="auto")`` chose it, else empty.
+        shared_generators: Random generators in the envs' class that several envs of one process draw from, by name.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``.
-        lockstep: Whether an env that was asked for something comes back by itself. False where that is up to somebody
-            outside, so that nobody should wait for a certain one.
+        lockstep: Whether an env that was asked for something comes back by itself. False where that is up to a
+            simulator outside, so that no call should wait for a certain one.
         brings_state: Whether each reset and step brings the envs' global state.
-        drive_count: Goes up whenever somebody resets or steps envs or takes their rows, and when Ctrl-C costs what was
-            asked. Control calls leave it as it is. Whoever finds the number that his own last call left is alone.
+        drive_count: Goes up whenever envs are reset or stepped or their rows are taken, and when Ctrl-C costs what was
+            asked. Control calls leave it as it is. A caller that finds the number of its own last call is the only one.
         spec: What one env looks like.
     """
 
     backend: str = "?"
     backend_reason: str = ""
+    shared_generators: frozenset[str] = frozenset()
     lockstep: bool = True
     spec: EnvSpec
     grouped: bool
@@ -106,7 +110,7 @@ class VectorEnvBase(ABC):
 
         Args:
             operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows are wanted as they become ready),
-                ``"restart"``, ``"state"`` or ``"control"``.
+                ``"restart"``, ``"state"``, ``"control"``, ``"get_state"`` or ``"set_state"``.
             env_ids: The envs.
             arguments: Seeds and options of a reset, commands of a control call, what `Shard.restart` takes: each with
                 one entry per env.
@@ -148,7 +152,7 @@ class VectorEnvBase(ABC):
         """Ask these envs for what a public call wants. The one place where that can still be undone."""
         public = PUBLIC_CALLS[call]
         if not len(ids) and public.kind is CallKind.STREAM:
-            return  # nobody to wait for
+            return  # no env to wait for
         calls, recovery, operation = self._call_state, self._recovery, public.operation
         before, driven = calls.outstanding, self.drive_count
         self._is_sending = False
@@ -179,6 +183,28 @@ class VectorEnvBase(ABC):
                 calls.undo_begin(ids, before)
                 self.drive_count = driven
             raise
+
+    # --- control calls: what is asked of envs, and costs no episode ---
+
+    def _chosen_ids(self, call: str, indices: EnvIds | None) -> NDArray[np.int64]:
+        self._call_state.check_idle(call)
+        return self._everyone if indices is None else check_env_ids(indices, self.num_envs)
+
+    def _control(self, call: str, command: Command, indices: EnvIds | None) -> None:
+        ids = self._chosen_ids(call, indices)
+        self._control_each(call, [command] * len(ids), ids)
+
+    def _control_each(self, call: str, commands: Sequence[Command], ids: NDArray[np.int64]) -> None:
+        self._asked = ids
+        self._request(call, ids, (commands,))
+
+    def _fetch_answers(self, call: str, timeout: float | None = None) -> tuple[Any, ...]:
+        self._call_state.check_pending(call)
+        self._wait(self._call_state.outstanding, timeout, f"{call}_fetch")
+        _, report = self._take_results()
+        raise_failures(report.failures, self._place_name, report.answers)
+        masked = self._recovery.masked
+        return tuple(None if masked[i] else report.answers[i] for i in self._asked.tolist())
 
     # --- replies ---
 
@@ -211,7 +237,7 @@ class VectorEnvBase(ABC):
                     self._replies.clear()
                 except WorkerLost as loss:
                     self._handle_lost_worker(loss)
-                    in_time = True  # whoever is ready now is counted next
+                    in_time = True  # what is ready now is counted next
                 self._is_reading = False
             except Exception:
                 raise
@@ -256,7 +282,7 @@ class VectorEnvBase(ABC):
         calls, buffers = self._call_state, self._buffers
         if not calls.all_run:
             calls.have_episodes(arrived)
-        if self.autoreset.caller_begins:
+        if self.autoreset.caller_begins and np.count_nonzero(buffers.done):
             calls.lose_episodes(arrived[buffers.done[arrived] & ~self._recovery.masked[arrived]])
         self._note_known(arrived)
         everyone = everything or len(arrived) == self.num_envs
@@ -282,11 +308,9 @@ class VectorEnvBase(ABC):
         """The caller knows these envs' rows now."""
         recovery, buffers = self._recovery, self._buffers
         if len(ids) == self.num_envs:
-            np.copyto(recovery.known_alive, buffers.alive)
-            np.copyto(recovery.known_over, buffers.done)
+            recovery.known_flags[...] = buffers.flags
         else:
-            recovery.known_alive[ids] = buffers.alive[ids]
-            recovery.known_over[ids] = buffers.done[ids]
+            recovery.known_flags[ids] = buffers.flags[ids]
         if recovery.resets:
             recovery.forget_resets(ids)
 
@@ -351,7 +375,7 @@ class VectorEnvBase(ABC):
         raise loss.error from None
 
     def _tear(self, how: str) -> None:
-        """Ctrl-C came where what was asked, and what became of it, cannot be told any more."""
+        """Ctrl-C came where what was asked, and what became of it, is not known any more."""
         self.drive_count += 1
         self._call_state.on(CallEvent.TEAR, how)
 

@@ -68,6 +68,9 @@ PUBLIC_CALLS: Mapping[str, PublicCall] = {
         PublicCall("env_is_wrapped", "control", CallKind.CONTROL),
         PublicCall("render", "control", CallKind.CONTROL),
         PublicCall("state", "state", CallKind.CONTROL),
+        PublicCall("state_obstacles", "control", CallKind.CONTROL),
+        PublicCall("get_state", "get_state", CallKind.CONTROL),
+        PublicCall("set_state", "set_state", CallKind.CONTROL),
     )
 }
 
@@ -211,7 +214,7 @@ class CallState:
     def _refuse(self, call: str) -> None:
         self.check_open()
         how = "recv() or drain() the rest" if self.pending in STREAM_CALLS else f"{self.pending}_fetch()"
-        raise BusyError(f"{call}() while {self.pending}() is pending; {how} first")
+        raise BusyError(f"{call}() while {self.pending}() is pending; {how} first", self.pending or "")
 
     def check_free(self, env_ids: NDArray[np.int64], call: str) -> None:
         """Raise if these envs cannot be asked by ``call``, one of a stream, now."""
@@ -219,11 +222,13 @@ class CallState:
             return
         self.check_open()
         if self.pending not in STREAM_CALLS:
-            raise BusyError(f"{call}() while {self.pending}() is pending; {self.pending}_fetch() first")
+            what = f"{call}() while {self.pending}() is pending; {self.pending}_fetch() first"
+            raise BusyError(what, self.pending or "")
         self._mark_each()
         busy = env_ids[self._busy[env_ids]]
         if len(busy):
-            raise BusyError(f"{call}() to envs {busy.tolist()}, which still have a result to receive; recv() first")
+            what = f"{call}() to envs {busy.tolist()}, which still have a result to receive; recv() first"
+            raise BusyError(what, self.pending or "")
 
     def check_pending(self, call: str) -> None:
         """Raise if the pending call is not ``call``."""
@@ -231,7 +236,7 @@ class CallState:
             return
         self.check_open()
         what = f"{self.pending}() is pending" if self.pending else "nothing is pending"
-        raise NothingPendingError(f"{call}_fetch(): {what}; {call}_send() first")
+        raise NothingPendingError(f"{call}_fetch(): {what}; {call}_send() first", call)
 
     def check_episodes(self, env_ids: NDArray[np.int64], call: str) -> None:
         """Raise if one of these envs has no running episode."""
@@ -248,7 +253,7 @@ class CallState:
 
         Args:
             event: Which.
-            reason: Of `TEAR`, how the interrupt came; of `BREAK`, what users are told.
+            reason: Of `TEAR`, how the interrupt came; of `BREAK`, what users see.
         """
         after = TRANSITIONS[event][self.phase]
         if reason is not None and after is not _CLOSED:
@@ -305,6 +310,10 @@ class CallState:
         self._no_episode[env_ids] = False
         self.all_run = not self._no_episode.any()
 
+    def has_episodes(self, env_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these envs have a running episode, (n,) bool."""
+        return ~self._no_episode[env_ids]
+
     def arrive(self, env_ids: NDArray[np.int64]) -> None:
         """These envs have replied."""
         self._batches.append(env_ids)
@@ -349,11 +358,11 @@ _Method = Callable[Concatenate[_V, _P], _R]
 def exclusive(*, fetches: bool = False) -> Callable[[_Method[_V, _P, _R]], _Method[_V, _P, _R]]:
     """Make a public call of a method.
 
-    One thread at a time is let in: a second one is told so, and never gets a share of the first one's reply. What an
+    One thread at a time is let in: a second one raises, and never gets a share of the first one's reply. What an
     interrupted call left behind is cleared away first.
 
     Args:
-        fetches: Whether the call asks and fetches in one: if Ctrl-C ends it, nobody will fetch what it asked for.
+        fetches: Whether the call asks and fetches in one: if Ctrl-C ends it, what it asked for will not be fetched.
     """
 
     def decorate(method: _Method[_V, _P, _R]) -> _Method[_V, _P, _R]:

@@ -15,7 +15,7 @@ from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.rendering import render_env
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
-from marlvec.envs.wrapper_chain import find_method, get_attribute, is_wrapped, set_attribute
+from marlvec.envs.wrapper_chain import get_attribute, is_wrapped, set_attribute
 from marlvec.errors import ArgumentError
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture
@@ -30,6 +30,7 @@ __all__ = [
     "PerEnv",
     "Render",
     "SetAttribute",
+    "StateObstacle",
     "describe",
     "run_commands",
     "spread_attribute",
@@ -64,7 +65,7 @@ class PerEnv:
 
 @dataclass(frozen=True)
 class CallMethod:
-    """Call a method of the env.
+    """Call a method of the env, or read an attribute, as Gymnasium's vector envs do.
 
     Attributes:
         name: The method's.
@@ -81,7 +82,12 @@ class CallMethod:
             raise ArgumentError(f"call({self.name!r}) would go behind the vectorizer's back; {_REFUSED[self.name]}")
 
     def __call__(self, env: MultiAgentEnv) -> Any:
-        return find_method(env, self.name)(*_copy_or_share(self.args), **_copy_or_share(dict(self.kwargs)))
+        found = get_attribute(env, self.name)
+        if callable(found):
+            return found(*_copy_or_share(self.args), **_copy_or_share(dict(self.kwargs)))
+        if self.args or self.kwargs:
+            raise ArgumentError(f"{self.name!r} is not a method but {type(found).__name__}, and takes no arguments")
+        return found
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ class Execute:
 
 @dataclass(frozen=True)
 class IsWrapped:
-    """Tell whether the env is wrapped in such a class."""
+    """Whether the env is wrapped in such a class."""
 
     cls: type
 
@@ -144,6 +150,14 @@ class Render:
         return render_env(env)
 
 
+@dataclass(frozen=True)
+class StateObstacle:
+    """Say why the env's state cannot be saved, or None."""
+
+    def __call__(self, env: MultiAgentEnv) -> str | None:
+        return env.state_obstacle()
+
+
 def describe(command: Command) -> str:
     """The public call that a command stands for, e.g. ``"get_attr"``."""
     names: dict[type, str] = {
@@ -152,6 +166,7 @@ def describe(command: Command) -> str:
         Execute: "exec_func",
         IsWrapped: "env_is_wrapped",
         Render: "render",
+        StateObstacle: "state_obstacles",
     }
     return command.name if isinstance(command, CallMethod) else names[type(command)]
 
@@ -207,7 +222,7 @@ def run_commands(
 
 
 class CommandTarget(MultiAgentEnv):
-    """What stands for an env that is no object of its own (a native world, an env of a pool) where commands expect one.
+    """What stands for an env that is no object of its own (a native one, one of a pool) where commands expect one.
 
     It can be asked, not stepped.
 

@@ -69,7 +69,7 @@ def _draw(
     if mask is not None and mask.all():
         mask = None  # it forbids nothing, and without it drawing is much quicker
     if mask is not None:
-        own = [spec.allowed[a] for a in group.agents]  # with padding, not all choices are everyone's
+        own = [spec.allowed[a] for a in group.agents]  # with padding, not all agents have all choices
         free = np.stack([np.ones(mask.shape[2], np.bool_) if part is None else part for part in own])
         mask = np.where(acting[..., None], mask, free).reshape(n * size, mask.shape[2])
     tree = group.action_tree

@@ -10,7 +10,7 @@ import numpy as np
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["check_seed", "env_seeds", "restart_seed", "spread_seeds", "random_stream"]
+__all__ = ["check_seed", "entropy_of", "env_seeds", "restart_seed", "spread_seeds", "random_stream"]
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -44,6 +44,15 @@ def restart_seed(seed: int, incarnation: int) -> int:
         incarnation: How often it was built anew since then, from 1.
     """
     return int(np.random.SeedSequence(seed, spawn_key=(incarnation,)).generate_state(1)[0]) >> 1
+
+
+def entropy_of(seed: int | None) -> int:
+    """The seed, or where there is none, one from the operating system."""
+    if seed is not None:
+        return seed
+    fresh = np.random.SeedSequence().entropy
+    assert isinstance(fresh, int)  # a sequence only where one was given
+    return fresh
 
 
 def check_seed(seed: Any, where: str = "seed") -> int:

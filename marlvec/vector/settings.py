@@ -1,4 +1,4 @@
-"""The settings of a vectorizer: what `make()` was told, checked once."""
+"""The settings of a vectorizer: the arguments of `make()`, checked once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ __all__ = ["Settings", "SettingsArguments", "AUTORESET_MODES", "DONE_ON", "VALID
 LONGEST_WAIT = 1.0  # seconds
 
 SPACES = ("equal", "compatible")
+ENV_STATES = ("deepcopy",)
 
 
 class SettingsArguments(TypedDict, total=False):
@@ -27,6 +28,7 @@ class SettingsArguments(TypedDict, total=False):
     validate: str
     state: bool
     spaces: str
+    env_state: str | None
     on_fault: str
     max_restarts: int | RestartLimit
 
@@ -49,6 +51,7 @@ class Settings:
     validate: str = "sample"
     state: bool = False
     spaces: str = "equal"
+    env_state: str | None = None
     on_fault: str = "raise"
     max_restarts: int | RestartLimit = 10
     limit: RestartLimit = field(init=False)
@@ -57,6 +60,8 @@ class Settings:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 check_choice(name, getattr(self, name), choices)
+        if self.env_state is not None:
+            check_choice("env_state", self.env_state, ENV_STATES)
         given = self.max_restarts
         object.__setattr__(self, "limit", given if isinstance(given, RestartLimit) else RestartLimit(given))
 
@@ -67,6 +72,7 @@ class Settings:
             "done_on": self.done_on,
             "keep_state": self.state,
             "spaces": self.spaces,
+            "env_state": self.env_state,
             "limit": self.limit,
             "retry": self.on_fault == "restart",
         }

@@ -18,10 +18,11 @@ from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BusyError, NothingPendingError
 from marlvec.spaces import batch_space
-from marlvec.vector.base import ALL_ROWS, VectorEnvBase
+from marlvec.vector.base import ALL_ROWS
 from marlvec.vector.call_state import CONTROL_CALLS, CallEvent, exclusive
-from marlvec.vector.commands import CallMethod, Command, Execute, GetAttribute, IsWrapped, Render, spread_attribute
+from marlvec.vector.commands import CallMethod, Execute, GetAttribute, IsWrapped, Render, spread_attribute
 from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.env_states import StatefulVectorEnv
 from marlvec.vector.faults.failures import raise_failures
 from marlvec.vector.faults.recovery import Fault
 from marlvec.vector.random_action import random_actions
@@ -31,7 +32,7 @@ from marlvec.vector.vector_step import VectorStep
 __all__ = ["VectorEnv"]
 
 
-class VectorEnv(VectorEnvBase):
+class VectorEnv(StatefulVectorEnv):
     """N copies of a multi-agent env, stepped together or as they become ready.
 
     Made by `marlvec.make`, or directly by `SyncVectorEnv`, `ThreadVectorEnv`, `AsyncVectorEnv` (from factories),
@@ -40,8 +41,9 @@ class VectorEnv(VectorEnvBase):
     Every reply belongs to one numbered request: nothing stale is ever delivered. Wrong calls raise before anything is
     sent: `ClosedError`, `BusyError` (names the pending call), `NothingPendingError`, `NotResetError`, `BrokenError`.
 
-    What other libraries call by another name answers to it, too: `num_agents`, `possible_agents`, `step_async` and
-    `step_wait`. There is no ``reset_async``: `async_reset` is something else.
+    What other libraries call by another name answers to it, too: `num_agents`, `possible_agents`, and Gymnasium's
+    ``reset_async`` / ``reset_wait``, ``step_async`` / ``step_wait``, ``call_async`` / ``call_wait``. `async_reset` is
+    something else.
 
     Control calls (`call`, `exec_func`, `get_attr`, `set_attr`, `env_is_wrapped`, `render`) run where the envs live, one
     after the other, and cost no episode. They take ``indices``, the envs to ask (None: all), and those that answer do
@@ -61,15 +63,15 @@ class VectorEnv(VectorEnvBase):
         copy: Whether results are copies; else read-only views that are valid until the next call that steps.
         backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
         backend_reason: Why it is that one, where ``make(backend="auto")`` chose it, else empty.
+        shared_generators: Random generators in the envs' class that several envs of one process draw from, by name,
+            e.g. ``"Duel.rng"``; `marlvec.make` warns of them.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``: what becomes of an env at which something goes wrong.
         brings_state: Whether each reset and step brings the envs' global state: ``make(..., state=True)``.
-        drive_count: Goes up whenever somebody resets or steps envs or takes their rows. A `Collector` sees by it that
-            somebody else has; control calls (`render`, `get_attr`, …) leave it as it is.
+        drive_count: Goes up whenever envs are reset or stepped or their rows are taken. A `Collector` sees by it that
+            other code has; control calls (`render`, `get_attr`, …) leave it as it is.
         spec: What one env looks like.
         metadata: The envs' metadata.
     """
-
-    _rng: np.random.Generator | None = None  # for `random_action`; made where it is wanted first
 
     # --- what the envs look like ---
 
@@ -171,6 +173,9 @@ class VectorEnv(VectorEnvBase):
     def reset_fetch(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the reset that `reset_send` asked for.
 
+        Returns:
+            ``(obs, infos)``, as `reset`.
+
         Raises:
             FetchTimeout: Not all envs replied within ``timeout`` seconds; fetch again for the same reply.
         """
@@ -186,7 +191,8 @@ class VectorEnv(VectorEnvBase):
 
         Args:
             actions: (N, A, …), a tree of such arrays for Dict and Tuple spaces, or a dict of groups to (N, A_g, …).
-                Those of agents that are not acting are ignored and may be anything.
+                Those of agents that are not acting are ignored and may be anything. Also, and slower, a dict of agents
+                to (N, …), or a list with one dict of agents per env, in which those that do not act may be missing.
 
         Returns:
             ``(obs, rewards, terminated, truncated, infos)``: obs (N, A, …) or a dict of groups, rewards (N, A) float64,
@@ -218,6 +224,9 @@ class VectorEnv(VectorEnvBase):
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Wait for the step that `step_send` began.
 
+        Returns:
+            ``(obs, rewards, terminated, truncated, infos)``, as `step`.
+
         Raises:
             FetchTimeout: Not all envs replied within ``timeout`` seconds; fetch again for the same reply.
         """
@@ -225,6 +234,7 @@ class VectorEnv(VectorEnvBase):
         result = self._fetch("step", timeout)
         return result.obs, result.rewards, result.terminated, result.truncated, result.infos
 
+    reset_async, reset_wait = reset_send, reset_fetch
     step_async, step_wait = step_send, step_fetch
 
     # --- send and recv: envs as they become ready ---
@@ -284,7 +294,7 @@ class VectorEnv(VectorEnvBase):
         if calls.pending is None:
             raise NothingPendingError("recv() with nothing sent; send(), async_reset() or reset_send() first")
         if calls.pending in CONTROL_CALLS:
-            raise BusyError(f"recv() while {calls.pending}() is pending; {calls.pending}_fetch() first")
+            raise BusyError(f"recv() while {calls.pending}() is pending; {calls.pending}_fetch() first", calls.pending)
         outstanding = calls.outstanding
         wanted = outstanding if min_envs is None else min_envs
         if min_envs is not None and not 1 <= min_envs <= outstanding:
@@ -309,7 +319,7 @@ class VectorEnv(VectorEnvBase):
         calls = self._call_state
         calls.check_open()
         if calls.pending in CONTROL_CALLS:
-            raise BusyError(f"drain() while {calls.pending}() is pending; {calls.pending}_fetch() first")
+            raise BusyError(f"drain() while {calls.pending}() is pending; {calls.pending}_fetch() first", calls.pending)
         self._wait(calls.outstanding, timeout, "drain")
         return self._deliver()
 
@@ -320,10 +330,14 @@ class VectorEnv(VectorEnvBase):
         """Call a method of the envs, on the outermost wrapper that has it.
 
         Args:
-            name: The method's. ``reset``, ``step``, ``seed`` and ``close`` are refused.
+            name: The method's. ``reset``, ``step``, ``seed`` and ``close`` are refused. An attribute that is no method
+                is read, where there are no arguments.
             args: Its positional arguments; every env gets a copy.
             indices: The envs to ask.
             kwargs: Its keyword arguments.
+
+        Returns:
+            What the method returned, one entry per env asked, in the order of ``indices``.
         """
         self._control("call", CallMethod(name, args, kwargs), indices)
         return self._fetch_answers("call")
@@ -337,10 +351,15 @@ class VectorEnv(VectorEnvBase):
     def call_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the answers to `call_send`.
 
+        Returns:
+            One entry per env asked, as `call`.
+
         Raises:
             FetchTimeout: Not all envs answered within ``timeout`` seconds; fetch again for the same answers.
         """
         return self._fetch_answers("call", timeout)
+
+    call_async, call_wait = call_send, call_fetch
 
     @exclusive(fetches=True)
     def exec_func(
@@ -349,10 +368,13 @@ class VectorEnv(VectorEnvBase):
         """Run ``fn(env, *args, **kwargs)`` where each env lives; ``env`` is the user's, outermost wrapper and all.
 
         Args:
-            fn: Any callable; lambdas and closures travel by value.
+            fn: Any callable; lambdas and closures are sent by value.
             indices: The envs to ask, in this place or by name.
             args: More positional arguments; every env gets a copy.
             kwargs: Keyword arguments; one that is called ``indices`` can only go by position.
+
+        Returns:
+            What ``fn`` returned, one entry per env asked, in the order of ``indices``.
         """
         self._control("exec_func", Execute(fn, args, kwargs), indices)
         return self._fetch_answers("exec_func")
@@ -368,6 +390,9 @@ class VectorEnv(VectorEnvBase):
     def exec_func_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the answers to `exec_func_send`.
 
+        Returns:
+            One entry per env asked, as `exec_func`.
+
         Raises:
             FetchTimeout: Not all envs answered within ``timeout`` seconds; fetch again for the same answers.
         """
@@ -380,6 +405,9 @@ class VectorEnv(VectorEnvBase):
         Args:
             name: Of the attribute.
             indices: Of which envs; None: of all.
+
+        Returns:
+            Its value, one entry per env asked, in the order of ``indices``.
         """
         self._control("get_attr", GetAttribute(name), indices)
         return self._fetch_answers("get_attr")
@@ -424,6 +452,9 @@ class VectorEnv(VectorEnvBase):
         With ``make(..., state=True)`` each reset and step brings it as ``infos["state"]``, and the state in which an
         episode ended as ``infos["final_state"]``.
 
+        Returns:
+            ``(N, *state_space.shape)``, of the state space's dtype.
+
         Raises:
             ArgumentError: The envs have no ``state_space``.
         """
@@ -445,6 +476,9 @@ class VectorEnv(VectorEnvBase):
 
         Args:
             env_id: Of which env.
+
+        Returns:
+            The names; empty where no episode runs.
         """
         ids = check_env_ids([env_id], self.num_envs)
         self._call_state.check_free(ids, "agents_at")
@@ -561,23 +595,3 @@ class VectorEnv(VectorEnvBase):
         rows = ALL_ROWS if ids is self._everyone else self._selection(ids)
         self._action_writer.write(self._buffers, actions, ids, rows)
         self._request(call, ids)
-
-    def _chosen_ids(self, call: str, indices: EnvIds | None) -> NDArray[np.int64]:
-        self._call_state.check_idle(call)
-        return self._everyone if indices is None else check_env_ids(indices, self.num_envs)
-
-    def _control(self, call: str, command: Command, indices: EnvIds | None) -> None:
-        ids = self._chosen_ids(call, indices)
-        self._control_each(call, [command] * len(ids), ids)
-
-    def _control_each(self, call: str, commands: Sequence[Command], ids: NDArray[np.int64]) -> None:
-        self._asked = ids
-        self._request(call, ids, (commands,))
-
-    def _fetch_answers(self, call: str, timeout: float | None = None) -> tuple[Any, ...]:
-        self._call_state.check_pending(call)
-        self._wait(self._call_state.outstanding, timeout, f"{call}_fetch")
-        _, report = self._take_results()
-        raise_failures(report.failures, self._place_name, report.answers)
-        masked = self._recovery.masked
-        return tuple(None if masked[i] else report.answers[i] for i in self._asked.tolist())

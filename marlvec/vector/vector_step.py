@@ -29,7 +29,7 @@ class VectorStep:
         obs_leaves: Per group, per leaf: (n, A_g, *leaf.shape). Leaves without a fixed-size array form are arrays of
             objects, (n, A_g), with None where an agent is absent.
         final_leaves: Likewise: the last true observation of each agent that ended in this step. Where ``done``, of
-            every agent of the episode that ended, those that ended before included; zeros for those never born,
+            every agent of the episode that ended, those that ended before included; zeros for those that never joined,
             and None for their objects. Other rows mean nothing.
         rewards: (n, A) float64.
         terminated, truncated: (n, A) bool, the agent ended in this step, or was lost; see `fault`.
@@ -109,7 +109,7 @@ class VectorStep:
             assert buffers.state is not None
             assert buffers.final_state is not None
             self.state, self.final_state = cut(buffers.state), cut(buffers.final_state)
-        # Most steps end nobody, and copying observations twice is what costs with images.
+        # Most steps end no agent, and copying observations twice is what costs with images.
         if np.count_nonzero(flags[:, : 2 * a]):  # terminated or truncated; a fifth of the time of any()
             self.final_leaves = [[cut_leaf(leaf) for leaf in leaves] for leaves in buffers.final_obs]
         else:
@@ -169,17 +169,14 @@ class VectorStep:
     @property
     def final_obs(self) -> Any:
         """Final observations, in the form of `obs`."""
+        if not self._grouped and self._spec.groups[0].observation_tree.is_leaf:
+            return self.final_leaves[0][0]
         return public_tree(self._spec, self.final_leaves, grouped=self._grouped)
 
     @property
     def action_mask(self) -> Any:
         """(n, A, k) bool or a dict of groups to (n, A_g, k) for those that have one; None if no group has one."""
         return public_masks(self._spec, self.action_masks, grouped=self._grouped)
-
-    @property
-    def has_infos(self) -> bool:
-        """Whether an env said anything in the infos of these rows; what marlvec adds does not count."""
-        return bool(self._infos or self._columns)
 
     @property
     def infos(self) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def test_worlds_can_be_asked_and_changed() -> None:
             with pytest.raises(EnvRaised, match="backend='async'"):
                 envs.call(name)
         for name in ("max_cycles", "pos", "note"):
-            with pytest.raises(EnvRaised, match=rf"attribute '{name}' .*: no world would read it.*backend='async'"):
+            with pytest.raises(EnvRaised, match=rf"attribute '{name}' .*: no env would read it.*backend='async'"):
                 envs.set_attr(name, 3)
         envs.set_attr("_note", "mine")
         assert envs.get_attr("_note") == ("mine",) * 3

@@ -27,7 +27,7 @@ _ONE = np.uint64(1)
 
 
 class ConnectFour(TurnGame):
-    """Worlds of connect four.
+    """N games of connect four.
 
     Args:
         num_envs: N.
@@ -46,6 +46,7 @@ class ConnectFour(TurnGame):
     action_spaces = (Discrete(WIDTH),) * 2
     mask_sizes = (WIDTH, WIDTH)
     metadata = {"render_modes": ["human", "rgb_array"], "name": name, "is_parallelizable": False, "render_fps": 2}
+    state_names = ("stones", "heights", "last")
 
     def __init__(self, num_envs: int, *, screen_scaling: int = 9) -> None:
         super().__init__(num_envs)
@@ -137,7 +138,7 @@ def _play(
     me: int,
     column: int,
 ) -> int:
-    """Drop a stone in world ``i``, and say what it came to."""
+    """Drop a stone in env ``i``, and say what it came to."""
     height = heights[i, column]
     if height == HEIGHT:
         return ILLEGAL

@@ -19,7 +19,7 @@ SHOWN = 5  # rounds that a picture shows
 
 
 class RockPaperScissors(NativeEnv):
-    """Worlds of rock-paper-scissors, and of its larger forms.
+    """N games of rock-paper-scissors, and of its larger forms.
 
     Args:
         num_envs: N.
@@ -38,6 +38,7 @@ class RockPaperScissors(NativeEnv):
     name = "rps_v2"
     agents = ("player_0", "player_1")
     metadata = {"render_modes": ["human", "rgb_array"], "name": name, "is_parallelizable": True, "render_fps": 2}
+    state_names = ("rounds", "history")
 
     def __init__(self, num_envs: int, *, num_actions: int = 3, max_cycles: int = 15, screen_height: int = 800) -> None:
         super().__init__(num_envs)
@@ -116,7 +117,7 @@ def _end(
     acting: NDArray[np.bool_],
     done: NDArray[np.bool_],
 ) -> None:
-    """Truncate both players of the worlds in which the last round is over."""
+    """Truncate both players of the envs in which the last round is over."""
     for i in ids:
         if rounds[i] >= max_cycles:
             truncated[i] = True

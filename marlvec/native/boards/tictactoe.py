@@ -19,7 +19,7 @@ LINES = np.array([(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 
 
 
 class TicTacToe(TurnGame):
-    """Worlds of tic-tac-toe.
+    """N games of tic-tac-toe.
 
     Args:
         num_envs: N.
@@ -35,6 +35,7 @@ class TicTacToe(TurnGame):
     action_spaces = (Discrete(9),) * 2
     mask_sizes = (9, 9)
     metadata = {"render_modes": ["human", "rgb_array"], "name": name, "is_parallelizable": False, "render_fps": 1}
+    state_names = ("squares",)
 
     def __init__(self, num_envs: int, *, screen_height: int = 1000) -> None:
         super().__init__(num_envs)

@@ -14,13 +14,13 @@ __all__ = ["deal"]
 
 @kernel
 def deal(rng: Streams, i: int, size: int, hand: NDArray[np.int8]) -> None:
-    """Deal the first cards of a shuffled deck, each with one draw from world ``i``'s stream.
+    """Deal the first cards of a shuffled deck, each with one draw from env ``i``'s stream.
 
     The draw ``Generator.integers(cards left)`` says which of the cards that are left, in ascending order.
 
     Args:
         rng: (N, 6) uint64.
-        i: The world.
+        i: The env.
         size: Cards in the deck, 0 to size - 1.
         hand: (n,) int8, where they go.
     """

@@ -27,7 +27,7 @@ SHAPE = (11,)
 
 
 class KuhnPoker(TurnGame):
-    """Worlds of Kuhn poker.
+    """N games of Kuhn poker.
 
     An observation is OpenSpiel's information state tensor: which player (2), its card (3), and each move as pass or
     bet (3 × 2), all one-hot.
@@ -46,6 +46,7 @@ class KuhnPoker(TurnGame):
     action_spaces = (Discrete(2),) * 2
     mask_sizes = (2, 2)
     metadata = {"render_modes": [], "name": name, "is_parallelizable": False}
+    state_names = ("hands", "moves")
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
@@ -63,7 +64,7 @@ class KuhnPoker(TurnGame):
 
 
 def single() -> NativeSingleEnv:
-    """Build one world as an env."""
+    """Build one game as an env."""
     return NativeSingleEnv(KuhnPoker(1))
 
 
@@ -98,7 +99,7 @@ def _step(ids: Ids, rows: Any, hands: NDArray[np.int8], moves: NDArray[np.int8],
 
 @kernel
 def _play(hands: NDArray[np.int8], moves: NDArray[np.int8], me: int, move: int) -> tuple[bool, float]:
-    """Make a move: whether the game is over, and what it paid the one who made it."""
+    """Make a move: whether the game is over, and the reward of the agent that made it."""
     turn = 0
     while moves[turn] >= 0:
         turn += 1

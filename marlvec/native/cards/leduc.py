@@ -32,7 +32,7 @@ SHAPE = (30,)
 
 
 class Game(NamedTuple):
-    """The games of N worlds.
+    """The games of N envs.
 
     Attributes:
         deals: (N, 3) int8, both players' cards and the one that is laid open; all are drawn at the start.
@@ -50,7 +50,7 @@ class Game(NamedTuple):
 
 
 class LeducPoker(TurnGame):
-    """Worlds of Leduc poker.
+    """N games of Leduc poker.
 
     An observation is OpenSpiel's information state tensor: which player (2), its card (6), the open card (6), and each
     move of both rounds as call or raise (2 × 4 × 2), all one-hot.
@@ -70,6 +70,7 @@ class LeducPoker(TurnGame):
     action_spaces = (Discrete(3),) * 2
     mask_sizes = (3, 3)
     metadata = {"render_modes": [], "name": name, "is_parallelizable": False}
+    state_names = ("game.deals", "game.moves", "game.round", "game.pot")
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
@@ -92,7 +93,7 @@ class LeducPoker(TurnGame):
 
 
 def single() -> NativeSingleEnv:
-    """Build one world as an env."""
+    """Build one game as an env."""
     return NativeSingleEnv(LeducPoker(1))
 
 
@@ -132,7 +133,7 @@ def _step(ids: Ids, rows: Any, game: Any) -> None:
 
 @kernel
 def _play(game: Any, i: int, me: int, move: int) -> int:
-    """Make a move in world ``i``, and say what it came to."""
+    """Make a move in env ``i``, and say what it came to."""
     pot = game.pot[i]
     moves = game.moves[i, game.round[i]]
     turn, raises = _count(moves)

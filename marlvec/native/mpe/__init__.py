@@ -1,1 +1,1 @@
-"""mpe2's particle worlds: one file a scenario, on one physics core."""
+"""mpe2's particle envs: one file a scenario, on one physics core."""

@@ -22,7 +22,7 @@ _NEAR = 0.05
 
 
 class AssignmentScenario(Scenario):
-    """Agents that are paid for how near they are to the places that suit them best.
+    """Agents with a reward for how near they are to the places that suit them best.
 
     Args:
         num_envs: How many.

@@ -1,4 +1,4 @@
-"""What good agents pay for leaving the screen, in simple_tag and simple_world_comm.
+"""The penalty of good agents for leaving the screen, in simple_tag and simple_world_comm.
 
 ``np.exp`` is not the C library's ``exp``: a twentieth of its values differ in the last place, by processor. So numpy
 itself computes them, for the whole batch.
@@ -23,14 +23,14 @@ def exponentials(ids: Ids, pos: NDArray[np.float64], first: int, out: NDArray[np
     """Compute ``np.exp(2 * x - 2)`` of how far agents are from the middle, on each axis.
 
     Args:
-        ids: Which worlds.
+        ids: Which envs.
         pos: (N, E, 2) float64.
         first: The first of these agents.
         out: (N, n, 2) float64, of n agents from the first one on.
     """
     rows = rows_of(ids)
     x = np.abs(pos[rows, first : first + out.shape[1]])
-    with np.errstate(over="ignore"):  # no more than 10 is ever paid
+    with np.errstate(over="ignore"):  # the penalty is at most 10
         out[rows] = np.exp(2 * x - 2)
 
 

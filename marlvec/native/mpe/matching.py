@@ -33,7 +33,7 @@ def norms(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def match(costs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Costs of the cheapest assignment in each world.
+    """Costs of the cheapest assignment in each env.
 
     Args:
         costs: (n, A, A) float64, of agents in places.
@@ -41,14 +41,14 @@ def match(costs: NDArray[np.float64]) -> NDArray[np.float64]:
     Returns:
         (n, A) float64, per agent.
     """
-    paid = np.empty(costs.shape[:2])
+    cheapest = np.empty(costs.shape[:2])
     if costs.shape[1]:
-        _match(np.ascontiguousarray(costs), paid)
-    return paid
+        _match(np.ascontiguousarray(costs), cheapest)
+    return cheapest
 
 
 @kernel
-def _match(costs: Any, paid: Any) -> None:
+def _match(costs: Any, cheapest: Any) -> None:
     size = costs.shape[1]
     u, v, shortest = np.empty(size), np.empty(size), np.empty(size)
     path, row_of, column_of = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
@@ -74,7 +74,7 @@ def _match(costs: Any, paid: Any) -> None:
                 if r == row:
                     break
         for row in range(size):
-            paid[i, row] = costs[i, row, column_of[row]]
+            cheapest[i, row] = costs[i, row, column_of[row]]
 
 
 @kernel

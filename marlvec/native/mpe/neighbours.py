@@ -16,7 +16,7 @@ from marlvec.native.native_env import Ids
 
 __all__ = ["Neighbours", "put_seen"]
 
-_NOBODY = -1
+_NO_NEIGHBOUR = -1
 
 
 class Neighbours:
@@ -33,7 +33,7 @@ class Neighbours:
         ArgumentError: A number is no int of at least 1.
 
     Attributes:
-        limited: Whether anybody may be out of sight.
+        limited: Whether any agent may be out of sight.
         agents: (N, A, n) int64.
         landmarks: (N, A, m) int64.
     """
@@ -51,12 +51,12 @@ class Neighbours:
         places = np.tile(np.arange(agent_num, agent_num + landmark_num), (agent_num, 1))
         self._all = others, places
         self.agents, self.landmarks = (
-            np.tile(found if limit is None else np.full((agent_num, limit), _NOBODY), (num_envs, 1, 1))
+            np.tile(found if limit is None else np.full((agent_num, limit), _NO_NEIGHBOUR), (num_envs, 1, 1))
             for found, limit in zip(self._all, self._limits, strict=True)
         )
 
     def look(self, ids: Ids, pos: NDArray[np.float64]) -> None:
-        """Find out who is near whom in these worlds, ``pos`` (N, E, 2)."""
+        """Find the nearest agents of each agent in these envs, ``pos`` (N, E, 2)."""
         rows = rows_of(ids)
         for entities, limit, seen in zip(self._all, self._limits, (self.agents, self.landmarks), strict=True):
             if limit is not None and entities.shape[1]:
@@ -69,7 +69,7 @@ class Neighbours:
 
 @kernel
 def put_seen(view: Any, i: Any, k: Any, pos: Any, seen: Any, a: Any) -> Any:
-    """Write where each of those is whom agent ``a`` sees, ``seen`` (N, A, n); zeros for nobody."""
+    """Write where each of those is whom agent ``a`` sees, ``seen`` (N, A, n); zeros for none."""
     for m in range(seen.shape[2]):
         e = seen[i, a, m]
         k = put(view, i, k, 0.0, 0.0) if e < 0 else put_offset(view, i, k, pos, e, a)

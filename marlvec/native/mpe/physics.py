@@ -1,8 +1,8 @@
-"""The physics that all particle worlds share: mpe2's, operation by operation.
+"""The physics that all particle envs share: mpe2's, operation by operation.
 
-Arrays of state are world first: ``pos`` (N, E, 2) of entities (agents, then landmarks), ``vel`` and ``force``
-(N, A, 2), ``comm`` (N, A, C), all float64. What never changes is per entity: ``size``, ``collide`` (E,), and per
-agent: ``gain``, ``limit``, ``mass``, ``movable``, ``speaks`` (A,). Landmarks never move.
+The first axis of arrays of state is the env: ``pos`` (N, E, 2) of entities (agents, then landmarks), ``vel`` and
+``force`` (N, A, 2), ``comm`` (N, A, C), all float64. What never changes is per entity: ``size``, ``collide`` (E,), and
+per agent: ``gain``, ``limit``, ``mass``, ``movable``, ``speaks`` (A,). Landmarks never move.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def end_where(ids: Any, reached: Any, terminated: Any, alive: Any, acting: Any, 
 
 @kernel
 def still(ids: Any, vel: Any, comm: Any, steps: Any, rng: Any, before: Any) -> None:
-    """Begin an episode: nobody moves or speaks. Keeps the random streams as they are now in ``before`` (N, 6)."""
+    """Begin an episode: no agent moves or speaks. Keeps the random streams as they are now in ``before`` (N, 6)."""
     for k in range(len(ids)):
         i = ids[k]
         vel[i] = 0.0
@@ -230,7 +230,7 @@ def nearer(value: Any, least: Any) -> Any:
 
 @kernel
 def put(view: Any, i: Any, k: Any, x: Any, y: Any) -> Any:
-    """Write two numbers at place ``k`` of world ``i``'s observations (N, S) float32; the place after them."""
+    """Write two numbers at place ``k`` of env ``i``'s observations (N, S) float32; the place after them."""
     view[i, k] = x
     view[i, k + 1] = y
     return k + 2

@@ -4,6 +4,7 @@ A thirteenth scenario is a subclass that says who is there, and three compiled f
 
     class Simple(Scenario):
         name = "simple_v3"
+        state_names = ()  # nothing besides what all scenarios have
 
         def __init__(self, num_envs, **options: Unpack[Options]):
             super().__init__(
@@ -107,7 +108,7 @@ class Body:
 
 
 class Scenario(NativeEnv):
-    """Many worlds of one scenario; see the head of this file for how to write one.
+    """Many envs of one scenario; see the head of this file for how to write one.
 
     Args:
         num_envs: N.
@@ -132,6 +133,7 @@ class Scenario(NativeEnv):
     """
 
     metadata: Mapping[str, Any] = {"render_modes": ["human", "rgb_array"], "is_parallelizable": True, "render_fps": 10}
+    state_names: tuple[str, ...] = ("pos", "vel", "force", "comm", "steps", "_before")
 
     def __init__(
         self,
@@ -163,7 +165,7 @@ class Scenario(NativeEnv):
         self.comm = np.zeros((num_envs, len(agents), dim_c))
         self.steps = np.zeros(num_envs, np.int64)
         self.starts = np.cumsum([0, *obs_sizes[:-1]], dtype=np.int64)
-        self._before = self.rng.copy()  # each world's stream as it was when its episode began
+        self._before = self.rng.copy()  # each env's stream as it was when its episode began
         self._collide = np.array([body.collide for body in bodies])
         self._mass = np.array([body.mass for body in agents])
         self._movable = np.array([body.movable for body in agents])
@@ -173,7 +175,7 @@ class Scenario(NativeEnv):
 
     @abstractmethod
     def place(self, ids: Ids) -> None:
-        """Draw ``pos``, and whatever else these worlds begin with, in the reference's order."""
+        """Draw ``pos``, and whatever else these envs begin with, in the reference's order."""
 
     @abstractmethod
     def score(self, ids: Ids) -> None:
@@ -184,7 +186,7 @@ class Scenario(NativeEnv):
         """Write ``view``."""
 
     def reached(self, ids: Ids) -> NDArray[np.bool_] | None:
-        """Which worlds have reached their goal, (N,) bool, of which those of ``ids`` count; None: there is no goal."""
+        """Which envs have reached their goal, (N,) bool, of which those of ``ids`` count; None: there is no goal."""
         return None
 
     def attach(self, rows: Rows) -> None:
@@ -247,8 +249,12 @@ class Scenario(NativeEnv):
         assert self.rows.state is not None
         self.rows.state[ids] = self.view[ids]
 
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """All that the next steps depend on, and `view` where it is no view of the rows: states are read from it."""
+        return {**super().state_arrays(), **({"view": self.view} if self._shares else {})}
+
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """mpe2's own env in the state that world ``i`` is in.
+        """mpe2's own env in the state that env ``i`` is in.
 
         It begins the same episode from the same random stream, which brings goals and colours along; then everything
         that moves is put where it is now.
@@ -270,7 +276,7 @@ class Scenario(NativeEnv):
         return env
 
     def dress(self, world: Any, i: int) -> None:
-        """Give the reference's ``world`` what world ``i`` has besides, where that changes during an episode."""
+        """Give the reference's ``env`` what env ``i`` has besides, where that changes during an episode."""
 
 
 def check_count(name: str, value: Any, least: int) -> int:

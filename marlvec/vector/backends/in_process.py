@@ -42,7 +42,7 @@ class InProcessVectorEnv(VectorEnv):
             self._replies.append((env_ids, self._run(operation, env_ids, arguments)))
         except Exception:
             raise
-        except BaseException:  # Ctrl-C in the middle of an env: nobody knows how far it came, so it has to be reset
+        except BaseException:  # Ctrl-C in the middle of an env: how far it came is not known, so it has to be reset
             self._lose_in_flight()
             raise
         return True

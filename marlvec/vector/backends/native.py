@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.making.recipe import EnvRecipe
-from marlvec.errors import ArgumentError, BrokenError, ContractError, MissingExtraError
+from marlvec.errors import ArgumentError, BrokenError, ContractError, Failure, MissingExtraError
 from marlvec.native.catalog import NativeEntry, native_entry
 from marlvec.native.native_env import NativeEnv, refuse
 from marlvec.native.padding import PaddedNativeEnv
@@ -21,24 +21,25 @@ from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
 from marlvec.vector.settings import Settings, SettingsArguments
+from marlvec.vector.shards.batched_shard import BatchedPhase
 from marlvec.vector.shards.native_shard import NativeShard
 from marlvec.vector.shards.partition import Partition, usable_cores
 from marlvec.vector.validation.actions import ActionWriter
 
 __all__ = ["NativeVectorEnv", "is_exact", "make_native", "NativePlan", "plan_native"]
 
-_WORTH_A_THREAD = 512  # worlds; with fewer, waking a thread takes longer than what it saves
+_WORTH_A_THREAD = 512  # envs; with fewer, waking a thread takes longer than what it saves
 
 
 class NativeVectorEnv(InProcessVectorEnv):
-    """All worlds of one native env; see `marlvec.native`.
+    """All envs of one `NativeEnv`; see `marlvec.native`.
 
     Actions are checked against their spaces in every call, whatever ``validate`` says: a compiled function would write
     anywhere. Kernels run no Python and cannot fail for one env alone, so ``on_fault`` has nothing to do.
 
     Args:
-        env: The worlds, one per env.
-        num_workers: Threads; default: one per usable core, at most one per 512 worlds. Numbers do not depend on it.
+        env: The envs.
+        num_workers: Threads; default: one per usable core, at most one per 512 envs. Numbers do not depend on it.
         max_episode_steps: Truncate who is still alive after so many steps, or None.
         render_modes: ``"rgb_array"`` or None per env.
         settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate`` and ``state``, as in
@@ -86,6 +87,27 @@ class NativeVectorEnv(InProcessVectorEnv):
         self._env.check_actions(ids)
         self._request(call, ids)
 
+    _state_kind = "native"
+
+    def _find_obstacles(self) -> dict[int, str]:
+        problem = self._env.state_obstacle()
+        return {} if problem is None else dict.fromkeys(range(self.num_envs), problem)
+
+    def _get_env_states(self, ids: NDArray[np.int64]) -> tuple[Any, NDArray[np.bool_]]:
+        saved = self._shard.get_state(ids)
+        return saved, saved["phase"] == BatchedPhase.OVER
+
+    def _check_env_states(self, saved: Any, n: int) -> None:
+        if not isinstance(saved, Mapping):
+            raise ArgumentError(f"set_state(): envs: expected a dict of arrays, got {saved!r:.200}")
+        self._shard.check_state(saved)
+
+    def _set_env_states(
+        self, ids: NDArray[np.int64], state: Mapping[str, Any], places: NDArray[np.int64]
+    ) -> list[Failure]:
+        self._shard.set_state(ids, state["envs"], places)
+        return []
+
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
         try:
             return self._shard.do(operation, env_ids, arguments)
@@ -93,7 +115,7 @@ class NativeVectorEnv(InProcessVectorEnv):
             self._lose_in_flight()
             raise
         except Exception as error:
-            text = f"the worlds are left in the middle of a {operation}: {error}"
+            text = f"the envs are left in the middle of a {operation}: {error}"
             self._call_state.on(CallEvent.BREAK, BrokenError(text))
             raise
 
@@ -105,7 +127,7 @@ class NativeVectorEnv(InProcessVectorEnv):
 def make_native(
     recipes: Sequence[EnvRecipe], *, num_workers: int | None, **settings: Unpack[SettingsArguments]
 ) -> NativeVectorEnv:
-    """Build compiled worlds, and have all their functions compiled.
+    """Build compiled envs, and have all their functions compiled.
 
     Args:
         recipes: One per env.
@@ -120,7 +142,7 @@ def make_native(
     found = plan_native(recipes)
     try:
         env = found.build()
-        # Before somebody waits for a step. Of one world arrays have another layout, and functions another form.
+        # Before a call waits for a step. Of one env arrays have another layout, and functions another form.
         _warm_up(found.build(min(len(recipes), 2)))
     except TypeError as error:
         raise_failures([capture(0, "__init__", error)], NativeVectorEnv._place_name)
@@ -135,7 +157,7 @@ def make_native(
 
 
 def is_exact(recipes: Sequence[EnvRecipe]) -> bool:
-    """Whether compiled worlds can be had for these recipes, with the same numbers; compiles nothing."""
+    """Whether compiled envs can be had for these recipes, with the same numbers; compiles nothing."""
     try:
         found = plan_native(recipes)
         if found.entry.exact:
@@ -146,7 +168,7 @@ def is_exact(recipes: Sequence[EnvRecipe]) -> bool:
 
 
 def _warm_up(env: NativeEnv) -> None:
-    """Have every function of a native env compiled, or fetched from disk; the worlds are of no other use."""
+    """Have every function of a `NativeEnv` compiled, or fetched from disk; the envs are of no other use."""
     with NativeVectorEnv(env, state=env.state_space is not None) as envs:
         envs.reset(seed=0)
         envs.step(envs.random_action())
@@ -154,12 +176,12 @@ def _warm_up(env: NativeEnv) -> None:
 
 @dataclass(frozen=True)
 class NativePlan:
-    """All it takes to build the worlds.
+    """All it takes to build the envs.
 
     Attributes:
         entry: The native form.
         kwargs: For its constructor.
-        render_modes: One mode or None per world.
+        render_modes: One mode or None per env.
         max_episode_steps: After how many steps episodes are truncated, or None.
         pad: Whether agents of different spaces are padded to one group.
     """
@@ -171,7 +193,7 @@ class NativePlan:
     pad: bool
 
     def build(self, num_envs: int | None = None) -> NativeEnv:
-        """Build the worlds.
+        """Build the envs.
 
         Args:
             num_envs: How many; None: all.
@@ -215,6 +237,10 @@ def plan_native(recipes: Sequence[EnvRecipe]) -> NativePlan:
             raise refuse(name, f"envs of different arguments (env 0 has {kwargs}, env {recipe.env_index} others)")
     if first.wrappers:
         raise refuse(name, "wrappers")
+    if first.agents != "auto":
+        raise refuse(name, f"agents={first.agents!r}")
+    if first.lenient:
+        raise refuse(name, "lenient=True")
     modes = tuple(recipe.render_mode or kwargs.get("render_mode") for recipe in recipes)
     kwargs.pop("render_mode", None)
     return NativePlan(entry, kwargs, modes, first.max_episode_steps, first.pad)

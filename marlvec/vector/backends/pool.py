@@ -40,7 +40,7 @@ class PoolVectorEnv(InProcessVectorEnv):
     every call, whatever ``validate`` says: compiled code would read anywhere.
 
     EnvPool's pools take their seeds when they are made. ``reset(seed=…)`` of all envs closes the old pool and makes a
-    new one; where nobody knows how to make one, it raises.
+    new one; where how to make one is not known, it raises.
 
     Args:
         pool: One of EnvPool's, something that looks like one, a Gymnasium vector env, or a
@@ -61,6 +61,8 @@ class PoolVectorEnv(InProcessVectorEnv):
         chosen = Settings(**settings)
         self._pool: Pool = adapt_pool(pool, num_envs=num_envs)
         spec = self._pool.spec
+        if chosen.env_state is not None:
+            raise ArgumentError(f"env_state={chosen.env_state!r}: a pool keeps its envs' states")
         if chosen.state:
             raise ArgumentError(f"state=True, and {spec.name} has no global state: a pool gives none")
         if chosen.done_on != "all" and len(spec.agents) > 1:
@@ -113,18 +115,29 @@ class PoolVectorEnv(InProcessVectorEnv):
             if reply is None:
                 return False
             ids, report = self._shard.read(reply)
+            self._replies.append((ids, report))
+            return True
         except BusyError:  # nothing was done
             raise
-        except BaseException as error:  # nobody knows what of it was done
+        except Exception as error:  # what of it was done is not known
             text = f"the pool is left in the middle of a call: {type(error).__name__}: {error}"
             self._call_state.on(CallEvent.BREAK, BrokenError(text))
             raise
-        self._replies.append((ids, report))
-        return True
+        except BaseException as error:  # likewise, but it is not the pool's fault: another one may take its place
+            self._tear(f"the pool is left in the middle of a call: {type(error).__name__}")
+            raise
 
     def _forget_requests(self) -> bool:
         super()._forget_requests()
-        return not self._is_sending and self._shard.queue.empty  # else the pool goes on with what it was asked
+        queue = self._shard.queue
+        is_idle = not self._is_sending and queue.empty  # else the pool goes on with what it was asked
+        return is_idle or queue.forget()
+
+    def _find_obstacles(self) -> dict[int, str]:
+        why = (
+            "the pool keeps the states of its envs to itself; backend='async' or 'native' saves them, where it has them"
+        )
+        return dict.fromkeys(range(self.num_envs), why)
 
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
         return run_commands(env_ids.tolist(), arguments[0], self._command_target)

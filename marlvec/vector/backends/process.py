@@ -44,9 +44,9 @@ _NOTHING = pickle.dumps(([], "", [[]]))  # a control call of no envs
 class AsyncVectorEnv(VectorEnv):
     """Shards in worker processes, several envs a worker.
 
-    Envs write straight into shared memory; a doorbell per worker carries 16 bytes each way per step, and pickles only
+    Envs write straight into shared memory; a pipe each way per worker carries 16 bytes per step, and pickles only
     where infos are not empty. No env is ever built in this process. Workers do not import the caller's main module: no
-    ``__main__`` guard is needed, and factories, lambdas and classes defined there travel by value.
+    ``__main__`` guard is needed, and factories, lambdas and classes defined there are sent by value.
 
     Args:
         factories: One zero-argument callable per env; pickled with cloudpickle.
@@ -60,7 +60,7 @@ class AsyncVectorEnv(VectorEnv):
             takes longer is killed; it is noticed while a call waits.
         worker: A loop for the workers to run in place of `marlvec.vector.processes.worker.serve`; see `WorkerLink`.
         settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state``, ``spaces``,
-            ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
+            ``env_state``, ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
 
     Raises:
         SerialisationError: A factory cannot be pickled; nothing was started.
@@ -128,9 +128,11 @@ class AsyncVectorEnv(VectorEnv):
         if chosen.on_fault != "restart":
             self._worker_pool.forget_plans()
         self._bind(spec, buffers)
+        self.shared_generators = self._worker_pool.shared_generators
         self._recovery.note_survived(survived)
         self._request_number = 1  # that of the last request; 0 is CLOSE's
         self._steps_need_no_payload = self._shared and not buffers.has_objects
+        self._sends_rows = not self._steps_need_no_payload
         self._watchdog = None if self.step_timeout is None else Watchdog(self.step_timeout)
         self._raises_on_fault = chosen.on_fault == "raise"
         self._dead: list[tuple[int, str | None]] = []  # workers that are gone, which is yet to be dealt with
@@ -275,7 +277,7 @@ class AsyncVectorEnv(VectorEnv):
         self._is_reading = False
 
     def _raise_if_lost(self) -> None:
-        """Raise what there is to tell of a worker that is gone, unless others have news, which come first."""
+        """Raise what is known of a worker that is gone, unless others have replies, which come first."""
         if not self._dead or self._replies:
             return
         said = {*self._worker_pool.unread(), *self._worker_pool.wait(0.0)}
@@ -299,10 +301,10 @@ class AsyncVectorEnv(VectorEnv):
         code, count, number, payload = message
         if code != ch.OK or number != expected or count > len(ids):
             return f"answered request {number} for {count} envs, expected {expected} for {len(ids)}"
-        told, report = ids[:count], None
+        replied, report = ids[:count], None
         if payload:
             try:
-                report = self._unpack_reply(w, told, payload)
+                report = self._unpack_reply(w, replied, payload)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -316,7 +318,7 @@ class AsyncVectorEnv(VectorEnv):
             queue.popleft()
             if not queue:
                 pool.states[w] = _ANSWERED[pool.states[w]]
-        self._replies.append((told, report))
+        self._replies.append((replied, report))
         return None
 
     def _unpack_reply(self, w: int, ids: NDArray[np.int64], payload: bytes) -> Report | None:
@@ -364,7 +366,7 @@ class AsyncVectorEnv(VectorEnv):
         return True
 
     def _replace_at_once(self, w: int) -> bool:
-        """Have a new worker in the place of one of which nobody knows what it is at; whether that went well."""
+        """Have a new worker in the place of one whose state is not known; whether that went well."""
         pool = self._worker_pool
         if self.on_fault != "restart":
             return False
@@ -378,8 +380,8 @@ class AsyncVectorEnv(VectorEnv):
     # --- workers that are gone
 
     def _lost(self, w: int, how: str | None = None) -> WorkerLost:
-        """What there is to tell of a worker that is gone, or must go; also kills what it started."""
-        self._is_reading = True  # until that is dealt with: it will not be told again
+        """What is known of a worker that is gone, or must go; also kills what it started."""
+        self._is_reading = True  # until that is dealt with: it will not be reported again
         pool = self._worker_pool
         worker_exit = pool.reap(w, how, self._call_state.pending)
         if self._raises_on_fault:

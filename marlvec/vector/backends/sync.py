@@ -15,7 +15,7 @@ from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import raise_failures
 from marlvec.vector.faults.recovery import survived_failures
 from marlvec.vector.settings import Settings, SettingsArguments
-from marlvec.vector.shards.env_builder import ShardFailed
+from marlvec.vector.shards.env_builder import ShardFailed, drawn_by_several
 from marlvec.vector.shards.shard import Shard
 
 __all__ = ["SyncVectorEnv"]
@@ -27,7 +27,7 @@ class SyncVectorEnv(InProcessVectorEnv):
     Args:
         factories: One zero-argument callable per env.
         settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state``, ``spaces``,
-            ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
+            ``env_state``, ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
 
     Raises:
         EnvRaised: A factory raised.
@@ -50,6 +50,7 @@ class SyncVectorEnv(InProcessVectorEnv):
         buffers = Buffers(self._shard.spec, self.num_envs)
         self._shard.attach(buffers)
         self._bind(self._shard.spec, buffers)
+        self.shared_generators = drawn_by_several([self._shard.generators])
         if self._shard.survived:
             self._recovery.note_survived(survived_failures(self._shard.survived))
 

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
@@ -26,7 +26,7 @@ from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
 from marlvec.vector.faults.recovery import survived_failures
 from marlvec.vector.settings import LONGEST_WAIT, Settings, SettingsArguments
-from marlvec.vector.shards.env_builder import ShardFailed
+from marlvec.vector.shards.env_builder import ShardFailed, drawn_by_several
 from marlvec.vector.shards.partition import Partition, agree_on_spec
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_env import VectorEnv
@@ -44,7 +44,7 @@ class ThreadVectorEnv(VectorEnv):
         factories: One zero-argument callable per env; called in the env's own thread.
         num_workers: Threads; default: one per usable core, at most one per env.
         settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state``, ``spaces``,
-            ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
+            ``env_state``, ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
 
     Raises:
         EnvRaised: A factory raised.
@@ -92,15 +92,16 @@ class ThreadVectorEnv(VectorEnv):
         survived: list[Failure] = []
         for _ in range(self.num_workers):
             self._worker_pool.wait(None)
-            w, _, told = self._worker_pool.replies.popleft()
-            if isinstance(told, Shard):
-                shards[w] = told
-                survived += told.survived
+            w, _, outcome = self._worker_pool.replies.popleft()
+            if isinstance(outcome, Shard):
+                shards[w] = outcome
+                survived += outcome.survived
             else:
-                failures += told
+                failures += outcome
         raise_failures(failures, self._place_name)
         ordered = [shards[w] for w in range(self.num_workers)]
         _check_apart([env for shard in ordered for env in shard.envs])
+        self.shared_generators = drawn_by_several([sum((shard.generators for shard in ordered), Counter())])
         return agree_on_spec([shard.spec for shard in ordered], starts, settings.spaces), survived
 
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
@@ -166,8 +167,8 @@ class WorkerThreads:
         )
         self.threads[w].start()
 
-    def _reply(self, w: int, ids: NDArray[np.int64], told: Any) -> None:
-        self.replies.append((w, ids, told))
+    def _reply(self, w: int, ids: NDArray[np.int64], outcome: Any) -> None:
+        self.replies.append((w, ids, outcome))
         self.bell.put(None)
 
     def wait(self, timeout: float | None) -> bool:
@@ -208,11 +209,11 @@ class WorkerThreads:
         failures: list[Failure] = []
         while True:
             try:
-                _, _, told = self.replies.popleft()
+                _, _, outcome = self.replies.popleft()
             except IndexError:
                 break
-            if isinstance(told, list):  # of close(); anything else is a reply that nobody fetched
-                failures += told
+            if isinstance(outcome, list):  # of close(); anything else is a reply that was not fetched
+                failures += outcome
         self.requests, self.threads = [], []
         return failures, stuck
 
@@ -241,26 +242,26 @@ def _run_worker_thread(
     requests: queue.SimpleQueue[Any],
     reply: Callable[[int, NDArray[np.int64], Any], None],
 ) -> None:
-    """A thread's life: build the envs, serve until told to close."""
-    nobody = np.zeros(0, np.int64)
+    """A thread's life: build the envs, serve until asked to close."""
+    none = np.zeros(0, np.int64)
     try:
         shard = Shard(factories, first, **settings)
     except ShardFailed as failed:
-        reply(w, nobody, failed.failures)
+        reply(w, none, failed.failures)
         return
     except BaseException as error:
-        reply(w, nobody, [capture(first, "__init__", error)])
+        reply(w, none, [capture(first, "__init__", error)])
         return
-    reply(w, nobody, shard)
+    reply(w, none, shard)
     buffers = requests.get()
     if buffers is not None:  # else another thread's envs could not be built
         shard.attach(buffers)
         while (request := requests.get()) is not None:
             if isinstance(request, _Marker):
-                reply(w, nobody, request)
+                reply(w, none, request)
             else:
                 _serve(w, shard, first, request, reply)
-    reply(w, nobody, shard.close())
+    reply(w, none, shard.close())
 
 
 def _serve(

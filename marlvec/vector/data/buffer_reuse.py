@@ -1,4 +1,4 @@
-"""`BufferReuse`: copies of large rows into memory of older copies that nobody holds any more."""
+"""`BufferReuse`: copies of large rows into memory of older copies that are not in use any more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BufferReuse:
 
     Fresh memory comes from the system a page at a time, when it is first touched, and that costs several times what
     the copy does. So memory that was handed out is remembered here. A copy is its user's like any other array; once it
-    and all that was made of it without a copy (views, tensors) are gone, nobody but this object refers to the memory,
+    and all that was made of it without a copy (views, tensors) are gone, no other object refers to the memory,
     and the next copy of that size may have it.
 
     Args:

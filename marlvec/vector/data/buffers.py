@@ -7,7 +7,7 @@ letters: N envs, A agents, A_g agents of a group.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import AgentGroup, EnvSpec
-from marlvec.errors import SerialisationError
+from marlvec.errors import ArgumentError, SerialisationError
+from marlvec.serialization.plain_objects import object_from, plain_object
 from marlvec.spaces import SpaceTree
 from marlvec.vector.data.pickling import dump_each, load_each
 
@@ -45,7 +46,7 @@ class Buffers:
         reward: (N, A) float64.
         has_objects: Whether a leaf has no fixed-size array form.
         flags: (N, 5A + 3) bool, everything below in one block, so that one copy takes all; see `split_flags`.
-        events: (N, 3A + 2) bool, those of them that tell of this step alone.
+        events: (N, 3A + 2) bool, those of them that are of this step alone.
         terminated, truncated: (N, A) bool.
         final_missing: (N, A) bool, the agent ended in this step and has no observation of it.
         done: (N,) bool, the env's episode ended in this step.
@@ -60,8 +61,8 @@ class Buffers:
     __slots__ = (
         "_allowed",
         "_arrays",
+        "_declares_masks",
         "_final_blanks",
-        "_has_masks",
         "_names",
         "_obs_blanks",
         "_obs_pairs",
@@ -142,7 +143,7 @@ class Buffers:
             pair for both in zip(self.obs, self.final_obs, strict=True) for pair in zip(*both, strict=True)
         ]
         self._presence = self.flags[:, 3 * agent_num + 2 : 5 * agent_num + 2]
-        self._has_masks = any(mask is not None for mask in self.action_masks)
+        self._declares_masks = any(size is not None for size in spec.mask_sizes)
         self.state: AnyArray | None = arrays.get("state")
         self.final_state: AnyArray | None = arrays.get("final_state")
 
@@ -180,10 +181,10 @@ class Buffers:
         )
 
     def clear_row(self, i: int) -> None:
-        """Nobody is in env ``i``: no observations, nobody alive or acting, and masks allow everything."""
+        """No agent is in env ``i``: no observations, none alive or acting, and masks allow everything."""
         self.clear_obs(i)
         self._presence[i] = False
-        if self._has_masks:
+        if self._declares_masks or self.gave_mask[i]:  # else nothing was forbidden yet
             self.clear_masks(i)
 
     def clear_obs(self, i: int) -> None:
@@ -229,7 +230,7 @@ class Buffers:
             self.shown_masks = self.action_masks
         return self.shown_masks
 
-    # Without shared memory rows travel by value. Names are in layout order on both sides.
+    # Without shared memory rows are sent by value. Names are in layout order on both sides.
 
     def pack_results(self, rows: Selection) -> list[AnyArray]:
         """Copy what envs write, for these rows."""
@@ -249,7 +250,7 @@ class Buffers:
         for name, array in zip(self._action_names(), packed, strict=True):
             self._arrays[name][rows] = array
 
-    # Objects always travel by value. What is here was found to be picklable, and small enough, when it was written.
+    # Objects are always sent by value. What is here was found to be picklable, and small enough, when it was written.
 
     def pack_objects(self, rows: NDArray[np.int64]) -> list[bytes]:
         """Pickle the objects that envs write, row by row.
@@ -287,6 +288,61 @@ class Buffers:
         """Write what `pack_object_actions` gave into these rows."""
         for name, array in zip(self._action_names(objects=True), packed, strict=True):
             self._arrays[name][rows] = array
+
+    # What a saved state has of the rows: what envs write. Final observations that are all zero are left out.
+
+    def get_rows(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Copy what envs write, for these rows.
+
+        Returns:
+            Name → (n, …) array, or, of objects, a list of n rows.
+        """
+        found: dict[str, Any] = {}
+        for name in self._result_names():
+            array = self._arrays[name][rows]
+            if not name.startswith("final/") or array.any():
+                found[name] = array
+        for name in self._result_names(objects=True):
+            found[name] = [[plain_object(value) for value in row] for row in self._arrays[name][rows].tolist()]
+        return found
+
+    def check_rows(self, saved: Mapping[str, Any]) -> None:
+        """Make sure that what `get_rows` gave is of such rows.
+
+        Raises:
+            ArgumentError: It is not; names the array.
+        """
+        expected = {*self._result_names(), *self._result_names(objects=True)}
+        left_out = {name for name in expected - saved.keys() if name.startswith("final/")}
+        if saved.keys() != expected - left_out:
+            raise ArgumentError(
+                f"set_state(): rows: expected {sorted(expected)}, got {sorted(saved)}: spaces or settings differ"
+            )
+        for name in self._result_names():
+            if name in left_out:
+                continue
+            own, got = self._arrays[name], np.asarray(saved[name])
+            if got.shape[1:] != own.shape[1:] or got.dtype != own.dtype:
+                raise ArgumentError(
+                    f"set_state(): rows: {name}: expected {own.dtype} of (n, {', '.join(map(str, own.shape[1:]))}), "
+                    f"got {got.dtype} of {got.shape}"
+                )
+
+    def set_rows(self, rows: NDArray[np.int64], saved: Mapping[str, Any], places: NDArray[np.int64]) -> None:
+        """Write what `get_rows` gave into these rows.
+
+        Args:
+            rows: Which.
+            saved: What was given.
+            places: For each row, which of those in ``saved`` it gets.
+        """
+        for name in self._result_names():
+            self._arrays[name][rows] = saved[name][places] if name in saved else 0
+        for name in self._result_names(objects=True):
+            array = self._arrays[name]
+            for i, k in zip(rows.tolist(), places.tolist(), strict=True):
+                for j in range(array.shape[1]):
+                    array[i, j] = object_from(saved[name][k][j])
 
     def _result_names(self, *, objects: bool = False) -> list[str]:
         return [name for name in self._names[objects] if not name.startswith("action/")]

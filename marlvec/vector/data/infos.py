@@ -5,7 +5,7 @@ Inside, one env's infos are ``{agent: {key: value}, "__common__": {key: value}}`
 * ``infos[key]`` of shape (N, A, …) with ``infos["_" + key]`` (N, A) bool, for a key that agents give, and
 * ``infos[key]`` of shape (N, …) with ``infos["_" + key]`` (N,) bool, for a key that belongs to a whole env.
 
-The rank of the mask tells the two apart. A key that cannot stand at the top (it is one of `RESERVED`, begins with an
+The two differ in the rank of the mask. A key that cannot stand at the top (it is one of `RESERVED`, begins with an
 underscore, or is given at both levels) goes into ``infos["__agents__"]`` or ``infos["__common__"]`` as
 ``{key: (values, mask)}``. Equal scalars or arrays of equal shape and dtype are stacked, nested dicts become nested
 dicts of the same form (down to `MAX_DEPTH`), all else becomes an object array.
@@ -252,7 +252,7 @@ class InfoColumns:
         return {path: pair for path, pair in found.items() if np.count_nonzero(pair[1])}
 
     def _make(self, path: Path, column: NDArray[Any]) -> NDArray[Any]:
-        if path in self._values:  # of another shape or dtype than before: what is there was somebody else's
+        if path in self._values:  # of another shape or dtype than before: what is there is of another key
             self._given[path][:] = False
         blank = None if column.dtype == np.object_ else 0
         self._values[path] = np.full((self._num_envs, *column.shape[1:]), blank, column.dtype)

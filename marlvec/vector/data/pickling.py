@@ -19,8 +19,8 @@ def dump_each(values: Sequence[Any], *, by_value: bool = False) -> bytes:
 
     Args:
         values: The values.
-        by_value: Whether whoever unpickles them does not know the classes of this process's main module; else those
-            alone go by value that cannot be pickled otherwise.
+        by_value: Whether the process that unpickles them does not know the classes of this process's main module; else
+            those alone go by value that cannot be pickled otherwise.
     """
     if by_value:
         return _dump(cloudpickle.Pickler, values)
@@ -73,7 +73,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def cannot_unpickle(what: str, error: BaseException, *, where: str) -> SerialisationError:
-    """The error that tells of something that came through a pipe and could not be rebuilt."""
+    """The error for something that came through a pipe and could not be rebuilt."""
     return SerialisationError(
         f"{where} cannot unpickle {what}: {summary_of(error)}. Take plain data (numbers, text, arrays), or a class "
         f"that can be imported and rebuilt there; or use backend='sync', which pickles nothing."

@@ -35,8 +35,8 @@ class Report:
     final_columns: InfoColumns | None = None
 
     def __bool__(self) -> bool:
-        told = self.infos or self.final_infos or self.failures or self.answers or self.faults
-        return bool(told) or self.columns is not None
+        has_more = self.infos or self.final_infos or self.failures or self.answers or self.faults
+        return bool(has_more) or self.columns is not None
 
     def update(self, other: Report) -> None:
         """Take in another shard's report."""

@@ -1,4 +1,4 @@
-"""A doorbell: a small fixed header each way, a payload behind it if there is one; a closed end is the news of a death.
+"""`Channel`: a fixed header each way, a payload behind it if there is one; a closed end is an ended process.
 
 Two pipes without any lock, so a killed process can take nothing along. Each message is a header of 16 bytes (code,
 number of envs it is about, sequence number, size of the payload with a mark that no other writer knows) and, only where
@@ -25,8 +25,17 @@ _MAX_SIZE = 1 << 40  # bytes of a payload; more is no size but noise
 _CHUNK = 1 << 16  # bytes to read at a time: as many as a pipe holds
 
 # Requests, by number; the names are those of the operations.
-INIT, ATTACH, RESET, STEP, SEND, RESTART, STATE, CONTROL, CLOSE = range(1, 10)
-OPERATIONS = {"reset": RESET, "step": STEP, "send": SEND, "restart": RESTART, "state": STATE, "control": CONTROL}
+INIT, ATTACH, RESET, STEP, SEND, RESTART, STATE, CONTROL, GET_STATE, SET_STATE, CLOSE = range(1, 12)
+OPERATIONS = {
+    "reset": RESET,
+    "step": STEP,
+    "send": SEND,
+    "restart": RESTART,
+    "state": STATE,
+    "control": CONTROL,
+    "get_state": GET_STATE,
+    "set_state": SET_STATE,
+}
 
 # Replies.
 OK, FAILED = 100, 101
@@ -140,7 +149,7 @@ class Channel:
         """Take the next message if all of it is there.
 
         Args:
-            number: The one that it must have; None for any. A wrong one is told before its payload is waited for.
+            number: The one that it must have; None for any. A wrong one raises before its payload is waited for.
 
         Returns:
             The message; None if some of it is yet to come, which is left to the next call.
@@ -299,9 +308,9 @@ def _check(header: bytes, number: int | None) -> None:
 class AdaptivePoller:
     """Decides how to wait: look again and again for a short while, or go to sleep at once.
 
-    A sleeper is woken 50 to 200 µs late, the more so where its core went to sleep with it, and who wakes it pays about
+    A sleeper is woken 50 to 200 µs late, the more so where its core went to sleep with it, and waking it costs about
     as much. Where most of the last waits were short, the next one begins by looking, and gives the core away between
-    two looks; else it sleeps at once, and nobody's core is taken.
+    two looks; else it sleeps at once, and no core is taken.
 
     Args:
         window: Seconds to look for; a wait that ends within them is short. 0 where there is no core to look on: always

@@ -80,7 +80,7 @@ def _more_descriptors(hard: int) -> str:
 
 
 def check_memory(size: int) -> None:
-    """See that so many bytes can be taken without anybody being killed for it.
+    """See that so many bytes can be taken without a process being killed for it.
 
     Raises:
         ResourceError: They cannot.
@@ -95,7 +95,7 @@ def check_memory(size: int) -> None:
 
 
 def available_memory() -> tuple[int | None, str]:
-    """How many bytes can be had without killing anybody, and what sets that bound; None where it cannot be told.
+    """How many bytes can be had without a process being killed, and what sets that bound; None where it is not known.
 
     Of a memory cgroup (a container) this is what its limit leaves, where the kernel may give up cached files but
     nothing is swapped out.

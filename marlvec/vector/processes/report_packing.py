@@ -113,8 +113,8 @@ def unpack_report(payload: bytes, first: int) -> Report:
     infos, final_infos, answers, failures = pickle.loads(payload)
     report = Report(failures=[unpack_failure(packed) for packed in failures])
     failed = {failure.env_id for failure in report.failures}
-    told = ((infos, report.infos, _INFO), (final_infos, report.final_infos, _INFO), (answers, report.answers, _ANSWER))
-    for source, target, what in told:
+    parts = ((infos, report.infos, _INFO), (final_infos, report.final_infos, _INFO), (answers, report.answers, _ANSWER))
+    for source, target, what in parts:
         for i, value in source.items():
             try:
                 target[first + i] = _open(value, what) if isinstance(value, _Sealed) else value

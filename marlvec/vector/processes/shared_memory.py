@@ -1,6 +1,6 @@
 """One block of anonymous shared memory, passed to workers by file descriptor.
 
-Nothing here appears in /dev/shm or any temp folder, so nothing can be left behind there, whoever is killed.
+Nothing here appears in /dev/shm or any temp folder, so nothing can be left behind there, whatever is killed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def create(name: str = "marlvec") -> int:
     with limits.asked_for("a block of shared memory"):
         if sys.platform == "linux":
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.fchmod(fd, 0o600)  # a memfd is born 0777
+            os.fchmod(fd, 0o600)  # a memfd begins as 0777
             return fd
-        with tempfile.TemporaryFile() as file:  # unlinked at birth, mode 0600
+        with tempfile.TemporaryFile() as file:  # unlinked at once, mode 0600
             return os.dup(file.fileno())
 
 

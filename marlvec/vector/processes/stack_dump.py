@@ -99,7 +99,7 @@ def write_stacks_to(fd: int) -> None:
 
 
 def _forget_in_child() -> None:
-    """What becomes of a process that an env forks is no news of its worker."""
+    """What becomes of a process that an env forks says nothing about its worker."""
     faulthandler.disable()
     faulthandler.unregister(ASK)
     with contextlib.suppress(ValueError):  # not the main thread of the main interpreter

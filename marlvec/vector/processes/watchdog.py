@@ -1,7 +1,7 @@
 """`Watchdog`: how long each worker has been busy with which env, to notice hung envs.
 
 Every worker writes into one number which of its envs it is at work on, before it begins and when it is done. That costs
-it nothing to speak of, tells which env a worker died in, and lets the parent see from outside that it makes no progress
+it nothing to speak of, shows which env a worker died in, and lets the parent see from outside that it makes no progress
 where nothing inside could: in an env that holds the interpreter lock, ignores signals, or was stopped.
 """
 

@@ -1,6 +1,6 @@
 """A worker process: one shard behind a channel.
 
-It is started with three file descriptors (requests in, replies out, shared memory) and lives until it is told to close
+It is started with three file descriptors (requests in, replies out, shared memory) and lives until it is asked to close
 or the channel ends, which means that the parent is gone.
 """
 
@@ -30,7 +30,7 @@ from marlvec.vector.processes.report_packing import pack_report
 from marlvec.vector.processes.shared_memory import map_memory
 from marlvec.vector.processes.stack_dump import write_stacks_to
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES
-from marlvec.vector.shards.env_builder import ShardFailed
+from marlvec.vector.shards.env_builder import ShardFailed, drawn_by_several
 from marlvec.vector.shards.partition import usable_cores
 from marlvec.vector.shards.shard import Shard
 
@@ -39,7 +39,7 @@ __all__ = ["Request", "WorkerLink", "WorkerPlan", "run_worker", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What a worker is told at first.
+    """What a worker is sent first.
 
     Attributes:
         worker: Its index.
@@ -66,7 +66,7 @@ class Request:
 
     Attributes:
         operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows may be answered in parts), ``"restart"``,
-            ``"state"`` or ``"control"``.
+            ``"state"``, ``"control"``, ``"get_state"`` or ``"set_state"``.
         ids: The envs it is about, by their place in the shard.
         arguments: What else it says: seeds and options, or commands.
     """
@@ -84,7 +84,7 @@ class Request:
 
 
 class WorkerLink:
-    """A worker's end of the road: requests come in, rows and reports go out.
+    """A worker's end of the channel: requests come in, rows and reports go out.
 
     A loop of your own goes to ``make(worker=...)`` and takes the place of `serve`: it must answer each request once, in
     order, and return when there are no more.
@@ -134,9 +134,9 @@ class WorkerLink:
         is_step = message.code in (ch.STEP, ch.SEND)
         if is_step and self._steps_need_no_payload:
             return Request(name, number, np.frombuffer(payload, np.int32).tolist())
-        ids, told, given = pickle.loads(payload)
+        ids, what, given = pickle.loads(payload)
         if isinstance(given, bytes):
-            call = "step" if is_step else told
+            call = "step" if is_step else what
             names = ["the actions"] if is_step else [f"what {call}() was given for env {self._id(i)}" for i in ids]
             try:
                 given = load_each(given, names, where="its worker process")
@@ -149,7 +149,7 @@ class WorkerLink:
             return Request(name, number, ids, tuple(given))
         rows = np.array(ids)
         if not self._shared:
-            self._buffers.unpack_actions(rows, told)
+            self._buffers.unpack_actions(rows, what)
         if self._has_objects:
             self._buffers.unpack_object_actions(rows, given)
         return Request(name, number, ids)
@@ -178,7 +178,7 @@ class WorkerLink:
             payload = pack_report(report, self.first_env_id) if report else b""
         else:
             rows = np.array(ids)
-            control = request.operation == "control"
+            control = request.operation in ("control", "get_state")
             packed = None if self._shared or control else self._buffers.pack_results(rows)
             objects = self._buffers.pack_objects(rows) if self._has_objects and not control else None
             payload = pickle.dumps((packed, objects, pack_report(report, self.first_env_id)), protocol=5)
@@ -193,7 +193,7 @@ class WorkerLink:
 
 
 def serve(link: WorkerLink) -> None:
-    """Answer every request: what a worker does unless it is told otherwise."""
+    """Answer every request: what a worker does unless it is given another loop."""
     for request in link.requests():
         link.answer(request)
 
@@ -204,7 +204,7 @@ def run_worker(read_fd: int, write_fd: int, memory_fd: int, stacks_fd: int) -> N
     # Ctrl-C goes to the whole terminal; the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    np.random.seed()  # noqa: NPY002  (envs that draw from the global stream would repeat their siblings')
+    np.random.seed()  # noqa: NPY002  (envs that draw from the global stream would repeat each other)
     channel = Channel(read_fd, write_fd)
     # A process that an env starts must not hold the channel: its closed end is how the parent learns of our death.
     for fd in (read_fd, write_fd, memory_fd, stacks_fd):
@@ -215,7 +215,7 @@ def run_worker(read_fd: int, write_fd: int, memory_fd: int, stacks_fd: int) -> N
         _run(channel, memory_fd)
     except ChannelClosed:
         pass
-    except SystemExit as ending:  # an env called sys.exit(): the parent is told its code
+    except SystemExit as ending:  # an env called sys.exit(): the parent gets its code
         code = 0 if ending.code is None else ending.code & 0xFF if isinstance(ending.code, int) else 1
     except BaseException:
         import traceback
@@ -254,7 +254,7 @@ def _run(channel: Channel, memory_fd: int) -> None:
         channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
         return
     survived = [pack_failure(failure) for failure in shard.survived]
-    channel.send(ch.OK, hello.number, cloudpickle.dumps((shard.spec, survived)))
+    channel.send(ch.OK, hello.number, cloudpickle.dumps((shard.spec, survived, drawn_by_several([shard.generators]))))
     try:
         _attach_and_serve(channel, memory_fd, shard, plan, loop)
     except BaseException:

@@ -46,28 +46,28 @@ class WorkerState(IntEnum):
     PLANNED = 0
     """It is to be started."""
     BUILDING = 1
-    """It was told its plan, and builds its envs."""
+    """It was sent its plan, and builds its envs."""
     ATTACHING = 2
-    """It was told where its rows are."""
+    """It was sent where its rows are."""
     IDLE = 3
-    """It owes no answer."""
+    """It has answered everything."""
     BUSY = 4
-    """It owes answers."""
+    """It has requests to answer."""
     KILLED = 5
     """It hung, and was killed."""
     REAPED = 6
     """It is gone, and nothing is left of it."""
     CLOSED = 7
-    """It was told to close, and is gone."""
+    """It was asked to close, and is gone."""
 
 
 class WorkerEvent(IntEnum):
     """What happens to a worker."""
 
     START = 0
-    """Its process was started, and told its plan."""
+    """Its process was started, and sent its plan."""
     BUILT = 1
-    """It has built its envs, and was told where its rows are."""
+    """It has built its envs, and was sent where its rows are."""
     ATTACHED = 2
     """It has its rows."""
     REQUEST = 3
@@ -107,17 +107,17 @@ _SPEAKS = frozenset({_BUILDING, _ATTACHING, _BUSY})  # something is to come from
 _REQUEST = WORKER_TRANSITIONS[WorkerEvent.REQUEST]
 
 
-def garbled_reason(news: ChannelClosed) -> str | None:
-    """What a worker must go for, if its channel tells of more than its end."""
-    if not isinstance(news, Garbled):
+def garbled_reason(error: ChannelClosed) -> str | None:
+    """What a worker must go for, if its channel shows more than its end."""
+    if not isinstance(error, Garbled):
         return None
-    return f"was killed for what came out of its reply pipe, which an env may have written into ({news}),"
+    return f"was killed for what came out of its reply pipe, which an env may have written into ({error}),"
 
 
 class WorkerPool:
     """The workers of one vectorizer; apart from it, so that they can be let go of without it.
 
-    A new worker is told its plan and builds its envs, which may take long; it answers with their spec, is given its
+    A new worker is sent its plan and builds its envs, which may take long; it answers with their spec, is given its
     rows, and says that it has them. Replacing one never waits: `start` and `advance` take one step each.
 
     Args:
@@ -137,8 +137,9 @@ class WorkerPool:
         partition: As given.
         workers: In order of their envs.
         states: What each is at; changed by `WORKER_TRANSITIONS` alone.
-        outstanding: Per worker, the requests that it owes answers to: number, and the envs yet to be answered for.
+        outstanding: Per worker, the requests that it has not answered: number, and the envs yet to be answered for.
         ended: Those whose end was closed; what they said before can still be read.
+        shared_generators: Random generators that several envs of a worker draw from.
         progress: (W,) int64, the env that each one is at work on, counted from 1 in its share; 0 for none.
     """
 
@@ -184,6 +185,7 @@ class WorkerPool:
         self._memory_fd = -1  # the memory that all share, while it is open here
         self._attach = b""  # what ATTACH says
         self._survived_lately: list[Survived] = []
+        self.shared_generators: frozenset[str] = frozenset()
 
     def note(self, w: int, event: WorkerEvent) -> None:
         """Note what happens to a worker."""
@@ -202,7 +204,7 @@ class WorkerPool:
             place: How to name where envs run, for messages.
 
         Returns:
-            What one env looks like, everyone's rows, and what went wrong in building envs before it went well.
+            What one env looks like, the rows of all, and what went wrong in building envs before it went well.
         """
         num_envs = len(self.partition.owner)
         limits.check_descriptors(len(self._plans))
@@ -240,7 +242,7 @@ class WorkerPool:
         return spec, buffers, survived
 
     def forget_plans(self) -> None:
-        """Nobody will be replaced: let go of what that would take."""
+        """No worker will be replaced: let go of what that would take."""
         self._plans.clear()
         self._close_memory()
 
@@ -252,27 +254,28 @@ class WorkerPool:
         waiting = set(range(len(self._plans)))
         while waiting:
             for w in self.wait(None):
-                if w not in waiting:  # it has told why its envs could not be built, and is gone now
+                if w not in waiting:  # it has said why its envs could not be built, and is gone now
                     continue
                 try:
-                    told = self.workers[w].channel.take(_SETUP_NUMBER)
+                    reply = self.workers[w].channel.take(_SETUP_NUMBER)
                 except ChannelClosed as error:
                     survived.append(self._retry_start(w, error, budget))
                     continue
-                if told is None:
+                if reply is None:
                     continue
                 waiting.discard(w)
-                if told.code == ch.OK:
-                    specs[w], packed = self._open_spec(w, told.payload)
+                if reply.code == ch.OK:
+                    specs[w], packed, generators = self._open_spec(w, reply.payload)
+                    self.shared_generators |= generators
                     survived += survived_failures(map(unpack_failure, packed))
                 else:
-                    failures.extend(map(unpack_failure, pickle.loads(told.payload)))
+                    failures.extend(map(unpack_failure, pickle.loads(reply.payload)))
         raise_failures(failures, place)
         return [specs[w] for w in range(len(self._plans))], survived
 
-    def _retry_start(self, w: int, news: ChannelClosed, budget: RestartBudget | None) -> Survived:
+    def _retry_start(self, w: int, gone: ChannelClosed, budget: RestartBudget | None) -> Survived:
         """Replace a worker that died while it built its envs for the first time."""
-        worker_exit = self._exit_while_building(w, news)
+        worker_exit = self._exit_while_building(w, gone)
         error = worker_exit.error(only_close_is_left=False)
         pause = None if budget is None else budget.try_restart(("worker", w), worker_exit.reason)
         if budget is None or pause is None:
@@ -285,11 +288,11 @@ class WorkerPool:
             raise error from None
         return worker_exit.env_ids, str(worker_exit)
 
-    def _exit_while_building(self, w: int, news: ChannelClosed) -> WorkerExit:
+    def _exit_while_building(self, w: int, gone: ChannelClosed) -> WorkerExit:
         """See a worker off that ended, or must, before it was at work for the first time."""
-        return self.reap(w, garbled_reason(news), None)
+        return self.reap(w, garbled_reason(gone), None)
 
-    def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[PackedFailure]]:
+    def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[PackedFailure], frozenset[str]]:
         """What a new worker says of its envs; their spaces may be of any class.
 
         Raises:
@@ -298,8 +301,9 @@ class WorkerPool:
         ids = self.partition.slices[w]
         spec: EnvSpec
         failures: list[PackedFailure]
-        ((spec, failures),) = load_each(payload, [f"the spaces of envs {ids[0]} to {ids[-1]}"])
-        return spec, failures
+        generators: frozenset[str]
+        ((spec, failures, generators),) = load_each(payload, [f"the spaces of envs {ids[0]} to {ids[-1]}"])
+        return spec, failures, generators
 
     def _send_attach(self, w: int) -> None:
         try:
@@ -346,17 +350,17 @@ class WorkerPool:
             ChannelClosed: It is gone.
         """
         channel = self.workers[w].channel
-        told = channel.take(_SETUP_NUMBER)
-        if told is None:
+        reply = channel.take(_SETUP_NUMBER)
+        if reply is None:
             if w in self.ended:  # it hears nothing any more, and has nothing left to say
                 raise ChannelClosed("it does not read")
             return None
-        if told.code == ch.FAILED:
-            failure = unpack_failure(pickle.loads(told.payload)[0])
+        if reply.code == ch.FAILED:
+            failure = unpack_failure(pickle.loads(reply.payload)[0])
             return f"could not build its envs again: env {failure.env_id}: {failure.summary}; it ended"
         if self.states[w] is _BUILDING:
             try:
-                spec, packed = self._open_spec(w, told.payload)
+                spec, packed, _ = self._open_spec(w, reply.payload)
             except SerialisationError as error:
                 return f"built envs again, but {error}; it ended"
             self._survived_lately += survived_failures(map(unpack_failure, packed))
@@ -374,7 +378,7 @@ class WorkerPool:
         return None
 
     def survived_lately(self) -> list[Survived]:
-        """What went wrong, and then right, in building envs anew; each is told once."""
+        """What went wrong, and then right, in building envs anew; each is given once."""
         lately, self._survived_lately = self._survived_lately, []
         return lately
 
@@ -398,13 +402,13 @@ class WorkerPool:
             raise
 
     def forget_requests(self, w: int) -> None:
-        """A worker at work owes no answers any more: whatever it was asked, it has done and said."""
+        """A worker at work has answered everything: whatever it was asked, it has done and said."""
         self.outstanding[w].clear()
         if self.states[w] is _BUSY:
             self.note(w, WorkerEvent.ANSWERED)
 
     def unread(self) -> list[int]:
-        """Workers of whom something is there already: what came in while we were sending, or before their end."""
+        """Workers of which something is there already: what came in while we were sending, or before their end."""
         if not self.ended and not any(worker.channel.inbox for worker in self.workers):
             return []
         return [
@@ -419,7 +423,7 @@ class WorkerPool:
         return bool(channel.inbox) or bool(select.select([channel.read_fd], [], [], 0)[0])
 
     def busy(self) -> Iterator[tuple[int, int, int]]:
-        """Workers that owe an answer, to which request, and how far they are."""
+        """Workers that have a request to answer, which one, and how far they are."""
         for w, state in enumerate(self.states):
             if state is _BUSY:
                 yield w, self.outstanding[w][0][0], int(self.progress[w])
@@ -469,7 +473,7 @@ class WorkerPool:
     # --- ends
 
     def kill_hung(self, w: int, timeout: float) -> None:
-        """Kill a worker that hangs, having asked it where. Its closed end is the news of that."""
+        """Kill a worker that hangs, having asked it where. Its closed end shows that."""
         worker = self.workers[w]
         env = int(self.progress[w])  # being asked may wake it
         report = worker.stacks()
@@ -495,7 +499,7 @@ class WorkerPool:
             exitcode=worker.exitcode,
             first=int(ids[0]),
             last=int(ids[-1]),
-            # Noise is read when whoever made it may be done.
+            # Garbled bytes are read when what wrote them may be done.
             at_work_on=int(ids[env - 1]) if 0 < env <= len(ids) and not building and how is None else None,
             call=call,
             request=queue[0][0] if queue else None,
@@ -509,6 +513,7 @@ class WorkerPool:
         self.ended.discard(w)
         self._queued[w].clear()
         self.note(w, WorkerEvent.REAP)
+        self._hung.pop(w, None)  # the next one has not hung, should it end before it was started
         return worker_exit
 
     def reap_others(self, first: WorkerExit, call: str | None) -> list[WorkerExit]:
@@ -563,9 +568,9 @@ class WorkerPool:
         channel = worker.channel
         try:
             while True:
-                told = channel.recv(deadline - time.monotonic())
-                if told.number == 0 and told.code == ch.OK:
-                    return [unpack_failure(packed) for packed in pickle.loads(told.payload)] if told.payload else []
+                reply = channel.recv(deadline - time.monotonic())
+                if reply.number == 0 and reply.code == ch.OK:
+                    return [unpack_failure(packed) for packed in pickle.loads(reply.payload)] if reply.payload else []
         except Garbled:  # an env wrote into the pipe, or an interrupt has lost half a message
             channel.skip(deadline - time.monotonic())
         except Exception:  # it is gone, time is up, or what it says cannot be

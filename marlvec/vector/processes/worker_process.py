@@ -46,7 +46,7 @@ def start_method(context: Any) -> str:
 
 
 _workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
-_unborn: dict[WorkerProcess, tuple[int, tuple[int, ...]]] = {}
+_starting: dict[WorkerProcess, tuple[int, tuple[int, ...]]] = {}
 """Workers on their way: by which thread, and the ends of the channel that are theirs."""
 
 
@@ -54,12 +54,12 @@ def _after_fork_in_child() -> None:
     """A child of this process must not hold its channels open, unless it is the worker."""
     for worker in list(_workers):
         worker.close()
-    for worker, (thread, theirs) in list(_unborn.items()):
+    for worker, (thread, theirs) in list(_starting.items()):
         if thread != threading.get_ident():
             worker.close()
             for fd in theirs:
                 os.close(fd)
-    _unborn.clear()
+    _starting.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -80,7 +80,7 @@ class WorkerProcess:
         pid: Its process id, which is its process group too.
         channel: This end of the channel.
         exitcode: Its exit code once `wait` has seen the end, minus the signal number if a signal killed it; None if it
-            could not be told.
+            is not known.
     """
 
     def __init__(self, method: str, memory_fd: int) -> None:
@@ -111,7 +111,7 @@ class WorkerProcess:
             except BaseException:
                 self._stack_file.close()
                 raise
-            _unborn[self] = threading.get_ident(), theirs
+            _starting[self] = threading.get_ident(), theirs
         try:
             yield (*theirs, memory_fd, self._stack_file.fd)
         except BaseException:
@@ -119,7 +119,7 @@ class WorkerProcess:
             raise
         finally:
             with no_fork():
-                _unborn.pop(self, None)
+                _starting.pop(self, None)
                 _workers.add(self)
                 for fd in theirs:
                     os.close(fd)
@@ -157,7 +157,7 @@ class WorkerProcess:
                 try:
                     self.channel.close()
                     # Not bound to the parent's death by the kernel: that would mean the death of the thread that is
-                    # running now. The channel's end and the fork server tell instead.
+                    # running now. The channel's end and the fork server show it instead.
                     isolate(None, mark)
                     os.environ.clear()
                     os.environ.update(environ)
@@ -171,7 +171,7 @@ class WorkerProcess:
         except BaseException:
             self.close()
             os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # someone else has waited for it
+            with contextlib.suppress(ChildProcessError):  # other code has waited for it
                 os.waitpid(pid, 0)
             raise
         return pid
@@ -190,7 +190,7 @@ class WorkerProcess:
                         os.killpg(self.pid, signal.SIGKILL)  # what an env started goes with its worker
                     with contextlib.suppress(OSError):
                         self._server.ask({"do": "release", "pid": self.pid})
-            except ChildProcessError:  # someone else has waited for it
+            except ChildProcessError:  # other code has waited for it
                 self._gone = True
         else:
             try:
@@ -264,7 +264,7 @@ class WorkerProcess:
 def _folder() -> str:
     try:
         return str(Path.cwd())
-    except OSError:  # somebody has removed it
+    except OSError:  # it was removed
         return "/"
 
 

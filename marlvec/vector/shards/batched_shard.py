@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from marlvec.env_ids import rows_of
 from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.spec import EnvSpec
+from marlvec.errors import ArgumentError
 from marlvec.vector.data.buffers import Buffers, Selection
 
 __all__ = ["BATCHED_TRANSITIONS", "BatchedEvent", "BatchedPhase", "BatchedPhases", "BatchedShard"]
@@ -31,7 +32,7 @@ class BatchedPhase(IntEnum):
     BEGINNING = 3
     """It was asked for an episode."""
     REPLACING = 4
-    """Likewise, within the step that ended the one before, of which its row goes on telling."""
+    """Likewise, within the step that ended the one before, whose end its row still shows."""
     OVER = 5
     """It has ended; the next step, or the caller, begins another."""
     UNREADY = 6
@@ -44,20 +45,18 @@ class BatchedEvent(IntEnum):
     ASK_RESET = 0
     """It is asked for a new episode by the caller."""
     ASK_STEP = 1
-    """It is asked for a step."""
-    ASK_NEXT = 2
-    """It is asked for its next episode, in place of a step."""
-    REPLY = 3
+    """It is asked for a step, which after an end is for its next episode."""
+    REPLY = 2
     """It has answered; its episode goes on."""
-    END = 4
+    END = 3
     """Its episode has ended with that answer, or that step."""
-    FOLLOW = 5
+    FOLLOW = 4
     """Likewise, and it has begun the next one by itself."""
-    REPLACE = 6
+    REPLACE = 5
     """Likewise, and it is asked for the next one at once."""
-    BEGIN = 7
+    BEGIN = 6
     """It has begun an episode, asked and answered at once."""
-    STEP = 8
+    STEP = 7
     """It is stepped, asked and answered at once."""
 
 
@@ -65,8 +64,7 @@ _RUNNING, _STEPPING, _BEGUN, _BEGINNING, _REPLACING, _OVER, _UNREADY = BatchedPh
 
 BATCHED_TRANSITIONS: Mapping[BatchedEvent, Mapping[BatchedPhase, BatchedPhase]] = {
     BatchedEvent.ASK_RESET: dict.fromkeys(BatchedPhase, _BEGINNING),
-    BatchedEvent.ASK_STEP: {_RUNNING: _STEPPING, _BEGUN: _STEPPING},
-    BatchedEvent.ASK_NEXT: {_OVER: _BEGINNING},
+    BatchedEvent.ASK_STEP: {_RUNNING: _STEPPING, _BEGUN: _STEPPING, _OVER: _BEGINNING},
     BatchedEvent.REPLY: {_STEPPING: _RUNNING, _BEGINNING: _BEGUN, _REPLACING: _BEGUN},
     BatchedEvent.END: {_RUNNING: _OVER},
     BatchedEvent.FOLLOW: {_RUNNING: _BEGUN},
@@ -76,6 +74,7 @@ BATCHED_TRANSITIONS: Mapping[BatchedEvent, Mapping[BatchedPhase, BatchedPhase]] 
 }
 """Event, phase before → phase after. What is not here cannot happen: it raises KeyError."""
 
+_SAVED = [int(phase) for phase in (_RUNNING, _BEGUN, _OVER, _UNREADY)]
 _IMPOSSIBLE = 255
 _AFTER = [  # per event, what `bytes.translate` takes
     bytes(BATCHED_TRANSITIONS[event].get(phase, _IMPOSSIBLE) for phase in BatchedPhase).ljust(256, b"\xff")
@@ -84,7 +83,7 @@ _AFTER = [  # per event, what `bytes.translate` takes
 
 
 class BatchedPhases:
-    """The phases of a batch of envs; changed by `BATCHED_TRANSITIONS` alone.
+    """The phases of a batch of envs; changed by `BATCHED_TRANSITIONS` alone, but where saved states are put back.
 
     Args:
         num_envs: How many envs.
@@ -108,6 +107,20 @@ class BatchedPhases:
             wrong = {BatchedPhase(a).name for a, b in zip(before, after, strict=True) if b == _IMPOSSIBLE}
             raise KeyError(f"{event.name} of envs that are {', '.join(sorted(wrong))}")
         self.values[rows] = np.frombuffer(after, np.uint8)
+
+    def restore(self, rows: Selection, values: NDArray[np.uint8]) -> None:
+        """These envs go on in the phases in which their states were saved; see `check_saved`."""
+        self.values[rows] = values
+
+    @staticmethod
+    def check_saved(values: NDArray[np.uint8]) -> None:
+        """Make sure that saved phases are some: none of an env that waits for an answer.
+
+        Raises:
+            ArgumentError: They are not.
+        """
+        if not np.isin(values, _SAVED).all():
+            raise ArgumentError(f"set_state(): phases: expected some of {_SAVED}, got {np.unique(values).tolist()}")
 
     def are_all(self, rows: Selection, phase: BatchedPhase) -> bool:
         """Whether all of these envs are in this phase: what a step asks first."""

@@ -3,20 +3,61 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from marlvec.envs.adapters.detect import adapt
 from marlvec.envs.autoreset import AutoresetRules
+from marlvec.envs.detect import adapt
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.spec import EnvSpec
-from marlvec.envs.wrapper_chain import innermost
+from marlvec.envs.wrapper_chain import innermost, wrapper_chain
+from marlvec.envs.wrappers.base import adapter_in
 from marlvec.errors import ArgumentError, ContractError, Failure, RestartQuietly
+from marlvec.vector.data.replay_check import check_replay
 from marlvec.vector.faults.failures import capture
 from marlvec.vector.faults.restarts import NOT_RESTARTABLE, RestartBudget, RestartLimit
+from marlvec.vector.faults.shared_generators import GENERATORS, is_drawn_by_all
 
-__all__ = ["EnvBuilder", "ShardFailed"]
+__all__ = ["EnvBuilder", "ShardFailed", "count_generators", "drawn_by_several"]
+
+
+def count_generators(envs: Iterable[MultiAgentEnv]) -> Counter[str]:
+    """How many envs draw from each generator that is an attribute of their class, or of one that it derives from.
+
+    Args:
+        envs: The envs of one shard.
+
+    Returns:
+        The generator, e.g. ``"Duel.rng"``, to that number.
+    """
+    kinds: Counter[type] = Counter()
+    for env in envs:
+        user_env = env.unwrapped
+        inner = getattr(user_env, "unwrapped", None)
+        kinds.update({type(user_env), type(user_env if inner is None else inner)})
+    found: Counter[str] = Counter()
+    for kind, count in kinds.items():
+        for base in kind.__mro__:
+            for name, value in vars(base).items():
+                if isinstance(value, GENERATORS) and is_drawn_by_all(kind, name):
+                    found[f"{base.__qualname__}.{name}"] += count
+    return found
+
+
+def drawn_by_several(processes: Iterable[Counter[str]]) -> frozenset[str]:
+    """The generators that more than one env of a process draws from.
+
+    Args:
+        processes: For each process, what `count_generators` says.
+    """
+    found: set[str] = set()
+    for counts in processes:
+        for name, count in counts.items():
+            if count > 1:
+                found.add(name)
+    return frozenset(found)
 
 
 class ShardFailed(Exception):
@@ -36,6 +77,8 @@ class EnvBuilder:
         autoreset: What happens when an episode ends.
         keep_state: Whether global states are wanted.
         spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
+        env_state: ``"deepcopy"``: attributes stand for the state of an env that says nothing of it, and the first of
+            each kind is tried.
 
     Attributes:
         spec: What all envs built so far have in common.
@@ -52,12 +95,15 @@ class EnvBuilder:
         *,
         keep_state: bool,
         spaces: str,
+        env_state: str | None = None,
     ) -> None:
         self._factories = list(factories)
         self._first = first_env_id
         self._autoreset = autoreset
         self._keep_state = keep_state
         self._spaces = spaces
+        self._copies_attributes = env_state == "deepcopy"
+        self._replayed: set[tuple[type, ...]] = set()  # kinds of envs that were tried
         self._inner: dict[int, Any] = {}
         self.survived: list[Failure] = []
 
@@ -70,15 +116,18 @@ class EnvBuilder:
             Exception: What its factory raises.
         """
         env = adapt(self._factories[i]())
-        self._check_unique(env, i)
+        inner = innermost(env)
+        self._check_unique(inner, i)
         try:
             self._check_spec(env.spec(), self._first + i)
             self._check_fits(env)
+            if self._copies_attributes:
+                self._copy_attributes(env)
         except Exception:
             with suppress(Exception):  # what it has against being closed matters less
                 env.close()
             raise
-        self._inner[i] = innermost(env)
+        self._inner[i] = inner
         return env
 
     def build_all(self, limit: RestartLimit, *, retry: bool) -> list[MultiAgentEnv]:
@@ -93,7 +142,7 @@ class EnvBuilder:
                 envs.append(self.build_with_retries(i, limit, retry=retry))
             except Exception as error:
                 for env in envs:
-                    with suppress(Exception):  # the first failure is the one to tell
+                    with suppress(Exception):  # the first failure is the one to raise
                         env.close()
                 raise ShardFailed([capture(self._first + i, "__init__", error)]) from None
         return envs
@@ -124,9 +173,8 @@ class EnvBuilder:
                     self.survived.append(failure)
                     time.sleep(pause)
 
-    def _check_unique(self, env: MultiAgentEnv, i: int) -> None:
+    def _check_unique(self, inner: Any, i: int) -> None:
         """Refuse an env that is in another row already: each would be answered with the other's steps."""
-        inner = innermost(env)
         for j, other in self._inner.items():
             if other is inner and j != i:
                 raise ArgumentError(
@@ -138,6 +186,18 @@ class EnvBuilder:
         if self._keep_state and env.state_space is None:
             raise ArgumentError(f"state=True, and {env.name} has no global state: it declares no state_space")
         self._autoreset.check_env(env.name, resets_itself=env.resets_itself, keeps_state=self._keep_state)
+
+    def _copy_attributes(self, env: MultiAgentEnv) -> None:
+        """Let the attributes of an env stand for its state, if it goes on from them as before."""
+        adapter = adapter_in(env)
+        if adapter is not None:
+            adapter.copy_attributes()
+        if problem := env.state_obstacle():
+            raise ArgumentError(f"env_state='deepcopy': {problem}")
+        layers = tuple(type(layer) for layer in wrapper_chain(env.unwrapped))
+        if adapter is not None and layers not in self._replayed:
+            check_replay(adapter)
+            self._replayed.add(layers)
 
     def _check_spec(self, spec: EnvSpec, env_id: int) -> None:
         if not hasattr(self, "spec"):

@@ -5,7 +5,7 @@ The rows it leaves behind are those that `Shard` leaves behind, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -29,18 +29,18 @@ _LARGE = 1 << 18  # bytes
 
 
 class NativeShard(BatchedShard):
-    """All worlds of a native env, in this process.
+    """All envs of a `NativeEnv`, in this process.
 
     Args:
-        env: The worlds.
-        num_threads: How many threads share a call's worlds among them, the caller's included.
+        env: The envs.
+        num_threads: How many threads share a call's envs among them, the caller's included.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
         keep_state: Whether global states are written after each reset and step.
         max_episode_steps: Truncate who is alive after so many steps, or None.
-        render_modes: One per world.
+        render_modes: One per env.
 
     Attributes:
-        spec: What the worlds look like.
+        spec: What the envs look like.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class NativeShard(BatchedShard):
         self._env.attach(buffers)
 
     def do(self, operation: str, ids: Ids, arguments: tuple[Sequence[Any], ...] = ()) -> Report:
-        """Do one of the operations that a request can name; ``arguments`` have one entry per world each."""
+        """Do one of the operations that a request can name; ``arguments`` have one entry per env each."""
         match operation:
             case "step" | "send":
                 return self._step(_ascending(ids))
@@ -85,7 +85,7 @@ class NativeShard(BatchedShard):
         raise ValueError(f"no such operation: {operation!r}")
 
     def copy(self, out: NDArray[Any], array: NDArray[Any]) -> None:
-        """Copy an array of all worlds' rows into another one, a large one with all threads."""
+        """Copy an array of all envs' rows into another one, a large one with all threads."""
         if self._num_threads == 1 or array.nbytes < _LARGE:
             np.copyto(out, array)
             return
@@ -97,9 +97,9 @@ class NativeShard(BatchedShard):
         self._thread_team.close()
 
     def _share(self, work: Callable[[Ids], None], ids: Ids) -> None:
-        """Do it for these worlds, each thread for its share of them.
+        """Do it for these envs, each thread for its share of them.
 
-        Only compiled functions and large copies are shared: Python on two threads takes turns, and pays for that.
+        Only compiled functions and large copies are shared: Python on two threads takes turns, and that costs time.
         """
         if self._num_threads == 1 or len(ids) < self._num_threads:
             work(ids)
@@ -121,7 +121,7 @@ class NativeShard(BatchedShard):
         return report
 
     def _begin(self, ids: Ids, report: Report) -> None:
-        """Begin an episode in each of these worlds."""
+        """Begin an episode in each of these envs."""
         rows, buffers = rows_of(ids), self._buffers
         buffers.alive[rows] = False
         buffers.acting[rows] = False
@@ -206,11 +206,57 @@ class NativeShard(BatchedShard):
         self._buffers.reward[rows] = 0
         self._buffers.events[rows] = False
 
+    # --- states ---
+
+    def get_state(self, ids: Ids) -> dict[str, Any]:
+        """Copy the states of these envs.
+
+        Returns:
+            Name → (n, …), and under ``"arrays"`` the arrays of the envs themselves.
+        """
+        arrays = {name: array[ids] for name, array in self._env.state_arrays().items()}
+        elapsed = {} if self._limit is None else {"elapsed": self._elapsed[ids]}
+        return {"phase": self._phases.values[ids], "finals_kept": self._finals_kept[ids], **elapsed, "arrays": arrays}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Make sure that what `get_state` gave is of such envs.
+
+        Raises:
+            ArgumentError: It is not; names the array.
+        """
+        expected = {"phase", "finals_kept", "arrays", *(() if self._limit is None else ("elapsed",))}
+        if state.keys() != expected:
+            raise ArgumentError(
+                f"set_state(): expected {sorted(expected)} of native envs, got {sorted(state)}; "
+                f"has only one of them max_episode_steps?"
+            )
+        self._phases.check_saved(state["phase"])
+        own = self._env.state_arrays()
+        if own.keys() != state["arrays"].keys():
+            raise ArgumentError(f"set_state(): expected the arrays {sorted(own)}, got {sorted(state['arrays'])}")
+        for name, array in own.items():
+            got = np.asarray(state["arrays"][name])
+            if got.shape[1:] != array.shape[1:] or got.dtype != array.dtype:
+                raise ArgumentError(
+                    f"set_state(): {name}: expected {array.dtype} of (n, {', '.join(map(str, array.shape[1:]))}), "
+                    f"got {got.dtype} of {got.shape}"
+                )
+
+    def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
+        """Put these envs into such states; ``places`` say which of them each gets."""
+        self._phases.restore(ids, state["phase"][places])
+        self._finals_kept[ids] = state["finals_kept"][places]
+        self._any_finals_kept = bool(self._finals_kept.any())
+        if self._limit is not None:
+            self._elapsed[ids] = state["elapsed"][places]
+        for name, array in self._env.state_arrays().items():
+            array[ids] = state["arrays"][name][places]
+
     # --- control calls ---
 
     def _control(self, ids: Ids, commands: Sequence[Command]) -> Report:
-        """Give each of these worlds its command. What goes wrong costs no episode."""
-        advice = "(A native world is no env object; with backend='async' it is.)"
+        """Give each of these envs its command. What goes wrong costs no episode."""
+        advice = "(A native env is no object of its own; with backend='async' it is.)"
         return run_commands(ids.tolist(), commands, self._command_target, advice=advice)
 
     def _command_target(self, i: int) -> CommandTarget:
@@ -221,5 +267,5 @@ class NativeShard(BatchedShard):
 
 
 def _ascending(ids: Ids) -> Ids:
-    """These worlds in order; sorting costs more than looking, and mostly they are."""
+    """These envs in order; sorting costs more than looking, and mostly they are."""
     return ids if bool((ids[1:] > ids[:-1]).all()) else np.sort(ids)

@@ -108,7 +108,7 @@ def usable_cores() -> int:
 
 
 def quota(own: Path, root: Path) -> float:
-    """Seconds of processor time that Linux's control groups grant in a second; infinity where nobody says.
+    """Seconds of processor time that Linux's control groups grant in a second; infinity where none is set.
 
     Both versions of control groups are read (man 7 cgroups): ``cpu.max`` and ``cpu.cfs_quota_us``, of the process's own
     group and those around it, of which the strictest holds.

@@ -61,7 +61,7 @@ TRANSITIONS: Mapping[EnvEvent, Mapping[EnvPhase, EnvPhase]] = {
 
 
 class EnvPhases:
-    """The phases of a shard's envs; changed by `TRANSITIONS` alone.
+    """The phases of a shard's envs; changed by `TRANSITIONS` alone, but where a saved state is put back.
 
     Args:
         num_envs: How many envs.
@@ -76,6 +76,14 @@ class EnvPhases:
 
     def __getitem__(self, i: int) -> EnvPhase:
         return self._phases[i]
+
+    def restore(self, i: int, phase: EnvPhase) -> None:
+        """Env ``i``, which is there, goes on in the phase in which its state was saved."""
+        self._phases[i] = phase
+        if phase is _RUNNING:
+            self.special.discard(i)
+        else:
+            self.special.add(i)
 
     def on(self, i: int, event: EnvEvent) -> None:
         """Note what happened to env ``i``."""

@@ -1,6 +1,6 @@
 """`PoolShard`: the counterpart of `Shard` for the envs of a pool.
 
-The rows it leaves behind are those that `Shard` leaves behind for the same worlds, bit for bit. One thing differs: of
+The rows it leaves behind are those that `Shard` leaves behind for the same envs, bit for bit. One thing differs: of
 a turn-based game a pool may show all players every move, where PettingZoo's AEC shows it to the one who acts next.
 """
 
@@ -92,7 +92,7 @@ class PoolShard(BatchedShard):
             options: Likewise.
             alone: Whether nothing else is under way, nor arrived and not handed out.
         """
-        if alone:  # what others have said before is told already
+        if alone:  # what others have said before was handed out already
             self._columns.forget(slice(None))
             self._final_columns.forget(slice(None))
         if self.queue.empty and any(seed is not None for seed in seeds):
@@ -108,7 +108,8 @@ class PoolShard(BatchedShard):
         rows = self._rows(ids)
         begun = began = None
         if not self._phases.are_all(rows, BatchedPhase.RUNNING):
-            begun = ids[self._phases.where(rows, BatchedPhase.BEGUN)]
+            if self._any_finals_kept:
+                begun = ids[self._phases.where(rows, BatchedPhase.BEGUN)]
             over = self._phases.where(rows, BatchedPhase.OVER)
             began = over if np.count_nonzero(over) else None
         going = ids
@@ -117,11 +118,7 @@ class PoolShard(BatchedShard):
             going = ids[~began]
         if len(going):
             self._send(going)
-        if began is None:
-            self._phases.on(rows, BatchedEvent.ASK_STEP)
-        else:
-            self._phases.on(ids[~began], BatchedEvent.ASK_STEP)
-            self._phases.on(ids[began], BatchedEvent.ASK_NEXT)
+        self._phases.on(rows, BatchedEvent.ASK_STEP)
         self._clear(rows, begun, began)  # while the pool is at work
 
     def _begin(self, ids: Ids) -> None:
@@ -132,7 +129,7 @@ class PoolShard(BatchedShard):
     def _clear(self, rows: Selection, begun: Ids | None, began: BoolArray | None) -> None:
         """Make room for a step of these envs: the first of ``begun``, the next episode where ``began``."""
         buffers = self._buffers
-        if begun is not None and self._any_finals_kept:  # they go with the first step of the next episode
+        if begun is not None and len(begun):  # they go with the first step of the next episode
             self._clear_finals(begun)
         buffers.events[rows] = False
         if self._final_columns:
@@ -177,6 +174,8 @@ class PoolShard(BatchedShard):
         self._write_obs(reply, rows, present)
         if reply.columns or self._columns:
             self._columns.write(rows, reply.columns)
+            if reply.has_columns is not None:
+                self._columns.forget(ids[~reply.has_columns])
         ready = ids
         if done is not None:
             self._snapshot(reply, ended)
@@ -187,17 +186,18 @@ class PoolShard(BatchedShard):
         return ready, report
 
     def _note_beginnings(self, reply: PoolReply, ids: Ids, rows: Selection, ended: BoolArray) -> BoolArray | None:
-        """Write what was paid, unless an autoreset in the same step goes on with what the step has said.
+        """Write the rewards, unless an autoreset in the same step goes on with what the step has said.
 
         Returns:
-            Whose episodes begin with this row, (n,) bool; None where nobody's does.
+            Whose episodes begin with this row, (n,) bool; None where none does.
         """
         began: BoolArray | None = None
         again = 0
         if not self._phases.are_all(rows, BatchedPhase.STEPPING):
             began = ~self._phases.where(rows, BatchedPhase.STEPPING)
-            replaced = self._phases.where(rows, BatchedPhase.REPLACING)
-            again = int(np.count_nonzero(replaced))
+            if self._autoreset.begins_at_once:
+                replaced = self._phases.where(rows, BatchedPhase.REPLACING)
+                again = int(np.count_nonzero(replaced))
         try:
             self._phases.on(rows, BatchedEvent.REPLY)
         except KeyError as error:
@@ -232,16 +232,17 @@ class PoolShard(BatchedShard):
             raise self._broken(
                 f"in envs {ids[first][over.any(axis=1)].tolist()} the episode is over right after its reset"
             )
-        if np.count_nonzero(paid := reply.reward[first]):
-            raise self._broken(f"envs {ids[first][paid.any(axis=1)].tolist()} pay for a reset")
+        if np.count_nonzero(rewards := reply.reward[first]):
+            raise self._broken(f"envs {ids[first][rewards.any(axis=1)].tolist()} give a reward for a reset")
         if reply.present is not None and not reply.present[began].any(axis=1).all():
             empty = ids[began & ~reply.present.any(axis=1)].tolist()
-            raise self._broken(f"in envs {empty} nobody is there after a reset")
+            raise self._broken(f"in envs {empty} no agent is there after a reset")
 
     def _note_rows(self, reply: PoolReply, rows: Selection, began: BoolArray | None) -> BoolArray | None:
-        """Who is in the episode, or ends in this step, (n, A) bool; None for everybody.
+        """Who is in the episode, or ends in this step, (n, A) bool; None for all.
 
-        Who has a row, was not alive and had none before is born. Who had one is padding, to keep rows in their places.
+        One that has a row, was not alive and had none before joins. One that had one is padding, to keep rows in their
+        places.
         """
         if reply.present is None and len(self.spec.agents) == 1:
             return None  # who has ended is asked for nothing but a new episode
@@ -354,7 +355,7 @@ class PoolQueue:
     """Keeps a pool's requests in order, and its batches full.
 
     A pool that answers `Pool.batch_size` rows at a time would never answer when fewer are asked for. Its spare envs
-    make up the difference; nobody hears of them.
+    make up the difference; callers do not see them.
 
     Args:
         pool: The pool.
@@ -428,6 +429,15 @@ class PoolQueue:
         self._waiting.clear()
         self._idle_spares = list(range(pool.num_envs, pool.num_envs + pool.num_spares))
         self.in_flight = 0
+
+    def forget(self) -> bool:
+        """Let go of all that the pool was asked. Returns whether it can go on, with a reset."""
+        if self._receiving is not None:  # it must not be taken away from the thread that waits for it
+            with suppress(Exception):
+                self._receiving.result()
+            self._receiving = None
+        self.reset()
+        return self._pool.forget()
 
     def close(self, timeout: float) -> None:
         """Let go of the thread that waits, if there is one: the pool must not be closed under it."""

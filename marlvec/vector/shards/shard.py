@@ -11,26 +11,31 @@ Env indices in here are local, 0 to ``len(envs) - 1``; failures carry the global
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from operator import or_
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS
 from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
+from marlvec.envs.states.plain import plain_copy
+from marlvec.envs.wrappers.base import adapter_in
 from marlvec.errors import ContractError, Failure, NotResetError
 from marlvec.vector.commands import Command, run_commands
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture
 from marlvec.vector.faults.restarts import RestartLimit
-from marlvec.vector.shards.env_builder import EnvBuilder
+from marlvec.vector.shards.env_builder import EnvBuilder, count_generators
 from marlvec.vector.shards.phase import EnvEvent, EnvPhase, EnvPhases
+from marlvec.vector.shards.plain_envs import PlainEnvs
 
 __all__ = ["Shard"]
 
@@ -43,6 +48,8 @@ _METHODS = {
     "restart": "restart",
     "control": "control",
     "state": "write_state",
+    "get_state": "get_state",
+    "set_state": "set_state",
 }
 """Operation of a request → the method that does it."""
 
@@ -57,6 +64,7 @@ class Shard:
         done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
         keep_state: Whether global states are written after each reset and step.
         spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
+        env_state: ``"deepcopy"``: attributes stand for the state of an env that says nothing of it.
         limit, retry: How often a factory that raises is tried again, and whether at all; see `EnvBuilder`.
 
     Raises:
@@ -67,7 +75,7 @@ class Shard:
         spec: What they have in common.
         everyone: Indices of all.
         survived: What went wrong in building them before it went well.
-        progress: Its first entry says which env is at work, from 1, and 0 when none is; for whoever watches.
+        progress: Its first entry says which env is at work, from 1, and 0 when none is; for the parent to watch.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class Shard:
         done_on: str,
         keep_state: bool = False,
         spaces: str = "equal",
+        env_state: str | None = None,
         limit: RestartLimit | None = None,
         retry: bool = False,
     ) -> None:
@@ -88,10 +97,13 @@ class Shard:
         self._done_on_any = done_on == "any"
         self._keep_state = keep_state
         self._pace = 0.0  # seconds an env step took of late
-        self._builder = EnvBuilder(factories, first_env_id, self._autoreset, keep_state=keep_state, spaces=spaces)
+        self._builder = EnvBuilder(
+            factories, first_env_id, self._autoreset, keep_state=keep_state, spaces=spaces, env_state=env_state
+        )
         self.envs: list[MultiAgentEnv] = self._builder.build_all(limit or RestartLimit(), retry=retry)
         self.spec: EnvSpec = self._builder.spec
         self.survived: list[Failure] = self._builder.survived
+        self.generators = count_generators(self.envs)
         n = len(self.envs)
         self.everyone = range(n)
         self._slots: list[Slot] = []
@@ -107,6 +119,7 @@ class Shard:
         self._buffers = buffers
         self._slots = [buffers.slot(i) for i in range(len(self.envs))]
         self._end_flags = buffers.events[:, : 2 * len(self.spec.agents)]  # terminated and truncated, of all agents
+        self._find_plain()
 
     def reset(
         self,
@@ -139,7 +152,7 @@ class Shard:
             options: Likewise.
             build: Whether to build them anew; else they are new already.
             begin: Whether to begin an episode now; else the mode or the caller will.
-            keep: Whether the row tells of the end of an episode, and is to go on telling it.
+            keep: Whether the row shows the end of an episode, and is to go on showing it.
         """
         report = Report()
         for i, seed, option, anew, now, whole in zip(ids, seeds, options, build, begin, keep, strict=True):
@@ -172,7 +185,13 @@ class Shard:
             return False
         self._phases.on(i, EnvEvent.BUILD)
         self.envs[i], self._steps[i] = env, env.step
+        self._find_plain()
         return True
+
+    def _find_plain(self) -> None:
+        """Choose how envs are stepped."""
+        may_be_plain = len(self.spec.agents) == 1 and not self._careful
+        self._plain = PlainEnvs.of(self.envs, self._slots, self._buffers) if may_be_plain else None
 
     def step_in_parts(self, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], Report]]:
         """Step these envs, and hand out what is ready every few milliseconds, so that a slow one keeps few back."""
@@ -195,6 +214,19 @@ class Shard:
         if self._ended:
             self._clear_ended(ids)
         running = self._handle_special(ids, report) if self._phases.special else ids
+        if self._plain is not None and not self._plain.have_masks:
+            actions = self._plain.actions(rows)
+            by_env = actions if ids is self.everyone else dict(zip(ids, actions, strict=True))
+            self._step_plain(self._plain, running, by_env, report)
+        else:
+            self._step_each(running, report)
+            if np.count_nonzero(self._end_flags[rows]) != self._num_final_flags:
+                self._record_early_ends(ids, rows)
+        self.progress[0] = 0
+        return report
+
+    def _step_each(self, running: Sequence[int], report: Report) -> None:
+        """Step these envs, each behind its adapter."""
         steps, slots, careful, progress = self._steps, self._slots, self._careful, self.progress
         self._num_final_flags = 0
         for i in running:
@@ -209,22 +241,49 @@ class Shard:
                 report.infos[i] = info
             if slot.done or careful:
                 self._after_step(i, slot, report)
-        progress[0] = 0
-        if np.count_nonzero(self._end_flags[rows]) != self._num_final_flags:
-            self._record_early_ends(ids, rows)
-        return report
 
-    def _handle_special(self, ids: Sequence[int], report: Report) -> list[int]:
+    def _step_plain(
+        self, plain: PlainEnvs, running: Sequence[int], actions: Sequence[Any] | Mapping[int, Any], report: Report
+    ) -> None:
+        """The same for plain envs: a step that says no more than an observation and a reward needs no adapter."""
+        envs, obs_rows, rewards, progress = plain.envs, plain.obs_rows, plain.rewards, self.progress
+        for i in running:
+            progress[0] = i + 1
+            try:
+                result = envs[i].step(actions[i])
+                if result.__class__ is tuple and len(result) == 5:
+                    obs, reward, ended, cut, info = result
+                    says_more = ended is not False or cut is not False or info.__class__ is not dict or info
+                    if not says_more and reward.__class__ in PLAIN_REWARDS:
+                        try:
+                            obs_rows[i][:] = obs
+                        except (ValueError, TypeError):
+                            pass  # of another form: the adapter knows what to do, and all messages
+                        else:
+                            rewards[i] = reward
+                            continue
+                slot = self._slots[i]
+                new_infos = plain.adapters[i].read_step(slot, result)
+            except Exception as error:
+                self._record_failure(i, "step", error, report)
+                continue
+            if new_infos:
+                report.infos[i] = new_infos
+            if slot.done:
+                self._finish(i, slot, report)
+
+    def _handle_special(self, ids: Sequence[int], report: Report) -> Sequence[int]:
         """See to the envs whose last call began or ended an episode; return those of ``ids`` that have one to step."""
-        running = list(ids)
-        for i in self._phases.special.intersection(ids):
+        special = self._phases.special
+        idle = set()
+        for i in list(special) if ids is self.everyone else special.intersection(ids):
             if self._phases[i] is EnvPhase.BEGUN:
                 self._phases.on(i, EnvEvent.STEP)
                 self._buffers.clear_final_obs(i)  # those of the episode before
             else:
-                running.remove(i)
+                idle.add(i)
                 self._step_without_episode(i, report)
-        return running
+        return [i for i in ids if i not in idle] if idle else ids
 
     def _after_step(self, i: int, slot: Slot, report: Report) -> None:
         """What follows on a step that ended an episode, or in a mode that asks for more."""
@@ -253,6 +312,65 @@ class Shard:
     def control(self, ids: Sequence[int], commands: Sequence[Command]) -> Report:
         """Give each of these envs its command. What goes wrong costs no episode."""
         return run_commands(ids, commands, self.envs.__getitem__, self._first)
+
+    def get_state(self, ids: Sequence[int]) -> Report:
+        """Answer with each of these envs' states, and what is known here of its episode; costs no episode."""
+        report = Report()
+        for i in ids:
+            try:
+                state = self.envs[i].get_state()
+                if adapter_in(self.envs[i]) is None:  # adapters make copies themselves
+                    state = plain_copy(state, self.envs[i].name)
+            except Exception as error:
+                report.failures.append(capture(self._first + i, "get_state", error))
+                continue
+            report.answers[i] = {
+                "phase": int(self._phases[i]),
+                "done": bool(self._slots[i].done),
+                "ended": list(self._ended.get(i, ())),
+                "next_seed": self._next_seeds.get(i),
+                "env": state,
+            }
+        return report
+
+    def set_state(
+        self, ids: Sequence[int], states: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any] | None]
+    ) -> Report:
+        """Put these envs into the states that `get_state` answered with. One at which that fails has no episode.
+
+        Args:
+            ids: Which.
+            states: One for each.
+            rows: What `Buffers.get_rows` gave of each; None where the caller writes them.
+        """
+        report = Report()
+        for i, state, row in zip(ids, states, rows, strict=True):
+            self.progress[0] = i + 1
+            phase = EnvPhase(state["phase"])
+            if self._phases[i] is EnvPhase.ABSENT and not self._rebuild(i, report):
+                continue
+            try:
+                if self._phases[i] is EnvPhase.UNREADY and phase is not EnvPhase.UNREADY:
+                    self._clear_row(i)
+                    self.envs[i].reset(self._slots[i])  # much of an env is there only from its first reset on
+                own = state["env"] if adapter_in(self.envs[i]) else deepcopy(state["env"])
+                self.envs[i].set_state(own)
+            except Exception as error:
+                self._record_failure(i, "set_state", error, report)
+                continue
+            self._phases.restore(i, phase)
+            self._slots[i].done, self._slots[i].begun = state["done"], False
+            self._ended.pop(i, None)
+            self._next_seeds.pop(i, None)
+            if state["ended"]:
+                self._ended[i] = list(state["ended"])
+            if state["next_seed"] is not None:
+                self._next_seeds[i] = state["next_seed"]
+            if row is not None:
+                self._buffers.set_rows(np.array([i]), row, np.zeros(1, np.int64))
+            report.answers[i] = None
+        self.progress[0] = 0
+        return report
 
     def close(self) -> list[Failure]:
         """Close every env, whatever the others do."""
@@ -312,7 +430,7 @@ class Shard:
             self._note_state(i, report)
 
     def _clear_row(self, i: int) -> None:
-        """Nobody is there: what a new episode writes into."""
+        """No agent is there: what a new episode writes into."""
         slot = self._slots[i]
         self._buffers.clear_row(i)
         self._ended.pop(i, None)

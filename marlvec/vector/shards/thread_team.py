@@ -30,7 +30,7 @@ class ThreadTeam:
         ]
         for thread in self._threads:
             thread.start()
-        # They know the queues alone, so that whoever forgets to close leaves no thread behind for good.
+        # They know the queues alone, so that a team that was not closed leaves no thread behind for good.
         self._finalizer = weakref.finalize(self, _stop_threads, self._requests)
 
     def run(self, shares: Sequence[Callable[[], None]]) -> None:

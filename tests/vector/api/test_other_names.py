@@ -47,6 +47,24 @@ def test_step_async_and_step_wait_are_a_step(backend: str) -> None:
             np.testing.assert_equal(one.step_wait(timeout=60), other.step(actions))
 
 
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
+def test_reset_and_call_have_such_pairs_too(backend: str) -> None:
+    with envs_of(backend) as one, envs_of(backend) as other:
+        with pytest.raises(NothingPendingError) as nothing:
+            one.reset_wait()
+        assert nothing.value.name == "reset"
+        one.reset_async(seed=3)
+        with pytest.raises(BusyError) as busy:
+            one.call_async("observation_space", "agent_0")
+        assert busy.value.name == "reset"
+        np.testing.assert_equal(one.reset_wait(timeout=60), other.reset(seed=3))
+        one.call_async("observation_space", "agent_0")
+        with pytest.raises(BusyError) as busy:
+            one.reset_async()
+        assert busy.value.name == "call"
+        assert one.call_wait(timeout=60) == other.call("observation_space", "agent_0")
+
+
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)

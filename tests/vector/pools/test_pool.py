@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
@@ -24,10 +26,12 @@ from marlvec.testing.scripted import (
     ScriptedParallelEnv,
     SingleEnv,
     TurnEnv,
+    decode,
     draw_script,
 )
 from marlvec.testing.vector_checks.rows import check_partial_reset
 from marlvec.vector.backends.pool import PoolVectorEnv
+from marlvec.vector.call_state import CallPhase
 from marlvec.vector.pools.envpool import EnvPoolAdapter
 from marlvec.vector.pools.form import form_of
 from tests.vector.support.reference import MODES, Call, record, replay
@@ -404,7 +408,7 @@ def test_a_pool_that_breaks_its_contract_is_told_so_and_broken(problem: str) -> 
     [
         ("env 1 was reset, and says that 2 steps have passed", set_info("elapsed_step", np.array([0, 2]))),
         ("over right after its reset", set_part(2, np.array([True, False]))),
-        ("pay for a reset", set_part(1, np.array([0.0, 1.0]))),
+        ("give a reward for a reset", set_part(1, np.array([0.0, 1.0]))),
     ],
 )
 def test_resets_are_looked_at_too(problem: str, change: Any) -> None:
@@ -482,3 +486,90 @@ def test_envpool_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch)
         marlvec.make("envpool/CartPole-v1", 2)
     with pytest.raises(ArgumentError, match="'sync'.*threads of its own"):
         marlvec.make("envpool/CartPole-v1", 2, backend="sync")
+
+
+# --- Ctrl-C
+
+
+def interrupt_at(count: int) -> tuple[Any, list[int]]:
+    """A trace function that raises at the count-th line of the vectorizer's, and how many are still to come."""
+    left = [count]
+    here = str(Path(marlvec.__file__).parent / "vector")
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(here):
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    return trace, left
+
+
+def streamed(envs: VectorEnv) -> None:
+    envs.send(np.ones((4, 1), np.int64))
+    envs.recv(min_envs=1)
+    envs.drain()
+
+
+LONG = [partial(SingleEnv, 9, env_index=i) for i in range(4)]
+POOLS: dict[str, Callable[[], VectorEnv]] = {
+    "at once": lambda: pooled(PoolShop(LONG), 4),
+    "in batches": lambda: pooled(PoolShop(LONG, num_spares=1, batch_size=2, shuffle=7), 4),
+    "Gymnasium's": lambda: PoolVectorEnv(gymnasium.vector.SyncVectorEnv(LONG), autoreset_mode="next_step"),
+}
+INTERRUPTED: dict[str, Callable[[VectorEnv], Any]] = {
+    "step": lambda envs: envs.step(np.ones((4, 1), np.int64)),
+    "reset": lambda envs: envs.reset(seed=2),
+    "stream": streamed,
+}
+
+
+@pytest.mark.fault("A25")
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("call", INTERRUPTED)
+@pytest.mark.parametrize("kind", POOLS)
+def test_after_ctrl_c_at_any_line_the_next_reset_works(kind: str, call: str, every: int) -> None:
+    if (kind, call) == ("Gymnasium's", "stream"):
+        pytest.skip("it steps all its envs at once")
+    with POOLS[kind]() as envs:
+        count, was_hit = 0, True
+        while was_hit:
+            count += every
+            envs.reset()
+            trace, left = interrupt_at(count)
+            sys.settrace(trace)
+            try:
+                INTERRUPTED[call](envs)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            was_hit = left[0] <= 0
+            if envs._call_state.pending == "send" and envs._call_state.phase is CallPhase.PENDING:
+                envs.drain()  # a stream goes on where it was
+            obs, _ = envs.reset(seed=5)
+            for steps in range(3):
+                told = [decode(row[0]) for row in obs]
+                assert [row[0] for row in told] == list(range(4)), "its own rows"
+                assert [row[3] for row in told] == [steps] * 4, "of this step"
+                obs, *_ = envs.step(np.ones((4, 1), np.int64))
+    assert count > 100, "lines"
+
+
+def test_a_pool_that_nobody_can_make_anew_is_left_broken_by_ctrl_c() -> None:
+    pool = PoolShop(factories_of("single", 2))(2)
+    with PoolVectorEnv(EnvPoolAdapter(form_of(pool), pool=pool)) as envs:
+        envs.reset()
+
+        def interrupted() -> Any:
+            raise KeyboardInterrupt
+
+        pool.recv = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.zeros((2, 1), np.int64))
+        with pytest.raises(BrokenError, match="in the middle of a call"):
+            envs.reset()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from marlvec.envs.adapters.detect import adapt
+from marlvec.envs.detect import adapt
 from marlvec.errors import ResourceError
 from marlvec.testing.scripted import CounterEnv
 from marlvec.vector.processes import channel as ch
@@ -210,7 +210,7 @@ class WorkersMachine(RuleBasedStateMachine):
             assert "could not build its envs again" in str(self.pool.advance(w))
         elif says != "nothing":
             spec = SPEC if says == "fine" else OTHER_SPEC
-            payload = cloudpickle.dumps((spec, [])) if building else b""
+            payload = cloudpickle.dumps((spec, [], frozenset())) if building else b""
             channel.inbox.append(Message(ch.OK, 0, 1, payload))
             if building and says == "other spaces":
                 assert "with other spaces" in str(self.pool.advance(w))

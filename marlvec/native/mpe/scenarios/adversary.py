@@ -30,6 +30,7 @@ class SimpleAdversary(Scenario):
     """
 
     name = "simple_adversary_v3"
+    state_names = ("goal",)
 
     def __init__(
         self,

@@ -16,13 +16,14 @@ __all__ = ["SimpleCrypto"]
 
 
 class SimpleCrypto(Scenario):
-    """mpe2's ``simple_crypto_v3``. Arguments: the number of worlds, and `Options`.
+    """mpe2's ``simple_crypto_v3``. Arguments: the number of envs, and `Options`.
 
     Attributes:
         goal: (N, 2) int64, what the message is, and the key.
     """
 
     name = "simple_crypto_v3"
+    state_names = ("goal",)
 
     def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
         self.goal = np.zeros((num_envs, 2), np.int64)

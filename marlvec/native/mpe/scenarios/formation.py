@@ -29,6 +29,7 @@ class SimpleFormation(AssignmentScenario):
     """
 
     name = "simple_formation_v1"
+    state_names = ()
 
     def __init__(
         self, num_envs: int, N: int = 4, terminate_on_success: bool = False, **options: Unpack[Options]

@@ -31,6 +31,7 @@ class SimpleLine(AssignmentScenario):
     """
 
     name = "simple_line_v1"
+    state_names = ("_places",)
 
     def __init__(
         self, num_envs: int, N: int = 4, terminate_on_success: bool = False, **options: Unpack[Options]

@@ -16,13 +16,14 @@ __all__ = ["SimplePush"]
 
 
 class SimplePush(Scenario):
-    """mpe2's ``simple_push_v3``. Arguments: the number of worlds, and `Options`.
+    """mpe2's ``simple_push_v3``. Arguments: the number of envs, and `Options`.
 
     Attributes:
         goal: (N,) int64, the landmark that is the goal.
     """
 
     name = "simple_push_v3"
+    state_names = ("goal",)
 
     def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
         self.goal = np.zeros(num_envs, np.int64)

@@ -1,4 +1,4 @@
-"""simple_reference: two agents tell each other which landmark to go to."""
+"""simple_reference: each of two agents says to the other which landmark to go to."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class SimpleReference(Scenario):
     """
 
     name = "simple_reference_v3"
+    state_names = ("goal",)
 
     def __init__(self, num_envs: int, local_ratio: float = 0.5, **options: Unpack[Options]) -> None:
         self._local = check_ratio(local_ratio)

@@ -13,9 +13,10 @@ __all__ = ["Simple"]
 
 
 class Simple(Scenario):
-    """mpe2's ``simple_v3``. Arguments: the number of worlds, and `Options`."""
+    """mpe2's ``simple_v3``. Arguments: the number of envs, and `Options`."""
 
     name = "simple_v3"
+    state_names = ()
 
     def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""simple_speaker_listener: one that cannot move tells one that cannot speak where to go."""
+"""simple_speaker_listener: an agent that cannot move says to one that cannot speak where to go."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ __all__ = ["SimpleSpeakerListener"]
 
 
 class SimpleSpeakerListener(Scenario):
-    """mpe2's ``simple_speaker_listener_v4``. Arguments: the number of worlds, and `Options`.
+    """mpe2's ``simple_speaker_listener_v4``. Arguments: the number of envs, and `Options`.
 
     Attributes:
         goal: (N,) int64, the landmark that is the goal.
     """
 
     name = "simple_speaker_listener_v4"
+    state_names = ("goal",)
 
     def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
         self.goal = np.zeros(num_envs, np.int64)

@@ -32,6 +32,7 @@ class SimpleSpread(Scenario):
     """
 
     name = "simple_spread_v3"
+    state_names = ()
 
     def __init__(
         self,
@@ -104,9 +105,9 @@ def _least(pos: Any, i: Any, landmark: Any, agent_num: Any) -> Any:
 def _score(ids: Any, pos: Any, size: Any, reward: Any, local: Any, collisions_cost: Any) -> None:
     agent_num = reward.shape[1]
     for i in ids:
-        everyone = 0.0
+        shared = 0.0
         for landmark in range(agent_num, len(size)):
-            everyone -= _least(pos, i, landmark, agent_num)
+            shared -= _least(pos, i, landmark, agent_num)
         for a in range(agent_num):
             reward[i, a] = 0.0
         if collisions_cost:
@@ -116,7 +117,7 @@ def _score(ids: Any, pos: Any, size: Any, reward: Any, local: Any, collisions_co
                         reward[i, a] -= 1.0
                         reward[i, b] -= 1.0
         for a in range(agent_num):
-            reward[i, a] = everyone * (1 - local) + reward[i, a] * local + 0.0
+            reward[i, a] = shared * (1 - local) + reward[i, a] * local + 0.0
 
 
 @kernel

@@ -31,6 +31,7 @@ class SimpleTag(Scenario):
     """
 
     name = "simple_tag_v3"
+    state_names = ()
 
     def __init__(
         self,
@@ -126,13 +127,13 @@ def _score(ids: Any, pos: Any, size: Any, hunters: Any, exp: Any, reward: Any) -
 @kernel
 def _find_caught(ids: Any, pos: Any, size: Any, hunters: Any, agent_num: Any, reached: Any) -> None:
     for i in ids:
-        everyone = True
+        all_caught = True
         for a in range(hunters, agent_num):
             caught = False
             for b in range(hunters):
                 caught |= touching(pos, size, i, a, b)
-            everyone &= caught
-        reached[i] = everyone
+            all_caught &= caught
+        reached[i] = all_caught
 
 
 @kernel

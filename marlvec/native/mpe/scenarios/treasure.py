@@ -38,6 +38,7 @@ class CollectTreasure(Scenario):
     """
 
     name = "collect_treasure_v1"
+    state_names = ("holding", "kind", "lies", "_respawns")
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class CollectTreasure(Scenario):
         self.kind = np.zeros((num_envs, treasures), np.int64)
         self.lies = np.ones((num_envs, treasures), np.bool_)
         self._respawns = self.rng.copy()  # the reference draws these from a copy of the stream, taken at the reset
-        self._paid = np.zeros(num_envs)  # to everyone, for what was picked up and delivered in this step
+        self._shared = np.zeros(num_envs)  # the reward of all, for what was picked up and delivered in this step
         self._stray = np.zeros((num_envs, kinds))  # from each deposit to the middle of all collectors
         self._order = np.zeros((num_envs, max(agent_num, treasures)), np.int64)
         self._key = np.zeros(self._order.shape)
@@ -81,12 +82,12 @@ class CollectTreasure(Scenario):
 
     def score(self, ids: Ids) -> None:
         things = (self.holding, self.kind, self.lies)
-        _trade(ids, self._respawns, self.pos, self.size, len(self.agents), self._collectors, *things, self._paid)
+        _trade(ids, self._respawns, self.pos, self.size, len(self.agents), self._collectors, *things, self._shared)
         rows, first, agent_num = rows_of(ids), self._collectors, len(self.agents)
         middle = np.mean(self.pos[rows, :first], axis=1)
         self._stray[rows] = norms(middle[:, None] - self.pos[rows, first:agent_num])
         reward = self.rows.reward
-        _score(ids, self.pos, self.size, first, *things, self._paid, self._stray, reward)
+        _score(ids, self.pos, self.size, first, *things, self._shared, self._stray, reward)
 
     def observe(self, ids: Ids) -> None:
         things = (self.holding, self.kind, self.lies)
@@ -129,7 +130,7 @@ def _trade(
     holding: Any,
     kind: Any,
     lies: Any,
-    paid: Any,
+    shared: Any,
 ) -> None:
     """Treasures are picked up and delivered; those that were picked up before come back somewhere else."""
     for i in ids:
@@ -155,7 +156,7 @@ def _trade(
             if held != _NOTHING and touching(pos, size, i, a, collectors + held):
                 delivered += 5.0
                 holding[i, a] = _NOTHING
-        paid[i] = found + delivered
+        shared[i] = found + delivered
 
 
 @kernel
@@ -167,7 +168,7 @@ def _score(
     holding: Any,
     kind: Any,
     lies: Any,
-    paid: Any,
+    shared: Any,
     stray: Any,
     reward: Any,
 ) -> None:
@@ -187,7 +188,7 @@ def _score(
                 least = distance(pos, i, collectors + holding[i, a], a)
             if least < np.inf:
                 own -= 0.1 * least
-            reward[i, a] = own + paid[i] + 0.0
+            reward[i, a] = own + shared[i] + 0.0
         for b in range(collectors, agent_num):
             least = np.inf
             for a in range(collectors):
@@ -195,7 +196,7 @@ def _score(
                     least = nearer(distance(pos, i, a, b), least)
             if least == np.inf:
                 least = stray[i, b - collectors]
-            reward[i, b] = 0.0 - 0.1 * least + paid[i] + 0.0
+            reward[i, b] = 0.0 - 0.1 * least + shared[i] + 0.0
 
 
 @kernel

@@ -25,6 +25,7 @@ class SimpleWorldComm(Scenario):
     """
 
     name = "simple_world_comm_v3"
+    state_names = ()
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NU
 _CHUNK = 1 << 16  # bytes to read at a time
 
 preload: list[str] = []
-"""Modules that the server imports before it forks anybody, so that no worker has to; our tests name some."""
+"""Modules that the server imports before it forks any process, so that no worker has to; our tests name some."""
 
 
 def worker_environ() -> dict[str, str]:

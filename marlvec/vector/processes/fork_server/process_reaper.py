@@ -42,8 +42,8 @@ def new_mark() -> int:
 def mark_this_process(mark: int) -> None:
     """Let this process and all its descendants carry a mark.
 
-    There is one number that children inherit through fork, exec, setsid and a cleared environment, that anybody of the
-    same user can read and that changes nothing: a limit for real-time scheduling, far above any time there is.
+    There is one number that children inherit through fork, exec, setsid and a cleared environment, that any process of
+    the same user can read and that changes nothing: a limit for real-time scheduling, far above any time there is.
     """
     if sys.platform == "linux":
         hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
@@ -77,14 +77,14 @@ class _Worker:
     mark: int
     alive: bool = True
     exitcode: int | None = None  # of a child of ours that has ended
-    pidfd: int = -1  # tells the end of one that is no child of ours
+    pidfd: int = -1  # shows the end of one that is no child of ours
 
 
 class ProcessReaper:
     """Workers from their start to their end, and beyond it.
 
     Args:
-        poll: What the process sleeps on; news of ends come there, and are for `reap`.
+        poll: What the process sleeps on; ends are reported there, and are for `reap`.
     """
 
     def __init__(self, poll: select.poll) -> None:
@@ -112,10 +112,10 @@ class ProcessReaper:
         self._workers[pid] = _Worker(mark)
 
     def watch(self, pid: int, mark: int) -> None:
-        """Take in a worker that is a child of the user's process, which waits for it and tells by `release`."""
+        """Take in a worker that is a child of the user's process, which waits for it and calls `release`."""
         worker = self._workers[pid] = _Worker(mark)
         if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # no descriptor left, or an old kernel: its end is told late, then
+            with contextlib.suppress(OSError):  # no descriptor left, or an old kernel: its end is seen late, then
                 worker.pidfd = os.pidfd_open(pid)
                 self._poll.register(worker.pidfd, select.POLLIN)
 
@@ -135,7 +135,7 @@ class ProcessReaper:
             _kill(pid, number)
 
     def take_exitcode(self, pid: int) -> int | None:
-        """The exit code of a child that has ended, told once; None while it lives."""
+        """The exit code of a child that has ended, given once; None while it lives."""
         self._reap()
         worker = self._workers.get(pid)
         if worker is None or worker.exitcode is None:
@@ -146,7 +146,7 @@ class ProcessReaper:
         """See to those that have ended, and when it is time for it, to what they left.
 
         Args:
-            ready: File descriptors on which there is news.
+            ready: File descriptors that are ready.
         """
         with contextlib.suppress(BlockingIOError):
             os.read(self._bell, 4096)
@@ -164,7 +164,7 @@ class ProcessReaper:
                 self._dead_marks.clear()
 
     def end(self) -> None:
-        """Kill everybody, and wait until they are gone."""
+        """Kill all workers, and wait until they are gone."""
         for pid, worker in self._workers.items():
             if worker.alive:
                 _kill_group(pid)

@@ -104,7 +104,7 @@ def main(fd: int) -> None:
             if sock.fileno() in ready:
                 (number, message), fds = receive(sock)
                 send(sock, (number, _answer(sock, message, fds, reaper)))
-            else:  # nobody waits for what has to be tidied up: requests first
+            else:  # no caller waits for what has to be tidied up: requests first
                 reaper.reap(ready)
     except (EOFError, OSError):
         reaper.end()
