@@ -73,6 +73,14 @@ class Connector(ABC):
         return False
 
     @property
+    def only_converts(self) -> bool:
+        """Whether all it does, to actions that are arrays in the env's form already, is to make them read-only.
+
+        Where that goes for a whole pipeline, and for a policy's answer, the collector does so itself.
+        """
+        return False
+
+    @property
     def name(self) -> str:
         """Name it asks for in a pipeline; the class's name unless set. A pipeline adds ``_2`` where it is taken."""
         return self._name if self._name is not None else type(self).__name__
@@ -120,8 +128,37 @@ class Connector(ABC):
 
         Only what was learnt is joined. What belongs to running episodes stays with the copy that runs them, so the
         answer is ``{}`` here, and loading ``{}`` through a pipeline changes nothing.
+
+        Returns:
+            A state for `load_state_dict`.
         """
         return {}
+
+    def hand_over(self) -> State:
+        """Give what was learnt, for `merge_states` of copies elsewhere, and go on learning until `take_merged`.
+
+        Where many collectors learn at once, each hands over, one place joins, and all take what was merged while they
+        are collecting. What is learnt between the two must come out once: neither lost nor counted twice. So override
+        the three together. Here it is `state_dict` where `merge_states` is overridden, else ``{}``.
+
+        Returns:
+            A state for `merge_states`; ``{}`` where nothing is learnt.
+        """
+        return {} if type(self).merge_states is Connector.merge_states else self.state_dict()
+
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        """Take over what `merge_states` made of what all have handed over, this copy too or another in its place.
+
+        Here it loads the state, and what was learnt since `hand_over` is gone.
+
+        Args:
+            state: The merged one; ``{}`` changes nothing.
+
+        Raises:
+            ArgumentError: It is not one of this connector's.
+        """
+        if state:
+            self.load_state_dict(state)
 
     def train(self) -> Self:
         """Learn running statistics from now on."""
@@ -143,6 +180,9 @@ class Connector(ABC):
 
         What it remembers is not in it; that is `state_dict`.
 
+        Returns:
+            ``{"connector": name, …arguments}``.
+
         Raises:
             SerialisationError: Its class, or a function among its arguments, is not registered; an argument has no
                 such form, or is not kept under its own name.
@@ -161,6 +201,9 @@ class Connector(ABC):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Build what `to_config` was asked of.
+
+        Returns:
+            A new connector or pipeline, which has learnt nothing yet.
 
         Raises:
             ArgumentError: This is no config, or one of something that is no ``cls``.
@@ -210,7 +253,7 @@ class Connector(ABC):
     def _not_set_up(self) -> StateError:
         return StateError(
             f"{self.name} does not know its space: call bind(space) on its pipeline, or setup(space); in a Collector "
-            f"whose policies find out when episodes begin whom they play, call its reset() first"
+            f"whose policies are assigned to agents when episodes begin, call its reset() first"
         )
 
 
@@ -219,6 +262,9 @@ class AgentConnector(Connector):
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
         """Space of one observation after this connector, for ``space`` before it. Pure: changes nothing.
+
+        Returns:
+            The space of ``obs`` after this connector.
 
         Raises:
             UnsupportedSpaceError: It cannot work on this space; says what to do.
@@ -231,6 +277,9 @@ class ActionConnector(Connector):
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         """Space of one action before this connector, for ``space`` after it. Pure: changes nothing.
+
+        Returns:
+            The space in which the policy acts, where the next connector or the env takes ``space``.
 
         Raises:
             UnsupportedSpaceError: It cannot work on this space; says what to do.

@@ -73,11 +73,13 @@ class _Program(NamedTuple):
         stages: Those that a call runs, in order.
         watchful: Pieces that want to see what the policy answered.
         forgetful: Pieces that have something to forget when an episode is over.
+        only_converts: Whether that is all that the stages do, see `Connector.only_converts`.
     """
 
     stages: tuple[Stage[Any], ...]
     watchful: tuple[Connector, ...]
     forgetful: tuple[Connector, ...]
+    only_converts: bool
 
 
 def with_inner(piece: Connector) -> list[Connector]:
@@ -90,12 +92,16 @@ def _is_ours(piece: Connector) -> bool:
 
 
 def is_left_out(piece: Connector) -> bool:
-    """Whether a call can go past the piece; what its class says of itself does not hold for a subclass's own call."""
-    if not piece.is_identity:
+    """Whether a call can go past the piece."""
+    return _holds(piece, "is_identity")
+
+
+def _holds(piece: Connector, what: str) -> bool:
+    """Whether the piece says this of itself; what its class says does not hold for a subclass's own call."""
+    if not getattr(piece, what):
         return False
     said, called = (
-        next(k for k, cls in enumerate(type(piece).__mro__) if name in vars(cls))
-        for name in ("is_identity", "__call__")
+        next(k for k, cls in enumerate(type(piece).__mro__) if name in vars(cls)) for name in (what, "__call__")
     )
     return said <= called
 
@@ -167,7 +173,7 @@ class Pipeline(Connector, Generic[P]):
                     raise breach
                 rows = out
         except Exception as error:
-            for where in self._road_to(stage)[error is breach :]:  # a breach says itself whose it is
+            for where in self._path_to(stage)[error is breach :]:  # a breach says itself whose it is
                 error.add_note(f"in {where}")
             raise
         return rows
@@ -175,10 +181,10 @@ class Pipeline(Connector, Generic[P]):
     def _breach(self, stage: Stage[Any], rows: Rows, out: Any) -> ContractError | None:
         """What is wrong with what a piece returned."""
         if not isinstance(out, Rows):
-            return ContractError(f"{self._road_to(stage)[0]} must return Rows, got {type(out).__name__}")
+            return ContractError(f"{self._path_to(stage)[0]} must return Rows, got {type(out).__name__}")
         if len(out) != len(rows) and not stage.piece.changes_length:
             return ContractError(
-                f"{self._road_to(stage)[0]} got {len(rows)} rows and returned {len(out)}; "
+                f"{self._path_to(stage)[0]} got {len(rows)} rows and returned {len(out)}; "
                 f"one that may do so sets changes_length = True"
             )
         return None
@@ -186,6 +192,12 @@ class Pipeline(Connector, Generic[P]):
     def reset(self, env_ids: EnvIds | None = None) -> None:
         for piece in (self._program or self._compile()).forgetful:
             piece.reset(env_ids)
+
+    @property
+    def is_watchful(self) -> bool:
+        """Whether any piece here looks at what `on_policy_output` gets."""
+        own = type(self).on_policy_output is not Pipeline.on_policy_output
+        return own or bool((self._program or self._compile()).watchful)
 
     def on_policy_output(self, rows: Rows) -> None:
         for piece in (self._program or self._compile()).watchful:
@@ -198,6 +210,7 @@ class Pipeline(Connector, Generic[P]):
             tuple(stage for stage in flat if not is_left_out(stage.piece)),
             tuple(stage.piece for stage in flat if _overrides(stage.piece, "on_policy_output")),
             tuple(stage.piece for stage in flat if _overrides(stage.piece, "reset")),
+            all(is_left_out(stage.piece) or _holds(stage.piece, "only_converts") for stage in flat),
         )
         return program
 
@@ -209,21 +222,23 @@ class Pipeline(Connector, Generic[P]):
             else:
                 yield stage
 
-    def _road_to(self, stage: Stage[Any]) -> list[str]:
+    def _path_to(self, stage: Stage[Any]) -> list[str]:
         """Where a stage is, for messages: in its own pipeline, then where that is in the one around it."""
         for own in self._stages:
             here = f"connector {own.name!r} of {self.name}"
             if own is stage:
                 return [here]
-            if isinstance(own.piece, Pipeline) and (road := own.piece._road_to(stage)):
-                return [*road, here]
+            if isinstance(own.piece, Pipeline) and (path := own.piece._path_to(stage)):
+                return [*path, here]
         return []
 
     @property
     def timings(self) -> dict[str, Timing]:
         """Time spent in each piece, by name; all of it for a piece that is a pipeline.
 
-        A piece that leaves every row as it is (`Connector.is_identity`) is not called, and has no calls.
+        A piece that leaves every row as it is (`Connector.is_identity`) is not called, and has no calls. Nor is one,
+        where a policy answers with one array in the env's form, that only converts (`Connector.only_converts`), unless
+        others beside it do more.
         """
         return {stage.name: stage.timing for stage in self._stages}
 
@@ -310,13 +325,15 @@ class Pipeline(Connector, Generic[P]):
         """
         self._check_names(state)
         before: list[tuple[P, State]] = []
+        where = self.name  # Ctrl-C may come before the first piece
         try:
             for stage in self._stages:
+                where = f"connector {stage.name!r} of {self.name}"
                 if state[stage.name]:
                     before.append((stage.piece, stage.piece.state_dict()))
                     stage.piece.load_state_dict(state[stage.name])
         except BaseException as error:
-            error.add_note(f"in connector {stage.name!r} of {self.name}")
+            error.add_note(f"in {where}")
             for piece, old in before:
                 if old:
                     piece.load_state_dict(old)
@@ -326,6 +343,15 @@ class Pipeline(Connector, Generic[P]):
         for state in states:
             self._check_names(state)
         return {stage.name: stage.piece.merge_states([s[stage.name] for s in states]) for stage in self._stages}
+
+    def hand_over(self) -> State:
+        return {stage.name: stage.piece.hand_over() for stage in self._stages}
+
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        self._check_names(state)
+        for stage in self._stages:
+            with self._naming(stage):
+                stage.piece.take_merged(state[stage.name])
 
     def _check_names(self, state: Mapping[str, Any]) -> None:
         if state.keys() != set(self.names):
@@ -500,6 +526,9 @@ class Pipeline(Connector, Generic[P]):
         Registered classes and functions must be known by now: import the modules that register them first. Nothing
         in the file is executed.
 
+        Returns:
+            The pipeline, with what it had learnt and what it remembered.
+
         Raises:
             CheckpointError: The file is damaged, not of this class, or of another version; says which.
             RegistryError: It holds a class or function that is not registered here.
@@ -517,7 +546,7 @@ class Pipeline(Connector, Generic[P]):
 
         Raises:
             CheckpointError: The file is damaged, or of another pipeline; says where the two differ. Nothing changed.
-            SerialisationError: This pipeline could not be saved, so that nobody can tell whether it is the same.
+            SerialisationError: This pipeline could not be saved, so whether it is the same is not known.
         """
         saved = SavedPipeline.read(path)
         saved.check_same(self._saved(), path)

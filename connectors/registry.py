@@ -63,7 +63,7 @@ def register_function(function: None = None, *, name: str | None = None) -> Call
 def register_function(function: F | None = None, *, name: str | None = None) -> F | Callable[[F], F]:
     """Let a function that connectors take be written to configs and files: ``@register_function``, or as a call.
 
-    It stands over or under ``@agent_connector`` and its sisters.
+    It stands over or under ``@agent_connector`` and the other decorators.
 
     Args:
         function: The function; set by the decorator.

@@ -136,6 +136,9 @@ class Rows:
     def replace(self, **columns: Tree) -> Self:
         """Return rows with these columns put in the place of, or after, the present ones.
 
+        Returns:
+            New rows that share the arrays of the other columns.
+
         Raises:
             ArgumentError: A column's length is not that of the rows; names the column.
         """
@@ -156,6 +159,9 @@ class Rows:
         Args:
             *names: Of the columns.
 
+        Returns:
+            New rows that share the arrays.
+
         Raises:
             KeyError: There is no such column.
         """
@@ -174,6 +180,9 @@ class Rows:
 
         Args:
             index: (k,) ints, a (n,) bool mask, or a slice. A slice gives views, the others copies.
+
+        Returns:
+            k rows: views for a slice, else copies.
 
         Raises:
             ArgumentError: The index is not one-dimensional ints or bools, or a mask's length is not n.
@@ -208,6 +217,9 @@ class Rows:
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
         """Stack rows on top of each other; no parts give rows without columns.
+
+        Returns:
+            New rows, as many as all parts have.
 
         Raises:
             ArgumentError: The parts do not have the same columns, or a column's structure differs; names the columns.

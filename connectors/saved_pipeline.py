@@ -21,7 +21,7 @@ __all__ = ["SavedPipeline", "explained"]
 
 @contextmanager
 def explained(path: FilePath) -> Iterator[None]:
-    """Tell of what goes wrong while a sound file is built into a pipeline; other versions' arguments, for one."""
+    """Explain what goes wrong while a sound file is built into a pipeline; other versions' arguments, for one."""
     try:
         yield
     except (CheckpointError, RegistryError, MemoryError):

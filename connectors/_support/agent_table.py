@@ -48,6 +48,9 @@ class AgentTable:
         Args:
             env_id: (n,) ints.
             agent_index: (n,) ints.
+
+        Returns:
+            ``(n, *shape)``, of the table's dtype.
         """
         try:
             slots: NDArray[Any] = self.values[env_id, agent_index]

@@ -58,6 +58,9 @@ class RowRandom:
     def uniform(self, rows: Rows, k: int = 1) -> NDArray[np.float64]:
         """Draw (n, k) numbers in [0, 1).
 
+        Returns:
+            (n, k) float64; the same for the same row, whatever rows are beside it.
+
         Raises:
             ContractError: The rows lack ``t``, ``agent_index``, or both ``eps_id`` and ``env_id``.
         """
@@ -68,6 +71,9 @@ class RowRandom:
 
     def normal(self, rows: Rows, k: int = 1) -> NDArray[np.float64]:
         """Draw (n, k) numbers of mean 0 and variance 1.
+
+        Returns:
+            (n, k) float64.
 
         Raises:
             ContractError: As for `uniform`.
@@ -88,6 +94,9 @@ class RowRandom:
             rows: n rows.
             high_n: One int for all rows, (n,) ints, or (n, k) ints; from 1 to 2**53.
             k: How many to draw for each row.
+
+        Returns:
+            (n, k) int64.
 
         Raises:
             ContractError: As for `uniform`.

@@ -44,6 +44,10 @@ class ToNumpy(ActionConnector):
                 done[name] = map_tree(to_array, column)
         return rows.replace(**done) if done else rows
 
+    @property
+    def only_converts(self) -> bool:
+        return True
+
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
 
@@ -58,6 +62,10 @@ class ReadOnlyActions(ActionConnector):
             actions.flags.writeable = False
             return rows.replace(actions_for_env=actions)
         return rows.replace(actions_for_env=map_tree(_read_only, actions))
+
+    @property
+    def only_converts(self) -> bool:
+        return True
 
 
 def _read_only(array: Any) -> Any:

@@ -67,6 +67,15 @@ class Decay:
         if state:
             self._count.load_state_dict(state["count"])
 
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        """Take over counts of agents that have gone further elsewhere; of the others their own stay.
+
+        Raises:
+            ArgumentError: As `merge_states`.
+        """
+        if state:
+            self.load_state_dict(self.merge_states([self.state_dict(), state]))
+
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
         """Join states: each agent has gone as far as the copy that has gone furthest. Of none, give this one's.
 

@@ -76,7 +76,8 @@ class EpsilonGreedy(ActionConnector):
             )
             picked = choices.write(chosen)
             given = np.asarray(leaves[i])
-            # Also where nobody explores: a dtype that hung on the draws would hang on who is in the batch.
+            # Also where no row explores: a dtype that depended on the draws would depend on which rows are in the
+            # batch.
             leaves[i] = given.astype(np.result_type(given, picked))
             leaves[i][which] = picked
             at = end
@@ -109,6 +110,9 @@ class EpsilonGreedy(ActionConnector):
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
         return self._decay.merge_states(states)
+
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        self._decay.take_merged(state)
 
 
 def _choices(space: Space[Any]) -> list[tuple[int, Choices]]:

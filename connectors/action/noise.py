@@ -95,6 +95,9 @@ class GaussianNoise(ActionConnector):
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
         return self._decay.merge_states(states)
 
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        self._decay.take_merged(state)
+
 
 class OrnsteinUhlenbeckNoise(ActionConnector):
     """Adds an Ornstein–Uhlenbeck process to every element of every Box of floats, while training.
@@ -144,7 +147,7 @@ class OrnsteinUhlenbeckNoise(ActionConnector):
         if self.training:
             normal = self._random.normal(rows, self._boxes.size)
             x += -self.theta * self.dt * x + self.sigma * np.sqrt(self.dt) * normal
-        # In evaluation too: the episodes that end there must not lend their noise to the next ones.
+        # In evaluation too: the episodes that end there must not pass their noise on to the next ones.
         self._x.set(rows.env_id, rows.agent_index, x)
         if not self.training:
             return rows

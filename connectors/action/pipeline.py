@@ -39,6 +39,10 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
             rows = rows.replace(actions_for_env=rows["actions"])
         return super().__call__(rows)
 
+    @property
+    def only_converts(self) -> bool:
+        return (self._program or self._compile()).only_converts and type(self).__call__ is ActionPipeline.__call__
+
     def bind(self, space: Space[Any], agents: Sequence[str] = (), action_space: Space[Any] | None = None) -> None:
         if action_space is not None and action_space != (own := self.policy_space(space)):
             raise ArgumentError(f"through {self.name} the policy acts in {own}, not in {action_space}; leave it out")

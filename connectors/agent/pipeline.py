@@ -29,6 +29,10 @@ class AgentPipeline(Pipeline[AgentConnector], AgentConnector):
         return cls()
 
     @property
+    def is_identity(self) -> bool:
+        return type(self).__call__ is Pipeline.__call__ and not (self._program or self._compile()).stages
+
+    @property
     def input_space(self) -> Space[Any]:
         """Space of one observation before the first piece."""
         return self._bound_space()

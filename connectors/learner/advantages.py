@@ -43,7 +43,7 @@ def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
 def end_values(rows: Rows, fragments: Fragments, value_function: ValueFunction | None) -> Floats:
     """Value of what came after each fragment.
 
-    It is 0 where the last row is terminated, or where nobody can know it: see `unknown_outcome`. Elsewhere the episode
+    It is 0 where the last row is terminated, or where it cannot be known: see `unknown_outcome`. Elsewhere the episode
     went on or could have (truncated), and it is the value of the last row's ``next_obs``: ``values`` of the fragment's
     phantom row, else ``next_values`` of its last row, else what the value function says, asked once for all fragments
     that need it. A NaN in those columns stands for "not known".

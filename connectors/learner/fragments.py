@@ -77,7 +77,7 @@ def _flat(rows: Rows, name: str) -> NDArray[Any]:
 
 
 def unknown_outcome(rows: Rows) -> NDArray[np.bool_]:
-    """Where an agent was cut off and the env gave no final observation, so that nothing tells what came after.
+    """Where an agent was cut off and the env gave no final observation, so that what came after is not known.
 
     Where it was terminated nothing came after, with or without one.
 
@@ -105,7 +105,7 @@ IntArray = NDArray[np.int64]
 
 
 class Fragments:
-    """The F fragments of n rows: stretches of one agent's episode, told apart by ``unroll_id``.
+    """The F fragments of n rows: stretches of one agent's episode, which differ in ``unroll_id``.
 
     A fragment may end with a phantom row, one that `AddLastObs` put there (column ``phantom``). It stands for what came
     after the fragment, is no transition itself, and the formulas leave it out.

@@ -25,7 +25,7 @@ class AddLastObs(LearnerConnector):
     In a phantom row ``obs`` is the ``next_obs`` of the row before, as is every column with a ``next_`` one beside it;
     ``state_in`` is its ``state_out``, ``t`` one more, ``rewards`` 0. The other columns repeat the row before, flags
     and ids included: ``terminated`` and ``truncated`` say how the last true step ended. ``values``, unless there is a
-    ``next_values``, is NaN until somebody computes it. All rows get
+    ``next_values``, is NaN until it is computed. All rows get
 
     * ``phantom`` (n,) bool, True for the new ones,
     * ``loss_mask`` (n,) bool, False for them; the one that was there, or True, for the others.

@@ -42,13 +42,13 @@ class ReturnsToGo(LearnerConnector):
     def __call__(self, rows: Rows) -> Rows:
         fragments = Fragments(rows)
         fragments.check_ends(rows)
-        paid = numbers(rows, "rewards").copy()
+        totals = numbers(rows, "rewards").copy()
         if self.bootstrap is not False:
             value_function = None if self.bootstrap is True else self.bootstrap
-            paid[fragments.last_F] += self.gamma * end_values(rows, fragments, value_function)
+            totals[fragments.last_F] += self.gamma * end_values(rows, fragments, value_function)
             if (unknown := unknown_outcome(rows)).any():
-                paid[unknown] = numbers(rows, "values")[unknown]
-        return rows.replace(returns_to_go=fragments.scan(paid, self.gamma).astype(np.float32))
+                totals[unknown] = numbers(rows, "values")[unknown]
+        return rows.replace(returns_to_go=fragments.scan(totals, self.gamma).astype(np.float32))
 
 
 class NStep(LearnerConnector):
@@ -89,10 +89,10 @@ class NStep(LearnerConnector):
         real = (left >= 0) & ~unknown
         steps = np.minimum(left + 1, self.n)
         outcome = np.arange(len(rows)) + np.maximum(steps - 1, 0)
-        paid = numbers(rows, "rewards")
-        rewards = paid.copy()
+        single = numbers(rows, "rewards")
+        rewards = single.copy()
         for i in range(1, int(steps.max(initial=0))):
-            rewards[:-i] += np.where(steps[:-i] > i, self.gamma**i * paid[i:], 0.0)
+            rewards[:-i] += np.where(steps[:-i] > i, self.gamma**i * single[i:], 0.0)
         changed = [name for name, _ in rows.items() if name.startswith("next_")]
         discounts = self.gamma**steps * (real & ~flags(rows, "terminated")[outcome])
         if unknown.any():

@@ -203,30 +203,41 @@ def _column(group_values: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
 
 
 _KEYS = ("moments", "own", "shared")
+_HANDED = "handed"
 
 
 class RunningMoments:
     """The moments one copy knows. Never changed once made.
 
     Copies that load a merged state have it in common, and each goes on from there. What is theirs alone is kept apart,
-    so that joining them again counts what they share once, and subtracts nothing.
+    so that joining them again counts what they share once, and subtracts nothing. A copy that goes on learning while
+    others join what it has handed over keeps that apart, too: it is in the merged state that will come, and in no own.
 
     Args:
-        own: Of the data that this copy alone has seen.
+        own: Of the data that this copy alone has seen, and has not handed over.
         shared: Of the data behind the merged state that it last loaded.
+        handed: Of what it has handed over since then; None: it has not.
 
     Attributes:
         own: As given.
         shared: As given.
+        handed: As given.
         total: Of all of it.
     """
 
-    __slots__ = ("own", "shared", "total")
+    __slots__ = ("_base", "handed", "own", "shared", "total")
 
-    def __init__(self, own: Moments, shared: Moments) -> None:
-        self.own = own
-        self.shared = shared
-        self.total = shared.joined(own) if any(shared.count.tolist()) else own
+    def __init__(self, own: Moments, shared: Moments, handed: Moments | None = None) -> None:
+        self._set(own, shared, handed, shared if handed is None else shared.joined(handed))
+
+    def _set(self, own: Moments, shared: Moments, handed: Moments | None, base: Moments) -> None:
+        self.own, self.shared, self.handed, self._base = own, shared, handed, base
+        self.total = base.joined(own) if any(base.count.tolist()) else own
+
+    def _with(self, own: Moments) -> RunningMoments:
+        new = RunningMoments.__new__(RunningMoments)
+        new._set(own, self.shared, self.handed, self._base)
+        return new
 
     @classmethod
     def empty(cls, groups: int, shape: tuple[int, ...]) -> RunningMoments:
@@ -236,14 +247,29 @@ class RunningMoments:
     def learnt(self, values_n: Floats, group_n: NDArray[Any] | None) -> RunningMoments:
         """The same with (n, *shape) further values, n > 0; groups as for `Moments.of`."""
         if group_n is None:
-            return RunningMoments(self.own.extended(values_n), self.shared)
-        return RunningMoments(self.own.joined(Moments.of(values_n, group_n, len(self.own.count))), self.shared)
+            return self._with(self.own.extended(values_n))
+        return self._with(self.own.joined(Moments.of(values_n, group_n, len(self.own.count))))
 
     def grown(self, groups: int) -> RunningMoments:
         """The same with room for ``groups`` groups, or itself where it has that."""
         if groups <= len(self.own.count):
             return self
-        return RunningMoments(self.own.grown(groups), self.shared.grown(groups))
+        handed = None if self.handed is None else self.handed.grown(groups)
+        return RunningMoments(self.own.grown(groups), self.shared.grown(groups), handed)
+
+    @property
+    def unmerged(self) -> Moments:
+        """Of all that is in no merged state it has loaded."""
+        return self.own if self.handed is None else self.handed.joined(self.own)
+
+    def handed_over(self) -> RunningMoments:
+        """The same, with nothing of its own."""
+        return RunningMoments(Moments(len(self.own.count), self.own.shape), self.shared, self.unmerged)
+
+    def with_merged(self, merged: RunningMoments) -> RunningMoments:
+        """With a merged state, in which is what it has handed over, and what it has learnt on its own since then."""
+        groups = max(len(self.own.count), len(merged.own.count))
+        return RunningMoments(self.own.grown(groups), merged.grown(groups).total)
 
 
 def merge_moments(copies: Sequence[RunningMoments]) -> RunningMoments:
@@ -253,7 +279,7 @@ def merge_moments(copies: Sequence[RunningMoments]) -> RunningMoments:
         copies: One at least.
 
     Raises:
-        ArgumentError: Two copies last loaded different merged states, so nobody can tell what they have in common; or
+        ArgumentError: Two copies last loaded different merged states, so what they have in common is not known; or
             the pooled moments are too large for float64.
     """
     groups = max(len(copy.own.count) for copy in copies)
@@ -264,15 +290,17 @@ def merge_moments(copies: Sequence[RunningMoments]) -> RunningMoments:
     total = known[0] if known else copies[0].shared
     with np.errstate(over="ignore", invalid="ignore"):
         for copy in copies:
-            total = total.joined(copy.own)
+            total = total.joined(copy.unmerged)
     if not total.finite:
         raise ArgumentError("the pooled statistics are too large for float64")
     return RunningMoments(Moments(groups, total.shape), total)
 
 
 def save_moments(leaves: Mapping[str, RunningMoments]) -> dict[str, Any]:
-    """Exact copy of the moments of some leaves, by path. ``moments`` is what the other two give together."""
+    """Exact copy of the moments of some leaves, by path. ``moments`` is what the others give together."""
+    handed = {path: leaf.handed.state_dict() for path, leaf in leaves.items() if leaf.handed is not None}
     return {
+        **({_HANDED: handed} if handed else {}),
         "moments": {path: leaf.total.state_dict() for path, leaf in leaves.items()},
         "own": {path: leaf.own.state_dict() for path, leaf in leaves.items()},
         "shared": {path: leaf.shared.state_dict() for path, leaf in leaves.items()},
@@ -285,7 +313,8 @@ def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     Raises:
         ArgumentError: The state is of other leaves or shapes, or its numbers are those of no data.
     """
-    for key in _KEYS:
+    handed = state.get(_HANDED)
+    for key in _KEYS if handed is None else (*_KEYS, _HANDED):
         if key not in state or state[key].keys() != shapes.keys():
             raise ArgumentError(f"expected {key} of the leaves {list(shapes)}, got {state}")
     leaves = []
@@ -293,5 +322,8 @@ def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
         own, shared = (Moments.from_state(state[key][path], shape) for key in ("own", "shared"))
         if len(own.count) != len(shared.count):
             raise ArgumentError(f"expected as many groups that are shared as own, got {state}")
-        leaves.append(RunningMoments(own, shared))
+        out = None if handed is None else Moments.from_state(handed[path], shape)
+        if out is not None and len(out.count) != len(own.count):
+            raise ArgumentError(f"expected as many groups that were handed over as own, got {state}")
+        leaves.append(RunningMoments(own, shared, out))
     return leaves

@@ -25,8 +25,8 @@ class DeathMask(AgentConnector):
     still asked for. The zero of a Discrete that does not start at 0 is its start.
 
     Args:
-        append: Whether to append a number to an observation vector, 1 while alive and 0 when dead, which tells the dead
-            from those who see zeros: ``(d,)`` becomes ``(d + 1,)``.
+        append: Whether to append a number to an observation vector, 1 while alive and 0 when dead, which sets the dead
+            apart from those who see zeros: ``(d,)`` becomes ``(d + 1,)``.
 
     Raises:
         UnsupportedSpaceError: Where a space is first seen: a leaf has no fixed size; or, with ``append``, it is no

@@ -66,7 +66,7 @@ class TeamObs(AgentConnector):
         self._declared: DeclaredSpace | None = None
         self._blanks: list[NDArray[Any]] = []
         self._seen: list[AgentTable] = []  # last observations, one table per leaf
-        self._episode = AgentTable((), np.int64, -1)  # whose they are; -1 for nobody's
+        self._episode = AgentTable((), np.int64, -1)  # which episode they are of; -1 for none
 
     def __call__(self, rows: Rows) -> Rows:
         if self._tree is None:

@@ -18,9 +18,9 @@ __all__ = ["TimeFeature"]
 class TimeFeature(AgentConnector):
     """Appends ``min(t / horizon, 1)`` to an observation vector: ``(d,)`` becomes ``(d + 1,)``.
 
-    ``t`` is the number of decisions the agent has taken in its episode. An agent that knows it can tell an end by time
-    from one by its own doing, without which a time limit makes values ambiguous (Pardo et al., 2018, arXiv:1712.00378).
-    Vectors of ints become floats.
+    ``t`` is the number of decisions the agent has taken in its episode. An agent that knows it can distinguish an end
+    by time from one by its own doing, without which a time limit makes values ambiguous (Pardo et al., 2018,
+    arXiv:1712.00378). Vectors of ints become floats.
 
     Args:
         horizon: Where 1 is reached, in decisions; above 0.

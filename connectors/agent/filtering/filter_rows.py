@@ -24,11 +24,11 @@ BoolArray = NDArray[np.bool_]
 
 
 class RowFilter(AgentConnector):
-    """Takes rows out; what they said that later rows must say is said by the agent's next row that stays.
+    """Takes rows out; what later rows need of them is moved to the agent's next row that stays.
 
     The reward of rows that are gone is added to that of the agent's next row that stays. If an episode's first row is
-    gone, the next one that stays has ``first`` set. That row has no action before it that could be paid, so its reward
-    is 0, and what was paid until then goes to the one after it. Last rows always stay.
+    gone, the next one that stays has ``first`` set. That row has no action before it that a reward could be for, so its
+    reward is 0, and the rewards until then are added to those of the row after it. Last rows always stay.
 
     A subclass says in `keep_rows` which rows stay. For an agent whose row is gone, the collector sends ``noop``.
 
@@ -44,7 +44,7 @@ class RowFilter(AgentConnector):
 
     def __init__(self, noop: Tree = None) -> None:
         self.noop = noop
-        self._owed = AgentTable((), np.float64)
+        self._pending = AgentTable((), np.float64)
         self._first = AgentTable((), np.bool_)  # whether the episode's first row is among those that are gone
 
     @abstractmethod
@@ -57,22 +57,22 @@ class RowFilter(AgentConnector):
         keep = self._checked(self.keep_rows(rows), len(rows))
         if "last" in rows:
             keep = keep | rows.last
-        owed = np.where(first, 0.0, self._owed.get(env_id, agent_index))
+        pending = np.where(first, 0.0, self._pending.get(env_id, agent_index))
         late = self._first.get(env_id, agent_index) & ~first  # nothing of its episode has been let through yet
         gone = ~keep
         columns: dict[str, Tree] = {}
         if "rewards" in rows:
-            owed = owed + np.where(first, 0.0, rows.rewards)
+            pending = pending + np.where(first, 0.0, rows.rewards)
             # A row that was first all along keeps its reward, whatever it says.
-            columns["rewards"] = np.where(first, rows.rewards, np.where(late, 0.0, owed))
+            columns["rewards"] = np.where(first, rows.rewards, np.where(late, 0.0, pending))
         if "first" in rows:
             columns["first"] = first | late
-        self._owed.set(env_id, agent_index, np.where(gone | late, owed, 0.0))
+        self._pending.set(env_id, agent_index, np.where(gone | late, pending, 0.0))
         self._first.set(env_id, agent_index, gone & (first | late))
         return rows.replace(**columns).take(keep)
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._owed.reset(env_ids)
+        self._pending.reset(env_ids)
         self._first.reset(env_ids)
 
     def setup(self, space: Space[Any]) -> None:
@@ -88,15 +88,15 @@ class RowFilter(AgentConnector):
                 raise ArgumentError(f"{self.name}: noop {value!r} is not in {leaf.space}")
 
     def state_dict(self) -> State:
-        return {"owed": self._owed.state_dict(), "first": self._first.state_dict()}
+        return {"pending": self._pending.state_dict(), "first": self._first.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.keys() != self.state_dict().keys():
             raise ArgumentError(f"expected the state of {self.name}, {list(self.state_dict())}; got {list(state)}")
-        owed, first = AgentTable((), np.float64), AgentTable((), np.bool_)
-        owed.load_state_dict(state["owed"])
+        pending, first = AgentTable((), np.float64), AgentTable((), np.bool_)
+        pending.load_state_dict(state["pending"])
         first.load_state_dict(state["first"])
-        self._owed, self._first = owed, first
+        self._pending, self._first = pending, first
 
     def _checked(self, keep: Any, n: int) -> BoolArray:
         array = np.asarray(keep)
@@ -111,8 +111,8 @@ class RowFilter(AgentConnector):
 class FilterRows(RowFilter):
     """Takes out the rows that a function does not keep, e.g. of agents that sleep.
 
-    What was paid meanwhile is added to the agent's next row that stays, and the next one becomes ``first`` where the
-    episode's first row is gone (its own reward, and what was paid before it, then goes to the row after it). Last rows
+    The rewards meanwhile are added to the agent's next row that stays, and the next one becomes ``first`` where the
+    episode's first row is gone (its own reward, and those before it, are then added to the row after it). Last rows
     always stay.
 
     Args:

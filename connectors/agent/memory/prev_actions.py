@@ -30,7 +30,7 @@ class PrevActions(AgentConnector):
     stands for none: the start of a Discrete, of a Box the member nearest 0.
 
     It is the policy's own action that is shown, as it was before the action connectors. With ``PrevRewards(n)`` beside
-    it, entry i of one was paid entry i of the other.
+    it, entry i of one is the reward for entry i of the other.
 
     Args:
         n: How many, at least 1.

@@ -21,7 +21,7 @@ _ANY = Box(-np.inf, np.inf, (1,), np.float32)
 
 
 class PrevRewards(AgentConnector):
-    """Shows the policy what its agent was paid for the last n decisions.
+    """Shows the policy its agent's rewards for the last n decisions.
 
     They come as a column ``prev_rewards`` of float64: ``(n_rows,)`` where n is 1, else ``(n_rows, n)``, oldest first.
     The last one is the row's own ``rewards``, as the connectors before this one have left it. What stands there before

@@ -45,8 +45,8 @@ class View(AgentConnector):
 
     A column of the rows (``obs``, ``rewards``, ``t``, ``action_mask``, one that a connector before this one added) is
     seen at shift 0 and before. Of the policy's answer (``actions`` and the columns it returned) the last one that is
-    known when a row comes is that to the row before, at shift -1. ``rewards`` at shift 0 is what the action at shift -1
-    was paid.
+    known when a row comes is that to the row before, at shift -1. ``rewards`` at shift 0 is the reward for the action
+    at shift -1.
 
     Args:
         column: Name of the column to add.
@@ -161,7 +161,7 @@ class View(AgentConnector):
                 self._learn(form := TreeForm(self.fill), form.blanks)
 
     def _known(self, rows: Rows) -> tuple[SpaceTree | TreeForm, History]:
-        """The column's form and history; learnt here, if neither a space nor rows have told them yet."""
+        """The column's form and history; learnt here, if neither a space nor rows have set them yet."""
         if self._form is None or self._history is None:
             if self.source in ("obs", "actions"):
                 raise self._not_set_up()

@@ -59,23 +59,23 @@ class NormalizeReward(AgentConnector):
 
     def __call__(self, rows: Rows) -> Rows:
         rewards = np.array(rows.rewards, np.float64)
-        paid = np.flatnonzero(~rows.first) if "first" in rows else np.arange(len(rows))
-        env_id, agent_index, amount = rows.env_id[paid], rows.agent_index[paid], rewards[paid]
+        rewarded = np.flatnonzero(~rows.first) if "first" in rows else np.arange(len(rows))
+        env_id, agent_index, amount = rows.env_id[rewarded], rows.agent_index[rewarded], rewards[rewarded]
         if not np.isfinite(amount).all():
-            bad = paid[~np.isfinite(amount)][0]
+            bad = rewarded[~np.isfinite(amount)][0]
             raise ContractError(
                 f"reward {rewards[bad]} of env {rows.env_id[bad]}, agent {rows.agent_index[bad]}; "
                 f"nothing was learnt from these rows"
             )
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow leaves moments that are not finite
             returns = self._returns.get(env_id, agent_index) * self.gamma + amount
-            if self.training and len(paid):
+            if self.training and len(rewarded):
                 self._learn(returns, agent_index)
-        if len(paid) < len(rows):
+        if len(rewarded) < len(rows):
             self._returns.set(rows.env_id, rows.agent_index, 0.0)
         self._returns.set(env_id, agent_index, returns)
         scaled = amount * self._scale(agent_index)
-        rewards[paid] = scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip)
+        rewards[rewarded] = scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip)
         return rows.replace(rewards=rewards)
 
     @property
@@ -99,11 +99,23 @@ class NormalizeReward(AgentConnector):
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
         """Join the statistics of copies that saw different data; of none, give this one's.
 
+        Returns:
+            A state for `load_state_dict`: counts, means and variances of all data together.
+
         Raises:
-            ArgumentError: Two copies last loaded different merged states, so nobody can tell what they have in common.
+            ArgumentError: Two copies last loaded different merged states, so what they have in common is not known.
         """
         copies = [load_moments(state, _SHAPES)[0] for state in states]
         return save_moments({"": merge_moments(copies) if copies else self._moments})
+
+    def hand_over(self) -> State:
+        self._moments = self._moments.handed_over()
+        return save_moments({"": self._moments})
+
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        if state:
+            (merged,) = load_moments(state, _SHAPES)
+            self._moments = self._moments.with_merged(merged)
 
     def _learn(self, returns: NDArray[np.float64], agent_index: NDArray[Any]) -> None:
         old = self._moments
@@ -115,7 +127,7 @@ class NormalizeReward(AgentConnector):
         self._moments = new
 
     def _scale(self, agent_index: NDArray[Any]) -> NDArray[np.float64]:
-        """What to multiply the rewards of these agents with; 1 for an agent nobody knows anything of."""
+        """What to multiply the rewards of these agents with; 1 for an agent of which nothing is known."""
         scale = self._moments.total.scale(self.epsilon)
         if self.per_agent:
             scale = np.append(scale, 1.0)[np.minimum(agent_index, len(scale))]

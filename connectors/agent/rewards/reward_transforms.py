@@ -19,7 +19,7 @@ __all__ = ["ClipReward", "ScaleReward", "MapReward"]
 class ClipReward(AgentConnector):
     """Clips the ``rewards`` column: to its sign, or to ``[-limit, limit]``.
 
-    What is clipped is what the agent was paid since its last row, which in a game of turns may be the sum of several
+    What is clipped is the agent's reward since its last row, which in a game of turns may be the sum of several
     steps. An episode's first rows, which have no reward yet, pass unchanged.
 
     Args:
@@ -49,7 +49,7 @@ class ClipReward(AgentConnector):
 class ScaleReward(AgentConnector):
     """Makes the ``rewards`` column ``rewards * scale + shift``.
 
-    What is scaled is what the agent was paid since its last row, which in a game of turns may be the sum of several
+    What is scaled is the agent's reward since its last row, which in a game of turns may be the sum of several
     steps; ``shift`` is added once. An episode's first rows, which have no reward yet, pass unchanged.
 
     Args:
@@ -77,7 +77,7 @@ class ScaleReward(AgentConnector):
 class MapReward(AgentConnector):
     """Puts ``function(rewards)`` in the place of the ``rewards`` column, all rows in one call.
 
-    The function sees what each agent was paid since its last row. It is not asked about an episode's first rows, which
+    The function sees each agent's reward since its last row. It is not asked about an episode's first rows, which
     have no reward yet and pass unchanged.
 
     Args:
@@ -94,13 +94,13 @@ class MapReward(AgentConnector):
 
     def __call__(self, rows: Rows) -> Rows:
         rewards = np.array(rows.rewards, np.float64)
-        paid = ~rows.first if "first" in rows else np.ones(len(rows), np.bool_)
-        given = rewards[paid]
+        rewarded = ~rows.first if "first" in rows else np.ones(len(rows), np.bool_)
+        given = rewards[rewarded]
         mapped = np.asarray(self.function(given))
         if mapped.shape != given.shape or mapped.dtype.kind not in "biuf":
             raise ContractError(
                 f"{self.name}: the function must return one number for each of {given.shape} rewards, got "
                 f"{mapped.dtype} of shape {mapped.shape}"
             )
-        rewards[paid] = mapped
+        rewards[rewarded] = mapped
         return rows.replace(rewards=rewards)

@@ -106,14 +106,26 @@ class NormalizeObs(AgentConnector):
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
         """Join the statistics of copies that saw different data; of none, give this one's.
 
+        Returns:
+            A state for `load_state_dict`: counts, means and variances of all data together.
+
         Raises:
-            ArgumentError: Two copies last loaded different merged states, so nobody can tell what they have in common.
+            ArgumentError: Two copies last loaded different merged states, so what they have in common is not known.
         """
         if not states:
             return self.state_dict()
         shapes = self._shapes()
         leaves = zip(*(load_moments(state, shapes) for state in states), strict=True)
         return save_moments({path: merge_moments(copies) for path, copies in zip(shapes, leaves, strict=True)})
+
+    def hand_over(self) -> State:
+        self._adopt([moments.handed_over() for moments in self._moments])
+        return self.state_dict()
+
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        if state:
+            merged = load_moments(state, self._shapes())
+            self._adopt([own.with_merged(new) for own, new in zip(self._moments, merged, strict=True)])
 
     def _learn(self, wide: list[NDArray[np.float64]], group: NDArray[Any] | None) -> None:
         new = []

@@ -202,6 +202,9 @@ class LearnsInSecret(Centre):
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {}
 
+    def hand_over(self) -> dict[str, Any]:
+        return {}
+
 
 class FollowsTheFirst(AgentConnector):
     """Takes the env's first row for its leader, whoever that is."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from gymnasium.spaces import Space
 
-from marlvec.connectors import AgentTable, Rows
+from marlvec.connectors import AgentTable, Connector, Rows
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.registry import register_connector
 from marlvec.errors import ArgumentError
@@ -67,7 +67,7 @@ class CountsResets(Change):
 class ForgetsWhatItLearnt(Centre):
     def reset(self, env_ids: Any = None) -> None:
         if env_ids is None:
-            self._sum, self._count = np.zeros(3), 0
+            self._parts = np.zeros((3, 4))
 
 
 # --- memory
@@ -156,8 +156,7 @@ class CountsCalls(Centre):
 
     def _learn(self, rows: Rows) -> None:
         if len(rows):
-            self._sum = self._sum + rows.obs.mean(axis=0, dtype=np.float64)
-            self._count += 1
+            self._parts[0] += [*rows.obs.mean(axis=0, dtype=np.float64), 1]
 
 
 class CountsTwice(Centre):
@@ -177,6 +176,35 @@ class MergesHistories(Change):
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return dict(states[-1])
+
+
+class LosesWhatComesBetween(Centre):
+    """What it learns between the two calls is gone: those of the base class."""
+
+    hand_over = Connector.hand_over
+    take_merged = Connector.take_merged
+
+
+class HandsOverAllAgain(Centre):
+    """It goes on with what it has handed over, and hands that over once more."""
+
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        self._parts[0] += self._parts[1]
+        super().take_merged(state)
+
+
+class KeepsItsOwn(Centre):
+    """It takes over nothing of what others have learnt."""
+
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class HandsOverHistories(Change):
+    """Nothing of it is learnt, and yet it gives it away."""
+
+    def hand_over(self) -> dict[str, Any]:
+        return self.state_dict()
 
 
 # --- configs

@@ -45,31 +45,44 @@ class Change(AgentConnector):
 
 
 class Centre(AgentConnector):
-    """Sound: subtracts the mean of all observations that it saw in training."""
+    """Sound: subtracts the mean of all observations that it saw in training.
+
+    Its parts are sums and a count: learnt since the last `hand_over`, handed over, and merged.
+    """
 
     def __init__(self) -> None:
-        self._sum, self._count = np.zeros(3), 0
+        self._parts = np.zeros((3, 4))
 
     def __call__(self, rows: Rows) -> Rows:
         if self.training:
             self._learn(rows)
-        mean = self._sum / max(self._count, 1)
+        total = self._parts.sum(axis=0)
+        mean = total[:3] / max(total[3], 1)
         return rows.replace(obs=(rows.obs - mean).astype(np.float32))
 
     def _learn(self, rows: Rows) -> None:
-        self._sum = self._sum + rows.obs.sum(axis=0, dtype=np.float64)
-        self._count += len(rows)
+        self._parts[0] += [*rows.obs.sum(axis=0, dtype=np.float64), len(rows)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sum": self._sum.copy(), "count": self._count}
+        return {"sum": self._parts.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.keys() != {"sum", "count"}:
-            raise ArgumentError(f"expected sum and count, got {list(state)}")
-        self._sum, self._count = state["sum"].copy(), state["count"]
+        if state.keys() != {"sum"}:
+            raise ArgumentError(f"expected sum, got {list(state)}")
+        self._parts = state["sum"].copy()
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {"sum": sum(state["sum"] for state in states), "count": sum(state["count"] for state in states)}
+        own = sum(state["sum"][:2].sum(axis=0) for state in states)
+        return {"sum": np.stack([np.zeros(4), np.zeros(4), states[0]["sum"][2] + own])}
+
+    def hand_over(self) -> dict[str, Any]:
+        self._parts[1] += self._parts[0]
+        self._parts[0] = 0
+        return self.state_dict()
+
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        if state:
+            self._parts[1:] = [np.zeros(4), state["sum"].sum(axis=0)]
 
 
 class Team(AgentConnector):

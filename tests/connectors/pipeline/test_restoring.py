@@ -336,3 +336,42 @@ def test_a_state_that_is_not_ones_own_leaves_all_pieces_as_they_were() -> None:
         pipeline.load_state_dict(wrong)
     assert raised.value.__notes__ == ["in connector 'PrevActions' of AgentPipeline"]
     same_tree(pipeline.state_dict(), before)
+
+
+def test_an_interrupt_at_any_line_of_loading_comes_out_as_itself_and_loads_all_or_nothing() -> None:
+    def made(seed: int) -> AgentPipeline:
+        pipeline = AgentPipeline([NormalizeObs(), AgentIndicator(), FrameStack(2)])
+        with make("simple_spread", 2, backend="sync") as envs:
+            Collector(envs, RandomPolicy(), agent_connectors=pipeline, seed=seed).collect(env_steps=10)
+        return pipeline
+
+    code = AgentPipeline.load_state_dict.__code__
+    lines: list[int] = []
+
+    def interrupt(frame: Any, event: str, arg: Any) -> Any:
+        if event == "call":
+            return interrupt if frame.f_code is code else None
+        if event == "line" and frame.f_lineno not in lines:
+            lines.append(frame.f_lineno)
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
+
+    old, new = made(0).state_dict(), made(1).state_dict()
+    with pytest.raises(AssertionError):
+        same_tree(old, new)
+    while True:
+        pipeline, known = made(0), len(lines)
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            pipeline.load_state_dict(new)
+        except KeyboardInterrupt:
+            sys.settrace(before)
+            same_tree(pipeline.state_dict(), old)
+        finally:
+            sys.settrace(before)
+        if len(lines) == known:
+            break
+    same_tree(pipeline.state_dict(), new)
+    assert len(lines) >= 7
