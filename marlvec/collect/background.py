@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, TracebackType
@@ -16,14 +16,15 @@ from marlvec.errors import BusyError, StateError
 
 __all__ = ["Background", "CollectingStopped", "CollectingThread", "UpdateLock"]
 
-_LOOK_AGAIN = 1.0  # seconds; who ended by Ctrl-C may have told nobody, and one just before a wait does not end it
+# A thread that Ctrl-C ended may have notified none, and Ctrl-C just before a wait does not end it.
+_LOOK_AGAIN = 1.0  # seconds
 
 
 class UpdateLock:
     """Steps and updates never at a time; where both are wanted they take turns, and neither waits for more than one.
 
     Used as ``with turns:`` around each step, by the one thread that collects, and as ``with turns.updating():``. Ctrl-C
-    may come at any line: whose turn it is is said by the id of a thread, which is then told so again, and what it has
+    may come at any line: whose turn it is is said by the id of a thread, which is then stored again, and what it has
     left is taken back by stores alone, or by itself when it comes back.
 
     Attributes:
@@ -76,22 +77,31 @@ class UpdateLock:
         if self.stepping == me:
             raise StateError("updating() in the middle of a step, which waits for its end: do it in on_sample_end")
         try:
-            with self._lock:
-                self._waiting.add(me)
-                while (
-                    self.stepping is not None or self._updating is not None or (self._step_waits and not self._was_step)
-                ):
-                    self._changed.wait(_LOOK_AGAIN)
-                self._updating, self._was_step = me, False
-                self._waiting.discard(me)
-                self._changed.notify_all()
-            yield
-        finally:
-            self._waiting.discard(me)
-            if self._updating == me:
-                self._updating = None
-            with self._lock:
-                self._changed.notify_all()
+            try:
+                with self._lock:
+                    self._waiting.add(me)
+                    while (
+                        self.stepping is not None
+                        or self._updating is not None
+                        or (self._step_waits and not self._was_step)
+                    ):
+                        self._changed.wait(_LOOK_AGAIN)
+                    self._updating, self._was_step = me, False
+                    self._waiting.discard(me)
+                    self._changed.notify_all()
+                yield
+            finally:
+                self._leave(me)
+        except BaseException:
+            self._leave(me)  # once more: Ctrl-C may have come before it was done
+            raise
+
+    def _leave(self, me: int) -> None:
+        self._waiting.discard(me)
+        if self._updating == me:
+            self._updating = None
+        with self._lock:
+            self._changed.notify_all()
 
 
 class CollectingThread:
@@ -111,7 +121,7 @@ class CollectingThread:
         self._lock = threading.Lock()
 
     def claim(self, collector: object, call: str, hook: str) -> None:
-        """Make sure that nobody is collecting, and note that this thread is; called by one of ``methods``.
+        """Make sure that no thread is collecting, and note that this one is; called by one of ``methods``.
 
         Args:
             collector: Whose methods these are.
@@ -144,7 +154,7 @@ Fill = Callable[[BatchSchedule, Callable[[], bool]], MultiAgentBatch]
 
 
 class CollectingStopped(Exception):
-    """Collecting was told to stop before there was enough; what there is stays."""
+    """Collecting was asked to stop before there was enough; what there is stays."""
 
 
 @dataclass(slots=True)
@@ -172,9 +182,17 @@ class Background:
         settle: Called once the thread has ended: takes in what is still on the way.
         course: What to collect.
         ahead: How many batches may wait or be in the making.
+        made: Batches that were made before, and wait.
     """
 
-    def __init__(self, fill: Fill, settle: Callable[[], None], course: BatchSchedule, ahead: int) -> None:
+    def __init__(
+        self,
+        fill: Fill,
+        settle: Callable[[], None],
+        course: BatchSchedule,
+        ahead: int,
+        made: Iterable[MultiAgentBatch] = (),
+    ) -> None:
         self._fill, self._settle, self._course, self._ahead = fill, settle, course, ahead
         # The lock itself is entered and left in C, where no interrupt comes between. Condition's own `with` is Python.
         self._lock = threading.Lock()
@@ -184,6 +202,9 @@ class Background:
         self._thread: threading.Thread | None = None  # that collects, or did so last
         self._done: threading.Thread | None = None  # the last one that has nothing left to do
         self._stopping = False
+        for batch in made:
+            self._made.next = _Made(batch, self._made.number + 1)
+            self._made = self._made.next
 
     def __len__(self) -> int:
         """How many whole batches wait to be taken."""
@@ -195,7 +216,7 @@ class Background:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a thread has begun to collect and was not told to stop."""
+        """Whether a thread has begun to collect and was not asked to stop."""
         return self._thread is not None and not self._stopping
 
     @property
@@ -208,7 +229,7 @@ class Background:
             with self._lock:
                 self._start()
             return self
-        except BaseException:  # the block is not entered, so nobody leaves it
+        except BaseException:  # the block is not entered, so it is not left either
             self.close()
             raise
 
@@ -228,7 +249,7 @@ class Background:
             StopIteration: The total is there; or it was closed, and all whole batches were taken.
             BaseException: What collecting has raised, see `Collector.collect`.
         """
-        self._taken.batch = None  # whoever took it has it
+        self._taken.batch = None  # the caller that took it has it
         with self._lock:
             while self._error is not None or (made := self._taken.next) is None:
                 if self._error is not None:
@@ -241,7 +262,7 @@ class Background:
             self._changed.notify_all()
         batch = made.batch
         assert batch is not None  # it was not taken
-        # One store takes it. Behind it nothing is called, so that nobody looks whether Ctrl-C has come.
+        # One store takes it. Behind it nothing is called, so that Python does not look whether Ctrl-C has come.
         self._taken = made
         return batch
 
@@ -255,6 +276,32 @@ class Background:
             self._changed.notify_all()
         if thread is not None and thread.is_alive():
             thread.join()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was asked to stop for good."""
+        return self._stopping
+
+    @contextmanager
+    def paused(self) -> Iterator[list[MultiAgentBatch]]:
+        """Collect nothing for the time of a ``with`` block, which is given the whole batches that wait.
+
+        The thread stops between two steps of the envs; rows of a batch that is not whole are the beginning of the next.
+        """
+        is_in_use = self.is_in_use
+        try:
+            self.close()
+            found, made = [], self._taken
+            while made.next is not None:
+                made = made.next
+                assert made.batch is not None  # it was not taken
+                found.append(made.batch)
+            yield found
+        finally:
+            self._stopping = False
+            if is_in_use:
+                with self._lock:
+                    self._start()
 
     def _start(self, room: int = 0) -> bool:
         """Have a thread collect, where there is something to do and room for it; called with the lock.

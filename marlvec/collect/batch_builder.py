@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,13 +17,17 @@ from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import CurrentState, RolloutState
 from marlvec.collect.sample_target import SampleTarget
+from marlvec.collect.storage.slot_buffer import SlotBuffer
 from marlvec.collect.storage.transition_buffer import Slots
+from marlvec.collect.storage.unread_steps import UnreadSteps
 from marlvec.connectors import Rows
 from marlvec.errors import StateError
 
 __all__ = ["BatchBuilder", "BuiltBatch"]
 
 IntArray = NDArray[np.int64]
+Chosen: TypeAlias = Mapping[PolicyRunner | None, Slots]
+"""Slots of some transitions, per runner that keeps rows; None: of those that are not read."""
 _EVERYTHING = (np.iinfo(np.int64).max, 0)
 
 
@@ -49,6 +54,7 @@ class BatchBuilder:
     Args:
         current: Where states are published.
         runners: Whose trajectories, by number; looked at anew each time.
+        unread: Steps of those that keep no rows.
         episodes: The accounts of the running episodes.
         metrics: Where the time goes.
         policies: Policy ids, of those that were not removed; looked at anew each time.
@@ -60,6 +66,7 @@ class BatchBuilder:
         self,
         current: CurrentState,
         runners: Mapping[int, PolicyRunner],
+        unread: UnreadSteps,
         episodes: EpisodeTracker,
         metrics: Metrics,
         policies: Collection[str],
@@ -68,6 +75,7 @@ class BatchBuilder:
         reward_dtype: DTypeLike | None,
     ) -> None:
         self._current, self._runners, self._episodes, self._metrics = current, runners, episodes, metrics
+        self._unread = unread
         self._policies, self._complete = policies, complete
         self._num_envs, self._agent_num = episodes.policy_NA.shape
         self._reward_dtype = None if reward_dtype is None else np.dtype(reward_dtype)
@@ -81,7 +89,7 @@ class BatchBuilder:
             goal: What was asked for.
             pending: So many steps that were not counted yet bring all they can: each an end, and a row of every agent.
         """
-        unit, everyone, counters = goal.unit, self._num_envs, self._current.state.counters
+        unit, all_envs, counters = goal.unit, self._num_envs, self._current.state.counters
         if self._complete:
             there = {
                 "env_steps": counters.ended_env_steps,
@@ -94,7 +102,7 @@ class BatchBuilder:
                     "agent_steps": pending * self._agent_num + int(self._episodes.turn_L.sum()),
                     "episodes": pending,
                 }[unit]
-            return everyone if there < goal.amount else 0
+            return all_envs if there < goal.amount else 0
         there = {
             "env_steps": counters.waiting_env_steps,
             "agent_steps": counters.closed_steps,
@@ -104,11 +112,11 @@ class BatchBuilder:
         if unit == "agent_steps":
             lacking = -(-lacking // self._agent_num)
         elif unit == "episodes" and lacking > 0:
-            lacking = everyone
-        return max(0, min(everyone, lacking))
+            lacking = all_envs
+        return max(0, min(all_envs, lacking))
 
     def steps_of_all(self, goal: SampleTarget) -> int:
-        """How many steps of all envs bring what was asked for, where nothing waits and nobody steps alone; else 0."""
+        """How many steps of all envs bring what was asked for, where nothing waits and no env steps alone; else 0."""
         counters = self._current.state.counters
         per_step = {"env_steps": self._num_envs, "agent_steps": self._num_envs * self._agent_num}.get(goal.unit)
         if self._complete or per_step is None or counters.waiting_env_steps or counters.closed_steps:
@@ -143,7 +151,7 @@ class BatchBuilder:
         else:
             slots, env_steps, delivered = self.all_closed(), counters.waiting_env_steps, _EVERYTHING
         batches, unroll_id = self.make(slots, counters.unroll_id, trained, self._episodes.untrained)
-        decisions = sum(map(len, slots))
+        decisions = sum(map(len, slots.values()))
         batch = MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self._policies), agent_steps=decisions)
         self._metrics.timers["batch"].add(perf_counter() - began)
         return BuiltBatch(batch, delivered, whole, unroll_id)
@@ -187,8 +195,11 @@ class BatchBuilder:
         else:
             slots = self.closed_until(state.delivered)
             self._episodes.hand_over()
-        for runner, own in zip(self._runners.values(), slots, strict=True):
-            runner.forget(own)
+        for runner, own in slots.items():
+            if runner is None:
+                self._unread.forget(own)
+            else:
+                runner.forget(own)
         untrained = self._episodes.untrained
         for eps_id in tuple(untrained):
             if eps_id not in self._episodes.eps_id_N and not self.holds(eps_id):
@@ -197,30 +208,35 @@ class BatchBuilder:
 
     # --- which transitions
 
-    def all_closed(self) -> list[Slots]:
-        """Slots of all closed transitions, per runner."""
-        return [runner.trajectories.closed() for runner in self._runners.values()]
+    def all_closed(self) -> Chosen:
+        """Slots of all closed transitions."""
+        runners = [runner for runner in self._runners.values() if runner.keeps_rows]
+        return {**{runner: runner.trajectories.closed() for runner in runners}, None: self._unread.closed()}
 
-    def of_episodes(self, eps_ids: Sequence[int]) -> list[Slots]:
-        """Slots of these episodes' transitions, per runner."""
+    def _tables(self) -> dict[PolicyRunner | None, SlotBuffer | UnreadSteps]:
+        """Where transitions are stored one by one, as they are from now on."""
+        runners = [runner for runner in self._runners.values() if runner.keeps_rows]
+        return {**{runner: runner.use_slots() for runner in runners}, None: self._unread}
+
+    def of_episodes(self, eps_ids: Sequence[int]) -> Chosen:
+        """Slots of these episodes' transitions."""
         wanted = np.array(eps_ids, np.int64)
-        return [runner.use_slots().closed(wanted) for runner in self._runners.values()]
+        return {runner: table.closed(wanted) for runner, table in self._tables().items()}
 
-    def closed_until(self, last: tuple[int, int]) -> list[Slots]:
-        """Slots of the transitions that were closed up to this (round, lane), per runner."""
+    def closed_until(self, last: tuple[int, int]) -> Chosen:
+        """Slots of the transitions that were closed up to this (round, lane)."""
         if last is _EVERYTHING:
             return self.all_closed()
-        found: list[Slots] = []
-        for runner in self._runners.values():
-            slots = runner.use_slots().closed()
-            rounds, lanes = runner.use_slots().closing_order(slots)
-            found.append(slots[(rounds < last[0]) | ((rounds == last[0]) & (lanes <= last[1]))])
+        found = {}
+        for runner, table in self._tables().items():
+            slots = table.closed()
+            rounds, lanes = table.closing_order(slots)
+            found[runner] = slots[(rounds < last[0]) | ((rounds == last[0]) & (lanes <= last[1]))]
         return found
 
     def _last_of_first(self, amount: int) -> tuple[int, int]:
         """Round and lane of the last of the ``amount`` transitions that were closed first: by round, env and agent."""
-        buffers = [runner.use_slots() for runner in self._runners.values()]
-        orders = [buffer.closing_order(buffer.closed()) for buffer in buffers]
+        orders = [table.closing_order(table.closed()) for table in self._tables().values()]
         rounds, lanes = (np.concatenate(part) for part in zip(*orders, strict=True))
         last = np.lexsort((lanes, rounds))[amount - 1]
         return int(rounds[last]), int(lanes[last])
@@ -228,11 +244,11 @@ class BatchBuilder:
     def holds(self, eps_id: int) -> bool:
         """Whether rows of an episode are still to come."""
         wanted = np.array([eps_id])
-        return any(len(runner.use_slots().of_episodes(wanted)) for runner in self._runners.values())
+        return any(len(table.of_episodes(wanted)) for table in self._tables().values())
 
     def make(
         self,
-        slots: Sequence[Slots],
+        slots: Chosen,
         unroll_id: int = 0,
         is_trained: Callable[[str], bool] = lambda policy_id: True,
         untrained: Collection[int] = (),
@@ -240,30 +256,33 @@ class BatchBuilder:
         """Make batches of these transitions.
 
         Args:
-            slots: Per runner, ascending.
+            slots: Which, ascending.
             unroll_id: Number of the first fragment.
             is_trained: Whether a policy gets a batch. Rows of the others are only shown to learner connectors.
-            untrained: Ids of episodes that are for no batch, and shown to nobody.
+            untrained: Ids of episodes that are for no batch, and shown to no callback.
 
         Returns:
             Policy id to batch; and the number after the last fragment's.
         """
         found: dict[str, Rows] = {}
-        runners = tuple(self._runners.values())
-        shown = [runner.trajectories.without(own, untrained) for runner, own in zip(runners, slots, strict=True)]
+        shown = {
+            runner: runner.trajectories.without(own, untrained) for runner, own in slots.items() if runner is not None
+        }
         trained = [
             runner
-            for runner, own in zip(runners, shown, strict=True)
+            for runner, own in shown.items()
             if len(own) and not runner.is_frozen and is_trained(runner.policy_id)
         ]
         all_are_shown = any(len(runner.learner_connectors) for runner in trained)
-        for runner, own in zip(runners, shown, strict=True):
+        if all_are_shown and len(self._unread.without(slots[None], untrained)):
+            unread = [repr(runner.policy_id) for runner in self._runners.values() if not runner.keeps_rows]
+            raise StateError(
+                f"learner connectors have come, and rows of the frozen policies {', '.join(unread)} were not kept for "
+                f"them to look at: call reset()"
+            )
+        for runner, own in shown.items():
             if len(own) and (all_are_shown or runner in trained):
-                if not runner.trajectories.keeps_columns:
-                    raise StateError(
-                        f"learner connectors have come, and rows of the frozen policy {runner.policy_id!r} were not "
-                        f"kept for them to look at: call reset()"
-                    )
+                assert not isinstance(runner.trajectories, UnreadSteps)  # those are not among them
                 columns, unroll_id = runner.trajectories.read(own, unroll_id)
                 if self._reward_dtype is not None:
                     columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)

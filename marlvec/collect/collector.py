@@ -28,20 +28,20 @@ from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch_builder import BatchBuilder
 from marlvec.collect.callbacks.callback_list import CallbackLike, CallbackList
 from marlvec.collect.episodes import EpisodeTracker, PolicyMapping
-from marlvec.collect.evaluation import EpisodeQuotas, Evaluation
+from marlvec.collect.evaluation import EpisodeQuotas, Evaluation, check_apart
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.progress_bar import ProgressBar
 from marlvec.collect.rollout import RolloutLoop
-from marlvec.collect.rollout_state import CurrentState
+from marlvec.collect.rollout_state import CurrentState, RolloutState, first_id
 from marlvec.collect.sample_target import BatchSchedule, SampleTarget, Unit, count_from, sample_target
+from marlvec.collect.state.stateful_collector import StatefulCollector
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import PolicyLike
 from marlvec.policies.policy_copy import copies_of, eval_copies
-from marlvec.vector.seeding import check_seed
+from marlvec.vector.seeding import check_seed, entropy_of
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["Collector"]
-
 
 _POLICY_STREAM = 0x706F6C696379  # "policy"
 _EVALUATION_STREAM = 0x6576616C  # "eval"
@@ -49,13 +49,13 @@ _RANDOM_STREAM = 0x7761726D  # of the random steps
 _EVALUATION_ROUNDS = 8  # between two looks at which envs are still wanted
 
 
-class Collector:
+class Collector(StatefulCollector):
     """Collects experience: per policy, one row per agent decision.
 
     Each tick, every policy answers all rows that wait for it, of all envs, in one call; the envs step; what comes back
     goes through the agent connectors at once and waits. So an observation passes them once, and a policy that changes
     between two calls of `collect` decides with its new weights from the first row on. A transition runs from an agent's
-    decision to its next turn, or to its own end, with all the env paid it in between; at an end ``next_obs`` is the
+    decision to its next turn, or to its own end, with the sum of its rewards in between; at an end ``next_obs`` is the
     agent's final observation, through the same connectors. What a batch holds does not depend on the autoreset mode.
 
     Where an env is built anew or masked, because of a fault or of `RestartQuietly`, the episode it was in is lost: all
@@ -65,13 +65,13 @@ class Collector:
     was lost. Masked envs are left out from then on.
 
     The envs belong to the caller: the collector resets them at its first `collect`, and never closes them. Where
-    somebody else resets or steps them, it says so (`EnvsDriven`) and goes on with `reset`.
+    other code resets or steps them, it says so (`EnvsDriven`) and goes on with `reset`.
 
     Args:
         envs: The envs.
         policies: Policy id to policy; or one policy, which gets the id ``"main"``. A `PolicyMap` is used as it is. An
             object with a method ``act(rows)``, or a function of rows, will do for a policy.
-        policy_mapping: Who plays whom: a policy id, a dict of agent name to id, or a function
+        policy_mapping: Which policy plays which agent: a policy id, a dict of agent name to id, or a function
             ``(agent name, episode) -> id``, called once per episode and agent. None: the only policy there is. All
             agents that one policy plays must have the same spaces.
         policy_mapping_fn: RLlib's name for the same; give one of the two.
@@ -95,13 +95,14 @@ class Collector:
             many in every env. No policy is asked; rows of them are marked in the column ``off_policy``, and what
             policies add says nothing there (NaN, 0).
         reward_dtype: Dtype of rewards in batches, e.g. ``np.float32``; None leaves float64. Metrics stay float64.
-        callbacks: Who is told what happens, in this order: a `Callback`, or a dict of its methods' names to functions,
-            or a function that has one of these names. They belong to the caller, too: nobody closes them.
+        callbacks: What is called, in this order: a `Callback`, or a dict of its methods' names to functions,
+            or a function that has one of these names. They belong to the caller, too, who closes them.
         explore: Whether policies explore; may be set between calls.
         seed: Seeds the envs' first reset (as ``envs.reset(seed=seed)``), every policy and every episode's ``rng``, each
             with a stream of its own. None: from the operating system.
         window: Number of last episodes that metrics are over.
         evaluation_envs: Those that `evaluate` plays in, where it is given none; not those that are collected from.
+        stream: Ids begin at ``stream << 43``: collectors of two streams have no ``eps_id`` or ``unroll_id`` in common.
 
     Raises:
         ArgumentError: An argument is wrong.
@@ -136,6 +137,7 @@ class Collector:
         seed: int | None = None,
         window: int = 100,
         evaluation_envs: VectorEnv | None = None,
+        stream: int = 0,
     ) -> None:
         if batch_mode not in ("truncate", "complete"):
             raise ArgumentError(f"batch_mode must be 'truncate' or 'complete', got {batch_mode!r}")
@@ -144,30 +146,30 @@ class Collector:
         self.envs = envs
         self.policies = named(policies)
         self._batch_mode, self._count_by = batch_mode, count_by
-        self._batch_size = (
-            None if batch_size is None else count_from(batch_size, f"Collector(batch_size={batch_size!r})")
-        )
+        self._batch_size = None if batch_size is None else count_from(batch_size, f"batch_size={batch_size!r}")
         self._seed = None if seed is None else check_seed(seed)
-        self._entropy = _entropy(self._seed)
+        self._entropy = entropy_of(self._seed)
         ids = tuple(self.policies)
-        if policy_mapping_fn is not None:
-            if policy_mapping is not None:
-                raise ArgumentError("policy_mapping and policy_mapping_fn are two names of one argument; give one")
-            policy_mapping = policy_mapping_fn
+        if policy_mapping_fn is not None and policy_mapping is not None:
+            raise ArgumentError("policy_mapping and policy_mapping_fn are two names of one argument; give one")
+        policy_mapping = policy_mapping_fn if policy_mapping is None else policy_mapping
         if policy_mapping is None:
             if len(ids) > 1:
-                raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")
+                raise ArgumentError(f"policy_mapping must name each agent's policy; there are several: {list(ids)}")
             policy_mapping = ids[0]
         self._trained = TrainedPolicies(policies_to_train, ids)
         if evaluation_envs is not None:
-            self._check_apart(evaluation_envs, "Collector(evaluation_envs=...)")
+            check_apart(evaluation_envs, envs, "Collector(evaluation_envs=...)")
         self._evaluation_envs, self._evaluations = evaluation_envs, 0
-        self._episodes = EpisodeTracker(envs.num_envs, envs.agents, ids, policy_mapping)
+        self._stream, first = stream, first_id(stream)
+        self._episodes = EpisodeTracker(envs.num_envs, envs.agents, ids, policy_mapping, first)
         connectors = agent_connectors, action_connectors, learner_connectors
-        self._policy_set = PolicySet(envs, self.policies, connectors, self._episodes, self._policy_seed)
+        self._policy_set = PolicySet(
+            envs, self.policies, connectors, self._episodes, partial(self._seed_of, _POLICY_STREAM)
+        )
         self.agent_connectors, self.action_connectors, self.learner_connectors = self._policy_set.pipelines
         self._runners = self._policy_set.runners
-        self._current = CurrentState(envs.num_envs)
+        self._current = CurrentState(envs.num_envs, first)
         self.metrics = Metrics(envs.agents, ids, window=window, current=self._current)
         complete = batch_mode == "complete"
         self._callback_list = CallbackList(callbacks, envs, self.metrics)
@@ -182,10 +184,12 @@ class Collector:
             overlap=overlap,
             callback_list=self._callback_list,
             random_steps=self._random_steps(random_steps),
+            unread=self._policy_set.unread,
         )
         self._batch_builder = BatchBuilder(
             self._current,
             self._runners,
+            self._policy_set.unread,
             self._episodes,
             self.metrics,
             self.policies.keys(),
@@ -243,7 +247,7 @@ class Collector:
                 there, and that call's batch holds what this one had collected.
             StateError: All envs are masked; or it is collected in the background; or a callback, a policy or a
                 connector asks for it in the middle of a step.
-            EnvsDriven: Somebody else has reset or stepped the envs, or has taken their rows, since this collector did.
+            EnvsDriven: Other code has reset or stepped the envs, or has taken their rows, since this collector did.
                 The running episodes are lost: call `reset` to go on.
             KeyboardInterrupt: As everywhere. In a policy, and while envs are waited for, it costs nothing: calling
                 again goes on. In the middle of a step the running episodes are lost: calling again begins new ones, and
@@ -268,19 +272,20 @@ class Collector:
         """Collect the next batch.
 
         Ctrl-C may come at any line. Until the last store the batch is not delivered, and comes again next time; behind
-        it nothing is called before the caller has the batch, and so nobody looks whether Ctrl-C has come.
+        it nothing is called before the caller has the batch, and so Python does not look whether Ctrl-C has come.
 
         Args:
             schedule: Says how much; there is something left.
             is_stopped: Asked between two steps.
-            show: Told how much of the schedule is done.
+            show: Called with how much of the schedule is done.
 
         Raises:
             CollectingStopped: ``is_stopped`` says so. What there is stays.
             Exception: As `collect`.
         """
-        self._owner.claim(self, "collect", self._callback_list.telling)
+        self._owner.claim(self, "collect", self._callback_list.running_hook)
         try:
+            self._check_ready()
             loop, lock, goal = self._loop, self._update_lock, schedule.next_goal
             assert goal is not None  # says who calls
             if loop.is_new:
@@ -310,7 +315,8 @@ class Collector:
                 show(done)
         finally:
             # Where Ctrl-C has come no call is made that another one could end.
-            self._update_lock.stepping = self._owner.thread = self._current.told = None  # not interrupted: stores alone
+            self._update_lock.stepping = None  # not interrupted: stores alone
+            self._owner.thread = self._current.tick_counters = None  # not interrupted: stores alone
         self._current.state, schedule.done = after, done
         return batch
 
@@ -370,6 +376,9 @@ class Collector:
             total: How much all of them are, in the same unit: the last one holds what is left. In complete mode, where
                 a batch may hold more, they end once there is that much. None: they never end.
             progress: Whether to draw a progress bar on stderr.
+
+        Returns:
+            The batches, as `collect` gives them.
 
         Raises:
             ArgumentError: Not exactly one positive amount, or a total that is not positive.
@@ -431,7 +440,7 @@ class Collector:
         course = BatchSchedule(goal, None if total is None else count_from(total, f"background(total={total!r})"))
         number = count_from(ahead, f"background(ahead={ahead!r})")
         self._check_foreground("background")
-        self._background = Background(self._fill, self._settle, course, number)
+        self._background = Background(self._fill, self._settle, course, number, self._take_waiting(course, goal))
         return self._background
 
     def _settle(self) -> None:
@@ -448,7 +457,7 @@ class Collector:
         that its ``policy_version`` names. Change the version with them.
 
         Raises:
-            StateError: In a callback that is told of a step.
+            StateError: In a callback that is called for a step.
         """
         return self._update_lock.updating()
 
@@ -457,7 +466,7 @@ class Collector:
     def reset(self, seed: int | None = None) -> None:
         """Begin new episodes in all envs. Running ones are lost, with all rows that were not handed over.
 
-        It goes on after whatever has happened: a fault, Ctrl-C, or somebody else who has driven the envs.
+        It goes on after whatever has happened: a fault, Ctrl-C, or other code that has driven the envs.
 
         Args:
             seed: Seeds envs, policies and episodes anew, as the constructor's; None: all go on with their streams,
@@ -467,32 +476,28 @@ class Collector:
             StateError: It is collected in the background.
         """
         self._check_foreground("reset")
-        if self._callback_list.telling != "on_sample_end":
-            self._owner.claim(self, "reset", self._callback_list.telling)
+        if self._callback_list.running_hook != "on_sample_end":
+            self._owner.claim(self, "reset", self._callback_list.running_hook)
         try:
             if seed is not None:
                 self._seed = self._entropy = check_seed(seed)
                 self._policy_set.reseed()
             elif self._loop.is_new:
                 seed = self._seed
+            self._drop_waiting()
             self._loop.start(entropy=self._entropy, seed=seed)
+            self._is_half_set = False
         finally:
-            self._owner.thread = self._current.told = None  # not interrupted: stores alone
+            self._owner.thread = self._current.tick_counters = None  # not interrupted: stores alone
 
     def train(self) -> Self:
         """Let all connectors learn their statistics, but for those of frozen policies."""
-        for runner in self._runners.values():
-            if runner.is_frozen:
-                continue
-            for chain in runner.chains:
-                chain.train()
+        self._policy_set.train()
         return self
 
     def eval(self) -> Self:
         """Freeze all connectors' statistics."""
-        for runner in self._runners.values():
-            for chain in runner.chains:
-                chain.eval()
+        self._policy_set.eval()
         return self
 
     # --- policies that come and go
@@ -508,7 +513,7 @@ class Collector:
         learner_connectors: Chain | None = None,
         frozen: bool = False,
     ) -> None:
-        """Add a policy, between two calls of `collect`; it plays whoever the mapping function gives it from now on.
+        """Add a policy, between two calls of `collect`; from now on it plays what the mapping function gives it.
 
         Where `policies_to_train` is a list it is not in it.
 
@@ -550,6 +555,15 @@ class Collector:
         self._count_policies()
 
     @property
+    def policy_mapping(self) -> PolicyMapping:
+        """Which policy plays which agent; one function may be set in place of another, for episodes that begin."""
+        return self._episodes.mapping
+
+    @policy_mapping.setter
+    def policy_mapping(self, policy_mapping: PolicyMapping) -> None:
+        self._episodes.change_mapping(policy_mapping)
+
+    @property
     def policies_to_train(self) -> PoliciesToTrain:
         """Which policies get batches; may be set between calls."""
         return self._trained.given
@@ -561,13 +575,11 @@ class Collector:
     @property
     def trained_policies(self) -> tuple[str, ...]:
         """Ids of the policies that get batches: those of `policies_to_train` that are not frozen."""
-        frozen = {runner.policy_id for runner in self._runners.values() if runner.is_frozen}
-        return tuple(name for name in self.policies if name not in frozen and self._trained(name))
+        return self._policy_set.trained(self._trained)
 
     def _count_policies(self) -> None:
         """Have metrics know all policies there are, and those of the episodes they are over."""
-        known = [runner.policy_id for runner in self._runners.values()]
-        known += self.metrics.policies_seen
+        known = [*self._policy_set.all_ids, *self.metrics.policies_seen]
         self.metrics.policies = tuple(dict.fromkeys(known))
 
     @property
@@ -588,6 +600,19 @@ class Collector:
     def count_by(self) -> str:
         """``"env_steps"`` or ``"agent_steps"``."""
         return self._count_by
+
+    @property
+    def stream(self) -> int:
+        """What its ids begin with; may be set before anything was collected."""
+        return self._stream
+
+    @stream.setter
+    def stream(self, stream: int) -> None:
+        if not self._loop.is_new:
+            raise StateError(f"it has collected with stream={self._stream}; give Collector(stream={stream}) then")
+        self._stream, first = stream, first_id(stream)
+        self._episodes.begin_ids(first)
+        self._current.state = RolloutState.new(self.envs.num_envs, first)
 
     # --- how good they are
 
@@ -613,10 +638,14 @@ class Collector:
             episodes: How many, 1 at least.
             envs: Other envs of the same agents and spaces, which belong to the caller; None: the constructor's
                 ``evaluation_envs``. They need not be as many, and are reset.
-            policy_mapping: Who plays whom; None: as in this collector. A function is asked, with evaluation's episodes.
+            policy_mapping: Which policy plays which agent; None: as in this collector. A function is asked, with
+                evaluation's episodes.
             explore: Whether policies explore.
             seed: Seeds envs, policies and episodes; None: with another seed each time, which follows from the
                 collector's.
+
+        Returns:
+            The records of the episodes, with statistics over them.
 
         Raises:
             ArgumentError: ``episodes`` is not positive; the envs are those that are collected from, or others.
@@ -630,7 +659,7 @@ class Collector:
                 "evaluate() plays in envs of its own: give it some, marlvec.make(...) with the same arguments, or give "
                 "the collector evaluation_envs"
             )
-        self._check_apart(envs, "evaluate()")
+        check_apart(envs, self.envs, "evaluate()")
         if envs.agents != self.envs.agents:
             raise ArgumentError(f"evaluate(): envs have the agents {envs.agents}, the collector's {self.envs.agents}")
         if seed is None:
@@ -658,31 +687,14 @@ class Collector:
         lost = inner.metrics.episodes_faulty + inner.metrics.episodes_restarted
         return Evaluation(quotas.records, envs.agents, versions, lost)
 
-    def _check_apart(self, envs: VectorEnv, who: str) -> None:
-        """Refuse the envs that are collected from, also behind a view of them."""
-        if envs is self.envs or getattr(envs, "envs", None) is self.envs:
-            raise ArgumentError(f"{who} cannot play in the envs that are collected from; make() others")
-
     def _random_steps(self, steps: Any) -> RandomSteps:
-        number = (
-            0 if isinstance(steps, (int, np.integer)) and not steps else count_from(steps, f"random_steps={steps!r}")
-        )
+        is_none = isinstance(steps, (int, np.integer)) and not steps
+        number = 0 if is_none else count_from(steps, f"random_steps={steps!r}")
         return RandomSteps(number, self.envs.num_envs, self.envs.agents, self._seed_of(_RANDOM_STREAM, 0))
-
-    def _policy_seed(self, number: int) -> int:
-        return self._seed_of(_POLICY_STREAM, number)
 
     def _seed_of(self, purpose: int, number: int) -> int:
         stream = np.random.SeedSequence(self._entropy, spawn_key=(purpose, number))
         return int(stream.generate_state(1, np.uint64)[0])
-
-
-def _entropy(seed: int | None) -> int:
-    if seed is not None:
-        return seed
-    fresh = np.random.SeedSequence().entropy
-    assert isinstance(fresh, int)  # a sequence only where one was given
-    return fresh
 
 
 CollectingThread.methods |= {method.__code__ for method in (Collector._fill, Collector.reset)}

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from time import perf_counter
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.metrics.episode_table import FinishedEpisodes
 from marlvec.collect.scheduling.env_step import EnvStep
-from marlvec.errors import ArgumentError, ContractError
+from marlvec.env_ids import Where
+from marlvec.errors import ArgumentError, ContractError, StateError
+from marlvec.serialization.state_fields import State, array_field, arrays_like, check_fields
 
-__all__ = ["Episode", "EpisodeTracker", "PolicyMapping", "EndedAgents"]
+__all__ = ["Episode", "EpisodeTracker", "PolicyMapping", "EndedAgents", "numbers_at"]
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+Number = TypeVar("Number", np.int64, np.float64)
 _EPISODE_STREAM = 0x657069736F6465  # "episode"
 _SHARED_STREAM = 0x736861726564  # "shared"
 
 
 class Episode:
-    """What a mapping function is told of the episode that begins.
+    """What a mapping function is given of the episode that begins.
 
     Args:
         eps_id: The episode's id, as in batches.
@@ -49,10 +54,21 @@ class Episode:
             self._rng = np.random.default_rng(np.random.SeedSequence(self._entropy, spawn_key=key))
         return self._rng
 
+    @property
+    def rng_state(self) -> dict[str, Any] | None:
+        """Where `rng` stands; None where it was never asked for. May be set to what it was."""
+        return None if self._rng is None else dict(self._rng.bit_generator.state)
+
+    @rng_state.setter
+    def rng_state(self, state: Mapping[str, Any] | None) -> None:
+        self._rng = None
+        if state is not None:
+            self.rng.bit_generator.state = state
+
     def stream(self, *key: int) -> np.random.Generator:
         """A random stream that all episodes of the collector may share: a function of its seed and of a key.
 
-        So what is drawn once for several episodes, say the order of the seats in each pair of games, needs no memory.
+        So what is drawn once for several episodes, say the order of the sides in each pair of games, needs no memory.
 
         Args:
             key: Integers from 0.
@@ -76,7 +92,8 @@ class EpisodeTracker:
         num_envs: N.
         agents: Agent names, in order.
         policy_ids: Ids of the policies, in order, numbered from 0; arrays hold their numbers.
-        mapping: Who plays whom.
+        mapping: Which policy plays which agent.
+        first_id: The first episode's id.
 
     Raises:
         KeyError: The mapping names an unknown policy; lists the known ones.
@@ -95,7 +112,14 @@ class EpisodeTracker:
         seen_L, seen_NA: (N * A,) and (N, A) bool, whether connectors have seen a row of it in the running episode.
     """
 
-    def __init__(self, num_envs: int, agents: Sequence[str], policy_ids: Sequence[str], mapping: PolicyMapping) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        agents: Sequence[str],
+        policy_ids: Sequence[str],
+        mapping: PolicyMapping,
+        first_id: int = 0,
+    ) -> None:
         self._agents = tuple(agents)
         self._policy_ids: Mapping[int, str] = {}  # by number
         self._numbers: dict[str, int] = {}  # of those that may be named
@@ -106,20 +130,20 @@ class EpisodeTracker:
         self.ended_N = np.zeros(n, np.int64)
         self.steps_N = np.zeros(n, np.int64)
         self.turn_L = np.zeros(n * a, np.int64)
-        self.owed_L = np.zeros(n * a, np.float64)
-        self.seen_L = np.zeros(n * a, np.bool_)
-        self.length_N = np.zeros(n, np.int64)
-        self._handed_N = np.zeros(n, np.int64)  # how much of that batches have counted
+        # What begins anew with an episode stands side by side: a few writes do it.
+        self._rewards_2NA = np.zeros((2, n, a), np.float64)
+        self._flags_3NA = np.zeros((3, n, a), np.bool_)
+        self._lengths_2N = np.zeros((2, n), np.int64)
+        self._owed_NA, self._returns_NA = self._rewards_2NA
+        self.seen_NA, self._present_NA, self._truncated_NA = self._flags_3NA
+        self.length_N, self._handed_N = self._lengths_2N  # the second: how much of it batches have counted
+        self.owed_L, self.seen_L = self._owed_NA.reshape(-1), self.seen_NA.reshape(-1)
+        self._truncated_L = self._truncated_NA.reshape(-1)
         self.number_N = np.full(n, -1, np.int64)
         self._began_N = np.zeros(n, np.float64)
-        self._returns_NA = np.zeros((n, a), np.float64)
-        self._present_NA = np.zeros((n, a), np.bool_)
-        self._truncated_NA = np.zeros((n, a), np.bool_)
-        self._owed_NA, self._turn_NA = self.owed_L.reshape(n, a), self.turn_L.reshape(n, a)
-        self.seen_NA = self.seen_L.reshape(n, a)
-        self._count_N = np.zeros(n, np.int64)  # episodes begun since the collector was made or reset
+        self._turn_NA = self.turn_L.reshape(n, a)
+        self._next_id_N = first_id + np.arange(n)  # of each env's next episode
         self.untrained: set[int] = set()
-        self._first_id = 0
         self._function = mapping if callable(mapping) else None
         self._fixed_A: list[int] = []  # each agent's policy where that is fixed
         if callable(mapping):
@@ -135,10 +159,24 @@ class EpisodeTracker:
 
     @property
     def mapping(self) -> PolicyMapping:
-        """Who plays whom in episodes that begin."""
+        """Which policy plays which agent in episodes that begin."""
         return self._function or {
             name: self._policy_ids[i] for name, i in zip(self._agents, self._fixed_A, strict=True)
         }
+
+    def change_mapping(self, mapping: PolicyMapping) -> None:
+        """Have another function say who plays in episodes that begin from now on.
+
+        Raises:
+            ArgumentError: It is no function of an agent's name and an episode.
+            StateError: The mapping is fixed.
+        """
+        if not callable(mapping):
+            raise ArgumentError(f"a mapping that changes must be a function of (agent, episode), got {mapping!r:.200}")
+        if self._function is None:
+            raise StateError(f"the policy_mapping is fixed, {self.mapping}: give a function where it is to change")
+        _check_arity(mapping)
+        self._function = mapping
 
     def _static(self, mapping: str | Mapping[str, str]) -> list[int]:
         if isinstance(mapping, str):
@@ -168,44 +206,42 @@ class EpisodeTracker:
         """Begin an episode in these envs, and ask the mapping function who plays, once per agent in order.
 
         Returns:
-            Whether anyone is played by another policy than before.
+            Whether any agent is played by another policy than before.
 
         Raises:
             KeyError: The function gave an unknown policy id; lists the known ones.
         """
         # A function of env and number, and so the same in whatever order envs come back.
-        self._set_ids(env_ids, self._next_ids(env_ids))
-        self._count_N[env_ids] += 1
+        ids = self._next_id_N[env_ids]
+        self._set_ids(env_ids, ids)
+        self._next_id_N[env_ids] = ids + len(self._next_id_N)
+        numbers = self.number_N[env_ids] + 1
         self.number_N = self.number_N.copy()
-        self.number_N[env_ids] += 1
-        self.length_N[env_ids] = self._handed_N[env_ids] = 0
-        for array in (self._turn_NA, self._owed_NA, self.seen_NA, self._returns_NA, self._present_NA):
-            array[env_ids] = 0
-        self._truncated_NA[env_ids] = False
+        self.number_N[env_ids] = numbers
+        for array in (self._rewards_2NA, self._flags_3NA, self._lengths_2N):
+            array[:, env_ids] = 0
+        self._turn_NA[env_ids] = 0
         self._began_N[env_ids] = perf_counter()
         function = self._function
-        if function is None:
+        if function is None or not len(env_ids):
             return False
-        if not len(env_ids):
-            return False
-        before, numbers = self.policy_NA[env_ids], self._numbers
-        found: list[int] = []
-        eps_ids, ordinals = self.eps_id_N[env_ids].tolist(), self.number_N[env_ids].tolist()
-        for eps_id, env_id, ordinal in zip(eps_ids, env_ids.tolist(), ordinals, strict=True):
-            episode = Episode(eps_id, env_id, ordinal, entropy)
-            for name in self._agents:
-                policy_id = function(name, episode)
-                try:
-                    found.append(numbers[policy_id])
-                except (KeyError, TypeError):
-                    self._known(policy_id, f"policy_mapping({name!r}, {episode})")
-                    raise
-        self.policy_NA[env_ids] = now = np.reshape(found, before.shape)
-        return bool((before != now).any())
+        begun = zip(ids.tolist(), env_ids.tolist(), numbers.tolist(), strict=True)
+        episodes = [Episode(*identity, entropy) for identity in begun]
+        named = [function(name, episode) for episode in episodes for name in self._agents]
+        try:
+            found = [self._numbers[policy_id] for policy_id in named]
+        except (KeyError, TypeError):
+            for k, policy_id in enumerate(named):
+                i, a = divmod(k, len(self._agents))
+                self._known(policy_id, f"policy_mapping({self._agents[a]!r}, {episodes[i]})")
+            raise
+        before = self.policy_NA[env_ids]
+        self.policy_NA[env_ids] = now = np.array(found).reshape(before.shape)
+        return bool(np.count_nonzero(before != now))
 
-    def _next_ids(self, env_ids: IntArray) -> IntArray:
-        ids: IntArray = self._first_id + self._count_N[env_ids] * len(self._count_N) + env_ids
-        return ids
+    def begin_ids(self, first_id: int) -> None:
+        """Number episodes from here on, before the first one begins."""
+        self._next_id_N = first_id + np.arange(len(self._next_id_N))
 
     def _set_ids(self, env_ids: IntArray, ids: IntArray, *, run: bool = True) -> None:
         """These episodes run now, or are the next that will: in new arrays, as a published state keeps the old ones."""
@@ -215,12 +251,12 @@ class EpisodeTracker:
         self.eps_id_N, self.ended_N = eps_id_N, ended_N
 
     def set_policies(self, policy_ids: Mapping[int, str], retired: Collection[str] = ()) -> None:
-        """Policies have come or gone: these are there, by number, and nobody may be mapped to a retired one."""
+        """Policies have come or gone: these are there, by number, and no agent may be mapped to a retired one."""
         self._policy_ids = policy_ids
         self._numbers = {name: number for number, name in policy_ids.items() if name not in retired}
 
     def fixed_agents(self, number: int) -> list[str]:
-        """Agents whom a policy plays by a fixed mapping."""
+        """Agents that a policy plays by a fixed mapping."""
         return [name for name, own in zip(self._agents, self._fixed_A, strict=False) if own == number]
 
     def running_of(self, number: int, living: IntArray) -> IntArray:
@@ -233,12 +269,35 @@ class EpisodeTracker:
         """The running episode's id, its env, and its number there."""
         return int(self.eps_id_N[env_id]), env_id, int(self.number_N[env_id])
 
-    def pay(self, envs: IntArray | slice, rewards_nA: NDArray[np.float64]) -> None:
+    def add_rewards(self, envs: IntArray | slice, rewards_nA: NDArray[np.float64]) -> None:
         """Account for one step of these envs: every agent's reward, whether it acts or not."""
-        self._returns_NA[envs] += rewards_nA
-        self._owed_NA[envs] += rewards_nA
+        self._rewards_2NA[:, envs] += rewards_nA
         self.length_N[envs] += 1
         self.steps_N[envs] += 1
+
+    def settle(self, lanes: IntArray, places: Where) -> tuple[NDArray[np.float64], BoolArray]:
+        """Agents get their next rows: the rewards owed to them, and for which it is the episode's first row.
+
+        Args:
+            lanes: (n,) their lanes.
+            places: The same as an index.
+        """
+        first = ~self.seen_L[places]
+        rewards = numbers_at(self.owed_L, places)
+        if np.count_nonzero(first):  # rewards from before an agent's first row goes to its first transition
+            rewards[first] = 0.0
+            self.owed_L[lanes[~first]] = 0.0
+            self.seen_L[places] = True
+        else:
+            self.owed_L[places] = 0.0
+        return rewards, first
+
+    def add_rewards_of_all(self, rewards_NA: NDArray[np.float64]) -> None:
+        """`add_rewards` for all envs, in half the time."""
+        self._returns_NA += rewards_NA
+        self._owed_NA += rewards_NA
+        self.length_N += 1
+        self.steps_N += 1
 
     def see(self, envs: IntArray | slice, alive_nA: BoolArray) -> None:
         """Note who is in the episode."""
@@ -249,9 +308,9 @@ class EpisodeTracker:
         """Env steps made in all running episodes."""
         return int(self.length_N.sum())
 
-    def truncate(self, envs: IntArray | slice, truncated_nA: BoolArray) -> None:
-        """Note whose end was a truncation."""
-        self._truncated_NA[envs] |= truncated_nA
+    def truncate(self, lanes: IntArray) -> None:
+        """Note for which lanes the end was a truncation."""
+        self._truncated_L[lanes] = True
 
     def hand_over(self) -> None:
         """All env steps made so far are counted in a batch."""
@@ -280,9 +339,60 @@ class EpisodeTracker:
 
     def leave(self, env_ids: IntArray) -> None:
         """No episode runs in these envs until one begins."""
-        self._set_ids(env_ids, self._next_ids(env_ids), run=False)
-        self.length_N[env_ids] = self._handed_N[env_ids] = 0
+        self._set_ids(env_ids, self._next_id_N[env_ids], run=False)
+        self._lengths_2N[:, env_ids] = 0
         self._turn_NA[env_ids] = 0
+
+    def get_state(self) -> State:
+        """All accounts; of policies, their places in ``policies``; of the clock, the seconds that episodes have run."""
+        policy_NA = np.full_like(self.policy_NA, -1)  # which it stays where none runs, and the policy is gone
+        for place, number in enumerate(self._numbers.values()):
+            policy_NA[self.policy_NA == number] = place
+        return {
+            **{name: getattr(self, name).copy() for name in _SAVED},
+            "policy": policy_NA,
+            "policies": list(self._numbers),
+            "turns": self.turn_L.copy(),
+            "seconds": perf_counter() - self._began_N,
+            "untrained": sorted(self.untrained),
+        }
+
+    def prepare(self, state: State, leaving: Collection[str] = ()) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place.
+
+        Args:
+            state: That.
+            leaving: Ids of policies that it does not know.
+
+        Raises:
+            ArgumentError: It is none, or one of other envs.
+        """
+        where = "running episodes"
+        check_fields(state, (*_SAVED, "policy", "policies", "turns", "seconds", "untrained"), where)
+        new = arrays_like(state, {name: getattr(self, name) for name in _SAVED}, where)
+        seconds = array_field(state, "seconds", np.float64, self._began_N.shape, where)
+        # Others hold these two, and views of the rest are held here: they are written to.
+        written = [(getattr(self, name), new.pop(name)) for name in _WRITTEN]
+        written.append((self.turn_L, array_field(state, "turns", np.int64, self.turn_L.shape, where)))
+        policy_NA = array_field(state, "policy", np.int64, self.policy_NA.shape, where)
+        known = self._numbers.keys() - set(leaving)
+        if set(state["policies"]) != known or not (policy_NA < len(known)).all():
+            raise ArgumentError(f"{where}: of the policies {state['policies']}, these are {sorted(known)}")
+        numbers = np.array([self._numbers[name] for name in state["policies"]])
+        policy_NA = np.where(policy_NA < 0, policy_NA.max(axis=0).clip(0), policy_NA)
+        written.append((self.policy_NA, numbers[policy_NA]))
+        untrained = state["untrained"]
+        if not isinstance(untrained, list) or not all(type(eps_id) is int for eps_id in untrained):
+            raise ArgumentError(f"{where}: untrained: expected a list of ids, got {untrained!r:.200}")
+
+        def put() -> None:
+            for array, values in written:
+                array[...] = values
+            self.untrained.clear()
+            self.untrained.update(untrained)
+            vars(self).update(new, _began_N=perf_counter() - seconds)
+
+        return put
 
     def restart(self, *, numbers: bool) -> None:
         """Forget the running episodes.
@@ -292,10 +402,19 @@ class EpisodeTracker:
         """
         self.steps_N[:] = 0
         self.untrained.clear()
-        self._first_id += int(self._count_N.max()) * len(self._count_N)
-        self._count_N[:] = 0
+        env_ids = np.arange(len(self._next_id_N))
+        self._next_id_N = int((self._next_id_N - env_ids).max()) + env_ids
         if numbers:
             self.number_N = np.full_like(self.number_N, -1)
+
+
+_WRITTEN = ("steps_N", "_rewards_2NA", "_flags_3NA", "_lengths_2N")
+_SAVED = (*_WRITTEN, "eps_id_N", "ended_N", "number_N", "_next_id_N")
+
+
+def numbers_at(array: NDArray[Number], places: Where) -> NDArray[Number]:
+    """Entries of an array, copied."""
+    return array[places].copy() if isinstance(places, slice) else array.take(places)
 
 
 def _check_arity(function: Callable[[str, Episode], str]) -> None:
@@ -335,15 +454,30 @@ class EndedAgents:
         self._gone_NA[env_ids] = False
         self._any = bool(self._gone_NA.any())
 
+    def get_state(self) -> State:
+        """Which agents have ended."""
+        return {"gone": self._gone_NA.copy()}
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place.
+
+        Raises:
+            ArgumentError: It is none.
+        """
+        where = "ended agents"
+        gone = array_field(check_fields(state, ("gone",), where), "gone", np.bool_, self._gone_NA.shape, where)
+        return partial(vars(self).update, _gone_NA=gone, _any=bool(gone.any()))
+
     def check(self, env_step: EnvStep, seen_NA: NDArray[np.bool_]) -> None:
-        """Let those begin anew who are alive again, and make sure that nobody else is to act who has ended.
+        """Let agents begin anew that are alive again, and make sure that no other agent that has ended is to act.
 
         Args:
             env_step: What came.
-            seen_NA: (N, A) of whom connectors have seen a row; False from now on for those who are alive again.
+            seen_NA: (N, A) of which agents connectors have seen a row; False from now on for those that are alive
+                again.
 
         Raises:
-            ContractError: Somebody has ended and is to act; names env and agent.
+            ContractError: An agent has ended and is to act; names env and agent.
         """
         if not self._any:
             return

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from marlvec.collect.metrics.episode_table import EpisodeRecord
 from marlvec.collect.metrics.metrics import Stats, stats_of_agents, stats_of_policy
+from marlvec.errors import ArgumentError
+from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["Evaluation", "EpisodeQuotas"]
+__all__ = ["EpisodeQuotas", "Evaluation", "check_apart"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,3 +115,13 @@ class EpisodeQuotas:
     def records(self) -> list[EpisodeRecord]:
         """What was found, by round and env."""
         return [record for _, record in sorted(self._found, key=lambda item: (item[0], item[1].env_id))]
+
+
+def check_apart(envs: VectorEnv, collected: VectorEnv, who: str) -> None:
+    """Refuse the envs that are collected from, also behind a view of them.
+
+    Raises:
+        ArgumentError: They are.
+    """
+    if envs is collected or getattr(envs, "envs", None) is collected:
+        raise ArgumentError(f"{who} cannot play in the envs that are collected from; make() others")

@@ -29,14 +29,15 @@ class ProgressBar:
     def __init__(self, unit: Unit, course: BatchSchedule, metrics: Metrics, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
         self._metrics = metrics
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            BarColumn(),  # makes room where numbers would be cut
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[speed]}/s, mean return {task.fields[mean]:.4g}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
             console=console or Console(stderr=True),
         )
         self._task = self._progress.add_task(unit.replace("_", " "), total=course.total, speed="–", mean=float("nan"))

@@ -1,7 +1,7 @@
 """What a rollout has come to, published by one store: the counters, which episodes run, what waits for a batch.
 
-Ctrl-C, or an error, may come at any line. So a tick writes where nobody reads yet, makes the next state, and publishes
-it as its last act: whatever ends the tick before, the last state tells the truth. See `RolloutLoop.recover`.
+Ctrl-C, or an error, may come at any line. So a tick writes where nothing reads yet, makes the next state, and publishes
+it as its last act: whatever ends the tick before, the last state is true. See `RolloutLoop.recover`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,34 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Counters", "CurrentState", "RolloutState", "WholeEpisode"]
+from marlvec.arguments import whole_number
+from marlvec.errors import ArgumentError
+from marlvec.serialization.state_fields import State, check_fields, number_field
+
+__all__ = [
+    "Counters",
+    "CurrentState",
+    "RolloutState",
+    "STREAM_BITS",
+    "WholeEpisode",
+    "first_id",
+]
 
 IntArray = NDArray[np.int64]
+STREAM_BITS = 43
+"""Ids of episodes and fragments are ``stream << STREAM_BITS | local``, so that many collectors have no id in common."""
+
+
+def first_id(stream: int) -> int:
+    """The first id of a stream.
+
+    Raises:
+        ArgumentError: It is no integer from 0 to 2**20 - 1.
+    """
+    number = whole_number(stream)
+    if number is None or not 0 <= number < 1 << 63 - STREAM_BITS:
+        raise ArgumentError(f"stream must be an integer from 0 to 2**{63 - STREAM_BITS} - 1, got {stream!r}")
+    return number << STREAM_BITS
 
 
 @dataclass(slots=True)
@@ -61,6 +86,20 @@ class Counters:
     def copy(self) -> Counters:
         """The same numbers, to be written to."""
         return Counters(*_ALL(self))
+
+    def get_state(self) -> State:
+        """The numbers by name."""
+        return dict(zip(Counters.__slots__, _ALL(self), strict=True))
+
+    @classmethod
+    def from_state(cls, state: State) -> Counters:
+        """The numbers that `get_state` gave.
+
+        Raises:
+            ArgumentError: There are none in this.
+        """
+        check_fields(state, Counters.__slots__, "counters")
+        return cls(**{name: number_field(state, name, "counters") for name in Counters.__slots__})
 
     @property
     def waiting_env_steps(self) -> int:
@@ -114,10 +153,30 @@ class RolloutState(NamedTuple):
     delivered: tuple[int, int] | None = None
 
     @classmethod
-    def new(cls, num_envs: int) -> RolloutState:
-        """Where it begins."""
+    def new(cls, num_envs: int, first_id: int = 0) -> RolloutState:
+        """Where it begins; the first fragment gets the first id."""
         none = np.full(num_envs, -1, np.int64)
-        return cls(0, Counters(), none, np.zeros(num_envs, np.int64), none)
+        return cls(0, Counters(unroll_id=first_id), none, np.zeros(num_envs, np.int64), none)
+
+    def get_state(self) -> State:
+        """All but the arrays, which the accounts of episodes have, where no delivered rows are stored any more."""
+        finished = [list(episode) for episode in self.finished]
+        return {"tick": self.tick, "counters": self.counters.get_state(), "finished": finished}
+
+    def with_state(self, state: State) -> RolloutState:
+        """What `get_state` was asked of, with the arrays of this one.
+
+        Raises:
+            ArgumentError: It is none.
+        """
+        where = "rollout"
+        check_fields(state, ("tick", "counters", "finished"), where)
+        counters, tick = Counters.from_state(state["counters"]), number_field(state, "tick", where)
+        try:
+            finished = tuple(WholeEpisode(*map(int, one)) for one in state["finished"])
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{where}: finished: expected episodes, got {state['finished']!r:.200}") from error
+        return self._replace(tick=tick, counters=counters, finished=finished, delivered=None)
 
 
 class CurrentState:
@@ -125,16 +184,16 @@ class CurrentState:
 
     Attributes:
         state: The state that counts.
-        told: Counters of a tick that callbacks are told of before it is over; else None.
+        tick_counters: Counters of a tick for which callbacks are called before it is over; else None.
     """
 
-    __slots__ = ("state", "told")
+    __slots__ = ("state", "tick_counters")
 
-    def __init__(self, num_envs: int) -> None:
-        self.state = RolloutState.new(num_envs)
-        self.told: Counters | None = None
+    def __init__(self, num_envs: int, first_id: int = 0) -> None:
+        self.state = RolloutState.new(num_envs, first_id)
+        self.tick_counters: Counters | None = None
 
     @property
     def counters(self) -> Counters:
         """What metrics show."""
-        return self.state.counters if self.told is None else self.told
+        return self.state.counters if self.tick_counters is None else self.tick_counters

@@ -1,1 +1,1 @@
-"""From observations to actions: policies, their connectors, and who plays whom."""
+"""From observations to actions: policies, their connectors, and which agents each plays."""

@@ -1,16 +1,20 @@
-"""`GivenActions`: actions that did not come from the policy, because the env or somebody outside chose them."""
+"""`GivenActions`: actions that did not come from the policy, because the env or a simulator outside chose them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from marlvec.collect.storage.plain_columns import columns_from, plain_columns
 from marlvec.connectors import Rows
-from marlvec.errors import ContractError
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.serialization.plain_objects import object_from, plain_object
+from marlvec.serialization.state_fields import State, check_fields, flag_field
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.trees import Tree, map_tree, to_array, zip_trees
 
@@ -66,7 +70,7 @@ class GivenActions:
         """
         if is_env and self._differs is not None:
             raise ContractError(
-                f"{where} has logged the env's action, and nobody knows what {self._who} would have said for it: its "
+                f"{where} has logged the env's action, and what {self._who} would have said for it is not known: its "
                 f"action connectors give it another space {self._differs}. Leave those out, as "
                 f"action_connectors=[ToNumpy(), ClipActions()] does"
             )
@@ -99,6 +103,36 @@ class GivenActions:
     def clear(self) -> None:
         """Nothing is noted."""
         self._actions.clear()
+
+    def get_state(self) -> State:
+        """What is noted, and what is known of the policy's columns."""
+        return {
+            "actions": [[lane, [plain_object(value) for value in values]] for lane, values in self._actions.items()],
+            "blanks": plain_columns(self._blanks, "columns of the policy"),
+            "used": self.used,
+            "knows_columns": self.knows_columns,
+        }
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place.
+
+        Raises:
+            ArgumentError: It is none.
+        """
+        where = f"actions that {self._who} was not asked for"
+        check_fields(state, ("actions", "blanks", "used", "knows_columns"), where)
+        actions, leaves = {}, len(self._tree.leaves)
+        for one in state["actions"]:
+            if not isinstance(one, list) or len(one) != 2 or len(one[1]) != leaves:
+                raise ArgumentError(f"{where}: expected a lane and {leaves} arrays, got {one!r:.200}")
+            actions[int(one[0])] = [object_from(value) for value in one[1]]
+        new = {
+            "_actions": actions,
+            "_blanks": columns_from(state["blanks"], 1, where),
+            "used": flag_field(state, "used", where),
+            "knows_columns": flag_field(state, "knows_columns", where),
+        }
+        return partial(vars(self).update, new)
 
     def among(self, lanes: IntArray) -> BoolArray:
         """For which of these an action is noted: (n,)."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.storage.plain_columns import leaf_from, plain_leaf
 from marlvec.connectors import ActionPipeline, AgentPipeline, Pipeline, Rows
 from marlvec.connectors.agent._support.history import blank_action
-from marlvec.errors import ContractError
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.serialization.state_fields import State, array_field, arrays_like, check_fields
 from marlvec.spaces import SpaceTree
 from marlvec.trees import Tree, map_tree
 
@@ -24,8 +26,7 @@ IntArray = NDArray[np.int64]
 REPEAT = "repeat"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupActions:
+class GroupActions(NamedTuple):
     """Actions of some agents of one group, for the envs.
 
     Attributes:
@@ -68,7 +69,7 @@ class NoopActions:
         """What to send for them: per leaf (n, …)."""
         if self._noop == REPEAT:
             return [leaf[lanes] for leaf in self._last]
-        assert isinstance(self._noop, list)  # where it is not declared, nobody becomes idle
+        assert isinstance(self._noop, list)  # where it is not declared, no agent becomes idle
         return [np.repeat(leaf, len(lanes), axis=0) for leaf in self._noop]
 
     def note_sent(self, lanes: IntArray, leaves: Sequence[AnyArray]) -> None:
@@ -81,8 +82,27 @@ class NoopActions:
         for last, blank in zip(self._last, self._blanks, strict=True):
             last.reshape(-1, self._agents, *last.shape[1:])[env_ids] = blank
 
+    def get_state(self) -> State:
+        """Who is idle, and each agent's last action where that is repeated."""
+        return {"lanes": self.lanes.copy(), "last": [plain_leaf(leaf, "last actions") for leaf in self._last]}
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place.
+
+        Raises:
+            ArgumentError: It is none.
+        """
+        where = "idle agents"
+        check_fields(state, ("lanes", "last"), where)
+        lanes = array_field(state, "lanes", np.int64, (None,), where)
+        own, last = dict(enumerate(self._last)), state["last"]
+        if not isinstance(last, list) or len(last) != len(own):
+            raise ArgumentError(f"{where}: last: expected {len(own)} arrays, got {last!r:.200}")
+        found = arrays_like({k: leaf_from(leaf) for k, leaf in enumerate(last)}, own, where)
+        return partial(vars(self).update, lanes=lanes, _last=[found[k] for k in own])
+
     def clear(self) -> None:
-        """Nobody is idle."""
+        """No agent is idle."""
         self.lanes = np.zeros(0, np.int64)
 
 

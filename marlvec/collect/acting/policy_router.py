@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,8 @@ BoolArray = NDArray[np.bool_]
 _REMEMBERED = 64  # sets of envs whose rows are remembered: the same envs often come back together again
 
 
-class Share(NamedTuple):
-    """Rows of one policy among those of several: from ``start`` to ``stop``."""
-
-    runner: PolicyRunner
-    start: int
-    stop: int
+Share = tuple[PolicyRunner, int, int]
+"""Rows of one policy among those of several: from one position to another."""
 
 
 class PolicyRouter:
@@ -42,7 +38,7 @@ class PolicyRouter:
 
     Attributes:
         runners, groups: as given; runners come and go, in the same mapping.
-        playing: Runners of policies that play somebody in a running episode, group by group.
+        playing: Runners of policies that play an agent in a running episode, group by group.
     """
 
     def __init__(
@@ -56,10 +52,12 @@ class PolicyRouter:
         self.runners = runners
         self.groups, self._agents, self._policy_NA, self._seed = tuple(groups), agents, policy_NA, seed
         self._columns = [np.array(group.agents) for group in groups]
-        place = np.zeros(len(agents), np.int64)
-        for columns in self._columns:
-            place[columns] = np.arange(len(columns))
-        self._place_A = place  # position of each agent within its group
+        self._group_A, self._place_A = np.zeros((2, len(agents)), np.int64)  # each agent's, and its position there
+        for g, columns in enumerate(self._columns):
+            self._group_A[columns], self._place_A[columns] = g, np.arange(len(columns))
+        self._policy_L = policy_NA.reshape(-1)
+        self._env_L, self._agent_L = np.divmod(np.arange(policy_NA.size), len(agents))
+        self._is_one_group = len(groups) == 1  # which has all agents, in order
         self._players: list[list[PolicyRunner]] = [[] for _ in groups]
         self.playing: list[PolicyRunner] = []
         self._everyone: dict[tuple[int, bytes], Selection] = {}
@@ -67,7 +65,7 @@ class PolicyRouter:
             self.prepare(runner)
 
     def prepare(self, runner: PolicyRunner) -> None:
-        """Give a runner its group of agents where there is one only, with no need to wait and see whom it plays."""
+        """Give a runner its group of agents where there is one only: which agents it plays need not be known."""
         if len(self.groups) == 1:
             self.bind(runner, 0)
 
@@ -79,7 +77,8 @@ class PolicyRouter:
         """
         self._everyone.clear()
         for g, columns in enumerate(self._columns):
-            found = np.unique(self._policy_NA[:, columns]).tolist()  # where no episode runs, also of some who are gone
+            numbers = self._policy_L if self._is_one_group else self._policy_NA[:, columns].reshape(-1)
+            found = np.flatnonzero(np.bincount(numbers)).tolist()  # also removed ones, where no episode runs
             self._players[g] = [self.bind(self.runners[i], g) for i in found if i in self.runners]
         self.playing = [runner for players in self._players for runner in players]
 
@@ -90,7 +89,7 @@ class PolicyRouter:
             ContractError: It plays those of another one.
         """
         if runner.group_index == -1:
-            runner.bind(g, self.groups[g], self._agents, len(self._policy_NA), self._seed(runner.number))
+            runner.bind(g, self.groups[g], self._agents, len(self._policy_NA), self._seed(runner.seed_number))
         elif runner.group_index != g:
             a, b = self.groups[runner.group_index].name, self.groups[g].name
             raise ContractError(
@@ -104,64 +103,95 @@ class PolicyRouter:
         """All rows a policy plays in these envs: the same object where the same envs are asked for again."""
         key = runner.number, env_ids.tobytes()
         if (found := self._everyone.get(key)) is None:
-            mask = np.ones((len(env_ids), len(self._columns[runner.group_index])), np.bool_)
-            found = self._select(runner, env_ids, mask)
-            flat = None if len(found.lanes) == mask.size else found.flat
+            mask = np.ones((len(env_ids), len(self._agents)), np.bool_)
+            found = self.select(runner, env_ids, self.lanes(env_ids, mask))
+            size = len(env_ids) * len(self._columns[runner.group_index])
+            flat = None if len(found.lanes) == size else found.flat
             found = Selection(flat, found.env_id, found.agent_index, found.lanes, index_of(found.lanes))
             if len(self._everyone) >= _REMEMBERED:
                 self._everyone.clear()
             self._everyone[key] = found
         return found
 
+    def lanes(self, env_ids: IntArray, mask_nA: BoolArray) -> IntArray:
+        """Lanes of these envs for which a mask is True, ascending as the envs are."""
+        flat = mask_nA.reshape(-1).nonzero()[0]
+        if len(env_ids) == len(self._policy_NA):
+            return flat
+        env = flat // len(self._agents)
+        lanes: IntArray = flat + (env_ids[env] - env) * len(self._agents)
+        return lanes
+
+    def _positions(self, width: int, env_ids: IntArray, lanes: IntArray) -> IntArray:
+        """Positions of some lanes among (these envs, agents of their group), flattened."""
+        is_everywhere = len(env_ids) == len(self._policy_NA)
+        if self._is_one_group and is_everywhere:
+            return lanes
+        env, place = self._env_L[lanes], self._place_A[self._agent_L[lanes]]
+        positions: IntArray = (env if is_everywhere else np.searchsorted(env_ids, env)) * width + place
+        return positions
+
+    def index(self, env_ids: IntArray, lanes: IntArray) -> tuple[IntArray, IntArray]:
+        """Some lanes of these envs as an index of arrays (envs, A, …)."""
+        env = self._env_L[lanes]
+        is_everywhere = len(env_ids) == len(self._policy_NA)
+        return env if is_everywhere else np.searchsorted(env_ids, env), self._agent_L[lanes]
+
     def pick(self, group_index: int, chosen: Selection, array_nA: AnyArray) -> AnyArray:
         """Rows of a group of an array over all agents."""
-        return chosen.pick(array_nA[:, self._columns[group_index]])
+        columns = self._columns[group_index]
+        if chosen.flat is None:
+            return chosen.pick(array_nA if self._is_one_group else array_nA[:, columns])
+        is_everywhere = len(array_nA) == len(self._policy_NA)
+        picked: AnyArray = array_nA[chosen.env_id if is_everywhere else chosen.flat // len(columns), chosen.agent_index]
+        return picked
+
+    def played_by(self, runners: Sequence[PolicyRunner], lanes: IntArray) -> BoolArray:
+        """Which of these lanes are played by some policies: (n,)."""
+        numbers = np.zeros(max(self.runners) + 1, np.bool_)
+        numbers[[runner.number for runner in runners]] = True
+        played: BoolArray = numbers[self._policy_L[lanes]]
+        return played
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several policies play in one group."""
+        return len(self.playing) > len(self.groups)
 
     def plays_alone(self, runner: PolicyRunner) -> bool:
-        """Whether nobody else plays in a policy's group."""
+        """Whether no other policy plays in a policy's group."""
         return len(self._players[runner.group_index]) == 1
 
-    def split(self, env_ids: IntArray, mask_nA: BoolArray) -> list[tuple[int, Selection, list[Share]]]:
-        """Rows of several policies, where a mask over these envs is True: each policy's stand side by side.
+    def select(self, runner: PolicyRunner, env_ids: IntArray, lanes: IntArray) -> Selection:
+        """Rows of those of some lanes of these envs that a policy plays."""
+        if not self._is_one_group or not self.plays_alone(runner):
+            lanes = lanes[self._policy_L[lanes] == runner.number]
+        return self._selection(runner.group_index, env_ids, lanes)
+
+    def _selection(self, g: int, env_ids: IntArray, lanes: IntArray) -> Selection:
+        at = self._positions(len(self._columns[g]), env_ids, lanes)
+        return Selection(at, self._env_L[lanes], self._agent_L[lanes], lanes, lanes)
+
+    def split(self, env_ids: IntArray, lanes: IntArray) -> list[tuple[int, Selection, list[Share]]]:
+        """Rows of several policies, of some lanes of these envs: each policy's stand side by side.
 
         Returns:
             Per group in which several policies play: its position, its rows, and whose they are.
         """
         found = []
-        for g, columns in enumerate(self._columns):
-            if len(self._players[g]) < 2:
+        for g, players in enumerate(self._players):
+            own = lanes if self._is_one_group else lanes[self._group_A[self._agent_L[lanes]] == g]
+            if len(players) < 2 or not len(own):
                 continue
-            env, place = np.nonzero(mask_nA if len(self.groups) == 1 else mask_nA[:, columns])
-            if not len(env):
-                continue
-            flat, env_id, agent = env * len(columns) + place, env_ids[env], columns[place]
-            numbers = self._policy_NA[env_id, agent]
-            order = np.argsort(numbers.astype(np.uint16), kind="stable")  # a radix sort; there are not so many policies
-            env_id, agent, numbers = env_id[order], agent[order], numbers[order]
-            lanes = env_id * len(self._agents) + agent
-            ends = np.searchsorted(numbers, [runner.number for runner in self._players[g]], side="right").tolist()
-            shares = [
-                Share(runner, start, stop)
-                for runner, start, stop in zip(self._players[g], [0, *ends], ends, strict=False)
-                if start < stop
-            ]
-            found.append((g, Selection(flat[order], env_id, agent, lanes, lanes), shares))
+            numbers = self._policy_L[own]
+            own = own[numbers.astype(np.uint16).argsort(kind="stable")]  # a radix sort; so many policies there are not
+            shares, start = [], 0
+            for number, count in enumerate(np.bincount(numbers).tolist()):
+                if count:
+                    shares.append((self.runners[number], start, start + count))
+                    start += count
+            found.append((g, self._selection(g, env_ids, own), shares))
         return found
-
-    def select(self, runner: PolicyRunner, env_ids: IntArray, mask_nA: BoolArray) -> Selection:
-        """Rows a policy plays, where a mask over these envs is True."""
-        columns = self._columns[runner.group_index]
-        return self._select(runner, env_ids, mask_nA if len(self.groups) == 1 else mask_nA[:, columns])
-
-    def _select(self, runner: PolicyRunner, env_ids: IntArray, mask: BoolArray) -> Selection:
-        columns = self._columns[runner.group_index]
-        if len(self._players[runner.group_index]) > 1:
-            mask = mask & (self._policy_NA[env_ids[:, None], columns] == runner.number)
-        flat = np.flatnonzero(mask)
-        env_id = env_ids[flat // len(columns)]
-        agent = columns[flat % len(columns)]
-        lanes = env_id * len(self._agents) + agent
-        return Selection(flat, env_id, agent, lanes, lanes)
 
     def actions(self, parts: Sequence[GroupActions], env_ids: IntArray, *, grouped: bool) -> Any:
         """Actions of these envs in the form the vectorizer takes; zeros for agents that do not act.
@@ -179,10 +209,13 @@ class PolicyRouter:
                 leaves = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in own[0].leaves]
             else:
                 leaves = group.action_tree.zeros(*lead)
-                for part in own:
-                    env, agent = np.divmod(part.lanes, len(self._agents))
-                    at = np.searchsorted(env_ids, env) * lead[1] + self._place_A[agent]
-                    for leaf, values in zip(leaves, part.leaves, strict=True):
-                        leaf.reshape(lead[0] * lead[1], *leaf.shape[2:])[at] = values
-            trees[group.name] = group.action_tree.unflatten(leaves)
+                if own:
+                    at = self._positions(lead[1], env_ids, _joined([part.lanes for part in own]))
+                    for leaf, *values in zip(leaves, *(part.leaves for part in own), strict=True):
+                        leaf.reshape(lead[0] * lead[1], *leaf.shape[2:])[at] = _joined(values)
+            trees[group.name] = leaves[0] if group.action_tree.is_leaf else group.action_tree.unflatten(leaves)
         return trees if grouped else trees[self.groups[0].name]
+
+
+def _joined(parts: Sequence[AnyArray]) -> AnyArray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

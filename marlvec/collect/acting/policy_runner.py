@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,13 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import NDArray
 
 from marlvec.collect.acting.given_actions import GivenActions
-from marlvec.collect.acting.noop_actions import GroupActions, NoopActions, declared_noop
+from marlvec.collect.acting.noop_actions import NoopActions, declared_noop
+from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.columns import BATCH_COLUMNS, ColumnForms
 from marlvec.collect.storage.dense_buffer import DenseBuffer
 from marlvec.collect.storage.slot_buffer import SlotBuffer
 from marlvec.collect.storage.transition_buffer import Slots, TransitionBuffer
+from marlvec.collect.storage.unread_steps import UnreadSteps
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.env_ids import Where
 from marlvec.envs.spec import AgentGroup
@@ -24,10 +26,10 @@ from marlvec.policies import Policy, PolicyOutput
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
-__all__ = ["Selection", "kinds_for", "ReadyRows", "PolicyAnswer", "PolicyRunner", "split_output"]
+__all__ = ["Selection", "copied_rows", "kinds_for", "ReadyRows", "PolicyAnswer", "PolicyRunner", "split_output"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Selection:
     """The rows of one policy among those of one group in some envs.
 
@@ -46,7 +48,7 @@ class Selection:
 
     def pick(self, leaf: AnyArray) -> AnyArray:
         """Rows of an array (envs, agents of the group, …); views where these are all."""
-        rows = leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # -1 cannot be told of empty leaves
+        rows = leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # not -1: leaves may be empty
         return rows if self.flat is None else rows.take(self.flat, axis=0)
 
 
@@ -73,11 +75,17 @@ class ReadyRows:
         lanes: (n,) whose they are: ``env * A + agent``.
         places: The same as an index.
         rows: As they came out of the agent connectors.
+        is_lent: Whether the policy may write into these very rows: nothing else reads their arrays any more, and what
+            they say is there once more, in a dense buffer or as `spare`, out of which `PolicyRunner.restore_ready`
+            makes them anew. Else the policy is given a copy.
+        spare: The same rows stand in these, from one position to another: one copy for several policies; or None.
     """
 
     lanes: IntArray
     places: Where
     rows: Rows
+    is_lent: bool = False
+    spare: tuple[Rows, int, int] | None = None
 
     @classmethod
     def none(cls) -> ReadyRows:
@@ -123,8 +131,10 @@ class PolicyAnswer:
         runner: Whose answer it is.
         ready: For which rows.
         given: The rows the policy was given.
-        rows: Those with its answer; after `PolicyRunner.transform`, as the action connectors left them.
+        actions: What it said.
+        columns: What it said besides.
         version: The policy's version.
+        rows: The rows with its answer, as the action connectors left them, where those had something to do.
         for_env: Leaves of ``actions_for_env`` in the env's own dtypes, set by `PolicyRunner.transform`.
         parts: What to store, likewise.
     """
@@ -132,15 +142,12 @@ class PolicyAnswer:
     runner: PolicyRunner
     ready: ReadyRows
     given: Rows
-    rows: Rows
+    actions: Tree
+    columns: Mapping[str, Tree]
     version: int
-    for_env: list[AnyArray]
-    parts: list[list[AnyArray]]
-
-    @property
-    def part(self) -> GroupActions:
-        """What of it goes to the envs."""
-        return GroupActions(self.runner.group_index, self.ready.lanes, self.for_env)
+    rows: Rows | None = None
+    for_env: list[AnyArray] = field(default_factory=list)
+    parts: list[list[AnyArray]] = field(default_factory=list)
 
 
 class PolicyRunner:
@@ -155,13 +162,18 @@ class PolicyRunner:
         learner_connectors: Behind the batches.
         num_agents: A.
         num_lanes: N × A.
+        unread: Where steps of all policies are counted whose rows are not read.
 
     Attributes:
         group_index: Position of the group of agents it plays; -1 while it has none.
         ready: Rows that wait for its answer.
         noops: Agents whose rows its connectors took out; there once it is bound.
         off_policy: What its agents do without asking it; likewise.
-        trajectories: What it saw and did.
+        trajectories: What it saw and did; where that is not read, the `unread` of all such policies.
+        unsent: An answer that its action connectors have seen, and that did not get to the envs because another policy
+            failed; given again to the same rows, so that connectors see every answer once. To be set to None before
+            anything is sent.
+        seed_number: What its seed follows from; in a collector whose state was loaded not always its number.
         is_frozen: Whether it is never trained.
         is_retired: Whether it was removed, and some of its rows are still to come.
     """
@@ -181,18 +193,24 @@ class PolicyRunner:
         learner_connectors: LearnerPipeline,
         num_agents: int,
         num_lanes: int,
+        unread: UnreadSteps,
     ) -> None:
         self.number, self.policy_id, self._policies = number, policy_id, policies
+        self.seed_number = number
         self.agent_connectors, self.action_connectors = agent_connectors, action_connectors
         self.learner_connectors = learner_connectors
         self.group_index = -1
         self.ready = ReadyRows.none()
         self._who, self._num_agents = f"policy {policy_id!r}", num_agents
         self._num_lanes = num_lanes
-        self.trajectories: TransitionBuffer = SlotBuffer(ColumnForms(self._who), num_lanes)
+        self._forms, self._memory, self._unread = ColumnForms(self._who), BatchMemory(), unread
+        self.trajectories: TransitionBuffer | UnreadSteps = self.new_slots()
         self.is_frozen = self.is_retired = False
-        self._passes_on = False  # whether rows come out of the agent connectors as they went in
+        self.unsent: PolicyAnswer | None = None
         self._declared = False
+        self._plain: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # the form of one array that is an action
+        self._stores_plain = False  # whether all columns that are stored of an answer follow from such an array
+        self._version_n = np.zeros(0, np.int64)  # the policy's, for each row
 
     def bind(self, group_index: int, group: AgentGroup, agents: tuple[str, ...], num_envs: int, seed: int) -> None:
         """Give it the group of agents it plays, once: spaces go through the connectors to the policy."""
@@ -207,6 +225,9 @@ class PolicyRunner:
         self._declared = noop is not None
         self.off_policy = GivenActions(SpaceTree(action_space), group.action_space, self._who)
         self._env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
+        forms = {(leaf.dtype, leaf.shape) for tree in (self._env_tree, self._policy_tree) for leaf in tree.leaves}
+        if self._env_tree.is_leaf and self._policy_tree.is_leaf and len(forms) == 1:
+            self._plain = None if self._env_tree.leaves[0].is_object else forms.pop()
         self.set_up(self.policy, seed)
         self.group_index = group_index
 
@@ -222,7 +243,7 @@ class PolicyRunner:
         return self._policies[self.policy_id]
 
     def set_up(self, policy: Policy, seed: int) -> None:
-        """Tell a policy the spaces of its agents."""
+        """Give a policy the spaces of its agents."""
         policy.setup(self.agent_connectors.output_space_, self.action_connectors.policy_space_, seed=seed)
 
     @property
@@ -241,7 +262,6 @@ class PolicyRunner:
         except Exception as error:
             error.add_note(f"in the agent connectors of policy {self.policy_id!r}")
             raise
-        self._passes_on = out is rows
         if out is rows:
             return rows, None
         kept = None
@@ -291,23 +311,38 @@ class PolicyRunner:
         Args:
             ended_N: (N,) episodes of an env with smaller ids than this have.
         """
-        self.use_slots().keep_ended(ended_N)
+        if self.keeps_rows:
+            self.use_slots().keep_ended(ended_N)
         self._forget_waiting()
 
     def clear(self) -> None:
         """Drop all rows."""
-        self.trajectories = SlotBuffer(self.trajectories.forms, self._num_lanes)
+        self.trajectories = self.new_slots()
         self._forget_waiting()
 
     # --- where rows are stored
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether its rows may be read."""
+        return self.trajectories is not self._unread
+
+    @property
+    def needs_last_rows(self) -> bool:
+        """Whether anything looks at last rows of its agents: its agent connectors, or what reads its rows."""
+        return self.keeps_rows or not self.agent_connectors.is_identity
+
+    def keep_rows(self, keeps_rows: bool) -> None:
+        """Have rows kept from now on, or counted alone; nothing changes where there are some."""
+        if keeps_rows != self.keeps_rows and not len(self.trajectories):
+            self.trajectories = self.new_slots() if keeps_rows else self._unread
+
+    @property
     def decides_for_all(self) -> bool:
         """Whether every row that came out of its envs waits for its answer, and for nothing else."""
-        open_or_ready = np.count_nonzero(self.trajectories.slot_L >= 0)
-        if self.agent_connectors.changes_length or self.off_policy.used:
+        if self.agent_connectors.changes_length or self.off_policy.used or len(self.noops.lanes):
             return False
-        return open_or_ready == len(self.ready.lanes) and not len(self.noops.lanes)
+        return not self.keeps_rows or np.count_nonzero(self.trajectories.slot_L >= 0) == len(self.ready.lanes)
 
     def use_dense(self, length: int, tick: int, length_N: IntArray) -> None:
         """Store the next steps in a `DenseBuffer`; nothing is stored but rows that are ready, of all its agents.
@@ -317,23 +352,33 @@ class PolicyRunner:
             tick: The round in which the ready rows came.
             length_N: (N,) env steps that the running episodes have made.
         """
-        env_t = length_N[self.ready.lanes // self._num_agents]
-        forms = self.trajectories.forms
-        self.trajectories = DenseBuffer(forms, self._num_lanes, self._num_agents, length, self.ready.rows, tick, env_t)
+        lanes, rows = self.ready.lanes, self.ready.rows
+        env_t = length_N[lanes // self._num_agents]
+        self._memory.begin()
+        dense = DenseBuffer(self._forms, self._num_lanes, self._num_agents, length, rows, tick, env_t, self._memory)
+        if self.keeps_rows:
+            self.trajectories = dense
+        else:  # in one line: its rows wait in one place, whatever interrupts
+            self.trajectories, self._unread.slot_L[lanes] = dense, -1
 
     def restore_ready(self) -> None:
-        """A policy to which rows were lent may have written into them: take those that are stored."""
-        if isinstance(self.trajectories, DenseBuffer) and len(self.ready.lanes):
-            self.ready = ReadyRows(self.ready.lanes, self.ready.places, self.trajectories.waiting())
+        """A policy to which rows were lent may have written into them: take those that are there once more."""
+        ready = self.ready
+        if ready.spare is not None:
+            rows, start, stop = ready.spare
+            self.ready = ReadyRows(ready.lanes, ready.places, rows.slice(start, stop))
+        elif isinstance(self.trajectories, DenseBuffer) and len(ready.lanes):
+            self.ready = ReadyRows(ready.lanes, ready.places, self.trajectories.waiting())
 
-    def use_slots(self) -> SlotBuffer:
-        """Store what comes in a `SlotBuffer`, and all that is stored."""
+    def use_slots(self) -> SlotBuffer | UnreadSteps:
+        """Store what comes in a `SlotBuffer`, and all that is stored; where rows are counted alone, nothing changes."""
         stored = self.trajectories
         if isinstance(stored, DenseBuffer):
-            slots = SlotBuffer(stored.forms, self._num_lanes)
+            slots = self.new_slots()
             slots.adopt(stored)
             self.trajectories = stored = slots
-        assert isinstance(stored, SlotBuffer)  # there are no others
+            self.ready.is_lent = False
+        assert isinstance(stored, (SlotBuffer, UnreadSteps))  # there are no others
         return stored
 
     def forget(self, slots: Slots) -> None:
@@ -343,37 +388,82 @@ class PolicyRunner:
         else:
             self.use_slots().forget(np.asarray(slots))
 
+    def forget_ready(self, env_ids: IntArray) -> int:
+        """Drop the rows of some envs that wait for an answer, and agents there that are idle; returns how many rows."""
+        ready = self.ready
+        gone = np.isin(ready.lanes // self._num_agents, env_ids)
+        self.ready, self.unsent = ready.take(~gone), None
+        if self.group_index >= 0:
+            self.noops.lanes = self.noops.lanes[~np.isin(self.noops.lanes // self._num_agents, env_ids)]
+        return int(np.count_nonzero(gone))
+
     def _forget_waiting(self) -> None:
-        self.ready = ReadyRows.none()
+        self.ready, self.unsent = ReadyRows.none(), None
         if self.group_index >= 0:
             self.noops.clear()
             self.off_policy.clear()
 
-    def act(self, ready: ReadyRows, *, explore: bool, lend: bool = False) -> PolicyAnswer:
+    # --- rows that come from a saved state
+
+    @property
+    def forms(self) -> ColumnForms:
+        """The columns' forms."""
+        return self._forms
+
+    @property
+    def slot_settings(self) -> tuple[int, BatchMemory]:
+        """What a `SlotBuffer` wants besides the forms."""
+        return self._num_lanes, self._memory
+
+    def new_slots(self) -> SlotBuffer:
+        """A `SlotBuffer` in which nothing is stored yet."""
+        return SlotBuffer(self._forms, *self.slot_settings)
+
+    def take_rows(
+        self, forms: ColumnForms, slots: SlotBuffer | None, ready: ReadyRows, unsent: PolicyAnswer | None
+    ) -> None:
+        """Go on with these rows in place of its own.
+
+        Args:
+            forms: The columns' forms.
+            slots: What is stored; None where rows are counted alone.
+            ready: The rows that wait for its answer.
+            unsent: See above.
+        """
+        self._forms, self._stores_plain = forms, False
+        self.trajectories = self._unread if slots is None else slots
+        self.ready, self.unsent = ready, unsent
+
+    # --- from ready rows to actions
+
+    def act(self, ready: ReadyRows, *, explore: bool) -> PolicyAnswer:
         """Ask the policy about ready rows.
 
         Args:
             ready: The rows.
             explore: Whether it explores.
-            lend: Whether it may write into the envs' own arrays; where that fails, `restore_ready` is to be called.
 
         Raises:
             ContractError: It answered in the wrong form; names the policy.
             Exception: Whatever the policy raises, with a note that names it.
         """
-        rows = _copied(ready.rows, _SHARED if lend and self._passes_on else None)  # for the policy to write into
-        policy = self.policy
+        unsent = self.unsent
+        if unsent is not None and np.array_equal(unsent.ready.lanes, ready.lanes):
+            unsent.ready = ready
+            return unsent
+        rows = ready.rows if ready.is_lent else copied_rows(ready.rows)  # for the policy to write into
+        policy = self._policies[self.policy_id]
         version = int(policy.version)
-        extras: Mapping[str, Tree]
+        columns: Mapping[str, Tree]
         if self.off_policy.used:
 
             def ask(some: Rows) -> tuple[Tree, Mapping[str, Tree]]:
                 return self._ask(policy, some, explore=explore)
 
-            actions, extras = self.off_policy.answer(rows, ready.lanes, ask)
+            actions, columns = self.off_policy.answer(rows, ready.lanes, ask)
         else:
-            actions, extras = self._ask(policy, rows, explore=explore)
-        return PolicyAnswer(self, ready, rows, rows.replace(actions=actions, **extras), version, [], [])
+            actions, columns = self._ask(policy, rows, explore=explore)
+        return PolicyAnswer(self, ready, rows, actions, columns, version)
 
     def _ask(self, policy: Policy, rows: Rows, *, explore: bool) -> tuple[Tree, Mapping[str, Tree]]:
         """The policy's actions and columns for some rows, of the right length."""
@@ -382,19 +472,12 @@ class PolicyRunner:
         except BaseException as error:  # Ctrl-C and sys.exit() too
             error.add_note(f"in policy {self.policy_id!r}; nothing was sent to the envs, collect() may be called again")
             raise
-        if output.__class__ is np.ndarray and output.shape[:1] == (len(rows),) and self.off_policy.knows_columns:
-            return output, {}
+        n = len(rows)
+        if output.__class__ is np.ndarray and output.shape[:1] == (n,) and self.off_policy.knows_columns:
+            return output, _NO_COLUMNS
         actions, extras = self._split(output)
         if taken := [name for name in extras if name in rows or name in BATCH_COLUMNS]:
             raise self._bad(f"added columns named {taken}, which the collector gives")
-        n = len(rows)
-        if (
-            not extras
-            and actions.__class__ is np.ndarray
-            and actions.shape[:1] == (n,)
-            and self.off_policy.knows_columns
-        ):
-            return actions, extras
         for name, column in (("actions", actions), *extras.items()):
             for path, leaf in tree_leaves(column):
                 shape = _shape(leaf)
@@ -415,36 +498,88 @@ class PolicyRunner:
             raise self._bad(str(error)) from None
 
     def transform(self, answer: PolicyAnswer) -> None:
-        """Send an answer through the action connectors and check what comes out.
+        """Send an answer through the action connectors, once, and check what comes out.
 
         Raises:
             ContractError: Wrong structure, shape or dtype, or NaN; names the policy.
         """
+        if answer is self.unsent:
+            return
+        n, said = len(answer.ready.lanes), answer.actions
+        is_plain = (
+            said.__class__ is np.ndarray
+            and (said.dtype, said.shape[1:]) == self._plain
+            and not answer.columns
+            and self.action_connectors.only_converts
+        )
+        rows: Rows | None = None
+        if is_plain:
+            own = for_env = [said]
+            if said.dtype.kind == "f":
+                self._refuse_nan(said, answer, "actions_for_env")
+        else:
+            rows, own, for_env = self._connected(answer, n)
+        parts: list[list[AnyArray]] = []
+        if self.keeps_rows:
+            if len(self._version_n) != n or self._version_n[0] != answer.version:
+                self._version_n = np.full(n, answer.version)
+            if is_plain and self._stores_plain:
+                parts = [own, own, [self._version_n]]
+            else:
+                parts = self._checked_parts(answer, rows, own, for_env)
+        answer.rows, answer.parts, answer.for_env = rows, parts, for_env
+        self.unsent = answer
+
+    def _connected(self, answer: PolicyAnswer, n: int) -> tuple[Rows, list[AnyArray], list[AnyArray]]:
+        """Rows behind the action connectors; leaves of the policy's own actions; and of what is sent to the envs."""
         own = self._own_leaves(answer)
         try:
-            rows = self.action_connectors(answer.rows)
+            rows = self.action_connectors(answer.given.replace(actions=answer.actions, **answer.columns))
         except Exception as error:
             for value in own:
                 self._refuse_nan(value, answer, "actions")  # a better reason than that they would not take it
             error.add_note(f"in the action connectors of policy {self.policy_id!r}; nothing was sent to the envs")
             raise
-        if len(rows) != len(answer.rows):
-            raise self._bad(f"has action connectors that got {len(answer.rows)} rows and returned {len(rows)}")
-        for_env = self._env_leaves(answer, rows["actions_for_env"])
-        parts, given = [], answer.given.keys()
-        if self.trajectories.keeps_columns:
-            columns = {name: column for name, column in rows.items() if name not in given}
-            columns["actions"] = self._policy_tree.unflatten(own)
-            columns["actions_for_env"] = self._env_tree.unflatten(for_env)
-            columns["policy_version"] = versions = np.empty(len(rows), np.int64)
-            versions.fill(answer.version)
-            parts = self.trajectories.forms.check_answer(columns, asked=not _all_given(columns))
-        answer.rows, answer.parts, answer.for_env = rows, parts, for_env  # in one line: it is seen whole, or not at all
+        if len(rows) != n:
+            raise self._bad(f"has action connectors that got {n} rows and returned {len(rows)}")
+        return rows, own, self._env_leaves(answer, rows["actions_for_env"])
+
+    def _checked_parts(
+        self, answer: PolicyAnswer, rows: Rows | None, own: list[AnyArray], for_env: list[AnyArray]
+    ) -> list[list[AnyArray]]:
+        """Leaves of all columns that are stored of an answer."""
+        given, forms = answer.given.keys(), self._forms
+        columns = {} if rows is None else {name: column for name, column in rows.items() if name not in given}
+        columns["actions"] = self._policy_tree.unflatten(own)
+        columns["actions_for_env"] = self._env_tree.unflatten(for_env)
+        columns["policy_version"] = self._version_n
+        parts = forms.check_answer(columns, asked=not _all_given(columns))
+        self._stores_plain = (
+            list(forms.answers) == ["actions", "actions_for_env", "policy_version"]
+            and (forms.answers["actions"].dtype, forms.answers["actions"].shape) == self._plain
+        )
+        return parts
+
+    def note_sent(self, answer: PolicyAnswer) -> None:
+        """The envs have taken an answer: store it, and call the agent connectors with it."""
+        if not isinstance(self.trajectories, UnreadSteps):
+            self.trajectories.answer(answer.ready.places, answer.parts)
+        if self._declared:
+            self.noops.note_sent(answer.ready.lanes, answer.for_env)
+        if self.off_policy.used:
+            self.off_policy.forget(answer.ready.lanes)
+        if self.agent_connectors.is_watchful:
+            rows = answer.rows
+            if rows is None:
+                sent = answer.for_env[0].view()
+                sent.flags.writeable = False
+                rows = answer.given.replace(actions=answer.actions, actions_for_env=sent)
+            self.agent_connectors.on_policy_output(rows)
 
     def _own_leaves(self, answer: PolicyAnswer) -> list[AnyArray]:
         """Leaves of the policy's own actions."""
-        value, leaves = answer.rows["actions"], self._policy_tree.leaves
-        if _is_plain(value, leaves, len(answer.rows)):
+        value, leaves = answer.actions, self._policy_tree.leaves
+        if _is_plain(value, leaves, len(answer.given)):
             return [value]
         given = self._flatten(self._policy_tree, value, "actions")
         return [self._checked(one, leaf, answer, "actions") for one, leaf in zip(given, leaves, strict=True)]
@@ -452,7 +587,7 @@ class PolicyRunner:
     def _env_leaves(self, answer: PolicyAnswer, value: Tree) -> list[AnyArray]:
         """Leaves of what is sent to the envs."""
         leaves = self._env_tree.leaves
-        if _is_plain(value, leaves, len(answer.rows)):
+        if _is_plain(value, leaves, len(answer.given)):
             self._refuse_nan(value, answer, "actions_for_env")
             return [value]
         sent = self._flatten(self._env_tree, value, "actions_for_env")
@@ -472,7 +607,7 @@ class PolicyRunner:
             array = to_array(value)
         except ContractError as error:
             raise self._bad(f"gave {name!r} of the wrong form: {error}") from None
-        n = len(answer.rows)
+        n = len(answer.given)
         fits = array.dtype == leaf.dtype or array.dtype.kind in kinds_for(leaf)
         if array.shape != (n, *leaf.shape) or not fits:
             raise self._bad(
@@ -502,14 +637,13 @@ class PolicyRunner:
         return ContractError(f"policy {self.policy_id!r} {what}; nothing was sent to the envs")
 
 
-_SHARED = ("env_id", "agent_index")  # columns of rows that are the same objects in every tick
+_NO_COLUMNS: Mapping[str, Tree] = {}
 
 
-def _copied(rows: Rows, names: Collection[str] | None) -> Rows:
-    """Rows with copies of these columns, or of all."""
+def copied_rows(rows: Rows) -> Rows:
+    """Rows with copies of all columns."""
     columns = dict(rows.items())
-    for name in columns if names is None else names:
-        column = columns[name]
+    for name, column in columns.items():
         columns[name] = column.copy() if isinstance(column, np.ndarray) else map_tree(np.array, column)
     return Rows.of_length(columns, len(rows))
 
@@ -535,7 +669,7 @@ def _shape(leaf: Any) -> tuple[int, ...]:
 
 
 def split_output(output: PolicyOutput, tree: SpaceTree) -> tuple[Tree, Mapping[str, Tree]]:
-    """Tell ``actions`` from ``(actions, columns)``, also where actions are tuples.
+    """Distinguish ``actions`` from ``(actions, columns)``, also where actions are tuples.
 
     Args:
         output: What `Policy.act` returned.

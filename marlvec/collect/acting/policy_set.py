@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner
+from marlvec.collect.acting.runner_state import get_runner_state, prepare_runner
 from marlvec.collect.episodes import EpisodeTracker
-from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Pipeline
+from marlvec.collect.storage.unread_steps import UnreadSteps
+from marlvec.connectors import ActionPipeline, AgentPipeline, Connector, LearnerPipeline, Pipeline
+from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy, PolicyLike, PolicyMap, as_policy
 from marlvec.policies.policy_map import policy_or_make
+from marlvec.serialization.state_fields import State, check_fields, number_field
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["pipelines_for", "PoliciesToTrain", "TrainedPolicies", "Chain", "PolicySet", "Connectors", "NewPolicy"]
@@ -39,7 +43,8 @@ def pipelines_for(
         default: Makes a default pipeline.
 
     Raises:
-        ArgumentError: An unknown policy id, something that is no chain, or one pipeline given to two policies.
+        ArgumentError: An unknown policy id, something that is no chain, or one pipeline, or one connector that
+            remembers something, given to two policies.
     """
     if given is None:
         return {name: default() for name in policy_ids}
@@ -57,11 +62,36 @@ def pipelines_for(
             raise ArgumentError(
                 "one pipeline was given to two policies; it keeps state per agent, so each needs its own"
             )
+        _refuse_shared(found)
         return found
     chain = _chain(kind, given, ", or a dict of policy id to those")
     if len(policy_ids) == 1:
         return {policy_ids[0]: chain}
     return {name: copy.deepcopy(chain) for name in policy_ids}
+
+
+def _refuse_shared(chains: Mapping[str, Pipeline[Any]]) -> None:
+    """Refuse a connector that remembers something and stands in two policies' chains: it would mix up their agents."""
+    found: dict[int, tuple[str, int]] = {}
+    for policy_id, chain in chains.items():
+        for position, outer in enumerate(chain):
+            for piece in with_inner(outer):
+                other, place = found.setdefault(id(piece), (policy_id, position))
+                if other != policy_id and _remembers(piece):
+                    name = type(piece).__name__
+                    raise ArgumentError(
+                        f"connectors: expected each policy to have instances of its own, got one {name} in two chains, "
+                        f"at position {place} for policy {other!r} and at position {position} for policy "
+                        f"{policy_id!r}; it remembers something of each env and agent. Make one for each, {name}(…) in "
+                        f"both chains, or give one chain for all policies, which is copied"
+                    )
+
+
+def _remembers(piece: Connector) -> bool:
+    kind = type(piece)
+    return any(
+        getattr(kind, name) is not getattr(Connector, name) for name in ("state_dict", "reset", "on_policy_output")
+    )
 
 
 def _chain(kind: type[P], given: Any, where: str) -> P:
@@ -146,7 +176,9 @@ class PolicySet:
         policies: As given.
         pipelines: Policy id to pipeline, of agent, action and learner connectors.
         runners: All runners by number, in order, retired ones too.
-        router: Who plays whom.
+        seed_count: How many policies have got seeds.
+        router: Which policy plays which agent.
+        unread: Where steps of policies are counted whose rows are not read.
     """
 
     def __init__(
@@ -163,7 +195,8 @@ class PolicySet:
             pipelines_for(kind, given, tuple(policies), _default(kind))
             for kind, given in zip(_KINDS, connectors, strict=True)
         )
-        self._count = 0
+        self._count = self.seed_count = 0
+        self.unread = UnreadSteps(envs.num_envs * envs.agent_num, envs.agent_num)
         self.runners: dict[int, PolicyRunner] = {}
         for name in policies:
             self._append(name)
@@ -175,7 +208,8 @@ class PolicySet:
         n, a = self._envs.num_envs, self._envs.agent_num
         before, behind, learner = (found[name] for found in self.pipelines)
         number, self._count = self._count, self._count + 1
-        runner = PolicyRunner(number, name, self.policies, before, behind, learner, a, n * a)
+        runner = PolicyRunner(number, name, self.policies, before, behind, learner, a, n * a, self.unread)
+        runner.seed_number, self.seed_count = self.seed_count, self.seed_count + 1
         self.runners[number] = runner
         return runner
 
@@ -194,7 +228,89 @@ class PolicySet:
         """Begin new random streams in all policies."""
         for runner in self.runners.values():
             if runner.group_index >= 0 and not runner.is_retired:
-                runner.policy.reseed(self._seed(runner.number))
+                runner.policy.reseed(self._seed(runner.seed_number))
+
+    def train(self) -> None:
+        """Let connectors learn, but for those of frozen policies."""
+        for runner in self.runners.values():
+            if runner.is_frozen:
+                continue
+            for chain in runner.chains:
+                chain.train()
+
+    def eval(self) -> None:
+        """Freeze what connectors have learned."""
+        for runner in self.runners.values():
+            for chain in runner.chains:
+                chain.eval()
+
+    @property
+    def all_ids(self) -> list[str]:
+        """Ids of all policies of which rows may still come."""
+        return [runner.policy_id for runner in self.runners.values()]
+
+    def trained(self, wanted: TrainedPolicies) -> tuple[str, ...]:
+        """Ids of the policies that get batches: those that are wanted and not frozen."""
+        frozen = {runner.policy_id for runner in self.runners.values() if runner.is_frozen}
+        return tuple(name for name in self.policies if name not in frozen and wanted(name))
+
+    # --- saved
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Number by id, of the policies that were not removed."""
+        return {runner.policy_id: number for number, runner in self.runners.items() if not runner.is_retired}
+
+    def get_state(self) -> State:
+        """The state of each policy with its runner.
+
+        Raises:
+            StateError: A policy was removed, and rows of it are still to come.
+        """
+        self.drop_retired()
+        if gone := [runner.policy_id for runner in self.runners.values() if runner.is_retired]:
+            raise StateError(f"the policies {gone} were removed, and rows of theirs are still to come: collect them")
+        runners = {runner.policy_id: get_runner_state(runner) for runner in self.runners.values()}
+        return {"runners": runners, "unread": self.unread.get_state(), "seed_count": self.seed_count}
+
+    def prepare(self, state: State, leaving: Collection[str] = ()) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place, but for policies and connectors.
+
+        Runners that had no agents to play get them as they had then.
+
+        Args:
+            state: That.
+            leaving: Ids of policies that it does not know; they are removed when it is put in place.
+
+        Raises:
+            ArgumentError: It is none, or one of other policies.
+            StateError: A policy has played, which had not then.
+        """
+        check_fields(state, ("runners", "unread", "seed_count"), "policies")
+        saved = check_fields(state["runners"], [name for name in self.policies if name not in leaving], "policies")
+        count, puts = number_field(state, "seed_count", "policies"), [self.unread.prepare(state["unread"])]
+        for policy_id, one in saved.items():
+            runner = self.find(policy_id)
+            g = number_field(one, "bound", f"policy {policy_id!r}", least=-1)
+            if runner.group_index < 0 <= g < len(self.router.groups):
+                self.router.bind(runner, g)
+            puts.append(prepare_runner(runner, one))
+
+        def put() -> None:
+            for name in leaving:
+                self.find(name).is_retired = True
+                self._forget(name)
+            for runner in self.runners.values():
+                if runner.is_retired:
+                    runner.clear()
+            for part in puts:
+                part()
+            self.drop_retired()
+            for number in map(self.numbers.__getitem__, saved):  # which are asked in this order
+                self.runners[number] = self.runners.pop(number)
+            self.seed_count = count
+
+        return put
 
     # --- coming
 
@@ -233,7 +349,7 @@ class PolicySet:
             del self.runners[runner.number]
             self._forget(policy_id)
             raise
-        self._tell_episodes()
+        self._report_policies()
 
     def _policy(self, policy_id: str, given: NewPolicy) -> Policy | Callable[[], PolicyLike]:
         """What was given, as a policy; a `PolicyMap` takes a function that builds one, too."""
@@ -251,6 +367,7 @@ class PolicySet:
             pipeline = pipelines_for(kind, own, (policy_id,), _default(kind))[policy_id]
             if any(pipeline is known for known in self.pipelines[k].values()):
                 raise ArgumentError(f"the {kind.__name__} given for {policy_id!r} is another policy's; copy it")
+            _refuse_shared({**self.pipelines[k], policy_id: pipeline})
             return pipeline
         if model is not None:
             pipeline = copy.deepcopy(model.chains[k])
@@ -290,15 +407,15 @@ class PolicySet:
     def drop_retired(self) -> None:
         """Let removed policies go for good whose last rows are in a batch, or will be in none."""
         for runner in tuple(self.runners.values()):
-            if runner.is_retired and not len(runner.trajectories.closed()):
+            if runner.is_retired and not (runner.keeps_rows and len(runner.trajectories.closed())):
                 del self.runners[runner.number]
-        self._tell_episodes()
+        self._report_policies()
 
     def _forget(self, policy_id: str) -> None:
         for table in (self.policies, *self.pipelines):
             del table[policy_id]
 
-    def _tell_episodes(self) -> None:
+    def _report_policies(self) -> None:
         known = {number: runner.policy_id for number, runner in self.runners.items()}
         self._episodes.set_policies(known, [runner.policy_id for runner in self.runners.values() if runner.is_retired])
 

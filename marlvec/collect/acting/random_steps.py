@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import cast
 
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
 from marlvec.policies.row_draws import RowDraws
 from marlvec.sampling import SpaceSampler
+from marlvec.serialization.state_fields import State, array_field, check_fields, number_field
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree
 
@@ -62,6 +65,21 @@ class RandomSteps:
         actions = sampler.sample(draws, len(rows), rows.get("action_mask"), where)
         for i, lane in enumerate(ready.lanes.tolist()):
             runner.off_policy.note(lane, map_tree(itemgetter(i), actions), where(i))
+
+    def get_state(self) -> State:
+        """How many such steps envs have to come, and the seed of the draws."""
+        return {"left": self._left_N.copy(), "seed": self._seed}
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place.
+
+        Raises:
+            ArgumentError: It is none.
+        """
+        where = "random steps"
+        check_fields(state, ("left", "seed"), where)
+        left, seed = array_field(state, "left", np.int64, self._left_N.shape, where), number_field(state, "seed", where)
+        return partial(vars(self).update, _left_N=left, _seed=seed, is_over=not (left > 0).any())
 
     def count(self, env_ids: IntArray) -> None:
         """These envs have made a step."""

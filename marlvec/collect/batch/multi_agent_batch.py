@@ -50,6 +50,11 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         self.env_steps = env_steps
         self.agent_steps = sum(map(len, self._batches.values())) if agent_steps is None else agent_steps
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Ids of all policies there were, with rows or without."""
+        return self._known
+
     def __getitem__(self, policy_id: str) -> SampleBatch:
         try:
             return self._batches[policy_id]
@@ -111,7 +116,7 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
         Args:
             k: Moments in each.
-            by: Column that tells an episode's moments apart.
+            by: Column in which an episode's moments differ.
 
         Returns:
             Batches whose ``env_steps`` is how many moments they have. A policy without a row in one has no key there.
@@ -131,6 +136,9 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         Args:
             agents: Names of the envs' agents, ``envs.agents``, to ask for them by name.
 
+        Returns:
+            One per ``eps_id``; none where the batch has no rows.
+
         Raises:
             ArgumentError: As of `MultiAgentEpisode.of_rows`.
         """
@@ -143,6 +151,9 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         Args:
             episodes: The episodes; at least one.
             env_steps: Env steps that it stands for; None: the lengths of the episodes, together.
+
+        Returns:
+            A new batch; its arrays are copies.
 
         Raises:
             ArgumentError: There is no row; or rows of one policy differ in their columns.
@@ -166,6 +177,9 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         """Copy the rows of all batches into one, policy by policy; a policy need not be in each of them.
 
         Counts of steps are added up. What `SampleBatch.concat` says of several collectors' batches holds here too.
+
+        Returns:
+            A new batch with all policies of the given ones.
 
         Raises:
             ArgumentError: There is no batch, or two differ in a policy's columns, or in a column's structure, dtype or
@@ -210,6 +224,9 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
     @classmethod
     def load(cls, path: FilePath) -> MultiAgentBatch:
         """Read a batch that `save` wrote, to the bit.
+
+        Returns:
+            The batch, with equal columns, dtypes and counts.
 
         Raises:
             ArgumentError: The suffix is not ``.npz``.

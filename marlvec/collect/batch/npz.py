@@ -65,7 +65,7 @@ Batches = Mapping[str, Mapping[str, Tree]]
 
 
 def write_npz(path: FilePath, kind: str, batches: Batches, facts: Mapping[str, Any]) -> None:
-    """Write batches to a file, so that whoever reads it finds the old file or the new one.
+    """Write batches to a file, so that a reader finds the old file or the new one.
 
     Args:
         path: The file; its folder must be there.

@@ -34,7 +34,7 @@ _KEY = b"marlvec"
 
 
 def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
-    """Write columns to a file, so that whoever reads it finds the old file or the new one.
+    """Write columns to a file, so that a reader finds the old file or the new one.
 
     Raises:
         MissingExtraError: pyarrow is not installed.

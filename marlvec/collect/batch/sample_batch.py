@@ -33,7 +33,7 @@ class SampleBatch(Rows):
     ``obs``               (n, …)          what the policy saw, behind the agent connectors; a tree for Dict and Tuple
     ``actions``           (n, …)          what the policy answered
     ``actions_for_env``   (n, …)          what the env was given, behind the action connectors
-    ``rewards``           (n,)            paid from this decision until the agent's next turn or its end; float64,
+    ``rewards``           (n,)            summed from this decision until the agent's next turn or its end; float64,
                                           behind the agent connectors
     ``next_obs``          (n, …)          what the agent saw at its next turn, or its final observation
     ``terminated``        (n,) bool       the agent's episode ended so, before its next turn
@@ -87,6 +87,9 @@ class SampleBatch(Rows):
     def replace(self, **columns: Tree) -> SampleBatch:
         """Return a batch with these columns put in the place of, or after, the present ones.
 
+        Returns:
+            A new batch that shares the arrays of the other columns.
+
         Raises:
             ArgumentError: A column's length is not that of the rows; names the column.
         """
@@ -97,6 +100,9 @@ class SampleBatch(Rows):
 
         Args:
             seed: A seed, or a generator to draw from; None: from the operating system.
+
+        Returns:
+            A new batch of as many rows.
 
         Raises:
             ArgumentError: The seed is not an integer from 0 to 2**64 - 1.
@@ -131,6 +137,9 @@ class SampleBatch(Rows):
         They may begin and end within an episode, and hold parts of several: `right_zero_pad` makes sequences that do
         not.
 
+        Returns:
+            Batches of ``k`` rows each; the last may have fewer.
+
         Raises:
             ArgumentError: ``k`` is no whole number above 0.
         """
@@ -144,6 +153,9 @@ class SampleBatch(Rows):
         ascend, so that neighbours stay two even where concatenated batches gave them one ``unroll_id``. Shuffled rows
         come in pieces.
 
+        Returns:
+            One batch per stretch, in the order of the rows.
+
         Raises:
             ArgumentError: There is no column ``unroll_id``.
         """
@@ -153,6 +165,9 @@ class SampleBatch(Rows):
         """Make one batch of each episode's rows, those of all its agents, wherever they stand; their order stays.
 
         Episodes come in the order in which they first appear. They are views where their rows stand together.
+
+        Returns:
+            One batch per episode.
 
         Raises:
             ArgumentError: There is no column ``eps_id``; or an ``eps_id`` is of more than one episode, as its rows are
@@ -194,6 +209,9 @@ class SampleBatch(Rows):
         Args:
             state_column: As it was given there.
 
+        Returns:
+            A batch of n rows, columns (n, …).
+
         Raises:
             ContractError: These are no sequences, or a column is not (B, T, …).
         """
@@ -205,8 +223,11 @@ class SampleBatch(Rows):
     def concat(cls, batches: Sequence[SampleBatch]) -> SampleBatch:
         """Copy the rows of all batches into one, in order.
 
-        Batches of one collector fit together. Those of several have ``eps_id`` and ``unroll_id`` of their own, which
-        may be equal by chance; ``batch.replace(eps_id=batch.eps_id + offset)`` sets them apart.
+        Batches of one collector fit together. Those of several have ids in common, unless each collector was made with
+        a ``stream`` of its own.
+
+        Returns:
+            A new batch; its arrays are copies.
 
         Raises:
             ArgumentError: There is no batch, or they differ in columns, or in a column's structure, dtype or shape per
@@ -224,6 +245,9 @@ class SampleBatch(Rows):
 
         Args:
             device: Where the tensors are to be; None for the CPU.
+
+        Returns:
+            Name to tensor (n, …) of the column's dtype, or to a tree of tensors.
 
         Raises:
             MissingExtraError: torch is not installed.
@@ -252,6 +276,9 @@ class SampleBatch(Rows):
         ``next_obs`` is called ``new_obs`` there, ``terminated`` ``terminateds``, ``truncated`` ``truncateds``, ``logp``
         ``action_logp``, ``values`` ``vf_preds``; the other columns keep their names.
 
+        Returns:
+            A ``ray.rllib.policy.sample_batch.SampleBatch`` that shares the arrays.
+
         Raises:
             MissingExtraError: ray is not installed.
             ArgumentError: These are sequences, or a column already has the name that another gets.
@@ -278,6 +305,9 @@ class SampleBatch(Rows):
     @classmethod
     def load(cls, path: FilePath) -> SampleBatch:
         """Read a batch that `save` wrote, to the bit.
+
+        Returns:
+            The batch, with equal columns and dtypes.
 
         Raises:
             ArgumentError: The suffix is neither ``.npz`` nor ``.parquet``.

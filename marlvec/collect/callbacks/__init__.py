@@ -1,4 +1,4 @@
-"""Callbacks: who is told what happens while a collector collects, and some that are ready to use."""
+"""Callbacks, which are called while a collector collects, and some that are ready to use."""
 
 from marlvec.collect.callbacks.callback import HOOKS, Callback, LossReason
 from marlvec.collect.callbacks.callback_list import CallbackLike

@@ -17,9 +17,10 @@ from marlvec.collect.metrics.episode_table import EpisodeRecord, FinishedEpisode
 from marlvec.collect.metrics.metrics import Metrics, as_number
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.errors import ArgumentError
+from marlvec.serialization.state_fields import State, check_fields
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["CallbackLike", "CallbackList"]
+__all__ = ["CallbackLike", "CallbackList", "listeners_by_hook"]
 
 CallbackLike = Callback | Mapping[str, Callable[..., object]] | Callable[..., object]
 """A `Callback`; or a dict of its methods' names to functions; or a function that has one of these names."""
@@ -30,48 +31,89 @@ Listener = tuple[str, Callable[..., object]]
 class CallbackList:
     """The callbacks of one collector, of which there may be none.
 
-    A step is never left half-told: what a callback raises waits until all have heard of the step and the collector is
+    No callback misses a step: what one raises waits until all have been called for the step and the collector is
     done with it. Then `raise_held` raises it.
 
     Args:
-        callbacks: Who wants to be told, in this order.
+        callbacks: What to call, in this order.
         envs, metrics: The collector's.
 
     Raises:
         ArgumentError: Something is no callback.
 
     Attributes:
-        follows: Whether anybody wants to be told of anything but batches.
+        callbacks: As given.
+        follows: Whether any of them has a hook for anything but batches.
     """
 
     def __init__(self, callbacks: Iterable[CallbackLike], envs: VectorEnv, metrics: Metrics) -> None:
-        self._listeners = _listeners(callbacks)
+        if isinstance(callbacks, Iterable) and not isinstance(callbacks, (Callback, Mapping)):
+            callbacks = tuple(callbacks)
+        self._listeners = listeners_by_hook(callbacks)
+        self.callbacks = tuple(callbacks)
         self.follows = any(found for hook, found in self._listeners.items() if hook != "on_sample_end")
         self._envs, self._metrics = envs, metrics
         self._running_N = np.full(envs.num_envs, None, np.object_)
         self._created: list[RunningEpisode] = []  # not started yet
         self._held: list[BaseException] = []
-        self._telling = ""
+        self._running_hook = ""
 
     def step(self, env_step: EnvStep) -> None:
         """Some envs have made a step; what was lost in it is none."""
         if self._listeners["on_episode_step"] and not env_step.fault.all():
             rows = np.flatnonzero(~env_step.fault)
             step = EpisodeStep(env_step, rows, self._running_N, self._envs, self._metrics)
-            self._tell("on_episode_step", step)
+            self._call("on_episode_step", step)
 
     def lose(self, env_ids: NDArray[np.int64], reasons: Sequence[LossReason]) -> None:
         """Episodes were lost; envs in which none ran are passed over."""
         for i, why in zip(env_ids.tolist(), reasons, strict=True):
             if (episode := self._running_N[i]) is not None:
                 if episode.stage == "running":
-                    self._tell("on_episode_lost", episode, why)
+                    self._call("on_episode_lost", episode, why)
                 self._running_N[i] = None
 
+    def get_state(self) -> State:
+        """The running episodes as callbacks have left them."""
+        found = [
+            None if one is None else [one.stage, list(one.policies), dict(one.custom), one.rng_state]
+            for one in self._running_N.tolist()
+        ]
+        return {"running": found}
+
+    def prepare(self, state: State, episodes: EpisodeTracker) -> Callable[[int, Mapping[int, str]], None]:
+        """Look at what `get_state` gave; returns what puts it in place, once the accounts of episodes are.
+
+        That is called with the collector's seed, and policy ids by number; episodes of which nothing is known, because
+        no callback was there that follows them, are taken as they are.
+
+        Raises:
+            ArgumentError: It is none.
+        """
+        where = "running episodes of callbacks"
+        saved = check_fields(state, ("running",), where)["running"]
+        if not isinstance(saved, list) or len(saved) != len(self._running_N):
+            raise ArgumentError(f"{where}: expected {len(self._running_N)}, got {saved!r:.200}")
+        for one in saved:
+            if one is not None and (not isinstance(one, list) or len(one) != 4 or not isinstance(one[2], Mapping)):
+                raise ArgumentError(f"{where}: expected what get_state() returned, got {one!r:.200}")
+
+        def put(entropy: int, policy_ids: Mapping[int, str]) -> None:
+            running_N = np.full_like(self._running_N, None)
+            for i in np.flatnonzero(episodes.eps_id_N >= 0).tolist() if self.follows else ():
+                policies = tuple(policy_ids[k] for k in episodes.policy_NA[i].tolist())
+                episode = running_N[i] = RunningEpisode(*episodes.identity(i), entropy, policies)
+                if (known := saved[i]) is not None:
+                    episode.stage, episode.policies, episode.custom = known[0], tuple(known[1]), dict(known[2])
+                    episode.rng_state = known[3]
+            self._created, self._held, self._running_N = [], [], running_N
+
+        return put
+
     @property
-    def telling(self) -> str:
-        """The hook in which callbacks are being told of something, or ``""``."""
-        return self._telling
+    def running_hook(self) -> str:
+        """The hook that is being called, or ``""``."""
+        return self._running_hook
 
     def lose_all(self, why: LossReason) -> None:
         """All running episodes are lost, because new ones begin."""
@@ -86,7 +128,7 @@ class CallbackList:
             self._running_N[env_id] = None
 
     def _end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
-        self._tell("on_episode_end", episode, record)
+        self._call("on_episode_end", episode, record)
         for name, value in list(episode.custom.items()):
             try:
                 episode.custom[name] = as_number(value, f"{episode!r}.custom[{name!r}]")
@@ -98,26 +140,26 @@ class CallbackList:
         self, env_ids: NDArray[np.int64], episodes: EpisodeTracker, policy_ids: Mapping[int, str], entropy: int
     ) -> None:
         """Episodes are about to begin."""
-        for i in env_ids.tolist() if self.follows else ():
+        for i in env_ids.tolist():
             policies = tuple(policy_ids[k] for k in episodes.policy_NA[i].tolist())
             episode = RunningEpisode(*episodes.identity(i), entropy, policies)
             if self._listeners["on_episode_created"]:
                 episode.stage = "new"
             self._running_N[i] = episode
             self._created.append(episode)
-            self._tell("on_episode_created", episode)
+            self._call("on_episode_created", episode)
 
     def start(self) -> None:
         """The episodes created last have begun."""
         created, self._created = self._created, []
         for episode in created:
-            self._tell("on_episode_start", episode)
+            self._call("on_episode_start", episode)
 
     def raise_held(self) -> None:
         """Raise what callbacks have raised since it was last asked for: Ctrl-C first, else the first of them.
 
         Raises:
-            BaseException: That; notes name the callback, and whoever else failed.
+            BaseException: That; notes name the callback, and all others that failed.
         """
         if self._held:
             first, *others = sorted(self._held, key=lambda error: isinstance(error, Exception))
@@ -132,31 +174,31 @@ class CallbackList:
         Raises:
             BaseException: What a callback raised.
         """
-        self._tell("on_sample_end", batch, self._metrics)
+        self._call("on_sample_end", batch, self._metrics)
         try:
             self.raise_held()
         except BaseException as error:
             error.add_note("the batch is not returned; no row is lost: call collect() again")
             raise
 
-    def _tell(self, hook: str, *what: Any) -> None:
+    def _call(self, hook: str, *what: Any) -> None:
         if not (listeners := self._listeners[hook]):
             return
         began, k = perf_counter(), 0
         stage, episode = _STAGES.get(hook, ""), what[0] if hook in _STAGES else _NoEpisode
         try:
-            self._telling = hook
+            self._running_hook = hook
             while k < len(listeners):
                 try:
                     while k < len(listeners):
                         listener, k, episode.stage = listeners[k][1], k + 1, stage  # not interrupted: stores alone
-                        listener(*what)  # not interrupted: whoever is called looks for signals
+                        listener(*what)  # not interrupted: the function that is called looks for signals
                 # Ctrl-C in here waits for the end of the step, too: then it is as if it had come between two.
                 except BaseException as error:
                     error.add_note(f"in {hook} of {listeners[k - 1][0]}")
                     self._held.append(error)
         finally:
-            self._telling = ""
+            self._running_hook = ""
         self._metrics.timers["callbacks"].add(perf_counter() - began)
 
 
@@ -169,8 +211,12 @@ class _NoEpisode:
 _STAGES = {"on_episode_created": "running", "on_episode_end": "over", "on_episode_lost": "over"}
 
 
-def _listeners(callbacks: Iterable[CallbackLike]) -> dict[str, list[Listener]]:
-    """Per hook, who listens, in order."""
+def listeners_by_hook(callbacks: Iterable[CallbackLike]) -> dict[str, list[Listener]]:
+    """Per hook, who listens, in order.
+
+    Raises:
+        ArgumentError: Something is no callback.
+    """
     if isinstance(callbacks, (Callback, Mapping)) or not isinstance(callbacks, Iterable):
         raise ArgumentError(f"callbacks must be a list of callbacks, got {callbacks!r}; write callbacks=[...]")
     found: dict[str, list[Listener]] = {hook: [] for hook in HOOKS}

@@ -25,7 +25,7 @@ class RunningEpisode(Episode):
         policies: Each agent's policy id.
 
     Attributes:
-        policies: As given: who played whom when it was created.
+        policies: As given: each agent's policy when it was created.
         custom: Numbers by name, for callbacks to fill; they end up in `EpisodeRecord.custom` and `Metrics.custom`.
     """
 
@@ -35,7 +35,7 @@ class RunningEpisode(Episode):
         super().__init__(eps_id, env_id, number, entropy)
         self.policies = policies
         self.custom: dict[str, float] = {}
-        self.stage = "running"  # what callbacks were told of: "new", "running", "over"
+        self.stage = "running"  # what callbacks were called for: "new", "running", "over"
 
 
 class EpisodeStep:
@@ -51,7 +51,7 @@ class EpisodeStep:
 
     Attributes:
         env_ids: (n,) int64, ascending.
-        rewards: (n, A) float64, raw: as the envs paid them.
+        rewards: (n, A) float64, raw, as the envs gave them.
         terminated, truncated: (n, A) bool, the agent ended in this step.
         done: (n,) bool, the episode ended in this step.
         metrics: The collector's.

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import stat
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from marlvec.collect.callbacks.callback import Callback
 from marlvec.collect.callbacks.episode_step import RunningEpisode
 from marlvec.collect.metrics.episode_table import EpisodeRecord
+from marlvec.errors import ArgumentError
 
 __all__ = ["JSONLinesLogger"]
+
+_END = 4096  # bytes by which a file is known again
 
 
 class JSONLinesLogger(Callback):
@@ -24,6 +31,9 @@ class JSONLinesLogger(Callback):
     `Metrics.add_value` is given belongs to no episode and is not here. Lines are on disk at the end of each batch.
     Close it, or use it in a ``with`` block.
 
+    In a training that goes on from a checkpoint its collector brings its state back: lines that a run that was killed
+    had written after the checkpoint are cut off, for their episodes come again.
+
     Args:
         path: The file. What it holds already stays.
 
@@ -32,7 +42,8 @@ class JSONLinesLogger(Callback):
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115  (close() closes it)
+        self._path = Path(path)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
         line = {
@@ -52,6 +63,44 @@ class JSONLinesLogger(Callback):
 
     def on_sample_end(self, *_: object) -> None:
         self._file.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say where the file ends.
+
+        Returns:
+            How long it is, and a digest of its end, as plain data.
+        """
+        size = self._size()
+        return {"bytes": size, "end": self._digest_before(size)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Cut off what was written after `state_dict` was called. A file that is another one stays as it is.
+
+        Args:
+            state: What it gave.
+
+        Raises:
+            ArgumentError: It is something else.
+        """
+        if state.keys() != {"bytes", "end"}:
+            raise ArgumentError(f"expected the state of a JSONLinesLogger, got {list(state)}")
+        size = int(state["bytes"])
+        if self._size() > size and self._digest_before(size) == state["end"]:
+            self._file.truncate(size)
+
+    def _size(self) -> int:
+        """In bytes, once all lines are in it; 0 of a pipe."""
+        self._file.flush()
+        about = os.fstat(self._file.fileno())
+        return about.st_size if stat.S_ISREG(about.st_mode) else 0
+
+    def _digest_before(self, size: int) -> str:
+        """A digest of the last bytes before a place."""
+        if not size:
+            return ""
+        with self._path.open("rb") as file:
+            file.seek(max(0, size - _END))
+            return hashlib.sha256(file.read(min(size, _END))).hexdigest()
 
     def close(self) -> None:
         """Close the file. May be called twice."""

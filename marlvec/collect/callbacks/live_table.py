@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.callback import Callback
 from marlvec.collect.callbacks.episode_step import EpisodeStep
+from marlvec.collect.metrics.collector_stats import CollectorStats
 from marlvec.collect.metrics.metrics import Metrics, Stats, stats_of_episodes, stats_of_policy
 from marlvec.errors import ArgumentError
 
@@ -25,13 +26,17 @@ _PACE_SECONDS = 5.0
 """What the speed is over."""
 
 _NOTHING = "–"
+_COLLECTORS = 32
+"""Of how many collectors there is a line."""
 
 
 class LiveTable(Callback):
     """A table that keeps up: env steps a second, returns and lengths, own numbers, where the time goes.
 
     The team's return is the sum over all agents; below stand those of each policy's agents, each on its own. Means and
-    ranges are over the last episodes; what `Metrics.add_value` was given is shown as it was given last.
+    ranges are over the last episodes; what `Metrics.add_value` was given is shown as it was given last. Of many
+    collectors (`marlvec.distributed.Collectors`) each has a line, the first 32: how often it was restarted, by how many
+    versions its rows were behind, the share of its time that it waited for requests, and its env steps.
 
     On a terminal it is redrawn in place. Where there is none, as in a log file, a plain line comes now and then. Close
     it, or use it in a ``with`` block; what it showed last stays.
@@ -40,7 +45,7 @@ class LiveTable(Callback):
         total_env_steps: How many are to come, if that is known; there is a bar then, and the time that is left.
         title: Stands above it.
         console: A rich console to draw on; None for one on stdout.
-        policies: Whose returns to show; None: everybody's, which with a pool of opponents is a long table.
+        policies: Whose returns to show; None: those of all, which with a pool of opponents is a long table.
         window: Number of last episodes that returns and lengths are over; not more than the metrics' own.
         refresh_seconds: Least time between two drawings.
         plain_seconds: Least time between two plain lines.
@@ -122,7 +127,7 @@ class LiveTable(Callback):
 
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
-            weakref.finalize(self, self._live.stop)  # nobody closed it: give the terminal its cursor back
+            weakref.finalize(self, self._live.stop)  # it was not closed: give the terminal its cursor back
         self._live.update(self._table(metrics, speed), refresh=True)
 
     def _speed(self, metrics: Metrics) -> float:
@@ -155,6 +160,9 @@ class LiveTable(Callback):
                 parts.append(f"{name}: return per agent {stats.mean:.4g} ({_range(stats)})")
         parts += [f"{name} (mean): {stats.mean:.4g}" for name, stats in metrics.episode_values.items() if stats.count]
         parts += [f"{name}: {value:.4g}" for name, value in metrics.last_values.items()]
+        for own in metrics.collectors[:_COLLECTORS]:
+            restarts, lag, waiting, _ = _of_collector(own)
+            parts.append(f"collector {own.index}: {restarts} restarts, lag {lag}, waiting {waiting}")
         return " · ".join(parts)
 
     def _table(self, metrics: Metrics, speed: float) -> RenderableType:
@@ -165,9 +173,9 @@ class LiveTable(Callback):
 
         records = metrics.latest(self._window)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("")
+        table.add_column("", overflow="fold")  # ids are never cut, nor are numbers
         for name in ("mean", "min … max", "length", "min … max"):
-            table.add_column(name, justify="right")
+            table.add_column(name, justify="right", no_wrap=True)
         table.add_row("team return (sum over agents)", *_cells(stats_of_episodes(records)), end_section=True)
         table.add_row(Text("return per agent", "dim"))
         for name in self._shown(metrics):
@@ -182,6 +190,13 @@ class LiveTable(Callback):
             table.add_row("", Text("last", "bold"))
         for name, value in given.items():
             table.add_row(Text(name), f"{value:.4g}")
+        if metrics.collectors:
+            table.add_section()
+            table.add_row("", *(Text(name, "bold") for name in ("restarts", "lag", "waiting", "env steps")))
+        for one in metrics.collectors[:_COLLECTORS]:
+            table.add_row(f"collector {one.index}", *_of_collector(one))
+        if more := len(metrics.collectors[_COLLECTORS:]):
+            table.add_row(Text(f"and {more} more", "dim"))
         parts: list[RenderableType] = [Text(self._title, "bold")] if self._title else []
         parts.append(Text(self._head(metrics, speed)))
         if self._total:
@@ -202,6 +217,11 @@ def _bar(done: int, total: int, speed: float) -> RenderableType:
 
 def _cells(found: Mapping[str, Stats]) -> list[str]:
     return [cell for key in ("return", "length") for cell in (_mean(found[key]), _range(found[key]))]
+
+
+def _of_collector(stats: CollectorStats) -> tuple[str, str, str, str]:
+    """Restarts, lag, share of waiting, env steps."""
+    return f"{stats.restarts}", f"{stats.lag}", f"{stats.waiting:.0%}", f"{stats.env_steps:,}"
 
 
 def _mean(stats: Stats) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from os import PathLike, fspath
 from typing import Any, Self
 
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.callback import Callback
 from marlvec.collect.metrics.metrics import Metrics, Stats
-from marlvec.errors import MissingExtraError
+from marlvec.errors import ArgumentError, MissingExtraError
 
 __all__ = ["TensorBoardLogger"]
 
@@ -18,7 +18,7 @@ __all__ = ["TensorBoardLogger"]
 class TensorBoardLogger(Callback):
     """Writes the metrics into a folder for TensorBoard after each batch, over the env steps made until then.
 
-    Scalars, where there is something to tell:
+    Scalars, where there is something to write:
 
     - ``episodes/return_mean``, ``_min``, ``_max``, over the metrics' window: team returns, sums over all agents; and so
       ``length`` (env steps) and ``duration``;
@@ -26,17 +26,20 @@ class TensorBoardLogger(Callback):
     - ``custom/NAME``, what `Metrics.add_value` was given last;
     - ``custom/NAME_mean``, over the window's episodes, of what callbacks put into ``episode.custom``;
     - ``totals/…``: agent steps, episodes, and what was lost;
+    - ``collectors/restarts``, ``lag_max`` and ``waiting_mean``, of many collectors (`marlvec.distributed.Collectors`);
     - ``speed/env_steps_per_second`` since the batch before, and ``seconds/TIMER`` spent on each part meanwhile.
 
     All is on disk when the hook returns. Close it, or use it in a ``with`` block. Needs ``marlvec[tensorboard]``, which
     brings no torch.
 
+    In a training that goes on from a checkpoint its collector brings its state back: curves go on at their step, and
+    TensorBoard forgets what a run that was killed had written after the checkpoint.
+
     Args:
         folder: Where to. Each logger writes a file of its own there.
         agents: Whether to write a curve for each agent, too.
-        policies: Whose curves to write; None: everybody's, which with a pool of opponents are many.
-        first_step: How many env steps were made before: a training that goes on from a checkpoint goes on with its
-            curves, too.
+        policies: Whose curves to write; None: those of all, which with a pool of opponents are many.
+        first_step: How many env steps were made before, where a collector begins to count anew.
 
     Raises:
         MissingExtraError: TensorBoard is not installed.
@@ -51,7 +54,7 @@ class TensorBoardLogger(Callback):
         first_step: int = 0,
     ) -> None:
         try:
-            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
@@ -59,7 +62,7 @@ class TensorBoardLogger(Callback):
                 f"TensorBoardLogger needs tensorboard, which cannot be imported ({error}); install it with: "
                 f'pip install "marlvec[tensorboard]"'
             ) from error
-        self._event, self._summary = Event, Summary
+        self._event, self._summary, self._session = Event, Summary, SessionLog
         self._writer: Any = EventFileWriter(fspath(folder))
         self._agents, self._first_step = agents, first_step
         self._policies = None if policies is None else frozenset(policies)
@@ -69,7 +72,11 @@ class TensorBoardLogger(Callback):
 
     def on_sample_end(self, batch: MultiAgentBatch, metrics: Metrics) -> None:
         policies = [name for name in metrics.policies if self._policies is None or name in self._policies]
-        values = {**_statistics(metrics, policies, agents=self._agents), **self._pace(metrics)}
+        values = {
+            **_statistics(metrics, policies, agents=self._agents),
+            **_of_collectors(metrics),
+            **self._pace(metrics),
+        }
         summary = self._summary(value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()])
         step = self._first_step + metrics.env_steps
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
@@ -83,6 +90,33 @@ class TensorBoardLogger(Callback):
             self._seconds[name] = timer.seconds
         self._began, self._env_steps = now, metrics.env_steps
         return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say how far it has come.
+
+        Returns:
+            Env steps and seconds on each part, as plain data.
+        """
+        return {"first_step": self._first_step, "env_steps": self._env_steps, "seconds": dict(self._seconds)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called; later points of that run, if any are in the folder, are not shown.
+
+        Args:
+            state: What it gave.
+
+        Raises:
+            ArgumentError: It is something else.
+        """
+        if state.keys() != {"first_step", "env_steps", "seconds"}:
+            raise ArgumentError(f"expected the state of a TensorBoardLogger, got {list(state)}")
+        self._first_step, self._env_steps = int(state["first_step"]), int(state["env_steps"])
+        self._seconds = {str(name): float(seconds) for name, seconds in state["seconds"].items()}
+        self._began = time.perf_counter()
+        start = self._session(status=self._session.START)
+        step = self._first_step + self._env_steps + 1
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, session_log=start))
+        self._writer.flush()
 
     def close(self) -> None:
         """Close the file. May be called twice."""
@@ -110,6 +144,16 @@ def _statistics(metrics: Metrics, policies: Iterable[str], *, agents: bool) -> d
     values |= {f"custom/{name}_mean": stats.mean for name, stats in metrics.episode_values.items() if stats.count}
     totals = ("agent_steps", "episodes_total", "episodes_faulty", "episodes_restarted", "env_steps_lost", "noop_steps")
     return values | {f"totals/{name.removesuffix('_total')}": float(getattr(metrics, name)) for name in totals}
+
+
+def _of_collectors(metrics: Metrics) -> dict[str, float]:
+    if not (found := metrics.collectors):
+        return {}
+    return {
+        "collectors/restarts": float(sum(stats.restarts for stats in found)),
+        "collectors/lag_max": float(max(stats.lag for stats in found)),
+        "collectors/waiting_mean": sum(stats.waiting for stats in found) / len(found),
+    }
 
 
 def _extremes(stats: Stats) -> dict[str, float]:

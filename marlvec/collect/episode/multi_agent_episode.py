@@ -25,7 +25,7 @@ Agent = int | str
 class MultiAgentEpisode:
     """An episode's rows by agent, on a map of env time.
 
-    Agents act at different times, are born late and end early. Each has agent episodes of its own, in which its
+    Agents act at different times, join late and end early. Each has agent episodes of its own, in which its
     decisions are counted as the agent made them; what they have in common is the number of env steps since the reset
     (``env_t``). An agent has more than one `SingleAgentEpisode` where its policy was changed in the
     middle, or where it ended and came back.

@@ -1,15 +1,18 @@
-"""What is on record of the last finished episodes: a row of arrays each, and an object of it where somebody asks."""
+"""What is on record of the last finished episodes: a row of arrays each, and an object of it where one is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.rollout_state import STREAM_BITS
 from marlvec.errors import ArgumentError
+from marlvec.serialization.state_fields import State, array_field, check_fields, number_field
 
 __all__ = ["EpisodeRecord", "EpisodeTable", "FinishedEpisodes"]
 
@@ -21,7 +24,7 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """One finished episode. Rewards are raw: as the env paid them, to acting and idle agents alike.
+    """One finished episode. Rewards are raw, as the env gave them, to acting and idle agents alike.
 
     Attributes:
         eps_id: Its id, as in batches.
@@ -54,6 +57,11 @@ class EpisodeRecord:
         """Sum of all agents' returns."""
         return float(self.returns_A.sum())
 
+    @property
+    def stream(self) -> int:
+        """The stream of its collector, by which those of many collectors differ; 0 for one that was given none."""
+        return self.eps_id >> STREAM_BITS
+
 
 @dataclass(slots=True)
 class FinishedEpisodes:
@@ -64,7 +72,7 @@ class FinishedEpisodes:
         returns, lengths, present, truncated: (k, A) float64, int64, bool, bool.
         policy: (k, A) int64, number of each agent's policy.
         duration: (k,) float64.
-        made: (k,) each one's `EpisodeRecord`, or None until somebody has asked for it.
+        made: (k,) each one's `EpisodeRecord`, or None until it was asked for.
         policy_ids: Policy ids by number, of these at least.
     """
 
@@ -116,6 +124,7 @@ _DTYPES: Mapping[str, type[Any]] = {
     **dict.fromkeys(("present", "truncated"), np.bool_),
     "made": np.object_,
 }
+_SAVED = tuple(name for name in _COLUMNS if name not in ("policy", "made"))
 _PER_AGENT = {"returns", "lengths", "present", "truncated", "policy"}
 
 
@@ -132,6 +141,7 @@ class EpisodeTable:
     Attributes:
         window: As given.
         size: Number of episodes that were ever added.
+        kept: Episodes from this number on stay, also those that the window is too short for; None: only the window's.
     """
 
     def __init__(self, num_agents: int, window: int) -> None:
@@ -139,6 +149,7 @@ class EpisodeTable:
             raise ArgumentError(f"the metrics' window must be at least 1 episode, got {window}")
         self.window, self._num_agents = window, num_agents
         self.size = 0
+        self.kept: int | None = None
         self._arrays = self._room(0)
         self._first = 0  # number of the episode in the arrays' first row
         self._known: Mapping[int, str] = {}  # the last ids that came with rows
@@ -167,14 +178,66 @@ class EpisodeTable:
 
     def _move(self, more: int) -> tuple[int, int]:
         """Make room for more rows behind the last ones, and forget the names of policies that play in none of them."""
-        kept = self.last()
+        first = self.size - len(self)
+        if self.kept is not None:
+            first = min(first, self.kept)
+        kept = self.between(first, self.size)
         start = len(kept)
         room = self._room(2 * (start + more))
         for name in _COLUMNS:
             getattr(room, name)[:start] = getattr(kept, name)
         room.policy_ids = {number: kept.policy_ids[number] for number in np.unique(kept.policy).tolist()}
-        self._arrays, self._first, self._known = room, self.size - start, {}
+        self._arrays, self._first, self._known = room, first, {}
         return start, start + more
+
+    def get_state(self) -> State:
+        """The episodes that are kept; of policies, the places of their ids in ``policies``."""
+        first = self.size - len(self)
+        found = self.between(first if self.kept is None else min(first, self.kept), self.size)
+        numbers, at = np.unique(found.policy, return_index=True)
+        ids = list(dict.fromkeys(found.policy_ids[number] for number in numbers[np.argsort(at)].tolist()))
+        policy = np.zeros_like(found.policy)
+        for number in numbers.tolist():
+            policy[found.policy == number] = ids.index(found.policy_ids[number])
+        customs = [[i, dict(one.custom)] for i, one in enumerate(found.made.tolist()) if one is not None and one.custom]
+        return {
+            **{name: getattr(found, name).copy() for name in _SAVED},
+            "policy": policy,
+            "policies": ids,
+            "custom": customs,
+            "size": self.size,
+            "kept": self.kept,
+        }
+
+    def prepare(self, state: State, numbers: Mapping[str, int]) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place.
+
+        Args:
+            state: That.
+            numbers: Number by policy id, of those there are now; others get numbers below 0.
+
+        Raises:
+            ArgumentError: It is none, or one of another number of agents.
+        """
+        where = "finished episodes"
+        check_fields(state, (*_SAVED, "policy", "policies", "custom", "size", "kept"), where)
+        size = number_field(state, "size", where)
+        kept = None if state["kept"] is None else number_field(state, "kept", where)
+        rows = len(array_field(state, "eps_id", np.int64, (None,), where))
+        if not min(size, self.window) <= rows <= size:
+            raise ArgumentError(f"{where}: of {size}, {rows} were saved, and metrics are to be over {self.window}")
+        shapes = {name: (rows, self._num_agents) if name in _PER_AGENT else (rows,) for name in _COLUMNS}
+        arrays: dict[str, Any] = {name: array_field(state, name, _DTYPES[name], shapes[name], where) for name in _SAVED}
+        places = array_field(state, "policy", np.int64, shapes["policy"], where)
+        ids = state["policies"]
+        if not isinstance(ids, list) or (places < 0).any() or (places >= len(ids)).any():
+            raise ArgumentError(f"{where}: policies: expected all that played, got {ids!r:.200}")
+        own = np.array([numbers.get(name, -1 - k) for k, name in enumerate(ids)], np.int64)
+        arrays["policy"], arrays["made"] = own[places], np.full(rows, None, np.object_)
+        found = FinishedEpisodes(**arrays, policy_ids=dict(zip(own.tolist(), ids, strict=True)))
+        for i, custom in state["custom"]:
+            found.record(i, dict(custom))
+        return partial(vars(self).update, size=size, kept=kept, _arrays=found, _first=size - rows, _known={})
 
     def last(self, k: int | None = None, *, total: int | None = None) -> FinishedEpisodes:
         """The last k episodes, oldest first, and no more than the window is long; views that are for reading.
@@ -184,7 +247,11 @@ class EpisodeTable:
             total: How many of those that were ever added there are; None: all.
         """
         total = self.size if total is None else total
-        stop, most = total - self._first, min(total, self.window)
-        rows = slice(stop - (most if k is None else min(k, most)), stop)
+        most = min(total, self.window)
+        return self.between(total - (most if k is None else min(k, most)), total)
+
+    def between(self, start: int, stop: int) -> FinishedEpisodes:
+        """Episodes by their numbers, from ``start`` to before ``stop``, which are still kept; views for reading."""
+        rows = slice(start - self._first, stop - self._first)
         arrays: dict[str, Any] = {name: getattr(self._arrays, name)[rows] for name in _COLUMNS}
         return FinishedEpisodes(**arrays, policy_ids=self._arrays.policy_ids)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.metrics.collector_stats import CollectorStats
 from marlvec.collect.metrics.episode_table import EpisodeRecord, EpisodeTable, FinishedEpisodes
-from marlvec.collect.rollout_state import CurrentState
+from marlvec.collect.metrics.metrics_delta import MetricsDelta, counted, difference, renumbered, standalone
+from marlvec.collect.rollout_state import Counters, CurrentState, RolloutState
 from marlvec.errors import ArgumentError
+from marlvec.serialization.state_fields import State, check_fields
 
 __all__ = [
     "Stats",
@@ -23,6 +26,7 @@ __all__ = [
     "TIMERS",
     "Timer",
     "Metrics",
+    "MetricsState",
     "as_number",
     "EpisodeRecord",
 ]
@@ -88,7 +92,7 @@ def _of_rows(found: FinishedEpisodes, rows: slice | NDArray[np.bool_]) -> dict[s
     }
 
 
-def _of_seats(found: FinishedEpisodes, chosen: NDArray[np.bool_]) -> dict[str, Stats]:
+def _of_agents(found: FinishedEpisodes, chosen: NDArray[np.bool_]) -> dict[str, Stats]:
     """`stats_of_agents` of those that (k, A) says."""
     return {
         "return": Stats.of(found.returns[chosen].tolist()),
@@ -124,6 +128,22 @@ class Timer:
         return self.seconds / self.calls if self.calls else 0.0
 
 
+class MetricsState(NamedTuple):
+    """What a `Metrics` shows, beside its table of episodes. Never written to where deltas are added.
+
+    Attributes:
+        rollout: The counters.
+        policies: Policy ids.
+        timers: Timer by name.
+        values: The last values by name.
+    """
+
+    rollout: RolloutState
+    policies: tuple[str, ...]
+    timers: dict[str, Timer]
+    values: dict[str, deque[float]]
+
+
 class Metrics:
     """Totals over a collector's life, and statistics over its last episodes.
 
@@ -142,6 +162,7 @@ class Metrics:
     Attributes:
         timers: Timer by name, see `TIMERS`.
         agents, policies: As given.
+        collectors: What each of many collectors did, in order; none where there is one alone.
     """
 
     def __init__(
@@ -155,8 +176,13 @@ class Metrics:
         self._current = CurrentState(0) if current is None else current
         self._table = EpisodeTable(len(agents), window)
         self.agents, self.policies = agents, policies
+        self.collectors: tuple[CollectorStats, ...] = ()
         self._values: dict[str, deque[float]] = {}
         self.timers = {name: Timer() for name in TIMERS}
+        self._numbers: dict[str, int] = {}  # of policies that deltas have named
+        self._taken: Counters | None = None  # the sums that the last delta went up to
+        self._taken_timers: dict[str, tuple[float, int]] = {}
+        self._new_values: list[tuple[str, float]] = []
 
     def add(self, episodes: FinishedEpisodes) -> None:
         """Count finished episodes."""
@@ -227,6 +253,129 @@ class Metrics:
         values = self._values.setdefault(name, deque(maxlen=self._table.window))
         if not math.isnan(number):
             values.append(number)
+            if self._taken is not None:
+                self._new_values.append((name, number))
+
+    def take_delta(self) -> MetricsDelta:
+        """Say all that has come since it was taken before, between two calls of `Collector.collect`.
+
+        The first call begins: it says nothing, and from then on episodes are kept until they were taken, also those
+        that the window is too short for.
+
+        Returns:
+            What `add_delta` of the metrics of many collectors takes.
+        """
+        counters = self._current.state.counters
+        before = counters if self._taken is None else self._taken
+        seconds = {name: (timer.seconds, timer.calls) for name, timer in self.timers.items()}
+        taken = seconds if self._taken is None else self._taken_timers
+        delta = MetricsDelta(
+            agents=self.agents,
+            policies=self.policies,
+            episodes=standalone(self._table.between(before.episodes_total, counters.episodes_total)),
+            counters=difference(counters, before),
+            timers={name: (s - taken[name][0], n - taken[name][1]) for name, (s, n) in seconds.items()},
+            values=tuple(self._new_values),
+        )
+        self._new_values.clear()
+        self._taken, self._taken_timers, self._table.kept = counters, seconds, counters.episodes_total
+        return delta
+
+    def add_delta(self, *deltas: MetricsDelta) -> None:
+        """Count what other metrics have delivered, in this order; statistics are then over the last episodes of all.
+
+        Args:
+            deltas: As `take_delta` gave them, each once.
+
+        Raises:
+            ArgumentError: They are of other agents.
+        """
+        self.show(self.after(deltas))
+
+    def after(self, deltas: Iterable[MetricsDelta]) -> MetricsState:
+        """What it would show with these; nothing that is shown now has changed.
+
+        Raises:
+            ArgumentError: As `add_delta`.
+        """
+        self.forget_unpublished()
+        rollout, policies, timers, values = self.state
+        counters = rollout.counters
+        self._table.kept = max(0, self._table.size - self._table.window)  # where it is shown again
+        timers = {name: Timer(timer.seconds, timer.calls) for name, timer in timers.items()}
+        values = {name: numbers.copy() for name, numbers in values.items()}
+        for delta in deltas:
+            if delta.agents != self.agents:
+                raise ArgumentError(f"metrics of the agents {list(self.agents)} got some of {list(delta.agents)}")
+            counters = counted(counters, delta.counters)
+            if len(delta.episodes):
+                self._table.add(renumbered(delta.episodes, self._numbers))
+            policies = tuple(dict.fromkeys(policies + delta.policies))
+            for name, (seconds, calls) in delta.timers.items():
+                timer = timers.setdefault(name, Timer())
+                timer.seconds, timer.calls = timer.seconds + seconds, timer.calls + calls
+            for name, value in delta.values:
+                values.setdefault(name, deque(maxlen=self._table.window)).append(value)
+        return MetricsState(rollout._replace(counters=counters), policies, timers, values)
+
+    @property
+    def state(self) -> MetricsState:
+        """What it shows now, for `show`."""
+        return MetricsState(self._current.state, self.policies, self.timers, self._values)
+
+    def show(self, state: MetricsState) -> None:
+        """Show this from now on: what `after` gave last, or what `state` was before it."""
+        self._current.state, self.policies, self.timers, self._values = state  # not interrupted: stores alone
+
+    def get_state(self) -> State:
+        """All that it shows but the counters, and what the next delta will say."""
+        return {
+            "table": self._table.get_state(),
+            "policies": list(self.policies),
+            "timers": {name: [timer.seconds, timer.calls] for name, timer in self.timers.items()},
+            "values": {name: list(values) for name, values in self._values.items()},
+            "numbers": dict(self._numbers),
+            "taken": None if self._taken is None else self._taken.get_state(),
+            "taken_timers": {name: list(taken) for name, taken in self._taken_timers.items()},
+            "new_values": [list(new) for new in self._new_values],
+        }
+
+    def prepare(self, state: State, numbers: Mapping[str, int]) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place.
+
+        Args:
+            state: That.
+            numbers: Number by policy id, of the policies there are.
+
+        Raises:
+            ArgumentError: It is none, or one of other agents.
+        """
+        where = "metrics"
+        names = ("table", "policies", "timers", "values", "numbers", "taken", "taken_timers", "new_values")
+        check_fields(state, names, where)
+        put_table = self._table.prepare(state["table"], numbers)
+        try:
+            new = {
+                "policies": tuple(map(str, state["policies"])),
+                "timers": {name: Timer(float(s), int(calls)) for name, (s, calls) in state["timers"].items()},
+                "_values": {name: deque(values, self._table.window) for name, values in state["values"].items()},
+                "_numbers": dict(state["numbers"]),
+                "_taken": None if state["taken"] is None else Counters.from_state(state["taken"]),
+                "_taken_timers": {name: (float(s), int(n)) for name, (s, n) in state["taken_timers"].items()},
+                "_new_values": [(str(name), float(value)) for name, value in state["new_values"]],
+            }
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ArgumentError(f"{where}: expected what get_state() returned: {error!r:.200}") from error
+        if not isinstance(state["policies"], list) or not all(isinstance(name, str) for name in state["policies"]):
+            raise ArgumentError(f"{where}: policies: expected a list of ids, got {state['policies']!r:.200}")
+        if missing := [name for name in TIMERS if name not in state["timers"]]:
+            raise ArgumentError(f"{where}: the timers {missing} are missing")
+
+        def put() -> None:
+            put_table()
+            vars(self).update(new)
+
+        return put
 
     def _last(self, k: int | None = None) -> FinishedEpisodes:
         return self._table.last(k, total=self._current.counters.episodes_total)
@@ -278,7 +427,7 @@ class Metrics:
             raise KeyError(f"no agent {name!r}; there are {list(self.agents)}")
         a = self.agents.index(name)
         found = self._last()
-        return _of_seats(found, found.present & (np.arange(len(self.agents)) == a))
+        return _of_agents(found, found.present & (np.arange(len(self.agents)) == a))
 
     def policy(self, policy_id: str) -> dict[str, Stats]:
         """``return``, ``length`` (decisions) and ``duration`` of the agents that one policy played, each on its own.
@@ -290,7 +439,7 @@ class Metrics:
             raise KeyError(f"no policy {policy_id!r}; there are {list(self.policies)}")
         found = self._last()
         numbers = [number for number, name in found.policy_ids.items() if name == policy_id]
-        return _of_seats(found, found.present & np.isin(found.policy, numbers))
+        return _of_agents(found, found.present & np.isin(found.policy, numbers))
 
     @property
     def last_values(self) -> dict[str, float]:

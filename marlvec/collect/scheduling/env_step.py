@@ -40,7 +40,7 @@ class EnvStep:
     """Rows of some envs in env order, with an ended episode's end and the next one's beginning side by side.
 
     In same-step mode they come so. In the other modes `renew` puts the new episodes' rows in once they have begun, and
-    from then on nothing tells the modes apart.
+    from then on the modes look the same.
 
     Args:
         step: What the envs returned.
@@ -55,8 +55,8 @@ class EnvStep:
         missing: (n, A) bool, the agent ended and has no final observation.
         masks: Per group (n, A_g, k) bool, or None.
         rewards: (n, A) float64.
-        terminated, truncated, ended, alive, acting: (n, A) bool; nobody has ended in an episode that was lost.
-        eventful: Whether anybody has ended, or an episode is over.
+        terminated, truncated, ended, alive, acting: (n, A) bool; no agent has ended in an episode that was lost.
+        eventful: Whether any agent has ended, or an episode is over.
         done, fault, quiet: (n,) bool.
         given: (env id, agent name, action, whether it is the env's) of agents that do something unasked.
         untrained: Ids of envs whose episode begins here and is for no batch.
@@ -101,7 +101,7 @@ class EnvStep:
         self.missing = step.final_missing
         self.alive, self.acting, self.done = step.alive, step.acting, step.done
         self.eventful = step.eventful
-        # Where nothing has happened these are all False, like the done flags, and nobody writes to them.
+        # Where nothing has happened these are all False, like the done flags, and nothing writes to them.
         self.fault, self.quiet = (step.fault, step.quiet) if self.eventful else (step.done, step.done)
         self.state, self.final_state = step.state, step.final_state
         self.given, self.untrained = step.off_policy_actions, step.untrained
@@ -125,16 +125,12 @@ class EnvStep:
             self.state, self.final_state = self.state[rows], self.final_state[rows]
         self._writable = True
 
-    def with_last_row(self, seen_NA: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Who ended and has a last row, (n, A): all but those of whom there is no observation, and never was one.
-
-        Args:
-            seen_NA: (N, A) of whom connectors have seen a row.
-        """
-        if not self.missing.any():
-            return self.ended
-        with_row: NDArray[np.bool_] = self.ended & (seen_NA[self.where] | ~self.missing)
-        return with_row
+    @property
+    def is_uneventful(self) -> bool:
+        """Whether no agent has ended or begun, and all agents are to act, none of them unasked."""
+        if self.eventful or self.given or self.untrained:
+            return False
+        return int(np.count_nonzero(self.acting)) == self.acting.size
 
     def part(self, chosen: NDArray[np.bool_]) -> EnvStep:
         """Those rows alone for which (n,) says so."""

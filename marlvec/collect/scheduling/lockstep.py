@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.scheduling.env_step import EnvStep
-from marlvec.errors import EnvFault, EnvsDriven
+from marlvec.errors import ArgumentError, EnvFault, EnvsDriven, StateError
+from marlvec.serialization.state_fields import State, array_field, check_fields, number_field
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["EnvsNeeded", "LockstepScheduler"]
@@ -24,7 +25,7 @@ IntArray = NDArray[np.int64]
 EnvsNeeded = Callable[[int], int]
 """Takes how many env steps are under way or not counted yet; says how many envs must be stepped after them."""
 
-_NOBODY: IntArray = np.zeros(0, np.int64)
+_NO_ENVS: IntArray = np.zeros(0, np.int64)
 
 
 class LockstepScheduler:
@@ -68,10 +69,10 @@ class LockstepScheduler:
         self.is_waiting = False
 
     def check_alone(self) -> None:
-        """Make sure that nobody else has driven the envs since this object did.
+        """Make sure that no other code has driven the envs since this object did.
 
         Raises:
-            EnvsDriven: Somebody has.
+            EnvsDriven: Other code has.
         """
         if self.is_driven:
             raise EnvsDriven(
@@ -101,7 +102,7 @@ class LockstepScheduler:
         return self._overlap and (self._num_away > 0 or self._behind > 0)
 
     def among_those_back(self, env_ids: IntArray | None) -> NDArray[np.bool_] | None:
-        """(N,) which envs these are; None where nobody else is back, so that all rows that wait are theirs."""
+        """(N,) which envs these are; None where no other is back, so that all rows that wait are theirs."""
         if env_ids is None or len(env_ids) + self._num_away == len(self.living):
             return None
         chosen = np.zeros(len(self.all_ids), np.bool_)
@@ -116,6 +117,8 @@ class LockstepScheduler:
         if to_come and not needed(to_come - 1):
             self._open, self._behind = int(self.round_N.max()), 0
             self.round_N[:] = self._open
+        # Where all go together `due` is not called, and its last result was of those behind the ones it had sent.
+        self._all_begin = self._all_take_part = not self._num_away and not self._behind
 
     def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
         """The envs that make their next step now; None for all.
@@ -139,7 +142,7 @@ class LockstepScheduler:
                 chosen = going[::2] if self._overlap else going
             return None if len(chosen) == len(self.all_ids) else chosen
         if not self._overlap or self._num_away == len(self.living):
-            return _NOBODY
+            return _NO_ENVS
         idle = going[~self._away_N[going]]
         if not len(idle):
             return idle
@@ -147,7 +150,7 @@ class LockstepScheduler:
         if np.count_nonzero(rounds == self._open) and needed(self._num_away + self._behind) >= len(going):
             self._open, self._behind = self._open + 1, self._behind + len(going)
         last = rounds.min()
-        return idle[rounds == last] if last < self._open else _NOBODY
+        return idle[rounds == last] if last < self._open else _NO_ENVS
 
     def rest(self, resting_N: NDArray[np.bool_]) -> None:
         """These envs are not `due`, until others are said to rest."""
@@ -163,13 +166,14 @@ class LockstepScheduler:
         Raises:
             EnvsDriven: As `check_alone`.
         """
-        self.check_alone()
+        if self._envs.drive_count != self._drive_count:
+            self.check_alone()
         self._envs.send(actions, env_ids)
         if self._all_begin:
             self._open = int(self.round_N[self.round_N.argmax()]) + 1  # a quarter of the time of max()
             self._behind = len(self._going)
         if env_ids is None or (self._all_begin and not self._all_take_part):
-            self.round_N[:] = self._open  # whoever does not take part sits out this round
+            self.round_N[:] = self._open  # an env that does not take part is left out of this round
             self._behind = 0
         else:
             self.round_N[env_ids] += 1
@@ -227,7 +231,7 @@ class LockstepScheduler:
         Args:
             env_step: With the rows that ended the episodes before.
             env_ids: The envs.
-            idle: Actions of envs in which nobody acts.
+            idle: Actions of envs in which no agent acts.
 
         Returns:
             Those that have begun one.
@@ -269,7 +273,8 @@ class LockstepScheduler:
                 yield self._hand_out(env_step)
 
     def _take(self, at_least: int | None) -> EnvStep:
-        self.check_alone()
+        if self._envs.drive_count != self._drive_count:
+            self.check_alone()
         self.is_waiting = True
         step = self._envs.recv(at_least)
         self.is_waiting = False
@@ -282,7 +287,7 @@ class LockstepScheduler:
         return env_step
 
     def abandon(self) -> None:
-        """Let what is on the way go by, whoever has sent it, and have all envs begin their next round."""
+        """Drop what is on the way, whatever has sent it, and have all envs begin their next round."""
         self._inbox.clear()
         self._sent.clear()
         with suppress(EnvFault):
@@ -292,6 +297,46 @@ class LockstepScheduler:
         self._open = int(self.round_N.max())  # no round comes twice: rows are ordered by them
         self.round_N[:] = self._open
         self._drive_count = self._envs.drive_count
+
+    # --- saved
+
+    def get_state(self) -> State:
+        """Which rounds envs are in, and who is left, where nothing is on the way.
+
+        Raises:
+            StateError: Something is.
+        """
+        if self._num_away:
+            raise StateError(f"{self._num_away} envs have not come back")
+        return {"round": self.round_N.copy(), "open": self._open, "behind": self._behind, "living": self.living.copy()}
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place, once the envs are in the state of that moment.
+
+        Raises:
+            ArgumentError: It is none.
+        """
+        where = "rounds"
+        check_fields(state, ("round", "open", "behind", "living"), where)
+        new: dict[str, Any] = {
+            "round_N": array_field(state, "round", np.int64, self.round_N.shape, where),
+            "_open": number_field(state, "open", where),
+            "_behind": number_field(state, "behind", where),
+            "living": array_field(state, "living", np.int64, (None,), where),
+        }
+        if len(np.setdiff1d(new["living"], self.all_ids)):
+            raise ArgumentError(f"{where}: living: expected ids of envs, got {new['living'].tolist()}")
+
+        def put() -> None:
+            self._inbox.clear()
+            self._sent.clear()
+            self._away_N[:] = False
+            vars(self).update(
+                new, _going=new["living"], _num_away=0, is_waiting=False, _drive_count=self._envs.drive_count
+            )
+            self._resting_N[:] = False
+
+        return put
 
     # --- who is out for good
 

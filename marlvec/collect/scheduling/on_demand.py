@@ -19,15 +19,15 @@ __all__ = ["OnDemandScheduler", "scheduler_for"]
 
 IntArray = NDArray[np.int64]
 
-_NOBODY: IntArray = np.zeros(0, np.int64)
+_NO_ENVS: IntArray = np.zeros(0, np.int64)
 
 
 class OnDemandScheduler(LockstepScheduler):
     """Sends to envs that do not come back by themselves, and receives from them.
 
-    Each env goes on as soon as it is answered, and begins its next episode when somebody outside does; until then there
-    is none in it. There are no rounds: `round_N` numbers arrivals. Of the rows that came, no more are handed out than
-    are needed; the others wait for the next call.
+    Each env goes on as soon as it is answered, and begins its next episode when a simulator outside does; until then
+    there is none in it. There are no rounds: `round_N` numbers arrivals. Of the rows that came, no more are handed out
+    than are needed; the others wait for the next call.
 
     Args:
         envs: The envs.
@@ -46,7 +46,7 @@ class OnDemandScheduler(LockstepScheduler):
 
     @property
     def is_on_the_way(self) -> bool:
-        """False: when what was sent comes back, nobody knows."""
+        """False: when what was sent comes back is not known."""
         return False
 
     @property
@@ -61,7 +61,7 @@ class OnDemandScheduler(LockstepScheduler):
         """All envs that are back: what they bring later and is not needed now is needed next time."""
         self._needed = needed(0)
         if not self._needed or self._num_away == len(self.all_ids):
-            return _NOBODY
+            return _NO_ENVS
         idle = self._going[~self._away_N[self._going]]
         return None if len(idle) == len(self.all_ids) else idle
 
@@ -72,7 +72,7 @@ class OnDemandScheduler(LockstepScheduler):
         self._note_sent(env_ids)
 
     def reset(self, *, env_ids: IntArray | None = None, seed: int | None = None) -> None:
-        """Have some envs begin an episode, or all, as soon as somebody begins one there."""
+        """Have some envs begin an episode, or all, as soon as one begins there."""
         self.check_alone()
         self._envs.async_reset(seed=seed, env_ids=env_ids)
         self._beginning_N[slice(None) if env_ids is None else env_ids] = True
@@ -81,7 +81,7 @@ class OnDemandScheduler(LockstepScheduler):
     def begin_next(self, env_step: EnvStep, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
         """Have these envs begin the next episode some time; none has now."""
         self.reset(env_ids=env_ids)
-        return _NOBODY
+        return _NO_ENVS
 
     def receive_all(self, env_ids: IntArray) -> Iterator[EnvStep]:
         """Nothing: they come as they come."""
@@ -121,6 +121,6 @@ def scheduler_for(envs: VectorEnv, *, overlap: bool) -> LockstepScheduler:
 
     Args:
         envs: The envs.
-        overlap: As `LockstepScheduler`; where nobody goes in rounds there is nothing to overlap.
+        overlap: As `LockstepScheduler`; where no env goes in rounds there is nothing to overlap.
     """
     return LockstepScheduler(envs, overlap=overlap) if envs.lockstep else OnDemandScheduler(envs)

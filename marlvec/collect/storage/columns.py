@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.storage.plain_columns import columns_from, plain_columns
 from marlvec.connectors import Rows
-from marlvec.errors import ContractError
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.serialization.state_fields import State, check_fields, flag_field
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
-__all__ = ["BATCH_COLUMNS", "ROW_COLUMNS", "ColumnForm", "ColumnForms", "Leaves", "order_columns"]
+__all__ = ["BATCH_COLUMNS", "ROW_COLUMNS", "ColumnForm", "ColumnForms", "Empty", "Leaves", "order_columns"]
 
 AnyArray = NDArray[Any]
 Leaves = list[AnyArray]
+Empty = Callable[[tuple[int, ...], Any], AnyArray]
+"""Takes shape and dtype, and makes an array that may hold anything."""
 
 ROW_COLUMNS = (
     *("obs", "rewards", "terminated", "truncated", "first", "last"),
@@ -103,11 +108,11 @@ class ColumnForm:
                 )
         return [leaf for _, leaf in found]
 
-    def room(self, *lead: int) -> Leaves:
-        """Per leaf an array whose first axes are these lengths; it may hold anything."""
-        return [np.empty((*lead, *shape), dtype) for dtype, shape in self._kinds]
+    def room(self, *lead: int, empty: Empty = np.empty) -> Leaves:
+        """Per leaf an array whose first axes are these lengths, made by ``empty``; it may hold anything."""
+        return [empty((*lead, *shape), dtype) for dtype, shape in self._kinds]
 
-    def table(self, lanes: int, length: int) -> Leaves:
+    def table(self, lanes: int, length: int, empty: Empty = np.empty) -> Leaves:
         """Per leaf an array (lanes, length, …) that may hold anything, to be written a column at a time.
 
         Where a row is wide it stands where a batch has it. Narrow ones of a column stand side by side: to write each of
@@ -116,7 +121,7 @@ class ColumnForm:
         found = []
         for dtype, shape in self._kinds:
             wide = dtype.itemsize * math.prod(shape) > _NARROW
-            leaf = np.empty((lanes, length, *shape) if wide else (length, lanes, *shape), dtype)
+            leaf = empty((lanes, length, *shape) if wide else (length, lanes, *shape), dtype)
             found.append(leaf if wide else leaf.swapaxes(0, 1))
         return found
 
@@ -149,6 +154,30 @@ class ColumnForms:
         self.rows: dict[str, ColumnForm] = {}
         self.answers: dict[str, ColumnForm] = {}
         self._asked = False
+
+    def get_state(self) -> State:
+        """The forms, each as a column of no rows."""
+
+        def blank(forms: Mapping[str, ColumnForm]) -> State:
+            return plain_columns({name: form.tree(form.room(0)) for name, form in forms.items()}, self._owner)
+
+        return {"rows": blank(self.rows), "answers": blank(self.answers), "asked": self._asked}
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place.
+
+        Raises:
+            ArgumentError: It is none.
+        """
+        check_fields(state, ("rows", "answers", "asked"), self._owner)
+        new: dict[str, Any] = {"_asked": flag_field(state, "asked", self._owner)}
+        for part in ("rows", "answers"):
+            columns = columns_from(state[part], 0, self._owner)
+            try:
+                new[part] = {name: ColumnForm(self._owner, name, value) for name, value in columns.items()}
+            except ContractError as error:
+                raise ArgumentError(str(error)) from error
+        return partial(vars(self).update, new)
 
     def check_rows(self, rows: Rows, *, final: bool = False) -> None:
         """Make sure that rows have the columns they had until now; the first rows settle which these are.

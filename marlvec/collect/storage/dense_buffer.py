@@ -6,13 +6,16 @@ as (L * T, …), are in the order of a batch: by env, agent and time. They are m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.columns import ROW_COLUMNS, ColumnForms, Leaves, order_columns
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
@@ -22,9 +25,18 @@ __all__ = ["DenseBuffer", "LastRows", "Moment"]
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+AnyArray = NDArray[Any]
 
 _DERIVED = ("env_id", "agent_index", "eps_id", "t", "first", "last")  # follow from lane, column, and where ends were
+_LARGE = 1 << 16  # bytes
 _OUTCOME = ("rewards", "terminated", "truncated")  # stand in the column of the decision that led there
+
+
+def _items(array: AnyArray, axes: int) -> AnyArray:
+    """What lies behind these first axes as items of one kind, which are copied in half the time that numbers take."""
+    size = array.itemsize * math.prod(array.shape[axes:])
+    found: AnyArray = array.reshape(*array.shape[:axes], -1).view(np.dtype((np.void, size)))[..., 0]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +89,13 @@ class DenseBuffer:
         rows: The rows of all lanes that wait for an action; the same agents' of every env, by env and agent.
         tick: The round in which they came.
         env_t: (L,) env steps that their episodes had made.
+        memory: Where arrays come from.
 
     Attributes:
         forms: As given.
         lanes: (L,) which lanes these are.
         slot_L: (N × A,) 0 where a lane's row waits for an action or for its outcome, else -1; for reading.
-        keeps_columns: True, see `SlotBuffer`.
     """
-
-    keeps_columns = True
 
     def __init__(
         self,
@@ -96,8 +106,10 @@ class DenseBuffer:
         rows: Rows,
         tick: int,
         env_t: IntArray,
+        memory: BatchMemory,
     ) -> None:
         self.forms, self._num_agents, self._length, self._tick = forms, num_agents, length, tick
+        self._memory = memory
         self.lanes: IntArray = rows["env_id"] * num_agents + rows["agent_index"]
         self._width = int(np.count_nonzero(rows["env_id"] == rows["env_id"][0]))  # lanes of an env
         self._eps_id, self._env_t, self._offset = (
@@ -108,26 +120,30 @@ class DenseBuffer:
         self.slot_L = np.full(num_lanes, -1, np.int64)
         self.slot_L[self.lanes] = 0
         self._seen: dict[str, Leaves] = {}  # of the rows themselves
+        self._seen_items: dict[str, AnyArray] = {}  # the same of large rows, see `_items`
         self._outcome: dict[str, Leaves] = {}
-        self._answers: list[Leaves] = []
+        self._answers: dict[str, Leaves] = {}
+        self._version_T: IntArray = np.zeros(length, np.int64)  # the policy's
         self._ends: list[LastRows] = []
         self._begun: list[
             tuple[int, IntArray, IntArray]
         ] = []  # column, envs by position, and ids of episodes that began
         self._answered = -1  # the last column that was
         self._size = 0  # columns that are closed
-        self._behind: Rows | None = None  # those that wait
+        self._behind: Rows | None = None  # those that wait, which stand in no column where there is none left
         forms.check_rows(rows)
         self._make_room()
         self._came = {name: [leaf.copy() for leaf in forms.rows[name].fit(rows[name])] for name in _OUTCOME}
-        self._put(rows, 0)
+        self._put(dict(rows.items()), 0)
+        self._behind = rows
 
     def resized(self, length: int) -> DenseBuffer:
         """Another buffer with what waits here alone, and room for so many steps."""
         column, rows = self._size, self._behind
         assert rows is not None
         env_t = np.repeat(column - self._since(column), self._width)
-        return DenseBuffer(self.forms, len(self.slot_L), self._num_agents, length, rows, self._tick + column, env_t)
+        tick = self._tick + column
+        return DenseBuffer(self.forms, len(self.slot_L), self._num_agents, length, rows, tick, env_t, self._memory)
 
     def _make_room(self) -> None:
         """Arrays for columns that have come to be known."""
@@ -135,13 +151,16 @@ class DenseBuffer:
             known = self._outcome if name in _OUTCOME else self._seen
             if name in known or name in _DERIVED:
                 continue
-            leaves = form.table(len(self.lanes), self._length)
+            leaves = form.table(len(self.lanes), self._length, self._memory.empty)
             if name in ("terminated", "truncated"):  # which are written where they say something
                 for leaf in leaves:
                     leaf[...] = 0
             elif self._behind is not None:
                 form.blank([leaf[:, : self._size + 1] for leaf in leaves])
             known[name] = leaves
+            is_plain = form.dtype is not None and not form.dtype.hasobject and leaves[0].flags.c_contiguous
+            if is_plain and name in self._seen and leaves[0].nbytes >= max(1, self._length) * _LARGE:
+                self._seen_items[name] = _items(leaves[0], 2)
 
     def __len__(self) -> int:
         return (self._size + 1) * len(self.lanes)
@@ -150,14 +169,42 @@ class DenseBuffer:
 
     def answer(self, places: Where, parts: list[Leaves]) -> None:
         """Write down what the policy answered to the rows that wait; see `SlotBuffer.answer`. These are all lanes'."""
-        if len(self._answers) < len(parts):
-            forms = list(self.forms.answers.values())[len(self._answers) :]
-            self._answers += [form.table(len(self.lanes), self._length) for form in forms]
-        t = self._size
-        for leaves, part in zip(self._answers, parts, strict=True):
-            for leaf, values in zip(leaves, part, strict=True):
-                leaf[:, t] = values
+        t, answers = self._size, self._answers
+        if len(answers) < len(parts):
+            self._make_room_for_answers()
+        for (name, leaves), part in zip(answers.items(), parts, strict=True):
+            if name == "policy_version":
+                self._version_T[t] = part[0][0]
+            elif name == "actions_for_env" and leaves is answers["actions"]:
+                said = parts[self._said]
+                if len(part) != len(said) or not all(map(is_, part, said)):
+                    self._part_from_said(part, t)
+            else:
+                for leaf, values in zip(leaves, part, strict=True):
+                    leaf[:, t] = values
         self._answered = t
+
+    def _make_room_for_answers(self) -> None:
+        """Arrays for columns that have come to be known."""
+        forms, shape = self.forms.answers, (len(self.lanes), self._length)
+        self._said = list(forms).index("actions")
+        for name in list(forms)[len(self._answers) :]:
+            if name == "policy_version":  # the same of all lanes
+                self._answers[name] = [np.broadcast_to(self._version_T, shape)]
+            elif name != "actions_for_env":
+                self._answers[name] = forms[name].table(*shape, self._memory.empty)
+            else:  # until other actions are sent than the policy says
+                self._answers[name] = self._answers["actions"]
+
+    def _part_from_said(self, sent: Leaves, t: int) -> None:
+        """From now on what is sent to the envs is not what the policy says."""
+        leaves = self.forms.answers["actions_for_env"].table(len(self.lanes), self._length, self._memory.empty)
+        if t:
+            for leaf, said in zip(leaves, self._answers["actions"], strict=True):
+                leaf[:, :t] = said[:, :t]
+        for leaf, values in zip(leaves, sent, strict=True):
+            leaf[:, t] = values
+        self._answers["actions_for_env"] = leaves
 
     def append(
         self,
@@ -174,26 +221,30 @@ class DenseBuffer:
         """
         if missing is not None:
             return self._end(rows, lanes, missing)
-        forms, t = self.forms.rows, self._size
-        if rows.keys() != forms.keys():
+        columns, forms, t = dict(rows.items()), self.forms.rows, self._size
+        if columns.keys() != forms.keys():
             self.forms.check_rows(rows)
             self._make_room()
-        ends = self._ends and self._ends[-1].column == t
         for name, leaves in self._outcome.items():
-            value, form = rows[name], forms[name]
+            value, form = columns[name], forms[name]
             if value.__class__ is np.ndarray and value.dtype == form.dtype and value.shape[1:] == form.shape:
                 if name == "rewards" or np.count_nonzero(value):  # else it is what there is
                     leaves[0][:, t] = value
             else:
                 for leaf, part in zip(leaves, form.fit(value), strict=True):
                     leaf[:, t] = part
-            if ends:
-                for leaf, part in zip(leaves, forms[name].fit(self._ends[-1].rows[name]), strict=True):
-                    leaf[self._ends[-1].places, t] = part
-        self._put(rows, t + 1)
+        end = self._ends[-1] if self._ends else None
+        if end is not None and end.column == t:
+            for name, leaves in self._outcome.items():
+                for leaf, part in zip(leaves, forms[name].fit(end.rows[name]), strict=True):
+                    leaf[end.places, t] = part
+        else:
+            end = None
+        self._put(columns, t + 1)
+        self._behind = rows
         closed = len(self.lanes)
-        if ends:
-            again = self._ends[-1].places
+        if end is not None:
+            again = end.places
             closed -= len(again)
             envs = again[:: self._width] // self._width
             self._begun.append((t + 1, envs, rows["eps_id"][envs * self._width]))
@@ -210,18 +261,21 @@ class DenseBuffer:
         self.slot_L[lanes] = -1
         return len(lanes)
 
-    def _put(self, rows: Rows, t: int) -> None:
-        """Write rows into a column, where there is one; those behind the last column are kept as they are."""
-        if t < self._length:
-            forms = self.forms.rows
-            for name, leaves in self._seen.items():
-                value, form = rows[name], forms[name]
-                if value.__class__ is np.ndarray and value.dtype == form.dtype and value.shape[1:] == form.shape:
-                    leaves[0][:, t] = value
+    def _put(self, columns: Mapping[str, Any], t: int) -> None:
+        """Write rows into a column, where there is one."""
+        if t == self._length:
+            return
+        forms = self.forms.rows
+        for name, leaves in self._seen.items():
+            value, form = columns[name], forms[name]
+            if value.__class__ is np.ndarray and value.dtype == form.dtype and value.shape[1:] == form.shape:
+                if name in self._seen_items and value.flags.c_contiguous:
+                    self._seen_items[name][:, t] = _items(value, 1)
                 else:
-                    for leaf, part in zip(leaves, form.fit(value), strict=True):
-                        leaf[:, t] = part
-        self._behind = rows
+                    leaves[0][:, t] = value
+            else:
+                for leaf, part in zip(leaves, form.fit(value), strict=True):
+                    leaf[:, t] = part
 
     # --- out
 
@@ -259,11 +313,19 @@ class DenseBuffer:
         return eps_ids, env_ts, counts
 
     def _turns(self, eps_id: IntArray, env_t: IntArray) -> IntArray:
-        """Decisions made before each row: as many as env steps, but for agents that came into an episode later."""
-        turns = np.repeat(env_t, self._width, axis=0)
-        if self._offset.any():
-            first = np.repeat(eps_id == self._eps_id[:, None], self._width, axis=0)
-            turns += first * self._offset[:, None]
+        """Decisions made before each row: as many as env steps, but for agents that came into an episode later.
+
+        Args:
+            eps_id: (N, 1, T).
+            env_t: Likewise.
+
+        Returns:
+            What can be broadcast to (N, agents, T).
+        """
+        if not self._offset.any():
+            return env_t
+        own = eps_id == self._eps_id[:, None, None]
+        turns: IntArray = env_t + own * self._offset.reshape(-1, self._width, 1)
         return turns
 
     def read(self, slots: range, unroll_id: int) -> tuple[dict[str, Tree], int]:
@@ -276,57 +338,71 @@ class DenseBuffer:
         Returns:
             The columns, and the number after the last fragment's.
         """
-        n, size, rows = len(self.lanes), self._size, self.forms.rows
-
-        def flat(leaf: NDArray[Any]) -> NDArray[Any]:
-            return leaf[:, :size].reshape(n * size, *leaf.shape[2:])
-
-        def spread(values: IntArray) -> IntArray:
-            return np.repeat(values, size)
-
+        size, rows = self._size, self.forms.rows
         columns = {
-            name: rows[name].tree([flat(leaf) for leaf in leaves])
+            name: rows[name].tree([self._flat(leaf) for leaf in leaves])
             for name, leaves in (*self._seen.items(), *self._outcome.items())
         }
         for name in ("obs", "state"):
             if name in self._seen:
-                columns[f"next_{name}"] = rows[name].tree([flat(leaf) for leaf in self._followers(name)])
-        missing = np.zeros((n, size), np.bool_)
+                columns[f"next_{name}"] = rows[name].tree([self._flat(leaf) for leaf in self._followers(name)])
+        missing = np.zeros((len(self.lanes), size), np.bool_)
         for end in self._ends:
             missing[end.places[end.missing], end.column] = True
-        eps_id, env_t, count = (plane[:, :size] for plane in self._episodes())
-        env_t_L = np.repeat(env_t, self._width, axis=0)
+        eps_id, env_t, count = (plane[:, None, :size] for plane in self._episodes())
+        lane_NW1 = self.lanes.reshape(-1, self._width, 1)
         columns |= {
-            "next_obs_missing": flat(missing),
-            "t": flat(self._turns(eps_id, env_t)),
-            "env_t": flat(env_t_L),
-            "next_env_t": flat(env_t_L + 1),
-            "eps_id": flat(np.repeat(eps_id, self._width, axis=0)),
-            "unroll_id": self._unroll_ids(count, columns["terminated"] | columns["truncated"]) + unroll_id,
-            "env_id": spread(self.lanes // self._num_agents),
-            "agent_index": spread(self.lanes % self._num_agents),
+            "next_obs_missing": self._flat(missing),
+            "t": self._spread(self._turns(eps_id, env_t)),
+            "env_t": self._spread(env_t),
+            "next_env_t": self._spread(env_t + 1),
+            "eps_id": self._spread(eps_id),
+            "unroll_id": self._unroll_ids(count, columns["terminated"] | columns["truncated"], unroll_id),
+            "env_id": self._spread(lane_NW1 // self._num_agents),
+            "agent_index": self._spread(lane_NW1 % self._num_agents),
         }
-        for (name, form), leaves in zip(self.forms.answers.items(), self._answers, strict=True):
-            columns[name] = form.tree([flat(leaf) for leaf in leaves])
+        for name, leaves in self._answers.items():
+            is_own = name == "actions" or (name != "policy_version" and leaves is not self._answers["actions"])
+            columns[name] = self.forms.answers[name].tree([self._flat(leaf, is_own=is_own) for leaf in leaves])
         return order_columns(columns), int(columns["unroll_id"][-1]) + 1
 
-    def _unroll_ids(self, count: IntArray, ended: BoolArray) -> IntArray:
-        """Numbers of the fragments from 0; one ends with its episode, and where a connector says that the agent did."""
-        size, width = self._size, self._width
-        is_last = np.ones(count.shape, np.bool_)
-        is_last[:, :-1] = count[:, 1:] != count[:, :-1]
-        if np.array_equal(np.repeat(is_last, width, axis=0)[:, :-1], ended.reshape(-1, size)[:, :-1]):
-            before = np.cumsum(np.repeat(count[:, -1] + 1, width))
-            found: IntArray = np.repeat(count, width, axis=0)
-            found[1:] += before[:-1, None]
-            return found.reshape(-1)
-        starts = np.repeat(is_last, width, axis=0).reshape(-1)
-        return np.concatenate([[0], np.cumsum((starts | ended)[:-1])])
+    def _flat(self, leaf: NDArray[Any], *, is_own: bool = True) -> NDArray[Any]:
+        """An array (L, T, …) as a column of a batch: a view where all of it is read, and no other column reads it."""
+        n, size = len(self.lanes), self._size
+        flat = n * size, *leaf.shape[2:]
+        if is_own and leaf.shape[1] == size and leaf.flags.c_contiguous:
+            return leaf.reshape(flat)
+        out = self._memory.empty(flat, leaf.dtype)
+        out.reshape(n, size, *leaf.shape[2:])[...] = leaf[:, :size]
+        return out
+
+    def _spread(self, plane: IntArray) -> IntArray:
+        """What is broadcast to (N, agents, T), as a column of a batch."""
+        shape = len(self._eps_id), self._width, self._size
+        out: IntArray = self._memory.empty(shape, np.int64)
+        out[...] = plane
+        return out.reshape(-1)
+
+    def _unroll_ids(self, count: IntArray, ended: BoolArray, first: int) -> IntArray:
+        """Numbers of the fragments; one ends with its episode, and where a connector says that the agent did."""
+        shape = len(self._eps_id), self._width, self._size
+        out: IntArray = self._memory.empty(shape, np.int64)
+        is_last = count[:, :, 1:] != count[:, :, :-1]
+        if not np.count_nonzero(is_last != ended.reshape(shape)[:, :, :-1]):
+            fragments = np.repeat(count[:, 0, -1] + 1, self._width)  # of each lane
+            before = np.cumsum(fragments) - fragments + first
+            np.add(count, before.reshape(-1, self._width, 1), out=out)
+            return out.reshape(-1)
+        starts = np.ones(shape, np.bool_)
+        starts[:, :, 1:] = is_last | ended.reshape(shape)[:, :, :-1]
+        np.cumsum(starts.reshape(-1), out=out.reshape(-1))
+        out += first - 1
+        return out.reshape(-1)
 
     def _followers(self, name: str) -> Leaves:
         """Per leaf of obs or state: that of the row behind each closed one."""
         form, size = self.forms.rows[name], self._size
-        found = form.room(len(self.lanes), size)
+        found = form.room(len(self.lanes), size, empty=self._memory.empty)
         for leaf, own, last in zip(found, self._seen[name], self._row_leaves(name, size), strict=True):
             leaf[:, :-1] = own[:, 1:size]
             leaf[:, -1] = last
@@ -351,7 +427,8 @@ class DenseBuffer:
     def moments(self) -> Iterator[Moment]:
         """Column by column what came, with the rows that wait or were answered last."""
         eps_ids, env_ts, _ = self._episodes()
-        turns, width = self._turns(eps_ids, env_ts), self._width
+        turns, width = self._turns(eps_ids[:, None], env_ts[:, None]), self._width
+        turns = np.broadcast_to(turns, (len(eps_ids), width, turns.shape[2])).reshape(len(self.lanes), -1)
         for k in range(self._size + 1):
             columns: dict[str, Tree] = {
                 "env_id": self.lanes // self._num_agents,
@@ -363,7 +440,9 @@ class DenseBuffer:
             }
             for name in (*self._seen, *self._outcome):
                 columns[name] = self.forms.rows[name].tree(self._row_leaves(name, k))
-            answer = [[leaf[:, k] for leaf in leaves] for leaves in self._answers] if k <= self._answered else None
+            answer = (
+                [[leaf[:, k] for leaf in leaves] for leaves in self._answers.values()] if k <= self._answered else None
+            )
             ends = [self._completed(end) for end in self._ends if end.column == k]
             yield Moment(self._tick + k, Rows(columns), np.repeat(env_ts[:, k], width), answer, ends)
 

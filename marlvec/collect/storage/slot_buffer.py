@@ -16,10 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.storage.columns import ColumnForms, Leaves, order_columns
+from marlvec.collect.storage.batch_memory import BatchMemory
+from marlvec.collect.storage.columns import ROW_COLUMNS, ColumnForms, Leaves, order_columns
 from marlvec.collect.storage.dense_buffer import DenseBuffer
+from marlvec.collect.storage.plain_columns import columns_from, plain_columns
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.serialization.state_fields import State, array_field, check_fields
 from marlvec.trees import Tree
 
 __all__ = ["SlotBuffer"]
@@ -34,21 +38,21 @@ class SlotBuffer:
     """Growing table of slots, and the links between them.
 
     Ctrl-C may come at any line. Rows are written behind those there are, and count when `append` ends; what drops some
-    builds new arrays, and puts all of them in the place of the old ones by one call, in which nobody looks for signals.
+    builds new arrays, and puts all of them in the place of the old ones by one call, in which Python does not look for
+    signals.
 
     Args:
         forms: The columns' forms.
         num_lanes: N × A.
+        memory: What makes the arrays of batches.
 
     Attributes:
         forms: As given.
         slot_L: (L,) each lane's row that waits for an action or for its outcome, or -1; for reading.
-        keeps_columns: Whether rows and answers are kept whole. Else it is only known whose they are, when they came
-            and what they lead to: rows that nobody will read. To be set while there are none.
     """
 
-    def __init__(self, forms: ColumnForms, num_lanes: int) -> None:
-        self.forms = forms
+    def __init__(self, forms: ColumnForms, num_lanes: int, memory: BatchMemory) -> None:
+        self.forms, self._memory = forms, memory
         self._columns: dict[str, Leaves] = {}
         self._size, self._capacity = 0, _START
         self._lane = np.zeros(_START, np.int64)
@@ -58,7 +62,6 @@ class SlotBuffer:
         self._final = np.zeros(_START, np.bool_)
         self._missing = np.zeros(_START, np.bool_)
         self.slot_L = np.full(num_lanes, -1, np.int64)
-        self.keeps_columns = True
         # A stable sort of 16-bit keys is a radix sort.
         self._sort_dtype = np.uint16 if num_lanes <= np.iinfo(np.uint16).max else np.int64
 
@@ -84,7 +87,7 @@ class SlotBuffer:
             places: The same as an index.
             tick: (n,) the rounds they came in, or that of all.
             env_t: (n,) env steps that their episodes had made by then.
-            missing: None where somebody is to act on them. Else they are last rows, which may lack what connectors add;
+            missing: None where an agent is to act on them. Else they are last rows, which may lack what connectors add;
                 (n,) which of them have no observation of their own, so that the one there does not count.
 
         Returns:
@@ -100,7 +103,7 @@ class SlotBuffer:
             self._keep(slice(start), max(2 * self._capacity, stop))
         where = slice(start, stop)
         values, stored = dict(rows.items()), self._columns
-        for name, form in self.forms.rows.items() if self.keeps_columns else ():
+        for name, form in self.forms.rows.items():
             if name not in values or name in _UNREAD:
                 continue
             value, leaves = values[name], stored.get(name) or self._add_column(name)
@@ -109,15 +112,12 @@ class SlotBuffer:
             else:
                 for leaf, part in zip(leaves, form.fit(value), strict=True):
                     leaf[where] = part
-        for name in () if self.keeps_columns else _KEPT:
-            (stored.get(name) or self._add_column(name))[0][where] = values[name]
         self._lane[where] = lanes
         self._tick[where] = tick
         self._next[where] = -1
         self._final[where] = final
-        if self.keeps_columns:
-            self._env_t[where] = env_t
-            self._missing[where] = False if missing is None else missing
+        self._env_t[where] = env_t
+        self._missing[where] = False if missing is None else missing
         before, slots = self.slot_L[places], np.arange(start, stop)
         closed = int(np.count_nonzero(before >= 0))
         if closed == len(before):
@@ -138,8 +138,6 @@ class SlotBuffer:
 
     def answer(self, places: Where, parts: list[Leaves]) -> None:
         """Write down what the policy answered to these lanes' last rows: what `ColumnForms.check_answer` returned."""
-        if not self.keeps_columns:
-            return
         slots = self.slot_L[places]
         where: Where = slots
         if len(slots) and np.count_nonzero(slots[1:] - slots[:-1] == 1) == len(slots) - 1:  # rows that came together
@@ -160,14 +158,80 @@ class SlotBuffer:
                     end.rows, lanes[end.places], lanes[end.places], tick + 1, env_t[end.places] + 1, end.missing
                 )
 
+    # --- saved
+
+    def get_state(self, unanswered: IntArray) -> State:
+        """All slots, as arrays that later calls do not change.
+
+        Args:
+            unanswered: Lanes whose last rows wait for an answer: what stands there is no answer, and saved as 0.
+        """
+        final = self._final[: self._size]
+        no_answer = final.copy()
+        slots = self.slot_L[unanswered]
+        no_answer[slots[slots >= 0]] = True
+        columns = {}
+        for name, leaves in self._columns.items():
+            form = self.forms.rows.get(name) or self.forms.answers[name]
+            own = [leaf[: self._size].copy() for leaf in leaves]
+            if name not in ROW_COLUMNS:  # which alone last rows have for certain
+                for leaf in own:
+                    leaf[no_answer if name in self.forms.answers else final] = 0
+            columns[name] = form.tree(own)
+        return {
+            "columns": plain_columns(columns, "stored rows"),
+            "links": {name: getattr(self, name)[: self._size].copy() for name in _ARRAYS},
+            "slot_L": self.slot_L.copy(),
+        }
+
+    @classmethod
+    def from_state(cls, state: State, forms: ColumnForms, num_lanes: int, memory: BatchMemory) -> SlotBuffer:
+        """The buffer that `get_state` was asked of.
+
+        Args:
+            state: What it gave.
+            forms: The columns' forms, as they were.
+            num_lanes: N × A.
+            memory: What makes the arrays of batches.
+
+        Raises:
+            ArgumentError: It is no such state.
+        """
+        where = "stored rows"
+        check_fields(state, ("columns", "links", "slot_L"), where)
+        buffer = cls(forms, num_lanes, memory)
+        links = check_fields(state["links"], _ARRAYS, where)
+        size = len(array_field(links, "_lane", np.int64, (None,), where))
+        for name in _ARRAYS:
+            setattr(buffer, name, array_field(links, name, getattr(buffer, name).dtype, (size,), where))
+        buffer.slot_L = array_field(state, "slot_L", np.int64, (num_lanes,), where)
+        odd = buffer._lane[(buffer._lane < 0) | (buffer._lane >= num_lanes)]
+        if len(odd) or max(buffer.slot_L.max(initial=-1), buffer._next.max(initial=-1)) >= size:
+            raise ArgumentError(f"{where}: there are {size} in {num_lanes} lanes, and some lead to others")
+        for name, column in columns_from(state["columns"], size, where).items():
+            form = forms.rows.get(name) or forms.answers.get(name)
+            if form is None:
+                raise ArgumentError(f"{where}: column {name!r} is in no form")
+            try:
+                buffer._columns[name] = form.fit(column)
+            except ContractError as error:
+                raise ArgumentError(f"{where}: {error}") from error
+        wanted = (forms.rows.keys() if size else set()) | (forms.answers.keys() if (buffer._next >= 0).any() else set())
+        if missing := sorted(wanted - buffer._columns.keys() - _UNREAD - _LATE):
+            raise ArgumentError(f"{where}: the columns {missing} are missing")
+        buffer._size = buffer._capacity = size
+        return buffer
+
     # --- looking
 
-    def _get(self, name: str, where: Where) -> Tree:
+    def _get(self, name: str, where: IntArray) -> Tree:
         form = self.forms.rows.get(name) or self.forms.answers[name]
         found = self._columns.get(name) or self._add_column(name)
-        if isinstance(where, slice):
-            return form.tree([leaf[where].copy() for leaf in found])
-        return form.tree([leaf.take(where, axis=0) for leaf in found])
+        empty, n = self._memory.empty, len(where)
+        # With another mode numpy takes into an array of its own first.
+        return form.tree(
+            [leaf.take(where, axis=0, out=empty((n, *leaf.shape[1:]), leaf.dtype), mode="clip") for leaf in found]
+        )
 
     def closed(self, eps_ids: IntArray | None = None) -> IntArray:
         """Slots of transitions whose outcome is known, of all episodes or of some; ascending."""
@@ -204,6 +268,7 @@ class SlotBuffer:
         Returns:
             The columns, and the number after the last fragment's.
         """
+        self._memory.begin()
         slots = slots[np.argsort(self._lane[slots].astype(self._sort_dtype), kind="stable")]
         after = self._next[slots]
         missing, lane = self._missing[after], self._lane[slots]
@@ -263,6 +328,6 @@ class SlotBuffer:
         self.slot_L[:] = -1
 
 
-_KEPT = ("env_id", "eps_id")
 _UNREAD = {"first", "last"}
+_LATE = {"action_mask", "off_policy"}  # columns that may come at any time
 _ARRAYS = ("_lane", "_tick", "_env_t", "_next", "_final", "_missing")

@@ -27,12 +27,10 @@ class TransitionBuffer(Protocol):
     Attributes:
         forms: The columns' forms.
         slot_L: (L,) not negative where a lane's row waits for an action or for its outcome; for reading.
-        keeps_columns: Whether rows can be read.
     """
 
     forms: ColumnForms
     slot_L: IntArray
-    keeps_columns: bool
 
     def __len__(self) -> int:
         """How many rows are stored."""

@@ -217,6 +217,47 @@ def test_a_chain_is_copied_for_each_policy_and_may_be_given_for_each() -> None:
             collector([lambda rows: rows])
 
 
+@agent_connector
+def doubled(rows: Rows) -> Rows:
+    return rows.replace(obs=rows.obs * 2)
+
+
+def test_a_connector_that_remembers_stands_in_one_chain() -> None:
+    """In two it would take the rows of one policy's agents for those of the other's."""
+    with sync("parallel", 2, 2) as envs:
+        names = {"agent_0": "left", "agent_1": "right"}
+
+        def collector(left: Any, right: Any, side: str = "agent") -> Collector:
+            policies = {"left": RandomPolicy(), "right": RandomPolicy()}
+            chains = {f"{side}_connectors": {"left": left, "right": right}}
+            return Collector(envs, policies, names, seed=0, **chains)
+
+        norm, stack = NormalizeObs(), FrameStack(2)
+        with pytest.raises(ArgumentError) as caught:
+            collector([FlattenObs(), norm], [norm])
+        assert str(caught.value).startswith(
+            "connectors: expected each policy to have instances of its own, got one NormalizeObs in two chains, at "
+            "position 1 for policy 'left' and at position 0 for policy 'right'"
+        )
+        assert "Make one for each, NormalizeObs(…) in both chains" in str(caught.value)
+        with pytest.raises(ArgumentError, match="got one FrameStack in two chains, at position 0 .* at position 1"):
+            collector([AgentPipeline([FlattenObs(), stack])], AgentPipeline([FlattenObs(), stack]))
+        spy = Spy()
+        with pytest.raises(
+            ArgumentError, match="got one Spy in two chains"
+        ):  # it has no state_dict(), and yet a memory
+            collector([spy], [spy])
+        repeat = RepeatActions(2)
+        with pytest.raises(ArgumentError, match="got one RepeatActions in two chains"):
+            collector([repeat], [repeat], "action")
+
+        both = collector([doubled, NormalizeObs()], [doubled, norm])
+        both.collect(env_steps=8)
+        with pytest.raises(ArgumentError, match="got one NormalizeObs in two chains.*'right'.*'late'"):
+            both.add_policy("late", RandomPolicy(), agent_connectors=[norm])
+        both.add_policy("late", RandomPolicy(), agent_connectors=[doubled, NormalizeObs()])
+
+
 @pytest.mark.parametrize("side", ["agent_connectors", "action_connectors", "learner_connectors"])
 @pytest.mark.parametrize(
     ("given", "message"),

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from marlvec.collect import Collector, Episode
-from marlvec.errors import ArgumentError, ContractError
+from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import RandomPolicy
 from marlvec.testing.scripted import CounterEnv, SampledEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
@@ -66,6 +66,41 @@ def test_a_mapping_function_is_asked_once_per_episode_and_agent_and_its_word_hol
             later.collect(env_steps=200)
         with pytest.raises(KeyError, match="known ones"):
             later.collect(env_steps=200)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_mapping_function_says_who_plays_in_episodes_that_begin(mode: str) -> None:
+    def left(name: str, episode: Episode) -> str:
+        return "left"
+
+    def right(name: str, episode: Episode) -> str:
+        return "right"
+
+    with sync("keyed", 3, 3, mode) as envs:
+        collector = Collector(envs, duo(), left, seed=1, batch_mode="complete")
+        before = collector.collect(episodes=2)
+        collector.policy_mapping = right
+        after = [collector.collect(episodes=2) for _ in range(6)]
+        who: dict[str, set[int]] = {"left": set(), "right": set()}
+        for batch in after:
+            for policy, rows in batch.items():
+                who[policy] |= set(rows["eps_id"].tolist())
+        assert list(before) == ["left"]
+        assert who["left"], "episodes that were running"
+        assert len(who["left"]) <= envs.num_envs
+        assert len(who["right"]) > envs.num_envs
+        assert not who["left"] & who["right"], "none changes hands within an episode"
+        assert list(after[-1]) == ["right"]
+        for wrong in ("left", dict.fromkeys(envs.agents, "left")):
+            with pytest.raises(ArgumentError, match="must be a function of"):
+                collector.policy_mapping = wrong
+        with pytest.raises(ArgumentError, match=r"must be a function of .agent, episode"):
+            collector.policy_mapping = lambda agent: "left"
+        assert collector.policy_mapping is right
+        fixed = Collector(envs, duo(), "left")
+        assert fixed.policy_mapping == dict.fromkeys(envs.agents, "left")
+        with pytest.raises(StateError, match="the policy_mapping is fixed"):
+            fixed.policy_mapping = right
 
 
 @pytest.mark.fault("E5")
@@ -194,7 +229,7 @@ def test_what_is_no_mapping_is_refused() -> None:
         ):
             with pytest.raises(ArgumentError, match=message):
                 Collector(envs, duo(), mapping)  # type: ignore[arg-type]  # on purpose
-        with pytest.raises(ArgumentError, match="say who plays whom"):
+        with pytest.raises(ArgumentError, match="must name each agent's policy"):
             Collector(envs, duo())
 
 

@@ -321,6 +321,21 @@ def test_a_table_of_some_policies_shows_no_others() -> None:
         assert not re.search(r"\bp(:| )", shown)
 
 
+def test_neither_a_name_nor_a_number_is_cut_at_80_columns() -> None:
+    text, name = io.StringIO(), "a_policy_with_a_name_that_is_longer_than_half_a_line"
+    console = Console(file=text, width=80, color_system=None, legacy_windows=False, force_terminal=True)
+    with LiveTable(10**12, console=console) as table, SyncVectorEnv(counters(2, length=[2, 3])) as envs:
+        collector = Collector(envs, {name: noop()}, name, callbacks=[table], seed=0)
+        collector.collect(env_steps=10)
+    shown = screen(text.getvalue())
+    assert max(map(len, shown)) <= 80
+    first = next(k for k, line in enumerate(shown) if line.strip().startswith("a_policy"))
+    assert "".join(line.split()[0] for line in shown[first : first + 2]) == name
+    stats = collector.metrics.policy(name)["return"]
+    assert f"{stats.mean:.4g}   {stats.min:.4g} … {stats.max:.4g}" in shown[first]
+    assert not re.search(r"\S…|…\S", "".join(shown))
+
+
 def test_how_far_it_is_is_drawn_where_the_end_is_known() -> None:
     for total, drawn in ((60, "50%"), (None, "")):
         console, text = terminal(force_terminal=True)

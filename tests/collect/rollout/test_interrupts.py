@@ -349,10 +349,11 @@ def sweep(books: Books, call: Callable[[], Any], *, step: int, first: int = 1, c
     metrics, line = books.collector.metrics, first
     while True:
         interrupted = metrics.episodes_interrupted
-        batches: Any = ()
+        batches: list[Any] = []
         try:
             with Tracer(COLLECT, line) as tracer:
-                batches = call()
+                for batch in call():
+                    batches.append(batch)  # what has come is there, whatever comes then
         except KeyboardInterrupt:
             pass
         try:
@@ -428,7 +429,9 @@ def test_at_any_line_of_a_collect(backend: str, mode: str, overlap: bool, batch_
 
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("step", EVERY_LINE)
-@pytest.mark.parametrize("what", ["agent_steps", "two_policies", "noops", "random_steps", "batches"])
+@pytest.mark.parametrize(
+    "what", ["agent_steps", "two_policies", "frozen", "frozen_agent_steps", "noops", "random_steps", "batches"]
+)
 def test_at_any_line_of_other_collects(what: str, step: int) -> None:
     options: dict[str, Any] = {}
     with made("sync", "same_step") as envs:
@@ -440,16 +443,25 @@ def test_at_any_line_of_other_collects(what: str, step: int) -> None:
             policies = {"main": FunctionPolicy(decide), "other": FunctionPolicy(decide)}
             mapping = lambda agent, episode: "main" if (episode.number % 2) == (agent == "a") else "other"  # noqa: E731
             collector = Collector(envs, policies, mapping, seed=0)
+        elif what.startswith("frozen"):
+            mapping = lambda agent, episode: ("main", "old", "older")[(episode.number + (agent == "a")) % 3]  # noqa: E731
+            collector = Collector(envs, {"main": FunctionPolicy(decide)}, mapping, seed=0)
+            for policy_id in ("old", "older"):
+                collector.add_policy(policy_id, FunctionPolicy(decide), frozen=True)
         else:
             collector = Collector(envs, FunctionPolicy(decide), seed=0, **options)
-        books = Loose(collector) if what in ("noops", "random_steps", "two_policies") else Books(collector)
+        is_loose = what in ("noops", "random_steps", "two_policies", "frozen", "frozen_agent_steps")
+        books = Loose(collector) if is_loose else Books(collector)
         books.go_on()
-        amount = {"agent_steps": 7} if what == "agent_steps" else {"env_steps": 3 * N + 1}
+        amount = {"agent_steps": 7} if what.endswith("agent_steps") else {"env_steps": 3 * N + 1}
         if what == "batches":
-            found = sweep(books, lambda: list(collector.batches(env_steps=2 * N, total=2 * N)), step=step)
+            found = sweep(books, lambda: collector.batches(env_steps=2 * N, total=2 * N), step=step)
         else:
             found = sweep(books, lambda: [collector.collect(**amount)], step=step)
         assert found["fine"] > 0
+        collector._batch_builder.drop_delivered()
+        stored = collector._batch_builder.all_closed().values()
+        assert collector._current.state.counters.closed_steps == sum(map(len, stored))
 
 
 class Loose(Books):
@@ -618,6 +630,28 @@ def test_at_any_line_of_an_evaluation_the_collector_is_not_concerned(step: int) 
             if tracer.place is None:
                 break
             line += step * (11 if step > 1 else 1)
+
+
+@pytest.mark.fault("A25")
+def test_at_any_line_of_updating_the_next_call_goes_on() -> None:
+    with made("sync", "same_step") as envs:
+        collector = collector_of(envs)
+        books = Books(collector)
+        place, line = "", 0
+        while place is not None:
+            line += 1
+            try:
+                with Tracer(COLLECT, line) as tracer, collector.updating():
+                    pass
+            except KeyboardInterrupt:
+                pass
+            place = tracer.place
+            books.take(collector.collect(env_steps=2 * N))
+            books.settle()
+            with collector.updating():
+                pass
+        assert line > 10
+        assert collector.metrics.episodes_interrupted == 0
 
 
 @pytest.mark.fault("A25")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ def by_number(name: str, episode: Any) -> str:
     return "ab"[(episode.number + int(name[-1])) % 2]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> Iterator[None]:
+    """Thousands of envs die here, and each is a warning."""
+    log = logging.getLogger("marlvec")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    yield
+    log.setLevel(before)
+
+
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 @pytest.mark.parametrize("on_fault", ["restart", "mask", "raise"])
 @settings(max_examples=30)
@@ -76,7 +87,6 @@ def test_decisions_of_lost_episodes_are_all_counted(
     overlap: bool,
     calls: list[tuple[Any, int]],
 ) -> None:
-    logging.getLogger("marlvec").setLevel(logging.CRITICAL)
     marks: Path = tmp_path_factory.mktemp("marks")
     policies = {"a": Recounting(0), "b": Recounting(1)}
     held: Counter[Key] = Counter()

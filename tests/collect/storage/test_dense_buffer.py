@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marlvec.collect.storage import dense_buffer
+from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.columns import ColumnForms
 from marlvec.collect.storage.dense_buffer import DenseBuffer
 from marlvec.collect.storage.slot_buffer import SlotBuffer
@@ -96,10 +98,12 @@ class Both:
     def __init__(self, world: World, length: int) -> None:
         self.world, self.everyone = world, np.arange(len(world.lanes))
         num_lanes = world.num_envs * AGENTS
-        self.slots, self.other = (SlotBuffer(forms, num_lanes) for forms in world.forms)
+        self.slots, self.other = (SlotBuffer(forms, num_lanes, BatchMemory()) for forms in world.forms)
         rows = Rows(world.rows(self.everyone))
         self.slots.append(rows, world.lanes, world.lanes, 0, self.env_t)
-        self.dense: DenseBuffer | None = DenseBuffer(world.forms[1], num_lanes, AGENTS, length, rows, 0, self.env_t)
+        self.dense: DenseBuffer | None = DenseBuffer(
+            world.forms[1], num_lanes, AGENTS, length, rows, 0, self.env_t, BatchMemory()
+        )
 
     def demote(self) -> None:
         if self.dense is not None:
@@ -206,17 +210,32 @@ def test_what_is_delivered_is_dropped_and_what_waits_stays(world: World, steps: 
         both.check(0)
 
 
-def test_a_full_buffer_is_read_without_a_copy() -> None:
+@pytest.mark.parametrize("agents", [[0, 1, 2], [1]])
+@pytest.mark.parametrize("steps", [[[], [1], []], [[]]], ids=len)
+@pytest.mark.parametrize("as_said", [True, False])
+@pytest.mark.parametrize("choices", [1, 9])
+def test_a_full_buffer_is_read_without_a_copy(agents: Any, steps: Any, as_said: bool, choices: int) -> None:
+    """And no two columns have the same memory, whatever the form of the actions."""
     wide = np.zeros((0, 9), np.float32)
-    world = World(2, [0, 1, 2], wide, np.random.default_rng(0), 99, state=False)
-    both = Both(world, 3)
-    for ending in ([], [1], []):
+    world = World(len(steps), agents, wide, np.random.default_rng(0), 99, state=False)
+    plain = world.answer
+
+    def answer() -> dict[str, Any]:
+        found = plain()
+        found["actions"] = np.repeat(found["actions"][:, None], choices, axis=1)
+        return found | {"actions_for_env": found["actions"] if as_said else found["actions"] + 1}
+
+    world.answer = answer  # type: ignore[method-assign]
+    both = Both(world, len(steps))
+    for ending in steps:
         both.tick(ending, -1)
+    both.check(0)
     dense = both.dense
     assert dense is not None
     columns, _ = dense.read(dense.closed(), 0)
     assert np.shares_memory(columns["obs"], dense._seen["obs"][0])
-    assert not np.shares_memory(columns["actions"], columns["actions_for_env"])
+    leaves = [leaf for column in columns.values() for _, leaf in tree_leaves(column)]
+    assert not any(np.shares_memory(one, other) for k, one in enumerate(leaves) for other in leaves[:k])
     assert all(leaf.flags.writeable and leaf.flags.c_contiguous for c in columns.values() for _, leaf in tree_leaves(c))
 
 
@@ -242,3 +261,38 @@ def test_rows_of_another_form_are_refused_as_by_slots(name: str) -> None:
         del rows[name]
         with pytest.raises(ContractError, match="dropped column"):
             both.dense.append(Rows(rows), world.lanes[:2], world.lanes[:2], 2, both.env_t[:2], np.zeros(2, np.bool_))
+
+
+@pytest.mark.parametrize("demote_at", [-1, 1])
+def test_what_is_sent_parts_from_what_is_said_in_the_middle(demote_at: int) -> None:
+    """Once it does, the columns are two; what came before stands in both."""
+    world = World(2, [0, 2], OBS["box"], np.random.default_rng(0), 99, state=False)
+    plain = world.answer
+
+    def answer() -> dict[str, Any]:
+        return plain() | ({"actions_for_env": np.arange(4)} if world.ticks in (2, 3) else {})
+
+    world.answer = answer  # type: ignore[method-assign]
+    both = Both(world, 5)
+    for k in range(5):
+        both.tick([], demote_at if k == 4 else -1)
+        both.check(0)
+
+
+@pytest.mark.parametrize("obs", [np.zeros((0, 3, 7), np.uint8), np.zeros((0, 9), np.float32), np.zeros((0, 2), "U4")])
+def test_large_rows_are_those_of_slots(obs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which are written as wholes, however they lie in memory."""
+    monkeypatch.setattr(dense_buffer, "_LARGE", 1)
+    world = World(3, [0, 2], obs, np.random.default_rng(0), 99, state=True)
+    both, plain = Both(world, 4), world.rows
+    assert both.dense is not None
+    assert set(both.dense._seen_items) == {"obs"}
+
+    def scattered(places: Any, **more: Any) -> dict[str, Any]:
+        rows = plain(places, **more)
+        return rows | {"obs": np.repeat(rows["obs"], 2, axis=-1)[..., ::2]}
+
+    for k, ending in enumerate([[], [1], [0, 2], []]):
+        world.rows = scattered if k == 1 else plain  # type: ignore[method-assign]
+        both.tick(ending, -1)
+        both.check(0)

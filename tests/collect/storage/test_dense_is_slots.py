@@ -194,7 +194,7 @@ def play(setting: Setting, calls: Sequence[tuple[str, int]], demotions: Sequence
         def forced(needed: Any) -> None:
             nonlocal tick
             tick += 1
-            if loop._is_dense and demotions is not None and tick in demotions:
+            if loop._dense and demotions is not None and tick in demotions:
                 loop._use_slots()
                 loop._failed_tries = 0
             step(needed)
@@ -204,7 +204,7 @@ def play(setting: Setting, calls: Sequence[tuple[str, int]], demotions: Sequence
             loop.choose_storage = lambda length: choose(0)  # type: ignore[method-assign]
         for unit, amount in calls:
             batch = collector.collect(**{unit: amount})
-            dense += loop._is_dense
+            dense += bool(loop._dense)
             seen.append((batch.env_steps, batch.agent_steps))
             for name, rows in batch.items():
                 for key, column in rows.items():
@@ -301,7 +301,7 @@ def test_who_needs_slots_again_and_again_is_not_tried_for_ever() -> None:
         collector = setting.collector(envs)
         for _ in range(30):
             collector.collect(env_steps=4 * 12)
-            assert not collector._loop._is_dense
+            assert not collector._loop._dense
         assert collector._loop._failed_tries == 3
         collector.reset()
         assert collector._loop._failed_tries == 0
@@ -338,5 +338,37 @@ def test_a_policy_may_write_into_its_rows_and_fail(fails_at: int, copy: bool) ->
             except KeyboardInterrupt:
                 batch = collector.collect(env_steps=18)
             found.append([(name, column["x"] if name == "more" else column) for name, column in batch["p"].items()])
+    for (name, got), (_, want) in zip(*found, strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=name)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("fails_at", [2, 3, 5, 8, 99])
+def test_several_policies_may_write_into_their_rows_and_one_may_fail(fails_at: int, copy: bool) -> None:
+    """Policies that are drawn for each episode are given parts of the same arrays."""
+
+    def mapping(agent: str, episode: Any) -> str:
+        return ("p", "q", "old")[(episode.number + episode.env_id + ord(agent)) % 3]
+
+    found = []
+    for policy in (Scribbler(fails_at), Scribbler(-1)):
+        with vectorize("sync", [partial(World, "box", "death", None, i) for i in range(3)], copy=copy) as envs:
+            collector = Collector(envs, {"p": Scribbler(-1), "q": policy}, mapping, seed=0)
+            collector.add_policy("old", Scribbler(-1), frozen=True)
+            batches = [collector.collect(env_steps=3)]
+            for _ in range(4):
+                try:
+                    batches.append(collector.collect(env_steps=18))
+                except KeyboardInterrupt:
+                    batches.append(collector.collect(env_steps=18))
+            found.append(
+                [
+                    (name, column["x"] if name == "more" else column)
+                    for batch in batches
+                    for policy_id in ("p", "q")
+                    if policy_id in batch
+                    for name, column in batch[policy_id].items()
+                ]
+            )
     for (name, got), (_, want) in zip(*found, strict=True):
         np.testing.assert_array_equal(got, want, err_msg=name)

@@ -1,0 +1,34 @@
+"""`CollectorStats`: what one of many collectors did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CollectorStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorStats:
+    """What one of many collectors did, up to the last batch that was handed out.
+
+    Attributes:
+        index: Its number.
+        restarts: How often it was restarted.
+        lag: Of the last batch that has rows of it: by how many versions of the weights its oldest fragment was behind.
+        env_steps: Env steps in batches, of all its incarnations.
+        seconds_waiting: Seconds it waited for a request.
+        seconds_working: Seconds it worked for those requests.
+    """
+
+    index: int
+    restarts: int = 0
+    lag: int = 0
+    env_steps: int = 0
+    seconds_waiting: float = 0.0
+    seconds_working: float = 0.0
+
+    @property
+    def waiting(self) -> float:
+        """Share of its time that it waited for requests, between 0 and 1."""
+        total = self.seconds_waiting + self.seconds_working
+        return self.seconds_waiting / total if total else 0.0

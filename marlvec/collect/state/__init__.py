@@ -1,0 +1,1 @@
+"""What a collector is in the middle of, as plain data."""

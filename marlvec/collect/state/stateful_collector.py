@@ -1,0 +1,409 @@
+"""`StatefulCollector`: saves where a collector is, and lets one like it go on from there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.acting.policy_set import PolicySet
+from marlvec.collect.background import Background, CollectingThread, UpdateLock
+from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.batch_builder import BatchBuilder
+from marlvec.collect.callbacks.callback_list import CallbackList
+from marlvec.collect.episodes import EpisodeTracker
+from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.rollout import RolloutLoop
+from marlvec.collect.rollout_state import CurrentState
+from marlvec.collect.sample_target import BatchSchedule, SampleTarget
+from marlvec.collect.state.batch_state import batch_from, get_batch_state
+from marlvec.collect.state.coming_policies import ComingPolicies, name_of_mapping
+from marlvec.collect.state.identity import check_identity, describe_collector
+from marlvec.collect.state.state_loader import StateLoader, has_state, state_of
+from marlvec.errors import ArgumentError, CheckpointError, StateError
+from marlvec.serialization.archive import FilePath, read_archive, write_archive
+from marlvec.serialization.state_fields import State, check_fields, number_field
+from marlvec.serialization.values import decode, encode
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["StatefulCollector"]
+
+FORMAT = 1
+_RESTART_STREAM = 0x72657374617274  # "restart"
+_FIELDS = (
+    *("format", "belongs_to", "seed", "entropy", "evaluations", "rollout", "episodes", "policies", "metrics"),
+    *("running", "others", "envs", "waiting"),
+)
+
+
+class StatefulCollector(ABC):
+    """The part of `Collector` that saves and restores all that its next batches depend on."""
+
+    envs: VectorEnv
+    metrics: Metrics
+    _loop: RolloutLoop
+    _policy_set: PolicySet
+    _episodes: EpisodeTracker
+    _callback_list: CallbackList
+    _batch_builder: BatchBuilder
+    _current: CurrentState
+    _update_lock: UpdateLock
+    _owner: CollectingThread
+    _seed: int | None
+    _entropy: int
+    _evaluations: int
+    _stream: int
+    _batch_mode: str
+    _background: Background | None
+    _waiting: Sequence[MultiAgentBatch] = ()  # made in the background before the state was saved
+    _is_half_set = False  # whether set_state was ended in the middle
+    _is_taken_over = False  # whether the call of set_state that runs has begun to change what runs here
+
+    @property
+    def resumes_exactly(self) -> NDArray[np.bool_]:
+        """Which envs go on from a saved state bit by bit: (N,) bool.
+
+        In the others the running episodes are lost when a state is loaded, and new ones begin;
+        ``envs.state_obstacles()`` says why.
+
+        Raises:
+            BusyError: Another call of the envs is pending.
+        """
+        exact_N = np.ones(self.envs.num_envs, np.bool_)
+        exact_N[list(self.envs.state_obstacles())] = False
+        return exact_N
+
+    def get_state(self) -> State:
+        """Say all that the next batches depend on, between two calls of `collect`.
+
+        Rows that no batch holds yet, running episodes, random streams, what connectors have learned and remember,
+        policies, metrics and counters, and the envs where they can be saved (see `resumes_exactly`); of policies,
+        callbacks and the mapping, what their ``state_dict()`` or ``get_state()`` says, where they have one.
+
+        Returns:
+            Plain data: numbers, texts, None, arrays, lists, tuples and dicts, which later calls do not change.
+
+        While batches are collected in the background it waits for the end of a step, and those that are whole and were
+        not taken are in the state, too: the next `background` of the collector that is given it begins with them.
+
+        Raises:
+            StateError: A callback, a policy or a connector asks for it; or the envs are driven from outside; or a
+                policy was removed, and rows of it are still to come.
+            EnvsDriven: Other code has reset or stepped the envs.
+            SerialisationError: There is something that no file can hold; names it.
+            BusyError: Another thread collects.
+        """
+        with self._pause("get_state") as waiting:
+            self._owner.claim(self, "get_state", self._callback_list.running_hook)
+            try:
+                return self._get_state(waiting)
+            finally:
+                self._owner.thread = self._current.tick_counters = None  # not interrupted: stores alone
+
+    def set_state(self, state: State) -> None:
+        """Go on from where a collector was that was built as this one: its later batches are those of that one.
+
+        What is running here is gone. Where envs have no state of their own, new episodes begin; what was in the old
+        ones and in no batch is lost, and metrics count it (``episodes_restarted``, ``env_steps_lost``).
+
+        Opponents that a `SelfPlayMapping` has added come with the state, and those that it does not know leave.
+
+        An interrupt may come at any line. Then all is as it was, or as it was saved, or `collect` raises `StateError`
+        until `reset` or this is called again.
+
+        Args:
+            state: What `get_state` returned.
+
+        Raises:
+            ArgumentError: It is no state, or one of another collector; names what differs. Nothing has changed.
+            StateError: As of `get_state`; or it is collected in the background.
+            EnvFault: An env could not take its state, or not begin: call `reset`, or this again.
+            Exception: What a policy, a connector, a callback or the mapping raises. Nothing has changed.
+        """
+        self._check_foreground("set_state")
+        self._owner.claim(self, "set_state", self._callback_list.running_hook)
+        try:
+            self._set_state(state)
+        finally:
+            self._owner.thread = self._current.tick_counters = None  # not interrupted: stores alone
+        self._callback_list.raise_held()
+
+    def check_state(self, state: State) -> None:
+        """Make sure that a state is of a collector such as this one; nothing changes.
+
+        Args:
+            state: What `get_state` returned.
+
+        Raises:
+            ArgumentError: It is no state, or one of another collector; names what differs.
+        """
+        self._check_format(state)
+        coming = ComingPolicies(self, self._episodes.mapping)
+        seeds = self._policy_set.seed_count
+        try:
+            coming.add(state)
+            check_identity(state["belongs_to"], self._identity_without(coming.leaving))
+        finally:
+            self._take_back(coming, seeds)
+
+    def save(self, path: FilePath) -> None:
+        """Write `get_state` to a file, which is there whole or not at all, whatever happens meanwhile.
+
+        Args:
+            path: The file, by convention ``.npz``; an old one is replaced.
+
+        Raises:
+            SerialisationError: There is something that no file can hold; names it.
+            OSError: The file cannot be written; the old one is as it was.
+            StateError: As of `get_state`.
+        """
+        write_archive(path, {"collector": encode(self.get_state(), "the collector's state")})
+
+    def load(self, path: FilePath) -> None:
+        """Go on from a file that `save` wrote: see `set_state`. Nothing in it is executed.
+
+        Args:
+            path: The file.
+
+        Raises:
+            CheckpointError: There is no such file, it is damaged, of another version, or holds something else.
+            ArgumentError: It is of another collector; names what differs.
+            StateError: As of `set_state`.
+        """
+        found = read_archive(path)
+        if found.keys() != {"collector"}:
+            raise CheckpointError(path, f"holds no collector, but {sorted(found)}")
+        try:
+            state = decode(found["collector"])
+        except ArgumentError as error:
+            raise CheckpointError(path, f"holds no collector: {error}") from error
+        self.set_state(state)
+
+    @abstractmethod
+    def _check_foreground(self, call: str) -> None: ...
+
+    @abstractmethod
+    def _seed_of(self, purpose: int, number: int) -> int: ...
+
+    def _identity_without(self, leaving: Collection[str] = ()) -> State:
+        settings = {"batch_mode": self._batch_mode, "stream": self._stream}
+        return describe_collector(self.envs, self._policy_set, self._episodes, settings, leaving)
+
+    @staticmethod
+    def _check_format(state: State) -> None:
+        where = "set_state()"
+        check_fields(state, _FIELDS, where)
+        if state["format"] != FORMAT:
+            raise ArgumentError(f"{where}: the state is of format {state['format']!r:.50}, this version reads {FORMAT}")
+
+    def _take_back(self, coming: ComingPolicies, seed_count: int) -> None:
+        """Have the policies that there were; the next one that is added has the seed that it would have had."""
+        coming.take_back()
+        self._policy_set.seed_count = seed_count
+
+    def _check_whole(self) -> None:
+        """Make sure that no call of `set_state` was ended in the middle."""
+        if self._is_half_set:
+            raise StateError(
+                "set_state() was ended in the middle, and what runs here does not fit together: call it again, or reset"
+            )
+
+    def _check_ready(self) -> None:
+        """Make sure that what is collected now may be."""
+        self._check_whole()
+        if self._waiting:
+            raise StateError(
+                f"{len(self._waiting)} batches wait that were made in the background before this state was saved: take "
+                f"them by background(), or drop them by reset()"
+            )
+
+    def _pause(self, call: str) -> AbstractContextManager[Sequence[MultiAgentBatch]]:
+        """Have nothing collected meanwhile; gives the batches that wait to be taken."""
+        background = self._background
+        if background is None or background.is_closed:
+            self._check_foreground(call)
+            return nullcontext(self._waiting)
+        return background.paused()
+
+    def _take_waiting(self, schedule: BatchSchedule, goal: SampleTarget) -> Sequence[MultiAgentBatch]:
+        """The batches that wait, which count for a schedule."""
+        waiting, self._waiting = self._waiting, ()
+        for batch in waiting:
+            schedule.done = schedule.done_with(goal, batch)
+        return waiting
+
+    def _drop_waiting(self) -> None:
+        """The batches that wait are dropped: they were not delivered."""
+        state, waiting = self._current.state, self._waiting
+        counters = state.counters.copy()
+        counters.env_steps_delivered -= sum(batch.env_steps for batch in waiting)
+        counters.agent_steps_delivered -= sum(batch.agent_steps for batch in waiting)
+        self._current.state, self._waiting = state._replace(counters=counters), ()  # not interrupted: stores alone
+
+    def _check_inside(self) -> None:
+        """Make sure that the envs are driven from here."""
+        if self.envs.backend == "external":
+            raise StateError(
+                "external envs cannot be saved: what drives them goes on outside, and where it is is not known here; "
+                "save policies and connectors alone, by save_checkpoint(..., exact=False)"
+            )
+
+    def _come_to_rest(self) -> None:
+        """Do what the next call of `collect` would do first, and take in what is on the way."""
+        self._check_inside()
+        self._check_whole()
+        loop = self._loop
+        if loop.is_new:
+            return
+        with self._update_lock:
+            if loop.is_dirty:
+                loop.recover()
+            loop.scheduler.check_alone()
+            self._batch_builder.drop_delivered()
+            loop.settle()
+
+    def _get_envs(self) -> State | None:
+        """The state of those envs that have one."""
+        if self._loop.is_new:
+            return None
+        exact = np.flatnonzero(self.resumes_exactly)
+        if not len(exact):
+            return None
+        return self.envs.get_state(None if len(exact) == self.envs.num_envs else exact)
+
+    def _get_state(self, waiting: Sequence[MultiAgentBatch]) -> State:
+        self._come_to_rest()
+        return {
+            "format": FORMAT,
+            "belongs_to": self._identity_without(),
+            "seed": self._seed,
+            "entropy": self._entropy,
+            "evaluations": self._evaluations,
+            "rollout": self._loop.get_state(),
+            "episodes": self._episodes.get_state(),
+            "policies": self._policy_set.get_state(),
+            "metrics": self.metrics.get_state(),
+            "running": self._callback_list.get_state(),
+            "others": [[who, state_of(thing)] for who, thing in self._others()],
+            "envs": self._get_envs(),
+            "waiting": [get_batch_state(batch) for batch in waiting],
+        }
+
+    def _others(self) -> Iterator[tuple[str, Any]]:
+        """Objects with states of their own that are neither policies nor connectors, each once."""
+        callbacks = ((f"callbacks[{i}]", callback) for i, callback in enumerate(self._callback_list.callbacks))
+        seen = set()
+        mapping = self._episodes.mapping
+        named = [
+            (name_of_mapping(mapping), mapping),
+            *((f"{who}, {type(one).__name__}", one) for who, one in callbacks),
+        ]
+        for who, thing in named:
+            if id(thing) not in seen and has_state(thing):
+                seen.add(id(thing))
+                yield who, thing
+
+    def _set_state(self, state: State) -> None:
+        self._check_inside()
+        self._check_format(state)
+        coming, seeds = ComingPolicies(self, self._episodes.mapping), self._policy_set.seed_count
+        self._is_taken_over = False
+        try:
+            try:
+                coming.add(state)
+                change = self._prepare(state, coming.leaving)
+            except ArgumentError:
+                raise
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise ArgumentError(f"set_state(): expected what get_state() returned: {error!r:.200}") from error
+            change()
+        except BaseException:
+            if not self._is_half_set or not self._is_taken_over:
+                self._take_back(coming, seeds)
+            raise
+
+    def _prepare(self, state: State, leaving: Collection[str]) -> Callable[[], None]:
+        """Look at all of a state; returns what puts it in place.
+
+        Args:
+            state: It.
+            leaving: Ids of policies that it does not know, and that leave with what runs here.
+        """
+        where, loop = "set_state()", self._loop
+        check_identity(state["belongs_to"], self._identity_without(leaving))
+        numbers = {name: number for name, number in self._policy_set.numbers.items() if name not in leaving}
+        seed = None if state["seed"] is None else number_field(state, "seed", where)
+        entropy, evaluations = (number_field(state, name, where) for name in ("entropy", "evaluations"))
+        put_loop = loop.prepare(state["rollout"])
+        put_policies = self._policy_set.prepare(state["policies"], leaving)
+        put_episodes = self._episodes.prepare(state["episodes"], leaving)
+        put_metrics = self.metrics.prepare(state["metrics"], numbers)
+        put_running = self._callback_list.prepare(state["running"], self._episodes)
+        loader = self._loader(state)
+        waiting = tuple(map(batch_from, state["waiting"]))
+
+        def put_all() -> None:
+            put_episodes()
+            put_policies()
+            put_metrics()
+            self._seed, self._entropy, self._evaluations = seed, entropy, evaluations
+            put_loop()
+            put_running(entropy, {number: name for name, number in numbers.items()})
+            self._waiting = waiting
+
+        return partial(self._change, loader, state["envs"], put_all)
+
+    def _change(self, loader: StateLoader, envs: State | None, put_all: Callable[[], None]) -> None:
+        """Put all parts of a state in place, those first that may refuse it."""
+        loop = self._loop
+        if loop.is_dirty:
+            loop.scheduler.abandon()
+        else:
+            with self._update_lock:
+                loop.settle()
+        driven = self.envs.drive_count
+        self._is_half_set = self._is_taken_over = True
+        try:
+            loader.load()
+            if envs is not None:
+                self.envs.set_state(envs)
+        except Exception:
+            if self.envs.drive_count == driven:  # the envs are as they were
+                loader.undo()
+                self._is_half_set = False
+            raise
+        put_all()
+        if not loop.is_new:
+            exact = () if envs is None else envs["env_ids"]
+            others = np.setdiff1d(np.arange(self.envs.num_envs), exact)
+            loop.restart_envs(others, self._seed_of(_RESTART_STREAM, self._current.state.tick))
+        self._is_half_set = False
+
+    def _loader(self, state: State) -> StateLoader:
+        """What loads the states of policies, connectors, callbacks and the mapping."""
+        loader = StateLoader()
+        for policy_id, one in state["policies"]["runners"].items():
+            runner = self._policy_set.find(policy_id)
+            loader.add(f"policy {policy_id!r}", runner.policy, one["policy"])
+            if not isinstance(one["connectors"], list) or len(one["connectors"]) != len(runner.chains):
+                raise ArgumentError(f"set_state(): connectors of {policy_id!r}: expected three states")
+            for chain, own in zip(runner.chains, one["connectors"], strict=True):
+                if own:
+                    loader.add(f"the connectors of policy {policy_id!r}", chain, own)
+        others = list(self._others())
+        if [who for who, _ in others] != [who for who, _ in state["others"]]:
+            raise ArgumentError(
+                f"set_state(): the state has those of {[who for who, _ in state['others']]}, and here "
+                f"{[who for who, _ in others]} have one"
+            )
+        for (who, thing), (_, own) in zip(others, state["others"], strict=True):
+            loader.add(who, thing, own)
+        return loader
+
+
+CollectingThread.methods |= {StatefulCollector.get_state.__code__, StatefulCollector.set_state.__code__}

@@ -1,0 +1,241 @@
+"""What `set_state` refuses, and what is left where it is refused or interrupted."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import marlvec
+from marlvec import Collector
+from marlvec.connectors.agent import AgentPipeline, FrameStack, NormalizeObs
+from marlvec.errors import ArgumentError, CheckpointError, EnvsDriven, StateError
+from marlvec.policies import RandomPolicy
+from tests.collect.state.saved import batches_of, without_clock
+from tests.vector.api.test_saved_states import same
+from tests.vector.support.kinds import vectorize
+from tests.vector.support.walks import walks
+
+LATER = [{"env_steps": 9}, {"episodes": 3}, {"agent_steps": 20}]
+
+
+def make(n: int = 3, **options: Any) -> Collector:
+    connectors: Any = AgentPipeline([NormalizeObs(), FrameStack(2)])
+    options = {"agent_connectors": connectors, "callbacks": [{"on_episode_step": noted}], "seed": 1} | options
+    return Collector(vectorize("sync", walks("parallel", n)), RandomPolicy(), **options)
+
+
+def noted(step: Any) -> None:
+    for episode in step.episodes:
+        episode.custom["steps"] = episode.custom.get("steps", 0) + 1
+
+
+def test_states_of_other_collectors_are_refused_by_name() -> None:
+    with make().envs as envs:
+        collector = Collector(envs, RandomPolicy(), seed=1)
+        collector.collect(env_steps=7)
+        state = collector.get_state()
+    others: dict[str, Callable[[], Collector]] = {
+        "num_envs: the state is of 3, this collector has 4": partial(make, 4, agent_connectors=None, callbacks=()),
+        "batch_mode: the state is of 'truncate', this collector has 'complete'": partial(
+            make, agent_connectors=None, batch_mode="complete"
+        ),
+        "stream: the state is of 0, this collector has 3": partial(make, agent_connectors=None, stream=3),
+        "connectors:": make,
+    }
+    for text, build in others.items():
+        other = build()
+        with other.envs, pytest.raises(ArgumentError, match=text):
+            other.set_state(state)
+    with marlvec.make("simple_spread", 3) as envs, pytest.raises(ArgumentError, match=r"agents: .*spaces:"):
+        Collector(envs, RandomPolicy()).set_state(state)
+    with make().envs as envs:
+        named = Collector(envs, {"a": RandomPolicy(), "b": RandomPolicy()}, "a")
+        with pytest.raises(ArgumentError, match=r"policies: .* \['main'\], .* \['a', 'b'\]"):
+            named.set_state(state)
+
+
+def broken(state: Any, path: list[Any], how: str) -> Any:
+    """A state with one thing in it that is wrong."""
+    state = copy.deepcopy(state)
+    inner = state
+    for key in path[:-1]:
+        inner = inner[key]
+    if how == "gone":
+        del inner[path[-1]]
+    elif how == "more":
+        inner[path[-1]] = {"more": 1} if not isinstance(inner[path[-1]], dict) else {**inner[path[-1]], "more": 1}
+    else:
+        value = inner[path[-1]]
+        inner[path[-1]] = value[:-1] if isinstance(value, np.ndarray) and value.ndim and len(value) else "odd"
+    return state
+
+
+def paths(value: Any, upto: tuple[Any, ...] = ()) -> list[list[Any]]:
+    """All places in a state."""
+    found = [[*upto]] if upto else []
+    if isinstance(value, dict):
+        for key, part in value.items():
+            found += paths(part, (*upto, key))
+    return found
+
+
+# The vectorizer and the policy look at these themselves; these may lack something; and these columns hold nothing yet.
+_OPEN = {"envs", "policy", "living", "numbers", "actions", "actions_for_env", "policy_version"}
+
+
+@settings(max_examples=120)
+@given(data=st.data())
+def test_bad_states_change_nothing(data: st.DataObject) -> None:
+    with _shared() as (collector, state):
+        place = data.draw(st.sampled_from([path for path in paths(state) if not _OPEN & set(path)]))
+        how = data.draw(st.sampled_from(["gone", "more", "odd"]))
+        before = without_clock(collector.get_state())
+        with pytest.raises(ArgumentError):
+            collector.set_state(broken(state, place, how))
+        same(without_clock(collector.get_state()), before)
+
+
+_MADE: list[Any] = []
+
+
+class _shared:
+    """One collector that all examples use, which has gone on since its state was saved."""
+
+    def __enter__(self) -> Any:
+        if not _MADE:
+            collector = make()
+            collector.collect(env_steps=31)
+            _MADE.extend([collector, collector.get_state()])
+            collector.collect(env_steps=8)
+        return _MADE
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _closed() -> Any:
+    yield
+    if _MADE:
+        _MADE[0].envs.close()
+        _MADE.clear()
+
+
+class Interrupted:
+    """Ctrl-C at the n-th line that is run in marlvec.
+
+    Args:
+        at: Which.
+
+    Attributes:
+        left: How many lines are still to come before it; not positive where it came.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __enter__(self) -> Interrupted:
+        self._before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, tb: Any) -> bool:
+        sys.settrace(self._before)
+        return kind is KeyboardInterrupt
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._line if "/marlvec/" in frame.f_code.co_filename else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line" and self.left > 0:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+        return self._line
+
+
+def test_an_interrupt_leaves_the_old_state_or_the_new_one_or_asks_for_a_reset() -> None:
+    collector = make()
+    with collector.envs:
+        collector.collect(env_steps=20)
+        old = collector.get_state()
+        was = batches_of(collector, LATER)
+        new = collector.get_state()
+        will = batches_of(collector, LATER)
+        outcomes: dict[str, int] = {"old": 0, "new": 0, "asks": 0}
+        at = 1
+        while True:
+            collector.set_state(old)
+            with Interrupted(at) as interrupt:
+                collector.set_state(new)
+            if interrupt.left > 0:
+                break
+            at += 53
+            try:
+                got = batches_of(collector, LATER)
+            except StateError as error:
+                assert "reset" in str(error)  # noqa: PT017  (what follows is of that case alone)
+                outcomes["asks"] += 1
+                with pytest.raises(StateError, match="ended in the middle"):
+                    collector.get_state()
+                if at % 2:
+                    collector.reset(seed=1)
+                    assert collector.collect(env_steps=9).env_steps == 9
+                continue
+            first = [batches[0]["columns"]["main"]["obs"] for batches in (got, was)]
+            outcome = "old" if np.array_equal(*first) else "new"
+            outcomes[outcome] += 1
+            same(got, was if outcome == "old" else will)
+        assert min(outcomes["old"], outcomes["asks"]) > 0, outcomes
+
+
+def test_a_new_collector_has_a_state_too(tmp_path: Path) -> None:
+    collector = make()
+    with collector.envs:
+        collector.save(tmp_path / "new.npz")
+        want = batches_of(collector, LATER)
+        collector.load(tmp_path / "new.npz")  # which begins anew, with the seed that it was built with
+        same(batches_of(collector, LATER), want)
+
+
+def test_files_that_are_damaged_or_of_something_else_are_refused(tmp_path: Path) -> None:
+    collector = make()
+    with collector.envs:
+        with pytest.raises(CheckpointError, match="No such file"):
+            collector.load(tmp_path / "none.npz")
+        collector.agent_connectors["main"].save(tmp_path / "pipeline.npz")
+        with pytest.raises(CheckpointError, match="holds no collector"):
+            collector.load(tmp_path / "pipeline.npz")
+        collector.save(tmp_path / "one.npz")
+        whole = (tmp_path / "one.npz").read_bytes()
+        (tmp_path / "one.npz").write_bytes(whole[:-300] + whole[-299:])
+        with pytest.raises(CheckpointError):
+            collector.load(tmp_path / "one.npz")
+
+
+def test_it_is_asked_between_two_calls_alone() -> None:
+    collector = make()
+    with collector.envs:
+        said = []
+
+        def ask(batch: Any, metrics: Any) -> None:
+            with pytest.raises(StateError, match="on_sample_end"):
+                collector.get_state()
+            said.append(batch)
+
+        collector._callback_list._listeners["on_sample_end"].append(("one", ask))
+        collector.collect(env_steps=3)
+        assert said
+        collector.envs.reset()
+        with pytest.raises(EnvsDriven):
+            collector.get_state()
