@@ -35,7 +35,7 @@ PolicyState = dict[str, Any]
 
 
 def takes_explore(act: Callable[..., Any]) -> bool:
-    """Whether an ``act`` may be told to explore; one that just takes rows need not be."""
+    """Whether an ``act`` takes ``explore``; one that takes rows alone does not."""
     try:
         parameters = inspect.signature(act).parameters.values()
     except (ValueError, TypeError):  # of a function written in C
@@ -62,7 +62,7 @@ class Policy(ABC):
         super().__init_subclass__(**settings)
         act = cls.__dict__.get("act")
         if inspect.isfunction(act) and not takes_explore(act):
-            cls.act = _for_rows_alone(act)  # type: ignore[method-assign]  # which all callers may tell to explore
+            cls.act = _for_rows_alone(act)  # type: ignore[method-assign]  # callers may pass ``explore`` to it
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
         """Learn the spaces. Called once by the collector, before the first `act`.
@@ -84,7 +84,7 @@ class Policy(ABC):
         """Choose one action per row.
 
         Args:
-            rows: n rows: ``obs``, ids, ``t``, ``first``, ``rewards`` (paid since the agent's previous row),
+            rows: n rows: ``obs``, ids, ``t``, ``first``, ``rewards`` (since the agent's previous row),
                 ``action_mask`` (n, k) bool where the env gives one, and what the connectors added.
             explore: Whether to explore, or to act as well as it can.
 
@@ -114,6 +114,32 @@ class Policy(ABC):
             raise ArgumentError(
                 f"a {type(self).__name__} keeps no state and got {list(state)}: override state_dict() and "
                 f"load_state_dict() together"
+            )
+
+    def get_weights(self) -> PolicyState:
+        """Copy out what a learner changes, and that alone: what makes policies of many collectors decide alike.
+
+        Random streams and memory are not in it, as each policy has its own. Learners that broadcast to many collectors
+        send this. `state_dict` has it, too.
+
+        Returns:
+            A copy that later calls do not change; here ``{}``: there is nothing to learn. `version` is not in it.
+        """
+        return {}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Take over what `get_weights` gave; nothing else changes, `version` neither.
+
+        Args:
+            weights: As `get_weights` gave them, of a policy built with equal arguments.
+
+        Raises:
+            ArgumentError: They do not fit; nothing was set.
+        """
+        if weights:
+            raise ArgumentError(
+                f"a {type(self).__name__} has no weights and got {list(weights)}: override get_weights() and "
+                f"set_weights() together"
             )
 
 
@@ -158,8 +184,9 @@ class FunctionPolicy(Policy):
 class ObjectPolicy(Policy):
     """A policy made of an object that has a method ``act(rows)``, and need not derive from `Policy`.
 
-    ``act`` is told ``explore`` if it has such an argument. Whatever else of a `Policy` the object has is used, too:
-    ``setup``, ``reseed``, ``state_dict``, ``load_state_dict``, ``version``; and its other attributes are found here.
+    ``act`` is given ``explore`` if it has such an argument. Whatever else of a `Policy` the object has is used, too:
+    ``setup``, ``reseed``, ``state_dict``, ``load_state_dict``, ``get_weights``, ``set_weights``, ``version``; and its
+    other attributes are found here.
 
     Args:
         wrapped: The object.
@@ -213,6 +240,18 @@ class ObjectPolicy(Policy):
         else:
             super().load_state_dict(state)
 
+    def get_weights(self) -> PolicyState:
+        if not hasattr(self.wrapped, "get_weights"):
+            return super().get_weights()
+        weights: PolicyState = self.wrapped.get_weights()
+        return weights
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        if hasattr(self.wrapped, "set_weights"):
+            self.wrapped.set_weights(weights)
+        else:
+            super().set_weights(weights)
+
     def __repr__(self) -> str:
         return f"ObjectPolicy({self.wrapped!r})"
 
@@ -241,7 +280,7 @@ def as_policy(given: PolicyLike, name: str = "policy", *, also: str = "") -> Pol
     if isinstance(given, type):
         raise ArgumentError(f"{what} the class {given.__name__}: give an instance of it, {given.__name__}(...)")
     if callable(getattr(given, "act", None)):
-        with _lock:  # the object lives as long as what wraps it, so nobody else has its id
+        with _lock:  # the object lives as long as what wraps it, so no other object has its id
             policy = _known.get(id(given))
             if policy is None:
                 policy = _known[id(given)] = ObjectPolicy(given)  # type: ignore[arg-type]  # it has the method

@@ -86,15 +86,15 @@ class PolicyCopy(Policy):
                 error.add_note(f"while policy {self._policy_id!r} was copied, so that evaluate() leaves no trace in it")
                 raise
             self.version = self._policy.version
-            self._tell()
+            self._set_up()
         return self._policy
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
         self.observation_space, self.action_space = observation_space, action_space
         self._setup = observation_space, action_space, seed
-        self._tell()
+        self._set_up()
 
-    def _tell(self) -> None:
+    def _set_up(self) -> None:
         if self._policy is not None and self._setup is not None:
             observation_space, action_space, seed = self._setup
             if self._policy.observation_space is None:

@@ -229,7 +229,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
 
 def policy_or_make(given: PolicyLike | Make, policy_id: str) -> Policy | Make:
-    """Tell a policy, or what stands for one, from a function that builds one: that needs no arguments.
+    """Distinguish a policy, or what stands for one, from a function that builds one, which needs no arguments.
 
     Raises:
         ArgumentError: It is neither.

@@ -22,7 +22,7 @@ __all__ = ["RandomPolicy"]
 class RandomPolicy(Policy):
     """Acts uniformly at random; with an action mask, uniformly over what is allowed.
 
-    How each kind of space is drawn from, and what a mask means there, is told in `marlvec.sampling.SpaceSampler`.
+    How each kind of space is drawn from, and what a mask means there, stands in `marlvec.sampling.SpaceSampler`.
 
     Args:
         seed: Seed of its random stream, whatever the collector's; None: the collector's seed decides.
@@ -59,6 +59,9 @@ class RandomPolicy(Policy):
 
     def probabilities(self, rows: Rows) -> NDArray[np.float64]:
         """How likely each action is, for n rows: (n, k).
+
+        Returns:
+            (n, k) float64; each row sums to 1, and actions that the mask forbids have 0.
 
         Raises:
             StateError: `setup` was not called.

@@ -29,7 +29,7 @@ def alpha_rank(table: MatchTable | ArrayLike, *, alpha: float = 100.0, populatio
 
     Raises:
         MissingExtraError: OpenSpiel is not installed (extra ``openspiel``).
-        ArgumentError: There is nobody, or these are no win rates of all against all.
+        ArgumentError: There are no players, or these are no win rates of all against all.
     """
     rates = table.payoffs(unknown=0.5) if isinstance(table, MatchTable) else np.array(table, np.float64)
     if rates.ndim != 2 or not len(rates) or rates.shape[0] != rates.shape[1] or not np.isfinite(rates).all():

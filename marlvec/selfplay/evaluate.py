@@ -43,7 +43,7 @@ def line_ups(
     Where every policy can play every side: every choice of as many policies as there are sides, on the sides in
     rotation, so that in all line-ups together each policy has each side equally often. Where there are fewer policies
     than sides, they take turns along them, again in rotation. Where some can play only certain sides: all that is
-    possible, without anybody who plays alone on all sides.
+    possible, without line-ups in which one policy plays all sides.
 
     Args:
         players: Policy ids.
@@ -64,7 +64,7 @@ def line_ups(
         found = [line_up for line_up in product(*able) if len(set(line_up)) > 1]
         if most := max((len(set(line_up)) for line_up in found), default=0):
             return [line_up for line_up in found if len(set(line_up)) == most]
-        raise ArgumentError(f"nobody can play: for the sides {list(sides)} there are {able}")
+        raise ArgumentError(f"no policy can play: for the sides {list(sides)} there are {able}")
     s = len(sides)
     groups = list(combinations(players, s)) or [tuple(players[i % len(players)] for i in range(s))]
     rotated = [tuple(group[(i + shift) % s] for i in range(s)) for group in groups for shift in range(s)]
@@ -111,8 +111,8 @@ def evaluate_match(
 ) -> MatchResult:
     """Have policies play each other, in many envs at once.
 
-    Who plays whom on which side is settled beforehand, see `marlvec.selfplay.evaluate.line_ups`: with two policies and
-    two sides they change sides; with more policies all meet all. Each env has its own list of games and plays it to
+    Which policies play on which side is settled beforehand, see `marlvec.selfplay.evaluate.line_ups`: with two policies
+    and two sides they change sides; with more policies all meet all. Each env has its own list of games and plays it to
     the end, so that short games are not counted more often than long ones. ``games`` should be a multiple of the number
     of line-ups; else some come once more than others.
 

@@ -80,7 +80,7 @@ class Game:
 
         Args:
             player: Its id.
-            against: Whose sides count; None: those of everybody else.
+            against: Whose sides count; None: those of all others.
 
         Returns:
             None where the two did not meet.

@@ -18,7 +18,7 @@ __all__ = ["ByRating", "Latest", "MainExploiter", "Matchmaker", "Mirror", "Mixtu
 
 
 class Matchmaker(ABC):
-    """Chooses whom a learner plays in one game; keeps nothing of its own."""
+    """Chooses a learner's opponent in one game; keeps nothing of its own."""
 
     @abstractmethod
     def choose(self, learner: str, opponents: Sequence[Opponent], rng: np.random.Generator) -> str:
@@ -116,7 +116,7 @@ _WEIGHTINGS: dict[str, Callable[[float], float]] = {
 class Prioritised(Matchmaker):
     """Prioritised fictitious self-play: opponents by how the learner fares against them.
 
-    Whom it never met counts as even.
+    An opponent it never met counts as even.
 
     Args:
         table: Where its win rates are. With a ``decay`` a little below 1 they follow the learner.

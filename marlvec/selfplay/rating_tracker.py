@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from marlvec.collect.callbacks import Callback, RunningEpisode
@@ -21,7 +22,7 @@ __all__ = ["RatingTracker"]
 class RatingTracker(Callback):
     """Takes in each episode that ends as a game: into the table of match-ups, and into the ratings.
 
-    Give it to a collector as a callback. All that took part in a game are told of it, those too who never came to
+    Give it to a collector as a callback. A game counts for all that took part in it, also for those that never came to
     move. Games that were lost with their env, to a fault or a reset, are no games.
 
     Args:
@@ -93,12 +94,13 @@ class RatingTracker(Callback):
                 self.unmoved.update(players)
 
     def state_dict(self) -> dict[str, Any]:
-        """Table, ratings and counts as plain data; of single games none is kept."""
+        """Table, ratings, counts and the last games as plain data."""
         return {
             "table": self.table.state_dict(),
             "ratings": self.ratings.state_dict(),
             "counts": [self.games_total, self.draws, self.truncations],
             "unmoved": dict(self.unmoved),
+            "games": [[getattr(game, field.name) for field in fields(Game)] for game in self.games],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -107,15 +109,16 @@ class RatingTracker(Callback):
         Raises:
             ArgumentError: It is something else.
         """
-        if state.keys() != {"table", "ratings", "counts", "unmoved"}:
+        if state.keys() != {"table", "ratings", "counts", "unmoved", "games"}:
             raise ArgumentError(f"expected the state of a RatingTracker, got {list(state)}")
         self.ratings.load_state_dict(state["ratings"])
         self.table.load_state_dict(state["table"])
         self.games_total, self.draws, self.truncations = state["counts"]
         self.unmoved = Counter(state["unmoved"])
+        self.games = deque((Game(*values) for values in state["games"]), maxlen=self.games.maxlen)
 
     def save(self, path: FilePath) -> None:
-        """Write table, ratings and counts to a file, whole or not at all.
+        """Write table, ratings, counts and the last games to a file, whole or not at all.
 
         Raises:
             OSError: It cannot be written; an old one is as it was.

@@ -85,6 +85,12 @@ class Full:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.shift = state["shift"]
 
+    def get_weights(self) -> dict[str, Any]:
+        return {"shift": self.shift}
+
+    def set_weights(self, weights: dict[str, Any]) -> None:
+        self.shift = weights["shift"]
+
 
 FORMS: dict[str, Callable[[], Any]] = {
     "object": OneMethod,
@@ -235,6 +241,8 @@ def test_what_an_object_has_learned_is_kept(tmp_path: Path) -> None:
     assert policies["b"].state_dict() == {"shift": 0}
     assert policies.in_memory == ("b",)
     assert (policies["a"].state_dict(), policies["a"].version) == ({"shift": 2}, 7)
+    policies["b"].set_weights(policies["a"].get_weights())
+    assert (policies["b"].state_dict(), policies["b"].version) == ({"shift": 2}, 0)
     pool = OpponentPool(Full)
     pool.add("two", Full(2))
     assert pool["two"].policy_state() == {"shift": 2}
@@ -327,3 +335,11 @@ def test_functions_are_function_policies_and_objects_object_policies() -> None:
     assert isinstance(as_policy(len), FunctionPolicy)  # type: ignore[arg-type]  # it takes one argument
     again = copy.deepcopy(as_policy(Full(2)))
     assert again.state_dict() == {"shift": 2}
+
+
+def test_what_has_no_weights_gives_none_and_refuses_some() -> None:
+    for policy in (as_policy(OneMethod()), as_policy(by_place), Derived()):
+        assert policy.get_weights() == {}
+        policy.set_weights({})
+        with pytest.raises(ArgumentError, match=r"has no weights and got \['shift'\]: override get_weights"):
+            policy.set_weights({"shift": 2})

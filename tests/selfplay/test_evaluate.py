@@ -79,7 +79,7 @@ def test_each_policy_has_each_side_equally_often(names: int, sides: int, rounds:
 def test_who_plays_certain_sides_only_plays_those() -> None:
     plays = {"hunter": ["a"], "prey": ["b"], "prey 2": ["b"]}
     assert line_ups(list(plays), ["a", "b"], plays) == [("hunter", "prey"), ("hunter", "prey 2")]
-    with pytest.raises(ArgumentError, match="nobody can play"):
+    with pytest.raises(ArgumentError, match="no policy can play"):
         line_ups(["x", "y"], ["a", "b"], {"x": ["a"], "y": ["a"]})
     with pytest.raises(ArgumentError, match=r"names \['c'\], who are unknown"):
         line_ups(["x", "y"], ["a", "b"], {"x": ["c"]})
@@ -219,11 +219,16 @@ def test_it_shows_how_far_it_is_and_what_came_of_it(capsys: pytest.CaptureFixtur
     assert "12/12" in capsys.readouterr().err
     serial(players(0.0, 1.0), 4)
     assert capsys.readouterr().err == ""
-    for width in (60, 80):  # names stay, whatever has to go
+    for width in (40, 80):  # nothing is cut
         console = Console(width=width)
         with console.capture() as shown:
             console.print(found)
         assert shown.get().count("skill 0.5") >= 2
+        assert "…" not in shown.get()
+        rate = found.win_rate("skill 0.5")
+        for number in (f"{rate.mean:.1%}", f"{rate.low:.1%} – {rate.high:.1%}", "as player_1"):
+            assert number in shown.get()
+        assert max(map(len, shown.get().splitlines())) <= width
     console = Console(width=160)
     with console.capture() as shown:
         console.print(found)

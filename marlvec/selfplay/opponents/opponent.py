@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gymnasium.spaces import Space
+from numpy.typing import NDArray
 
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
 from marlvec.errors import ArgumentError, CheckpointError, StateError
-from marlvec.policies import Policy, PolicyLike, as_policy
+from marlvec.policies import Policy, PolicyLike, RandomPolicy, as_policy
 from marlvec.policies.policy import PolicyOutput, PolicyState
 from marlvec.serialization.archive import read_archive
 from marlvec.serialization.values import decode
@@ -54,6 +56,9 @@ class Opponent:
     def policy_state(self) -> PolicyState:
         """What `Policy.state_dict` gave when it was kept; a copy.
 
+        Returns:
+            Numbers, texts, arrays, and dicts, lists and tuples of those.
+
         Raises:
             CheckpointError: Its file is damaged, or gone.
         """
@@ -78,6 +83,44 @@ class Opponent:
     def action_connectors(self) -> ActionPipeline:
         """Likewise."""
         return ActionPipeline.default() if self.files[2] is None else ActionPipeline.load(self.files[2]).eval()
+
+    def pack(self) -> dict[str, Any]:
+        """All of it as plain data, with what is in its files.
+
+        Returns:
+            Numbers, texts and arrays of bytes.
+
+        Raises:
+            CheckpointError: A file is gone.
+        """
+        return {
+            "id": self.opponent_id,
+            "of": self.of,
+            "step": self.step,
+            "anchor": self.anchor,
+            "random": self.make is RandomPolicy,
+            "files": [None if file is None else _content(file) for file in self.files],
+        }
+
+    def is_packed(self, packed: Mapping[str, Any]) -> bool:
+        """Whether this is what `pack` gave, file by file.
+
+        Args:
+            packed: That, of this one or another.
+
+        Returns:
+            True or False.
+        """
+        own = self.pack()
+        files = [[None if file is None else bytes(file) for file in one["files"]] for one in (own, packed)]
+        return files[0] == files[1] and all(packed[name] == own[name] for name in own.keys() - {"files"})
+
+
+def _content(file: Path) -> NDArray[np.uint8]:
+    try:
+        return np.frombuffer(file.read_bytes(), np.uint8)
+    except OSError as error:
+        raise CheckpointError(file, f"cannot be read: {error.strerror or error}") from error
 
 
 class FrozenPolicy(Policy):

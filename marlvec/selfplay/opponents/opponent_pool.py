@@ -12,8 +12,9 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import quote
 
 from marlvec.arguments import whole_number
@@ -73,7 +74,7 @@ class PoolIndex:
         counts: Snapshots taken, by whose they are.
         rules: States of the rules for snapshots.
 
-    A `RandomPolicy` needs nobody to say how it is built: the index names those that are.
+    A `RandomPolicy` needs no factory: the index names those that are.
     """
 
     opponents: Mapping[str, Opponent]
@@ -280,9 +281,12 @@ class OpponentPool(Mapping[str, Opponent]):
                 can always be built.
             of: Whose snapshot it is, or what it is; where ``make`` is a dict, a key of it. None: its own id.
             step: When it is taken; should not decrease.
-            anchor: Whether it never leaves: a scripted player, say, that everybody is measured by.
+            anchor: Whether it never leaves: a scripted player, say, that all are measured by.
             agent_connectors: Its connectors, kept with what they have learned; None: the default ones.
             action_connectors: Likewise.
+
+        Returns:
+            The opponent, as it is in the pool.
 
         Raises:
             ArgumentError: The id is taken; or nothing says how to build it, or what ``make`` builds does not take its
@@ -316,7 +320,7 @@ class OpponentPool(Mapping[str, Opponent]):
             self._opponents.pop(opponent_id)
             raise
         for other in gone:
-            self._let_go(other)
+            self.let_go(other)
         return opponent
 
     def snapshot(
@@ -329,6 +333,9 @@ class OpponentPool(Mapping[str, Opponent]):
             learner: The policy's id.
             opponent_id: The opponent's id; None: the learner's and a number, ``"main_3"``.
             step: How far training is; None: the collector's ``metrics.env_steps``.
+
+        Returns:
+            The opponent, as it is in the pool.
 
         Raises:
             KeyError: There is no such policy.
@@ -367,6 +374,9 @@ class OpponentPool(Mapping[str, Opponent]):
         Args:
             opponent_id: Its id, e.g. ``"main_3"``.
 
+        Returns:
+            The opponent, which is in no pool now.
+
         Raises:
             KeyError: There is no such opponent.
             OSError: The folder cannot be written to. Nothing has changed.
@@ -379,7 +389,7 @@ class OpponentPool(Mapping[str, Opponent]):
         except BaseException:
             self._opponents = before
             raise
-        self._let_go(gone)
+        self.let_go(gone)
         return gone
 
     def _check_make(self, make: MakePolicy, opponent_id: str, of: str, policy: Policy) -> None:
@@ -388,7 +398,7 @@ class OpponentPool(Mapping[str, Opponent]):
         if make is RandomPolicy or any(make is known and kind is its for known, its in self._fitting):
             return
         built = as_policy(make(), f"what {make!r} builds for opponent {opponent_id!r}")
-        reason: object = "it keeps no state that tells the two apart"
+        reason: object = "it keeps no state in which the two could differ"
         try:
             if policy.observation_space is not None and policy.action_space is not None:
                 built.setup(policy.observation_space, policy.action_space, seed=0)
@@ -417,8 +427,12 @@ class OpponentPool(Mapping[str, Opponent]):
             leaving.append(chosen)
         return leaving
 
-    def _let_go(self, opponent: Opponent) -> None:
-        """Its files go once nobody has it any more, a collector in which it still plays, say."""
+    def let_go(self, opponent: Opponent) -> None:
+        """Its files are deleted once nothing refers to it any more, such as a collector in which it still plays.
+
+        Args:
+            opponent: One that is in the pool no more.
+        """
         for file in opponent.files:
             if file is not None:
                 weakref.finalize(opponent, _remove, os.unlink, os.getpid(), file)
@@ -451,6 +465,121 @@ class OpponentPool(Mapping[str, Opponent]):
     def _write_index(self) -> None:
         rules = tuple(rule.state_dict() for rule in self._when)
         PoolIndex(self._opponents, self._counts, rules).write(self.folder)
+
+    # --- as it was at some moment of a training
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it as plain data, with what is in its opponents' files: a checkpoint needs nothing beside it.
+
+        Returns:
+            Opponents, counts, and what the rules for snapshots remember. As large as the files together.
+
+        Raises:
+            CheckpointError: A file is gone.
+        """
+        return {
+            "opponents": [self.pack(opponent) for opponent in self._opponents.values()],
+            "counts": dict(self._counts),
+            "rules": [rule.state_dict() for rule in self._when],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], unpacked: Mapping[str, Opponent] | None = None) -> None:
+        """Have the opponents again that `state_dict` was given, and no others; its folder follows.
+
+        An opponent that is here already, file by file, stays the one that it is.
+
+        Args:
+            state: As `state_dict` gave it, of a pool with as many rules for snapshots.
+            unpacked: Those of its opponents that `unpack` has built already, by id.
+
+        Raises:
+            ArgumentError: It is something else, or of other rules; nothing has changed.
+            CheckpointError: What it holds for a file is none; nothing has changed.
+            OSError: The folder cannot be written to; nothing has changed.
+        """
+        if not isinstance(state, Mapping) or state.keys() != {"opponents", "counts", "rules"}:
+            raise ArgumentError(f"expected the state of an OpponentPool, got {state!r:.200}")
+        if len(state["rules"]) != len(self._when):
+            raise ArgumentError(
+                f"the state is of a pool with {len(state['rules'])} rules for snapshots, this one has "
+                f"{len(self._when)}: give when= the same ones"
+            )
+        before, rules = (self._opponents, self._counts), [rule.state_dict() for rule in self._when]
+        found: dict[str, Opponent] = {}
+        try:
+            for packed in state["opponents"]:
+                opponent = self.unpack(packed, unpacked)
+                if opponent.opponent_id in found:
+                    raise ArgumentError(f"the state of an OpponentPool has {opponent.opponent_id!r} twice")
+                found[opponent.opponent_id] = opponent
+            for rule, saved in zip(self._when, state["rules"], strict=True):
+                rule.load_state_dict(saved)
+            self._opponents, self._counts = found, {str(k): int(n) for k, n in state["counts"].items()}
+            self._write_index()
+        except BaseException:
+            self._opponents, self._counts = before
+            for rule, own in zip(self._when, rules, strict=True):
+                rule.load_state_dict(own)
+            self._discard(found.values(), before[0].values())
+            raise
+        self._discard(before[0].values(), found.values())
+
+    def pack(self, opponent: Opponent) -> dict[str, Any]:
+        """An opponent and its files as plain data, for `unpack`.
+
+        Args:
+            opponent: The opponent.
+
+        Returns:
+            Numbers, texts and arrays of bytes.
+        """
+        return opponent.pack()
+
+    def unpack(self, packed: Mapping[str, Any], unpacked: Mapping[str, Opponent] | None = None) -> Opponent:
+        """The opponent that `pack` was given: the one that is here, if it is the same, or one with files of its own.
+
+        Args:
+            packed: What it gave.
+            unpacked: Opponents that it has returned before, by id, which will do, too, where they are the same.
+
+        Returns:
+            The opponent; it is in no pool yet.
+
+        Raises:
+            ArgumentError: It is something else; or nothing says how to build such a policy.
+            CheckpointError: What it holds for a file is none.
+        """
+        try:
+            name, of, step, anchor = packed["id"], packed["of"], packed["step"], packed["anchor"]
+            contents = [None if file is None else bytes(file) for file in packed["files"]]
+            is_one = len(contents) == len(KINDS) and contents[0] is not None
+            if not (isinstance(name, str) and isinstance(of, str) and is_one):
+                raise ValueError(f"{name!r} is no opponent")
+            make = RandomPolicy if packed["random"] else self._make(of)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(f"expected an opponent's state: {error!r:.200}") from error
+        for known in (self._opponents.get(name), (unpacked or {}).get(name)):
+            if known is not None and known.make == make and known.is_packed(packed):
+                return known
+        files: list[Path | None] = []
+        try:
+            for kind, content in zip(KINDS, contents, strict=True):
+                files.append(None if content is None else self._keep(name, kind, partial(_write_sound, content)))
+        except BaseException:
+            for file in files:
+                if file is not None:
+                    file.unlink(missing_ok=True)
+            raise
+        return Opponent(name, of, step, anchor, make, (cast(Path, files[0]), files[1], files[2]))
+
+    def _discard(self, opponents: Iterable[Opponent], kept: Iterable[Opponent]) -> None:
+        """Let those go that are not kept."""
+        stay = {id(opponent) for opponent in kept}
+        for opponent in opponents:
+            if id(opponent) not in stay:
+                self.let_go(opponent)
 
     def save(self, folder: FilePath) -> None:
         """Write all of it into another folder, from which `load` builds it; its own is always up to date.
@@ -498,6 +627,9 @@ class OpponentPool(Mapping[str, Opponent]):
             when: Likewise; rules go on where those were that were given when it was written, if they are as many.
             board: Likewise.
 
+        Returns:
+            The pool, with its opponents, counts and results.
+
         Raises:
             CheckpointError: There is no pool, a file is damaged or missing, or lies outside the folder. Nothing has
                 changed.
@@ -520,6 +652,11 @@ def _kind(policy: Policy) -> type:
     return type(policy.wrapped if isinstance(policy, ObjectPolicy) else policy)
 
 
+def _write_sound(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+    read_archive(path)  # to see that it is one
+
+
 def _positive(number: int) -> int:
     found = whole_number(number)
     if found is None or found < 1:
@@ -539,5 +676,5 @@ def _sweep(folder: Path) -> None:
 
 def _remove(how: Callable[[Path], object], pid: int, path: Path) -> None:
     if os.getpid() == pid:  # a forked child has the pool, too, and not the right to its files
-        with contextlib.suppress(OSError):  # somebody else was faster
+        with contextlib.suppress(OSError):  # another process was faster
             how(path)

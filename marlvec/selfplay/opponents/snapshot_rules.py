@@ -22,6 +22,9 @@ class SnapshotRule(ABC):
         Args:
             learner: The learner's policy id.
             step: How far training is, e.g. in env steps.
+
+        Returns:
+            True where a snapshot is to be taken now.
         """
 
     @abstractmethod

@@ -22,7 +22,7 @@ class BradleyTerry(Ratings):
     """The ratings under which all games together were likeliest, on Elo's scale: 400 points make ten to one.
 
     It is fitted to all games at once, so their order makes no difference, and `interval` says how sure a rating is. It
-    takes everybody for equally good at all times. That is so for snapshots, anchors and whoever plays an arena; for a
+    takes each policy for equally good at all times. That is so for snapshots, anchors and players of an arena; for a
     policy that learns it is a mean over its games, where `Elo` follows it.
 
     The model is that of Bradley and Terry (1952) for two sides, and of Plackett (1975) and Luce (1959) for more: who
@@ -31,14 +31,14 @@ class BradleyTerry(Ratings):
     win of each, one of k as 2 / k such draws of each pair of them, so that it says as much as an order of them would.
     Policies that play a side together stand for their mean.
 
-    Who has won all games, or lost all, would have no finite rating. So everybody has drawn half a game more than was
-    played, spread over whom they met as their games are, as in Coulom's Bayeselo; two that met nobody else have drawn
+    One that has won all games, or lost all, would have no finite rating. So each is given half a drawn game more than
+    it played, spread over its opponents as its games are, as in Coulom's Bayeselo; two that met no others have drawn
     one. It matters little as soon as there are games: 75 % of 100 count as 74.75 %.
 
-    Ratings only compare those who met, directly or through others. Who met somebody fixed, through others perhaps,
+    Ratings only compare those that met, directly or through others. One that met a fixed one, through others perhaps,
     has a rating on the scale that is fixed thereby. All others are in groups of those that met; in each the mean
-    rating is ``initial``, and a rating says how far somebody is from the mean of their own group, and nothing about
-    other groups. Who never met anybody stands at ``initial``.
+    rating is ``initial``, and a rating says how far a policy is from the mean of its own group, and nothing about
+    other groups. One that never met another stands at ``initial``.
 
     A game is counted and not kept. The first question after one is answered by a new fit: less than a millisecond of
     one core among 20 policies that all met, some ten among 200.
@@ -46,7 +46,7 @@ class BradleyTerry(Ratings):
     Args:
         fixed: Policy id to a rating that never moves: a random player at 0, say, so that ratings of several runs can
             be compared.
-        initial: Where everybody begins; None: the mean of what is fixed, or 1000.
+        initial: Where all begin; None: the mean of what is fixed, or 1000.
 
     Raises:
         ArgumentError: A number is NaN or infinite.
@@ -93,13 +93,13 @@ class BradleyTerry(Ratings):
         return fit
 
     def _linked(self) -> list[tuple[str, str]]:
-        """Copies that have played, and whom they are copies of."""
+        """Copies that have played, and what they are copies of."""
         played = {name for drawn, worse in self._results for side in (*drawn, *worse) for name in side}
         pairs = ((name, self._origin(old, played)) for name, old in self._copies.items() if name in played)
         return [(new, old) for new, old in pairs if new != old and (old in played or old in self.fixed)]
 
     def _origin(self, player: str, played: Container[str]) -> str:
-        """Whose rating somebody has: their own, or while they have not played, that of whom they are a copy of."""
+        """Whose rating a player has: its own, or while it has not played, that of the player it is a copy of."""
         seen = set()
         while player not in played and player not in self.fixed and player in self._copies and player not in seen:
             seen.add(player)
@@ -116,13 +116,16 @@ class BradleyTerry(Ratings):
     def interval(self, player: str, confidence: float = 0.95) -> tuple[float, float]:
         """The ratings between which a policy's is believed to lie.
 
-        From the observed information, that is from how fast other ratings get less likely; of who never met anybody
-        fixed, not even through others, it is about the distance to the mean of those they met. Somebody fixed has no
-        doubt, and who has played against nobody else could be anywhere. With draws it is wider than it had to be.
+        From the observed information, that is from how fast other ratings get less likely; of one that never met a
+        fixed one, not even through others, it is about the distance to the mean of those it met. A fixed one has no
+        doubt, and one that has played no games could be anywhere. With draws it is wider than it had to be.
 
         Args:
             player: Its id.
             confidence: How often it should hold the true rating.
+
+        Returns:
+            The lower and the upper end; infinite where nothing is known.
 
         Raises:
             ArgumentError: ``confidence`` is not between 0 and 1.
@@ -155,7 +158,7 @@ class BradleyTerry(Ratings):
         self._players.setdefault(new)
 
     def forget(self, player: str) -> None:
-        """Have a policy stand again where everybody begins; what its games said about others is forgotten, too."""
+        """Have a policy stand again where all begin; what its games said about others is forgotten, too."""
         results, self._results = self._results, {}
         for (drawn, worse), times in results.items():
             rest = [tuple(side for side in sides if player not in side) for sides in (drawn, worse)]

@@ -24,7 +24,7 @@ class Elo(Ratings):
 
     Args:
         k: Most points that one game of two sides can bring.
-        initial: Where everybody begins; None: the mean of what is fixed, or 1000.
+        initial: Where all begin; None: the mean of what is fixed, or 1000.
         fixed: Policy id to a rating that never moves: a random player at 0, say, so that ratings of several runs can
             be compared.
 

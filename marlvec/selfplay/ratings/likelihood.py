@@ -209,7 +209,7 @@ class Fit:
     def errors(self) -> dict[str, float]:
         """Player to standard error.
 
-        Of the strength where somebody fixed was met; else of how far it is from the mean of its group.
+        Of the strength where a fixed player was met; else of how far it is from the mean of its group.
         """
         cover_PP = np.linalg.inv(self._curve_PP)
         for group in self._likelihood.free_groups:

@@ -59,6 +59,9 @@ class OpenSkill(Ratings):
 
         Args:
             player: The policy's id.
+
+        Returns:
+            Mean and standard deviation, on OpenSkill's scale.
         """
         if player in self._beliefs:
             return self._beliefs[player]
@@ -74,6 +77,9 @@ class OpenSkill(Ratings):
         Args:
             player: The policy's id.
             deviations: How many.
+
+        Returns:
+            On OpenSkill's scale.
         """
         mu, sigma = self.belief(player)
         return mu - deviations * sigma

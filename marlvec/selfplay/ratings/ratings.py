@@ -19,7 +19,7 @@ Players = Sequence[str | Sequence[str]]
 class Ratings(ABC):
     """One number per policy, by its games.
 
-    Games of two sides and of more, with draws. Who was never rated stands where everybody begins. Two runs that see
+    Games of two sides and of more, with draws. A policy that was never rated stands where all begin. Two runs that see
     the same games in the same order get the same numbers.
     """
 
@@ -28,11 +28,11 @@ class Ratings(ABC):
         self.rate(game.players, game.scores)
 
     def rate(self, players: Players, scores: Sequence[float]) -> None:
-        """Take in the result of a game, for everybody who took part.
+        """Take in the result of a game, for all that took part.
 
         Args:
             players: Per side, who played it.
-            scores: Per side; who has more was better, equal ones drew.
+            scores: Per side; the higher was better, equal ones drew.
 
         Raises:
             ArgumentError: Not one score for each of two or more sides, or a NaN, or a side without players.
@@ -53,6 +53,9 @@ class Ratings(ABC):
 
         Args:
             player: The policy's id.
+
+        Returns:
+            Its rating; that of a new policy where it was never rated.
         """
 
     @abstractmethod
@@ -62,15 +65,18 @@ class Ratings(ABC):
         Args:
             one: Its id.
             other: The opponent's.
+
+        Returns:
+            From 0 to 1.
         """
 
     @property
     @abstractmethod
     def players(self) -> tuple[str, ...]:
-        """Everybody who has a rating of their own, in the order they came."""
+        """All that have a rating of their own, in the order they came."""
 
     def ranking(self) -> list[tuple[str, float]]:
-        """Everybody and their rating, the best first."""
+        """All and their ratings, the best first."""
         return sorted(((name, self.rating(name)) for name in self.players), key=lambda pair: -pair[1])
 
     @abstractmethod
@@ -84,7 +90,7 @@ class Ratings(ABC):
 
     @abstractmethod
     def forget(self, player: str) -> None:
-        """Have a policy stand again where everybody begins.
+        """Have a policy stand again where all begin.
 
         Args:
             player: The policy's id.
@@ -122,5 +128,5 @@ def begin_of(fixed: Mapping[str, float] | None, initial: float | None) -> tuple[
 
 def expected_score(one: float, other: float) -> float:
     """What a game brings on Elo's scale, where 400 points make ten to one."""
-    # Beyond 40 powers of ten a float cannot tell it from certain; without a bound it would overflow.
+    # Beyond 40 powers of ten a float cannot distinguish it from 1; without a bound it would overflow.
     return 1.0 / (1.0 + math.pow(10.0, min(max((other - one) / 400.0, -40.0), 40.0)))

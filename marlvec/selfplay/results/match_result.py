@@ -12,6 +12,7 @@ from marlvec.errors import ArgumentError
 from marlvec.selfplay.game import Game
 from marlvec.selfplay.ratings import Ratings
 from marlvec.selfplay.results.match_table import MatchTable
+from marlvec.selfplay.results.whole_table import Column, WholeTable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,6 +42,9 @@ class WinRate:
     @classmethod
     def of(cls, scores: Sequence[float], confidence: float = 0.95) -> WinRate:
         """The win rate that these scores, one a game, each from 0 to 1, speak for.
+
+        Returns:
+            The rate with its interval.
 
         Raises:
             ArgumentError: ``confidence`` is not between 0 and 1.
@@ -99,6 +103,9 @@ class MatchResult:
 
         Args:
             player: The policy's id; None: any policy.
+
+        Returns:
+            How many.
         """
         return sum(
             any(player is None or player in game.players[game.sides.index(side)] for side in game.unmoved)
@@ -110,8 +117,11 @@ class MatchResult:
 
         Args:
             player: Its id.
-            against: Whom its games must have been against; None: anybody.
+            against: The opponent in the games that count; None: any.
             side: Which side it must have played; None: any.
+
+        Returns:
+            Games, wins, draws and losses, and the rate with its interval.
         """
         self._check(player, against, side)
         scores = []
@@ -155,23 +165,20 @@ class MatchResult:
 
     def __rich__(self) -> RenderableType:
         """Win rates with their intervals, in all and by side, and the table of match-ups."""
-        from rich import box
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
-        rates = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        rates.add_column("policy", no_wrap=True, min_width=min(16, max(map(len, self.players))))
-        for name in ("win rate", f"{self.confidence:.0%} interval", "wins", "draws", "losses"):
-            rates.add_column(name, justify="right", no_wrap=True)
-        for side in self.sides:
-            rates.add_column(Text(f"as {side}"), justify="right", no_wrap=True)
+        columns: list[Column] = [("policy", "left")]
+        names = ("win rate", f"{self.confidence:.0%} interval", "wins", "draws", "losses")
+        columns += [(name, "right") for name in (*names, *(f"as {side}" for side in self.sides))]
+        rows: list[list[str | Text]] = []
         for player in sorted(self.players, key=lambda name: -self.win_rate(name).mean):
             rate = self.win_rate(player)
             interval = f"{rate.low:.1%} – {rate.high:.1%}"
-            cells = [_share(rate), interval, str(rate.wins), str(rate.draws), str(rate.losses)]
-            rates.add_row(Text(player), *cells, *(_share(self.win_rate(player, side=side)) for side in self.sides))
-        parts: Sequence[RenderableType] = [Text(self._summary()), rates]
+            counts = (str(rate.wins), str(rate.draws), str(rate.losses))
+            sides = (_share(self.win_rate(player, side=side)) for side in self.sides)
+            rows.append([Text(player, "bold cyan"), _share(rate), interval, *counts, *sides])
+        parts: Sequence[RenderableType] = [Text(self._summary()), WholeTable(columns, rows)]
         return Group(*parts, self.table) if len(self.players) > 2 else Group(*parts)
 
 

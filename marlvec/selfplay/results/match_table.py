@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
 from marlvec.selfplay.game import Game
+from marlvec.selfplay.results.whole_table import Column, WholeTable
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 __all__ = ["MatchTable", "WinCount"]
 
@@ -76,7 +77,7 @@ class MatchTable:
 
     @property
     def players(self) -> tuple[str, ...]:
-        """Everybody who has a result, in the order they came."""
+        """All that have a result, in the order they came."""
         return tuple(self._totals)
 
     def add(self, game: Game) -> None:
@@ -91,7 +92,7 @@ class MatchTable:
 
         Args:
             one: A policy.
-            other: Whom it met; a result against itself changes nothing.
+            other: Its opponent; a result against itself changes nothing.
             margin: Above 0: ``one`` won; 0: a draw; below 0: ``other`` won.
         """
         if one == other:
@@ -108,6 +109,9 @@ class MatchTable:
         Args:
             one: Its id.
             other: The opponent's.
+
+        Returns:
+            Wins, draws and losses; fractions where they have decayed.
         """
         return self._pairs.get((one, other), WinCount())
 
@@ -116,6 +120,9 @@ class MatchTable:
 
         Args:
             player: The policy's id.
+
+        Returns:
+            Wins, draws and losses.
         """
         return self._totals.get(player, WinCount())
 
@@ -125,6 +132,9 @@ class MatchTable:
         Args:
             one: Its id.
             other: The opponent's.
+
+        Returns:
+            From 0 to 1, or NaN.
         """
         return self.win_count(one, other).win_rate
 
@@ -132,8 +142,11 @@ class MatchTable:
         """Win rates of all against all: (P, P), row against column, 0.5 on the diagonal.
 
         Args:
-            players: Whose; None: everybody's.
+            players: Whose; None: all of them.
             unknown: Stands where two never met.
+
+        Returns:
+            (P, P) float64.
         """
         names = self.players if players is None else tuple(players)
         rates = np.full((len(names), len(names)), 0.5)
@@ -155,20 +168,18 @@ class MatchTable:
 
     # --- to look at, and to keep
 
-    def __rich__(self) -> Table:
-        """A table for the terminal: wins, draws and losses, row against column."""
-        from rich import box
-        from rich.table import Table
+    def __rich__(self) -> RenderableType:
+        """For the terminal: wins, draws and losses, row against column."""
+        from rich.console import Group
         from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="wins–draws–losses", title_justify="left")
-        table.add_column("", no_wrap=True, min_width=min(16, max(map(len, self.players), default=0)))
-        for name in (*self.players, "win rate"):
-            table.add_column(Text(name), justify="right", no_wrap=True)
-        for one in self.players:
-            cells = [_cell(self.win_count(one, other)) for other in self.players]
-            table.add_row(Text(one), *cells, _share(self.total(one).win_rate))
-        return table
+        names = self.players
+        columns: list[Column] = [("", "left"), *((name, "right") for name in (*names, "win rate"))]
+        rows: list[list[str | Text]] = []
+        for one in names:
+            cells = [_cell(self.win_count(one, other)) for other in names]
+            rows.append([Text(one, "bold cyan"), *cells, _share(self.total(one).win_rate)])
+        return Group(Text("wins–draws–losses", "italic"), WholeTable(columns, rows))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""

@@ -1,0 +1,74 @@
+"""`WholeTable`: a table for the terminal that is never cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["Column", "WholeTable"]
+
+Column = tuple[str, Literal["left", "right"]]
+"""A heading, and on which side its cells stand."""
+_NO_LIMIT = 10_000  # columns of a terminal
+
+
+class WholeTable:
+    """Rows and columns where the terminal has room for every number and id as it is; else a block of lines a row.
+
+    Args:
+        columns: Headings, and on which side their cells stand.
+        rows: Cells; the first of a row is what the row is about.
+    """
+
+    def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> None:
+        self._columns, self._rows = columns, rows
+
+    def fits(self, console: Console, width: int | None = None) -> bool:
+        """Whether there is room for the table.
+
+        Args:
+            console: Where it would be printed.
+            width: Columns; None: the console's.
+        """
+        from rich.measure import Measurement
+
+        options = console.options.update(width=_NO_LIMIT)
+        room = console.width if width is None else width
+        return Measurement.get(console, options, self._table()).maximum <= room
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        if self.fits(console, options.max_width):
+            yield self._table()
+            return
+        for first, *cells in self._rows:
+            yield Text()
+            yield Text(first) if isinstance(first, str) else first
+            lines = Table.grid(padding=(0, 2, 0, 0))
+            lines.add_column(style="dim", no_wrap=True)
+            lines.add_column(overflow="fold")
+            for (name, _), cell in zip(self._columns[1:], cells, strict=True):
+                if str(cell).strip():
+                    lines.add_row(Text(name), cell)
+            yield Padding(lines, (0, 0, 0, 2))
+        yield Text()
+
+    def _table(self) -> Table:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name, justify in self._columns:
+            table.add_column(Text(name), justify=justify, no_wrap=True)
+        for row in self._rows:
+            table.add_row(*row)
+        return table

@@ -1,0 +1,312 @@
+"""`save_checkpoint` and `load_checkpoint`: all that was learned comes back, from a file that holds data alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import marlvec
+from marlvec.connectors import NormalizeObs
+from marlvec.errors import ArgumentError, CheckpointError, SerialisationError
+from marlvec.serialization.archive import write_archive
+from marlvec.serialization.values import encode, outline
+from tests.dying import DYING
+
+
+class Kept:
+    """Something with a state."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+class Learner(marlvec.RandomPolicy):
+    """Has weights."""
+
+    weights = np.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "weights": self.weights}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.weights = state["weights"]
+        super().load_state_dict({key: value for key, value in state.items() if key != "weights"})
+
+
+def collector_of(envs: marlvec.VectorEnv, policy: marlvec.Policy, **options: Any) -> marlvec.Collector:
+    return marlvec.Collector(
+        envs,
+        {"main": policy, "other": marlvec.RandomPolicy()},
+        {"agent_0": "main", "agent_1": "main", "agent_2": "other"},
+        agent_connectors={"main": [NormalizeObs()]},
+        policies_to_train=["main"],
+        seed=0,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_policies_connectors_and_the_rest_come_back(exact: bool, tmp_path: Path) -> None:
+    with marlvec.make("simple_spread", num_envs=4, backend="sync") as envs:
+        learner = Learner()
+        collector = collector_of(envs, learner)
+        collector.collect(env_steps=200)
+        learner.weights, learner.version = np.arange(2.0), 7
+        rest = Kept({"step": 3, "moments": (np.ones(3), [1.5, None])})
+        path = marlvec.save_checkpoint(
+            tmp_path / "a" / "b",
+            collector=collector,
+            learner={"rest": rest},
+            progress={"done": 200, "curve": [(1, 2.5)]},
+            exact=exact,
+        )
+        assert path == tmp_path / "a" / "b" / "last.npz"
+        assert sorted(file.name for file in path.parent.iterdir()) == ["last.npz"]
+        fresh, other = Learner(), Kept()
+        found = collector_of(envs, fresh)
+        progress = marlvec.load_checkpoint(path.parent, collector=found, learner={"rest": other}, exact=False)
+        assert progress == {"done": 200, "curve": [(1, 2.5)]}
+        assert (fresh.weights.tolist(), fresh.version) == ([0.0, 1.0], 7)
+        assert other.state["step"] == 3
+        np.testing.assert_array_equal(other.state["moments"][0], np.ones(3))
+        assert found.trained_policies == ("main",)
+        states = [one.agent_connectors["main"].state_dict() for one in (collector, found)]
+        assert outline(encode(states[0], "it")) == outline(encode(states[1], "it"))
+        assert outline(encode(states[0], "it")) != outline(
+            encode(collector_of(envs, Learner()).agent_connectors["main"].state_dict(), "it")
+        )
+
+
+def test_a_collector_comes_back_whole(tmp_path: Path) -> None:
+    """In the middle of episodes, with rows in no batch; and its policies go into one of another size."""
+    make: dict[str, Any] = {"env": "simple_spread", "backend": "sync", "env_state": "deepcopy"}
+    options: dict[str, Any] = {"batch_mode": "complete"}
+    with marlvec.make(num_envs=2, **make) as envs, marlvec.make(num_envs=2, **make) as others:
+        collector, again = collector_of(envs, Learner(), **options), collector_of(others, Learner(), **options)
+        collector.collect(env_steps=30)
+        again.collect(env_steps=10)
+        assert again.resumes_exactly.all()
+        marlvec.save_checkpoint(tmp_path, collector=collector)
+        expected = [encode(dict(collector.collect(env_steps=30)["main"]), "rows") for _ in range(3)]
+        marlvec.load_checkpoint(tmp_path, collector=again)
+        found = [encode(dict(again.collect(env_steps=30)["main"]), "rows") for _ in range(3)]
+        np.testing.assert_equal(found, expected)
+        assert again.metrics.env_steps == collector.metrics.env_steps
+    with marlvec.make("simple_spread", num_envs=1, backend="sync") as one:
+        other = collector_of(one, Learner(), **options)
+        with pytest.raises(ArgumentError, match=r"num_envs: the state is of 2, this collector has 1"):
+            marlvec.load_checkpoint(tmp_path, collector=other)
+        marlvec.load_checkpoint(tmp_path, collector=other, exact=False)
+        other.collect(env_steps=30)
+
+
+def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
+    for step, score in enumerate([1.0, 3.0, float("nan"), 2.0, 3.0, -5.0]):
+        marlvec.save_checkpoint(tmp_path, progress={"step": step}, score=score)
+    marlvec.save_checkpoint(tmp_path, progress={"step": 6})
+    assert marlvec.load_checkpoint(tmp_path)["step"] == 6
+    assert marlvec.load_checkpoint(tmp_path, which="best")["step"] == 4, "the later of two that are as good"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["best.npz", "last.npz"]
+
+
+_PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+_VALUES = st.recursive(
+    _PLAIN,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=30)
+@given(value=_VALUES)
+def test_plain_values_come_back_as_they_were(value: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    kept = Kept(value)
+    marlvec.save_checkpoint(folder, learner={"kept": kept}, progress={"value": value})
+    other = Kept()
+    assert marlvec.load_checkpoint(folder, learner={"kept": other}) == {"value": value}
+    assert other.state == value
+
+
+def test_tensors_come_back_as_tensors_and_training_goes_on_to_the_bit(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    def trainee() -> tuple[Any, Any]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            net = torch.nn.Linear(3, 2)
+        return net, torch.optim.Adam(net.parameters(), lr=0.1)
+
+    def step(net: Any, adam: Any) -> None:
+        adam.zero_grad()
+        net(torch.ones(1, 3)).square().sum().backward()
+        adam.step()
+
+    net, adam = trainee()
+    step(net, adam)
+    marlvec.save_checkpoint(tmp_path, learner={"net": net, "adam": adam}, progress={"pair": (torch.ones(2), [1])})
+    step(net, adam)
+    again, adam_again = trainee()
+    progress = marlvec.load_checkpoint(tmp_path, learner={"net": again, "adam": adam_again})
+    assert torch.equal(progress["pair"][0], torch.ones(2))
+    step(again, adam_again)
+    assert torch.equal(net.weight, again.weight)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
+    with pytest.raises(SerialisationError, match="bfloat16"):
+        marlvec.save_checkpoint(tmp_path, learner={"net": net.to(torch.bfloat16)})
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"last\.npz"):
+        marlvec.load_checkpoint(tmp_path)
+    marlvec.save_checkpoint(tmp_path, learner={"one": Kept(1)})
+    with pytest.raises(ArgumentError, match=r"holds the learner \['one'\], not \['two'\]"):
+        marlvec.load_checkpoint(tmp_path, learner={"two": Kept()})
+    assert marlvec.load_checkpoint(tmp_path) == {}, "who names no learner asks for progress alone"
+    with pytest.raises(ArgumentError, match=r"not \[\]"):
+        marlvec.load_checkpoint(tmp_path, learner={})
+    with pytest.raises(ArgumentError, match="which must be 'last', 'best' or a number"):
+        marlvec.load_checkpoint(tmp_path, which="first")  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"best\.npz"):
+        marlvec.load_checkpoint(tmp_path, which="best")
+    with pytest.raises(SerialisationError, match="cannot be written down"):
+        marlvec.save_checkpoint(tmp_path, progress={"envs": object()})
+    with marlvec.make("simple_spread", num_envs=1, backend="sync") as envs:
+        collector = collector_of(envs, Learner())
+        with pytest.raises(ArgumentError, match="saved without a collector"):
+            marlvec.load_checkpoint(tmp_path, collector=collector, learner={"one": Kept()})
+        marlvec.save_checkpoint(tmp_path, collector=collector, exact=False)
+        with pytest.raises(ArgumentError, match=r"policies and connectors alone, .*\(exact=False\)"):
+            marlvec.load_checkpoint(tmp_path, collector=collector)
+        collector.policies_to_train = ["main", "other"]
+        with pytest.raises(ArgumentError, match=r"holds the policies \['main'\], not \['main', 'other'\]"):
+            marlvec.load_checkpoint(tmp_path, collector=collector, exact=False)
+        marlvec.save_checkpoint(tmp_path, collector=collector)
+        stranger = marlvec.Collector(envs, {"stranger": Learner()}, "stranger")
+        with pytest.raises(ArgumentError, match=r"holds the policies \['main', 'other'\], not \['stranger'\]"):
+            marlvec.load_checkpoint(tmp_path, collector=stranger, exact=False)
+        with pytest.raises(ArgumentError, match="the state is of another collector"):
+            marlvec.load_checkpoint(tmp_path, collector=stranger)
+    write_archive(tmp_path / "last.npz", {"parts": encode({}, "it")})
+    with pytest.raises(CheckpointError, match="holds no checkpoint of a training"):
+        marlvec.load_checkpoint(tmp_path)
+
+
+# --- several, and kills
+
+
+def test_as_many_are_kept_as_asked_for(tmp_path: Path) -> None:
+    def there() -> dict[str, int]:
+        files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        steps = {}
+        for name in sorted(files):
+            which: Any = {"last.npz": "last", "best.npz": "best"}.get(name)
+            if which is None:
+                which = len([other for other in files if other.startswith("old-") and other >= name])
+            steps[name] = marlvec.load_checkpoint(tmp_path, which=which)["step"]
+        return steps
+
+    for step in range(6):
+        marlvec.save_checkpoint(tmp_path, progress={"step": step}, score=float(step == 3), keep=3)
+    assert there() == {"best.npz": 3, "last.npz": 5, "old-000004.npz": 3, "old-000005.npz": 4}
+    assert [marlvec.load_checkpoint(tmp_path, which=k)["step"] for k in range(3)] == [5, 4, 3]
+    with pytest.raises(CheckpointError, match="holds 2 checkpoints before the last, not 3"):
+        marlvec.load_checkpoint(tmp_path, which=3)
+    assert (tmp_path / "best.npz").stat().st_nlink == 2, "two names of one file"
+    marlvec.save_checkpoint(tmp_path, progress={"step": 6}, keep=2)
+    assert there() == {"best.npz": 3, "last.npz": 6, "old-000006.npz": 5}
+    (tmp_path / "old-mine.npz").write_bytes(b"of the user's")
+    marlvec.save_checkpoint(tmp_path, progress={"step": 7})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "old-mine.npz"]
+    for wrong in (0, -1, 1.5, "two"):
+        with pytest.raises(ArgumentError, match="keep must be an integer of at least 1"):
+            marlvec.save_checkpoint(tmp_path, keep=wrong)  # type: ignore[arg-type]
+
+
+def test_a_best_that_another_process_wrote_is_known_by_its_score(tmp_path: Path) -> None:
+    marlvec.save_checkpoint(tmp_path / "a", progress={"step": 0}, score=1.0)
+    marlvec.save_checkpoint(tmp_path / "b", progress={"step": 1}, score=9.0)
+    (tmp_path / "b" / "best.npz").replace(tmp_path / "a" / "best.npz")
+    marlvec.save_checkpoint(tmp_path / "a", progress={"step": 2}, score=5.0)
+    assert marlvec.load_checkpoint(tmp_path / "a", which="best")["step"] == 1
+
+
+def test_without_hard_links_files_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for step in range(4):
+        marlvec.save_checkpoint(tmp_path, progress={"step": step}, score=float(step), keep=2)
+    assert [marlvec.load_checkpoint(tmp_path, which=which)["step"] for which in ("best", 0, 1)] == [3, 3, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "old-000003.npz"]
+
+
+SAVE = f"""{DYING}
+import shutil
+import marlvec
+
+score = float(sys.argv[2])
+
+def child(folder, at):
+    spoil(at)
+    os.link, Path.unlink = deadly(os.link, at), deadly(Path.unlink, at)
+    marlvec.save_checkpoint(folder, progress={{"step": 3}}, score=score, keep=3)
+    os._exit(7)
+
+for at in range(1, 300):
+    folder = Path(path) / str(at)
+    for step in range(3):
+        marlvec.save_checkpoint(folder, progress={{"step": step}}, score=step, keep=3)
+    pid = os.fork()
+    if pid == 0:
+        child(folder, at)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    after = [marlvec.load_checkpoint(folder, which=which)["step"] for which in ("best", 0, 1)]
+    marlvec.save_checkpoint(folder, progress={{"step": 3}}, score=score, keep=3)  # as one that goes on does
+    again = [marlvec.load_checkpoint(folder, which=which)["step"] for which in ("best", 0, 1)]
+    names = sorted(file.name for file in folder.iterdir())
+    print(*after, *again, len(names), code)
+    shutil.rmtree(folder)
+    if code == 7:
+        break
+"""
+
+
+@pytest.mark.fault("H8")
+@pytest.mark.parametrize("score", ["5", "-5"], ids=["a new best", "no new best"])
+def test_a_training_killed_while_it_saves_goes_on_from_a_whole_checkpoint(score: str, tmp_path: Path) -> None:
+    """Killed before each write, flush, fsync, link, rename and removal, one after the other."""
+    command = [sys.executable, "-W", "ignore", "-c", SAVE, str(tmp_path), score]
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    lines = [[int(word) for word in line.split()] for line in result.stdout.splitlines()]
+    assert len(lines) > 20
+    assert lines[-1][-1] == 7, "the last one was not killed"
+    assert all(line[-1] == -9 for line in lines[:-1])
+    best = 3 if score == "5" else 2
+    for at, (best_after, last, before, *again, files, _) in enumerate(lines, 1):
+        assert (last, before) in ((2, 1), (3, 2)), f"killed at {at}"
+        assert best_after in (2, best)
+        assert again[:2] == [best, 3]
+        assert again[2] == (2 if last == 2 else 3), "what was done twice is there twice"
+        assert files == 4, "no drafts are left, nor more than are to be kept"
+    assert {line[1] for line in lines} == {2, 3}
