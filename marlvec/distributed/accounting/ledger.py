@@ -1,0 +1,223 @@
+"""`Ledger`: every request to a collector, from when it was issued until it was delivered or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from marlvec.distributed.accounting.accounting import Accounting
+from marlvec.errors import ArgumentError, ProtocolError
+from marlvec.serialization.state_fields import State, check_fields
+
+__all__ = ["LedgerState", "Entry", "Ledger", "LostReason"]
+
+LostReason = Literal["died", "unreachable", "timeout", "object_lost", "after_a_loss", "raised", "resized", "closed"]
+"""Why a request is lost; see `Accounting.lost_by`."""
+
+
+class Entry(NamedTuple):
+    """One request that is neither delivered nor lost.
+
+    Attributes:
+        id: Its number; never used again.
+        collector: Which was asked.
+        epoch: Which incarnation of it.
+        amount: For how much; 0: it brings no rows.
+        base: Version of the weights when it was issued.
+        held: Number of its answer on the head, in the order in which they came; None: it is on its way.
+    """
+
+    id: int
+    collector: int
+    epoch: int
+    amount: int
+    base: int
+    held: int | None = None
+
+
+class LedgerState(NamedTuple):
+    """What a ledger says. Never written to: each event makes others, and one store publishes them.
+
+    Attributes:
+        entries: By id, in the order in which they were issued.
+        requested, delivered, lost: Amounts, and numbers of requests.
+        lost_by: Requests lost, by reason.
+        arrivals: Number of answers that were ever held.
+        refused, restarts, max_lag, max_row_lag: See `Accounting`.
+    """
+
+    entries: Mapping[int, Entry]
+    requested: tuple[int, int] = (0, 0)
+    delivered: tuple[int, int] = (0, 0)
+    lost: tuple[int, int] = (0, 0)
+    lost_by: Mapping[str, int] = {}  # never written to
+    arrivals: int = 0
+    refused: int = 0
+    restarts: int = 0
+    max_lag: int = 0
+    max_row_lag: int = 0
+
+    def get_state(self) -> State:
+        """The same as plain data."""
+        return {**self._asdict(), "entries": [list(entry) for entry in self.entries.values()]}
+
+    @classmethod
+    def from_state(cls, state: State) -> LedgerState:
+        """What `get_state` was asked of.
+
+        Raises:
+            ArgumentError: It is no such state, or its sums do not balance.
+        """
+        where = "the ledger"
+        check_fields(state, cls._fields, where)
+        try:
+            entries = {int(entry[0]): Entry(*map(_whole, entry)) for entry in state["entries"]}
+            sums: dict[str, Any] = {name: (_whole(state[name][0]), _whole(state[name][1])) for name in _SUMS}
+            others: dict[str, Any] = {name: _whole(state[name]) for name in _NUMBERS}
+            lost_by = {str(reason): _whole(number) for reason, number in state["lost_by"].items()}
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            raise ArgumentError(f"{where}: expected what get_state() returned: {error!r:.200}") from error
+        found = cls(entries, **sums, lost_by=lost_by, **others)
+        if found.requested != _more(_sum(found.delivered, found.lost), entries.values()):
+            raise ArgumentError(f"{where}: what was requested is not what was delivered, is lost, and is outstanding")
+        return found
+
+
+_SUMS = "requested", "delivered", "lost"
+_NUMBERS = "arrivals", "refused", "restarts", "max_lag", "max_row_lag"
+
+
+def _whole(value: Any) -> Any:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"expected an integer, got {value!r:.200}")
+    return value
+
+
+class Ledger:
+    """Every request to a collector, once.
+
+    It knows no engine; its caller reports what happens. A request is *outstanding*; its answer comes to the head, and
+    it is *held*, which still counts as outstanding; with the batch that is handed out it is *delivered*. Or it is
+    *lost*.
+
+    Attributes:
+        state: What it says now.
+    """
+
+    def __init__(self) -> None:
+        self.state = LedgerState({})
+
+    def __len__(self) -> int:
+        return len(self.state.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All that is outstanding, held or not, in the order in which it was issued."""
+        return iter(tuple(self.state.entries.values()))
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self.state.entries
+
+    def __getitem__(self, request_id: int) -> Entry:
+        return self.state.entries[request_id]
+
+    @property
+    def fragments(self) -> list[Entry]:
+        """What is outstanding and brings rows, in the order in which it was issued."""
+        return [entry for entry in self if entry.amount]
+
+    @property
+    def held(self) -> list[Entry]:
+        """What is held, first come first."""
+        return sorted((entry for entry in self if entry.held is not None), key=lambda entry: entry.held or 0)
+
+    def waiting_of(self, index: int) -> list[Entry]:
+        """What one collector has been asked for and not answered, oldest first."""
+        return [entry for entry in self if entry.collector == index and entry.held is None]
+
+    def issue(self, index: int, epoch: int, amount: int, base: int) -> Entry:
+        """Note a request, before it is sent."""
+        state = self.state
+        entry = Entry(state.requested[1], index, epoch, amount, base)
+        self.state = state._replace(
+            entries={**state.entries, entry.id: entry}, requested=_more(state.requested, [entry])
+        )
+        return entry
+
+    def hold(self, request_id: int, epoch: int) -> None:
+        """Note that an answer is on the head.
+
+        Raises:
+            ProtocolError: It answers no request that is outstanding, or another than the oldest one of its collector.
+                It is counted, and must not be used.
+        """
+        state = self.state
+        entry = state.entries.get(request_id)
+        if entry is None or entry.epoch != epoch or self.waiting_of(entry.collector)[:1] != [entry]:
+            self.state = state._replace(refused=state.refused + 1)
+            raise ProtocolError(f"an answer to request {request_id} of incarnation {epoch}, which is not outstanding")
+        held = entry._replace(held=state.arrivals)
+        self.state = state._replace(entries={**state.entries, request_id: held}, arrivals=state.arrivals + 1)
+
+    def lose(self, request_ids: Collection[int], reason: LostReason) -> list[Entry]:
+        """Note that requests are lost.
+
+        Returns:
+            Which of them were outstanding.
+        """
+        state = self.state
+        gone = [state.entries[request_id] for request_id in request_ids if request_id in state.entries]
+        entries = {key: entry for key, entry in state.entries.items() if entry not in gone}
+        lost_by = {**state.lost_by, reason: state.lost_by.get(reason, 0) + len(gone)} if gone else state.lost_by
+        self.state = state._replace(entries=entries, lost=_more(state.lost, gone), lost_by=lost_by)
+        return gone
+
+    def note_restart(self) -> None:
+        """Count a restart of a collector."""
+        self.state = self.state._replace(restarts=self.state.restarts + 1)
+
+    def after_delivery(self, request_ids: Collection[int], version: int, row_lag: int = 0) -> LedgerState:
+        """What the state is once these are handed out; storing it in `state` delivers.
+
+        Args:
+            request_ids: Held ones.
+            version: The present version of the weights.
+            row_lag: The greatest lag of a row among them.
+        """
+        state = self.state
+        taken = [state.entries[request_id] for request_id in request_ids]
+        if any(entry.held is None for entry in taken):
+            raise ProtocolError("a request whose answer is not on the head cannot be delivered")
+        return state._replace(
+            entries={key: entry for key, entry in state.entries.items() if key not in request_ids},
+            delivered=_more(state.delivered, taken),
+            max_lag=max([state.max_lag, *(version - entry.base for entry in taken)]),
+            max_row_lag=max(state.max_row_lag, row_lag),
+        )
+
+    @property
+    def accounting(self) -> Accounting:
+        """The sums."""
+        state = self.state
+        outstanding = _more((0, 0), state.entries.values())
+        pairs = {"requested": state.requested, "delivered": state.delivered, "lost": state.lost}
+        amounts = {name: pair[0] for name, pair in pairs.items()}
+        numbers = {f"requests_{name}": pair[1] for name, pair in pairs.items()}
+        return Accounting(
+            **amounts,
+            **numbers,
+            outstanding=outstanding[0],
+            requests_outstanding=outstanding[1],
+            lost_by=dict(state.lost_by),
+            restarts=state.restarts,
+            refused=state.refused,
+            max_lag=state.max_lag,
+            max_row_lag=state.max_row_lag,
+        )
+
+
+def _more(pair: tuple[int, int], entries: Collection[Entry]) -> tuple[int, int]:
+    return pair[0] + sum(entry.amount for entry in entries), pair[1] + len(entries)
+
+
+def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]

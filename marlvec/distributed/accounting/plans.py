@@ -1,0 +1,234 @@
+"""What a batch is made of: a share of every collector (`Shares`), or fragments as they come (`Fragments`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from marlvec.collect.sample_target import SampleTarget
+from marlvec.distributed.accounting.ledger import Ledger
+from marlvec.distributed.accounting.pacing import Pacing
+from marlvec.errors import ArgumentError, StateError
+from marlvec.serialization.state_fields import State, check_fields, number_field
+
+__all__ = ["Fragments", "Plan", "Shares"]
+
+_WHERE = "the plan of batches"
+
+
+class Plan(Protocol):
+    """Which collector is asked for how much, and what is in the next batch."""
+
+    @property
+    def max_lag(self) -> int | None:
+        """How old what is outstanding may be, in versions."""
+
+    def begin(self, goal: SampleTarget, active: Sequence[int]) -> None:
+        """A batch is asked for.
+
+        Raises:
+            ArgumentError: Batches of such an amount cannot be made.
+            StateError: Another one is unfinished.
+        """
+
+    def lacking(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
+        """What to request now, as (index, amount), in order."""
+
+    def ahead(self, ledger: Ledger, active: Sequence[int], chosen: Sequence[int]) -> list[tuple[int, int]]:
+        """Likewise, while the learner learns from what was chosen."""
+
+    def issued(self, index: int, amount: int, request_id: int) -> None:
+        """What was lacking has been asked for."""
+
+    def chosen(self, ledger: Ledger, version: int) -> list[int] | None:
+        """Requests of which the next batch is made, in order; None where one has to wait."""
+
+    def end(self) -> None:
+        """The batch was handed out."""
+
+    @property
+    def settings(self) -> State:
+        """What it was made with."""
+
+    def get_state(self) -> State:
+        """All that it knows of the batch that is unfinished, or of those that come."""
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        """Look at what `get_state` gave, of a plan that was made with the same; returns what puts it in place.
+
+        Raises:
+            ArgumentError: It is none.
+        """
+
+
+@dataclass(slots=True)
+class _Share:
+    index: int
+    amount: int
+    request_id: int | None = None
+
+
+class Shares:
+    """Each collector's share of every batch, joined in the order of collectors: the same numbers each time.
+
+    A batch that was not finished, because of Ctrl-C or an error, is finished by the next call, which asks for the same.
+    """
+
+    max_lag = 0
+
+    def __init__(self) -> None:
+        self._goal: SampleTarget | None = None
+        self._shares: list[_Share] = []
+
+    def begin(self, goal: SampleTarget, active: Sequence[int]) -> None:
+        if self._goal is None:
+            each, more = divmod(goal.amount, len(active))
+            amounts = [each + (k < more) for k in range(len(active))]
+            self._shares = [_Share(index, n) for index, n in zip(active, amounts, strict=True) if n]
+            self._goal = goal
+        elif goal != self._goal:
+            raise StateError(
+                f"a batch of {self._goal.amount} {self._goal.unit} is unfinished, and parts of it are there: ask for "
+                f"as much, then for what you like"
+            )
+
+    def lacking(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
+        found = []
+        for share in self._shares:
+            if share.request_id is None or share.request_id not in ledger:
+                share.request_id = None
+                if share.index not in active:  # others make up for it
+                    share.index = min(active, key=lambda index: (self._asked(index), index))
+                found.append((share.index, share.amount))
+        return found
+
+    def _asked(self, index: int) -> int:
+        return sum(share.amount for share in self._shares if share.index == index)
+
+    def ahead(self, ledger: Ledger, active: Sequence[int], chosen: Sequence[int]) -> list[tuple[int, int]]:
+        return []
+
+    def issued(self, index: int, amount: int, request_id: int) -> None:
+        for share in self._shares:
+            if share.request_id is None and (share.index, share.amount) == (index, amount):
+                share.request_id = request_id
+                return
+
+    def chosen(self, ledger: Ledger, version: int) -> list[int] | None:
+        ids = [share.request_id for share in sorted(self._shares, key=lambda share: share.index)]
+        found = [key for key in ids if key is not None and key in ledger and ledger[key].held is not None]
+        return found if len(found) == len(self._shares) else None
+
+    def end(self) -> None:
+        self._goal = None  # not interrupted: one store
+
+    @property
+    def settings(self) -> State:
+        return {"sync": True}
+
+    def get_state(self) -> State:
+        if self._goal is None:
+            return {"goal": None, "shares": []}
+        shares = [[share.index, share.amount, share.request_id] for share in self._shares]
+        return {"goal": [self._goal.unit, self._goal.amount], "shares": shares}
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        check_fields(state, ("goal", "shares"), _WHERE)
+        try:
+            goal = None if state["goal"] is None else SampleTarget(*state["goal"])
+            shares = [_Share(*share) for share in state["shares"]]
+        except TypeError as error:
+            raise ArgumentError(f"{_WHERE}: expected what get_state() returned: {error!r:.200}") from error
+        return partial(self._put, goal, shares)
+
+    def _put(self, goal: SampleTarget | None, shares: list[_Share]) -> None:
+        self._goal, self._shares = goal, shares
+
+
+class Fragments:
+    """Fragments of one size, in the order in which they come, as long as none gets too old.
+
+    Args:
+        fragment: Amount of one; None: the first batch's over the number of collectors.
+        max_in_flight: How many requests a collector may have.
+        max_lag: See `Pacing`.
+    """
+
+    def __init__(self, fragment: int | None, max_in_flight: int, max_lag: int | None) -> None:
+        self._given = self._fragment = fragment
+        self._most, self.max_lag = max_in_flight, max_lag
+        self._unit = ""
+        self._pacing = Pacing(1, max_lag)
+
+    def begin(self, goal: SampleTarget, active: Sequence[int]) -> None:
+        fragment = self._fragment
+        if fragment is None:
+            fragment, rest = divmod(goal.amount, len(active))
+            if rest:
+                raise ArgumentError(
+                    f"{goal.amount} {goal.unit} cannot be shared by {len(active)} collectors: ask for "
+                    f"{(fragment + 1) * len(active)}, or give a fragment=... that it is a multiple of"
+                )
+        if goal.amount % fragment:
+            raise ArgumentError(
+                f"{goal.amount} {goal.unit} are no multiple of fragment={fragment}: ask for "
+                f"{(goal.amount // fragment + 1) * fragment}"
+            )
+        if self._unit not in ("", goal.unit):
+            raise ArgumentError(f"fragments of {self._unit} are on their way; ask for those, not for {goal.unit}")
+        self._fragment, self._unit = fragment, goal.unit
+        self._pacing = Pacing(goal.amount // fragment, self.max_lag)
+
+    def lacking(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
+        return self._up_to(self._pacing.before, ledger, active)
+
+    def ahead(self, ledger: Ledger, active: Sequence[int], chosen: Sequence[int]) -> list[tuple[int, int]]:
+        after = self._pacing.after
+        return self._up_to(None if after is None else after + len(chosen), ledger, active)
+
+    def _up_to(self, most: int | None, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
+        """Ask those first that have least to do."""
+        waiting = {index: len(ledger.waiting_of(index)) for index in active}
+        assert self._fragment is not None  # `begin` was called
+        if most is None:  # what is held does not grow without end
+            most = len(active) * self._most + self._pacing.fragments
+        found: list[tuple[int, int]] = []
+        outstanding = len(ledger.fragments)
+        while outstanding + len(found) < most:
+            index = min(active, key=lambda index: (waiting[index], index))
+            if waiting[index] >= self._most:
+                break
+            waiting[index] += 1
+            found.append((index, self._fragment))
+        return found
+
+    def issued(self, index: int, amount: int, request_id: int) -> None:
+        pass
+
+    def chosen(self, ledger: Ledger, version: int) -> list[int] | None:
+        entries = ledger.fragments
+        places = {entry.id: k for k, entry in enumerate(entries)}
+        ready = [places[entry.id] for entry in ledger.held]
+        found = self._pacing.pick(ready, [entry.base for entry in entries], version)
+        return None if found is None else [entries[k].id for k in found]
+
+    def end(self) -> None:
+        pass
+
+    @property
+    def settings(self) -> State:
+        return {"sync": False, "fragment": self._given, "max_in_flight": self._most, "max_policy_lag": self.max_lag}
+
+    def get_state(self) -> State:
+        return {"fragment": self._fragment, "unit": self._unit, "fragments": self._pacing.fragments}
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        check_fields(state, ("fragment", "unit", "fragments"), _WHERE)
+        fragment = None if state["fragment"] is None else number_field(state, "fragment", _WHERE, least=1)
+        pacing = Pacing(number_field(state, "fragments", _WHERE, least=1), self.max_lag)
+        return partial(self._put, fragment, str(state["unit"]), pacing)
+
+    def _put(self, fragment: int | None, unit: str, pacing: Pacing) -> None:
+        self._fragment, self._unit, self._pacing = fragment, unit, pacing

@@ -1,0 +1,1 @@
+"""Where collectors run: here, or as actors of a Ray cluster."""

@@ -1,0 +1,73 @@
+"""`HeadCallbacks`: callbacks on the head, for what is handed out, and for collectors that start and are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from marlvec.collect import EpisodeRecord, Metrics, MultiAgentBatch
+from marlvec.collect.callbacks import RunningEpisode
+from marlvec.collect.callbacks.callback_list import CallbackLike, listeners_by_hook
+from marlvec.distributed.collector_group import LostCollector
+from marlvec.distributed.place import Place
+from marlvec.errors import ArgumentError
+
+__all__ = ["HeadCallbacks"]
+
+_HERE = ("on_sample_end", "on_episode_end", "on_collector_start", "on_collector_lost")
+
+
+class HeadCallbacks:
+    """The callbacks of `Collectors`.
+
+    Args:
+        callbacks: In the order in which they are called.
+
+    Raises:
+        ArgumentError: Something is no callback, or has only hooks that are called beside the envs.
+
+    Attributes:
+        callbacks: As given.
+    """
+
+    def __init__(self, callbacks: Iterable[CallbackLike]) -> None:
+        found = list(callbacks) if not isinstance(callbacks, dict) else callbacks
+        self._listeners = listeners_by_hook(found)
+        self.callbacks = tuple(found)
+        for callback in found:
+            own = [hook for hook, listeners in listeners_by_hook([callback]).items() if listeners]
+            if own and not set(own) & set(_HERE):
+                raise ArgumentError(
+                    f"{callback!r} has the hooks {own}, which are called beside the envs: give it to the Collector "
+                    f"in build; on the head there are {list(_HERE)}"
+                )
+
+    def sample_end(self, records: Iterable[EpisodeRecord], batch: MultiAgentBatch, metrics: Metrics) -> None:
+        """A batch is ready, with these episodes' ends.
+
+        Raises:
+            BaseException: What a callback raised, with a note that names it.
+        """
+        if self._listeners["on_episode_end"]:
+            for record in records:
+                episode = RunningEpisode(record.eps_id, record.env_id, record.number, 0, record.policies)
+                episode.custom = dict(record.custom)
+                episode.stage = "over"
+                self._call("on_episode_end", episode, record)
+        self._call("on_sample_end", batch, metrics)
+
+    def collector_start(self, place: Place) -> None:
+        """A collector was built."""
+        self._call("on_collector_start", place)
+
+    def collector_lost(self, loss: LostCollector) -> None:
+        """A collector was lost."""
+        self._call("on_collector_lost", loss.place, loss.why, loss.requests)
+
+    def _call(self, hook: str, *what: Any) -> None:
+        for name, listener in self._listeners[hook]:
+            try:
+                listener(*what)
+            except BaseException as error:
+                error.add_note(f"in {hook} of {name}")
+                raise

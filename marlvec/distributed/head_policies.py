@@ -1,0 +1,158 @@
+"""`HeadPolicies`: what the head knows of policies: which there are, their weights, and their learner connectors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from marlvec.collect.acting.policy_set import Connectors, PoliciesToTrain, pipelines_for
+from marlvec.collect.state.state_loader import StateLoader
+from marlvec.connectors import LearnerPipeline
+from marlvec.distributed.accounting.pacing import Pacing
+from marlvec.distributed.server.messages import Started
+from marlvec.errors import ArgumentError, StateError
+from marlvec.serialization.state_fields import State, check_fields, number_field
+
+__all__ = ["HeadPolicies"]
+
+
+class HeadPolicies:
+    """The policies that all collectors have.
+
+    Args:
+        started: What the first collector said when it was built.
+        learner_connectors: As `Collectors` was given them.
+        put: Stores a value where all collectors can fetch it.
+
+    Attributes:
+        ids: Policy ids, in order.
+        trained: As `marlvec.Collector.policies_to_train`.
+        learner_connectors: Pipeline by policy id; a policy that has none is left out.
+        weights: The present weights by policy id, of those that have some.
+        reference: Where collectors find them.
+        version: Their number.
+    """
+
+    def __init__(self, started: Started, learner_connectors: Connectors, put: Callable[[Any], Any]) -> None:
+        self._put, self._given = put, learner_connectors
+        self.ids = list(started.policies)
+        self._removed: set[str] = set()
+        self.trained: PoliciesToTrain = started.policies_to_train
+        self.learner_connectors: dict[str, LearnerPipeline] = {}
+        if learner_connectors is not None:
+            self.learner_connectors = pipelines_for(
+                LearnerPipeline, learner_connectors, self.ids, LearnerPipeline.default
+            )
+        self.weights: dict[str, Any] = dict(started.weights or {})
+        self.reference, self.version = put(self.weights), 0
+
+    def set_weights(self, weights: Mapping[str, Any], bases: Sequence[int], max_lag: int | None) -> None:
+        """Have a new version.
+
+        Args:
+            weights: By policy id; others keep theirs.
+            bases: The versions that fragments on their way were asked for with.
+            max_lag: How old they may get.
+
+        Raises:
+            ArgumentError: There is no such policy.
+            StateError: One would get older.
+        """
+        if unknown := [name for name in weights if name not in self.ids]:
+            raise ArgumentError(f"weights of unknown policies {unknown}; the policies are {self.ids}")
+        if not Pacing(1, max_lag).may_publish(bases, self.version):
+            raise StateError(
+                f"fragments that were asked for with version {min(bases)} are on their way, and version "
+                f"{self.version + 1} would make them older than max_policy_lag={max_lag}: call collect() first"
+            )
+        new = {**self.weights, **weights}
+        reference = self._put(new)
+        self.weights, self.reference, self.version = new, reference, self.version + 1
+
+    # --- policies that come and go
+
+    def find(self, policy_id: str) -> None:
+        """Check that there is a policy.
+
+        Raises:
+            KeyError: There is none; lists those there are.
+        """
+        if policy_id not in self.ids:
+            raise KeyError(f"no policy {policy_id!r}; the policies are {self.ids}")
+
+    def learner_connectors_with(self, policy_id: str, like: str | None) -> dict[str, LearnerPipeline]:
+        """The pipelines with one for a new policy.
+
+        Raises:
+            ArgumentError: The id is none, or was used; or its pipeline is not clear.
+            KeyError: There is no policy ``like``.
+        """
+        if not isinstance(policy_id, str):
+            raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
+        if policy_id in self.ids or policy_id in self._removed:
+            raise ArgumentError(f"there is, or was, a policy {policy_id!r}: choose another id")
+        if like is not None:
+            self.find(like)
+        known = self.learner_connectors
+        if self._given is None:
+            return known
+        if like is not None:
+            return {**known, policy_id: copy.deepcopy(known[like])}
+        if isinstance(self._given, Mapping):
+            return {**known, policy_id: LearnerPipeline.default()}
+        raise ArgumentError(
+            f"one chain of learner_connectors was given for all policies: name with like= the policy whose connectors "
+            f"{policy_id!r} gets copies of, or give Collectors a dict of them by policy id"
+        )
+
+    def add(self, policy_id: str, learner_connectors: dict[str, LearnerPipeline]) -> None:
+        """There is one more."""
+        self.learner_connectors = learner_connectors
+        self.ids.append(policy_id)
+
+    def remove(self, policy_id: str) -> None:
+        """There is one less."""
+        self.ids.remove(policy_id)
+        self._removed.add(policy_id)
+        self.weights.pop(policy_id, None)
+        self.learner_connectors.pop(policy_id, None)
+
+    # --- saved
+
+    def get_state(self) -> State:
+        """The weights, their version, the ids that may not be used again, and what learner connectors have learnt."""
+        return {
+            "version": self.version,
+            "weights": copy.deepcopy(self.weights),
+            "removed": sorted(self._removed),
+            "learner_connectors": {name: chain.state_dict() for name, chain in self.learner_connectors.items()},
+        }
+
+    def prepare(self, state: State, loader: StateLoader) -> Callable[[], None]:
+        """Look at what `get_state` gave; returns what puts it in place, but for learner connectors.
+
+        Args:
+            state: That.
+            loader: Is called with what these are to learn.
+
+        Raises:
+            ArgumentError: It is none, or one of other policies.
+        """
+        where = "the policies of the head"
+        check_fields(state, ("version", "weights", "removed", "learner_connectors"), where)
+        version, weights = number_field(state, "version", where), dict(state["weights"])
+        if unknown := [name for name in weights if name not in self.ids]:
+            raise ArgumentError(f"{where}: weights of unknown policies {unknown}; the policies are {self.ids}")
+        check_fields(state["learner_connectors"], tuple(self.learner_connectors), f"{where}: learner connectors")
+        for name, chain in self.learner_connectors.items():
+            loader.add(f"the learner connectors of policy {name!r}", chain, state["learner_connectors"][name])
+        reference = self._put(weights)
+        new = {
+            "version": version,
+            "weights": weights,
+            "reference": reference,
+            "_removed": set(map(str, state["removed"])),
+        }
+        return partial(vars(self).update, new)

@@ -1,0 +1,1 @@
+"""A collector where it runs, and the messages to it and from it."""

@@ -1,0 +1,270 @@
+"""`StatefulCollectors`: saves where many collectors are, and lets others like them go on from there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from typing import Any
+
+from marlvec.collect.metrics.collector_stats import CollectorStats
+from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.rollout_state import Counters
+from marlvec.collect.state.identity import check_identity, describe_pipeline
+from marlvec.collect.state.state_loader import StateLoader, has_state, state_of
+from marlvec.distributed.accounting.ledger import Ledger, LedgerState
+from marlvec.distributed.accounting.plans import Plan
+from marlvec.distributed.collector_group import CollectorGroup
+from marlvec.distributed.engines.engine import Engine
+from marlvec.distributed.head_callbacks import HeadCallbacks
+from marlvec.distributed.head_policies import HeadPolicies
+from marlvec.distributed.merge_rounds import MergeRounds
+from marlvec.distributed.server.messages import CheckState, GetState
+from marlvec.distributed.state.answer_state import answer_from, get_answer_state
+from marlvec.errors import ArgumentError, CheckpointError, StateError
+from marlvec.serialization.archive import FilePath, read_archive, write_archive
+from marlvec.serialization.state_fields import State, check_fields
+from marlvec.serialization.values import decode, encode
+
+__all__ = ["StatefulCollectors"]
+
+FORMAT = 1
+_FIELDS = (
+    *("format", "belongs_to", "group", "ledger", "answers", "plan", "rounds", "policies", "metrics", "counters"),
+    *("stats", "callbacks"),
+)
+
+
+class StatefulCollectors(ABC):
+    """The part of `Collectors` that saves and restores all that the next batches depend on."""
+
+    metrics: Metrics
+    _engine: Engine
+    _group: CollectorGroup
+    _ledger: Ledger
+    _plan: Plan
+    _rounds: MergeRounds
+    _policies: HeadPolicies
+    _callbacks: HeadCallbacks
+    _count_by: Any
+    _is_half_set = False  # whether set_state was ended in the middle
+
+    def get_state(self) -> State:
+        """Say all that the next batches depend on, between two calls of `collect`.
+
+        It waits for what collectors were asked for, which is in the state, too, until it is handed out. Then each says
+        its own state, as `marlvec.Collector.get_state`; and the head adds its ledger, the seeds and ids that were
+        given out, merged statistics, weights, metrics, and what learner connectors and callbacks have a state for.
+
+        Returns:
+            Plain data: numbers, texts, None, arrays, lists, tuples and dicts, which later calls do not change.
+
+        Raises:
+            StateError: A policy was removed, and plays in a running episode yet, or rows of it are still to come:
+                collect, and try again. Or as of `marlvec.Collector.get_state`.
+            CollectorDied: See ``on_fault``; the call may be made again.
+            Exception: What a collector raises that was asked for something before.
+            ClosedError: It is closed.
+        """
+        self._check_open()
+        self._check_whole()
+        said = self._ask_all(lambda index: GetState())
+        group, metrics = self._group, self.metrics
+        group.forget_delivered()
+        return {
+            "format": FORMAT,
+            "belongs_to": self._identity,
+            "group": group.get_state(said),
+            "ledger": self._ledger.state.get_state(),
+            "answers": [get_answer_state(group.answers[entry.id]) for entry in self._ledger.held],
+            "plan": self._plan.get_state(),
+            "rounds": self._rounds.get_state(),
+            "policies": self._policies.get_state(),
+            "metrics": metrics.get_state(),
+            "counters": metrics.state.rollout.counters.get_state(),
+            "stats": [list(astuple(stats)) for stats in metrics.collectors],
+            "callbacks": [[who, state_of(thing)] for who, thing in self._others()],
+        }
+
+    def set_state(self, state: State) -> None:
+        """Go on from where collectors were that were made as these: their later batches are those of these.
+
+        Make them with the same arguments, and give them the policies that those had: by ``build``, or by `add_policy`
+        before. All collectors are ended and built anew, each at its place of then, with its seed and its ids. What is
+        on its way here is gone. Where envs have no state of their own, new episodes begin, and what was in the old ones
+        is counted as lost.
+
+        With ``sync=True``, and the amounts and weights of then, batches are the same to the bit. Else each collector's
+        rows are, and which of them meet in a batch is once more first come.
+
+        Args:
+            state: What `get_state` returned.
+
+        Raises:
+            ArgumentError: It is no state, or one of other collectors; names what differs. Nothing has changed.
+            CollectorDied: See ``on_fault``; the call may be made again.
+            Exception: What ``build`` raises, or what cannot take its state: an env, a policy, a connector. Collectors
+                that were not built from the state by then are with the next call of anything.
+            ClosedError: It is closed.
+        """
+        self._check_open()
+        try:
+            check_fields(state, _FIELDS, "set_state()")
+            self._check_identity(state)
+            stored = self._store(state)
+            loader = StateLoader()
+            put_all = self._prepare(state, stored, loader)
+        except ArgumentError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ArgumentError(f"set_state(): expected what get_state() returned: {error!r:.200}") from error
+        for collector in self._group.collectors.values():
+            collector.resume = None  # of a state that was set before, and could not be taken by all
+        self._ask_all(lambda index: CheckState(stored[index][0]) if index in stored else None)
+        try:
+            loader.load()
+        except BaseException:
+            loader.undo()
+            raise
+        self._is_half_set = True
+        put_all()
+        self._is_half_set = False
+        self._restart_missing()
+
+    def save(self, path: FilePath) -> None:
+        """Write `get_state` to a file, which is there whole or not at all, whatever happens meanwhile.
+
+        Args:
+            path: The file, by convention ``.npz``; an old one is replaced.
+
+        Raises:
+            SerialisationError: There is something that no file can hold; names it.
+            OSError: The file cannot be written; the old one is as it was.
+            Exception: As of `get_state`.
+        """
+        write_archive(path, {"collectors": encode(self.get_state(), "the collectors' state")})
+
+    def load(self, path: FilePath) -> None:
+        """Go on from a file that `save` wrote: see `set_state`. Nothing in it is executed.
+
+        Args:
+            path: The file.
+
+        Raises:
+            CheckpointError: There is no such file, it is damaged, of another version, or holds something else.
+            Exception: As of `set_state`.
+        """
+        found = read_archive(path)
+        if found.keys() != {"collectors"}:
+            raise CheckpointError(path, f"holds no collectors, but {sorted(found)}")
+        try:
+            state = decode(found["collectors"])
+        except ArgumentError as error:
+            raise CheckpointError(path, f"holds no collectors: {error}") from error
+        self.set_state(state)
+
+    @abstractmethod
+    def _check_open(self) -> None: ...
+
+    @abstractmethod
+    def _raise(self) -> None: ...
+
+    @abstractmethod
+    def _receive(self) -> None: ...
+
+    @abstractmethod
+    def _restart_missing(self) -> None: ...
+
+    def _check_whole(self) -> None:
+        """Make sure that no call of `set_state` was ended in the middle."""
+        if self._is_half_set:
+            raise StateError("set_state() was ended in the middle: call it again")
+
+    @property
+    def _identity(self) -> State:
+        chains = self._policies.learner_connectors
+        return {
+            "num_collectors": len(self._group.collectors),
+            "agents": list(self.metrics.agents),
+            "policies": sorted(self._policies.ids),
+            "count_by": self._count_by,
+            "plan": self._plan.settings,
+            "sync_states": self._rounds.every,
+            "learner_connectors": {name: describe_pipeline(chain) for name, chain in sorted(chains.items())},
+        }
+
+    def _check_identity(self, state: State) -> None:
+        if state["format"] != FORMAT:
+            raise ArgumentError(
+                f"set_state(): the state is of format {state['format']!r:.50}, this version reads {FORMAT}"
+            )
+        check_identity(state["belongs_to"], self._identity, "these collectors have")
+
+    def _ask_all(self, content: Callable[[int], GetState | CheckState | None]) -> dict[int, Any]:
+        """Ask each collector something, once it has done what it was asked for before; what each replies, by index."""
+        group = self._group
+        group.replies.clear()
+        asked: dict[int, int] = {}
+        while True:
+            self._raise()
+            self._restart_missing()
+            for index in group.active:
+                epoch, what = group.collectors[index].epoch, content(index)
+                if asked.get(index) != epoch and what is not None:
+                    group.send_changes(index)
+                    group.question(index, what)
+                asked[index] = epoch
+            if not any(collector.tickets for collector in group.collectors.values()):
+                break
+            self._receive()
+        replies, group.replies = group.replies, {}
+        for reply in replies.values():
+            if reply.raised is not None:
+                raise reply.raised.exception()
+        return {index: reply.value for index, reply in replies.items()}
+
+    def _store(self, state: State) -> dict[int, tuple[Any, Any]]:
+        """Put the state of each collector, and the weights, where all can fetch it."""
+        put, weights = self._engine.put, self._engine.put(state["policies"]["weights"])
+        states = enumerate(one["state"] for one in state["group"]["collectors"])
+        return {index: (put(own), weights) for index, own in states if own is not None}
+
+    def _prepare(self, state: State, stored: dict[int, tuple[Any, Any]], loader: StateLoader) -> Callable[[], None]:
+        """Look at all that is the head's own; returns what puts it in place."""
+        ledger_state = LedgerState.from_state(state["ledger"])
+        answers = {answer.id: answer for answer in map(answer_from, state["answers"])}
+        if answers.keys() != ledger_state.entries.keys():
+            raise ArgumentError("set_state(): the ledger has other answers than there are")
+        put_group = self._group.prepare(state["group"], answers, stored)
+        put_plan = self._plan.prepare(state["plan"])
+        put_rounds = self._rounds.prepare(state["rounds"])
+        put_policies = self._policies.prepare(state["policies"], loader)
+        put_metrics = self.metrics.prepare(state["metrics"], state["metrics"]["numbers"])
+        counters, stats = Counters.from_state(state["counters"]), tuple(CollectorStats(*one) for one in state["stats"])
+        others = list(self._others())
+        if [who for who, _ in others] != [who for who, _ in state["callbacks"]]:
+            raise ArgumentError(
+                f"set_state(): the state has those of {[who for who, _ in state['callbacks']]}, and here "
+                f"{[who for who, _ in others]} have one"
+            )
+        for (who, thing), (_, own) in zip(others, state["callbacks"], strict=True):
+            loader.add(who, thing, own)
+
+        def put_all() -> None:
+            self._ledger.state = ledger_state
+            put_plan()
+            put_rounds()
+            put_policies()
+            put_metrics()
+            shown = self.metrics.state
+            self.metrics.show(shown._replace(rollout=shown.rollout._replace(counters=counters)))
+            self.metrics.collectors = stats
+            put_group()
+
+        return put_all
+
+    def _others(self) -> Iterator[tuple[str, Any]]:
+        """Callbacks with states of their own."""
+        for i, callback in enumerate(self._callbacks.callbacks):
+            if has_state(callback):
+                yield f"callbacks[{i}], {type(callback).__name__}", callback

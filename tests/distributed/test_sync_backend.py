@@ -1,0 +1,85 @@
+"""`Collectors(backend="sync")`: the reference for all that is distributed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marlvec.collect import Collector, MultiAgentBatch
+from marlvec.distributed import Collectors, Place
+from marlvec.distributed.place import seed_at
+from tests.distributed.helpers import check_metrics, check_rows, learning, plain, same_batch
+
+
+@pytest.mark.parametrize("kind", ["python", "turns", "keyed", "native"])
+def test_a_batch_is_what_each_brings_alone_with_states_merged_in_between(kind: str) -> None:
+    """To the bit: ids, draws, running statistics."""
+    pytest.importorskip("numba") if kind == "native" else None
+    build = partial(learning, kind=kind)
+    with Collectors(build, 2, "sync", seed=3, window=1000) as collectors:
+        got = [collectors.collect(env_steps=31) for _ in range(4)]
+        check_rows(got)
+        check_metrics(collectors, got, raw=False)
+        assert [place.stream for place in collectors.places] == [0, 1]
+        assert collectors.pids == (None, None)
+    alone = [build(Place(i, 0, i, seed_at(3, i, 0), 2)) for i in range(2)]
+    for i, collector in enumerate(alone):
+        collector.stream = i
+        for name, policy in collector.policies.items():
+            policy.set_weights(alone[0].policies[name].get_weights())
+    for batch in got:
+        parts = [collector.collect(env_steps=16 - i) for i, collector in enumerate(alone)]
+        same_batch(batch, MultiAgentBatch.concat(parts))
+        for name in ("a", "b"):
+            for side in ("agent_connectors", "action_connectors"):
+                chains = [getattr(collector, side)[name] for collector in alone]
+                if all(chain.bound for chain in chains):
+                    merged = chains[0].merge_states([chain.hand_over() for chain in chains])
+                    for chain in chains:
+                        chain.take_merged(merged)
+    for collector in alone:
+        collector.envs.close()
+
+
+@pytest.mark.parametrize("unit", ["env_steps", "agent_steps", "episodes"])
+@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
+@pytest.mark.parametrize("sync", [True, False])
+def test_nothing_comes_twice_and_nothing_is_missing(unit: Any, batch_mode: Any, sync: bool) -> None:
+    with Collectors(partial(plain, batch_mode=batch_mode), 3, "sync", sync=sync, seed=0, window=1000) as collectors:
+        batches = [collectors.collect(**{unit: 12}) for _ in range(6)]
+        check_rows(batches)
+        if unit == "env_steps" and batch_mode == "truncate":
+            check_metrics(collectors, batches)
+        sums = collectors.accounting
+    assert (sums.delivered, sums.lost, sums.restarts) == (72, 0, 0)
+    if batch_mode == "truncate" and unit != "episodes":
+        assert [getattr(batch, unit) for batch in batches] == [12] * 6
+    assert sums.outstanding == (0 if sync else 12)
+    assert collectors.accounting.lost_by == ({} if sync else {"closed": 3})
+
+
+def test_rows_name_the_weights_that_decided_them_and_lag_is_bounded() -> None:
+    for lag in (0, 1, 3):
+        with Collectors(plain, 2, "sync", sync=False, max_policy_lag=lag, fragment=4, seed=0) as collectors:
+            seen: set[int] = set()
+            for version in range(1, 9):
+                assert collectors.set_weights({"main": {"shift": np.array([float(version)])}}) == version
+                rows = collectors.collect(env_steps=8)["main"]
+                np.testing.assert_array_equal(rows.weight, rows.policy_version)
+                seen |= set((version - rows.policy_version).tolist())
+            assert collectors.accounting.max_lag == min(lag, 2)  # no more than two are in flight a collector
+            assert max(seen) == collectors.accounting.max_row_lag
+
+
+def test_version_0_is_the_first_collectors_weights_for_all() -> None:
+    def build(place: Place) -> Collector:
+        from tests.distributed.helpers import Shift, envs_of
+
+        return Collector(envs_of("parallel", 1, 0), Shift(10 + place.index), seed=place.seed, agent_connectors=[])
+
+    with Collectors(build, 3, "sync", seed=0) as collectors:
+        assert set(collectors.collect(env_steps=9)["main"].weight.tolist()) == {10.0}
+        assert collectors.version == 0
