@@ -1,9 +1,10 @@
 """EnvPool's CartPole as the engine, marlvec around it: whole episodes, true ends, and a policy that learns to balance.
 
-Needs the extras `envpool` and `plot`.
+Needs the extras `envpool`, `plot` and, for --track, `tensorboard`.
 
 The pool hands out half of its 64 envs at a time, while its threads step the others. A collector turns that stream into
-batches. The policy is a line through the four observations; the cross-entropy method looks for a good one.
+batches. The policy is a line through the four observations; the cross-entropy method looks for a good one. With
+--resume what it has found goes on, and new episodes begin: EnvPool keeps the states of its envs to itself.
 """
 
 import argparse
@@ -11,12 +12,16 @@ from pathlib import Path
 
 parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--seed", type=int, default=0, help="of envs and of what is drawn")
-parser.add_argument("--total-timesteps", type=int, default=200_000, help="env steps")
+parser.add_argument("--total-timesteps", type=int, default=200_000, help="env steps, those before --resume included")
 parser.add_argument("--num-envs", type=int, default=64, help="envs at once")
 parser.add_argument(
     "--checkpoint", type=Path, default=Path("runs/envpool_cartpole"), help="folder for all that is kept"
 )
+parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
 args = parser.parse_args()  # before anything large is imported
+if args.resume != (args.checkpoint / "last.npz").exists():
+    parser.error(f"--resume goes on with the run in {args.checkpoint}; without it there must be none there")
 
 try:
     import envpool  # noqa: F401  (make() takes the envs from there)
@@ -25,8 +30,12 @@ try:
 
     import marlvec
     from marlvec.connectors import Rows
+
+    progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
+    done, curve = progress["done"], progress["curve"]
+    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", first_step=done)] if args.track else []
 except ImportError as error:
-    raise SystemExit(f"{error}; this script needs: pip install 'marlvec[envpool,plot]'") from None
+    raise SystemExit(f"{error}; this script needs: pip install 'marlvec[envpool,plot,tensorboard]'") from None
 
 ELITE = args.num_envs // 8
 
@@ -52,31 +61,35 @@ collector = marlvec.Collector(
     policies={"lines": marlvec.FunctionPolicy(lines.act)},
     policy_mapping="lines",
     batch_mode="complete",
-    seed=args.seed,
+    callbacks=logs,
+    seed=args.seed + done,
 )
 
 # 3. Keep the best, and look around them.
-rng = np.random.default_rng(args.seed)
-mean, spread, curve = np.zeros(4), np.ones(4), []
-while collector.metrics.env_steps < args.total_timesteps:
+rng = np.random.default_rng((args.seed, done))
+mean, spread = progress.get("mean", np.zeros(4)), progress.get("spread", np.ones(4))
+while done < args.total_timesteps:
     lines.weights = rng.normal(mean, spread, (args.num_envs, 4))
-    rows = collector.collect(episodes=4 * args.num_envs)["lines"]
-    paid = np.bincount(rows.env_id, rows.rewards, args.num_envs)
+    batch = collector.collect(episodes=4 * args.num_envs)
+    rows, done = batch["lines"], done + batch.env_steps
+    sums = np.bincount(rows.env_id, rows.rewards, args.num_envs)
     played = np.bincount(rows.env_id, rows.terminated | rows.truncated, args.num_envs)
-    returns = paid / np.maximum(played, 1)
+    returns = sums / np.maximum(played, 1)
     best = np.argsort(returns)[-ELITE:]
     mean, spread = lines.weights[best].mean(axis=0), lines.weights[best].std(axis=0) + 0.1
-    curve.append([collector.metrics.env_steps, returns.mean()])
-    progress = {"mean": mean, "spread": spread, "curve": curve}
+    curve.append([done, float(returns.mean())])
+    progress = {"mean": mean, "spread": spread, "curve": curve, "done": done}
     marlvec.save_checkpoint(args.checkpoint, progress=progress, score=curve[-1][1])
     cut = np.count_nonzero(rows.truncated)
     print(
         f"generation {len(curve) - 1}: mean return {returns.mean():6.1f}, {cut} of {played.sum():.0f} ran out of time"
     )
 envs.close()
+for log in logs:
+    log.close()
 
 axes = Figure(figsize=(5, 2.5), layout="constrained").subplots()
 axes.plot(*np.transpose(curve), marker=".")
 axes.set(xlabel="env steps", ylabel="return of the agent", title="CartPole in EnvPool, cross-entropy method")
 axes.figure.savefig(args.checkpoint / "return.png", dpi=100)
-print(f"wrote last.npz, best.npz, return.png into {args.checkpoint}")
+print(f"wrote last.npz, best.npz, return.png{', logs' * args.track} into {args.checkpoint}")

@@ -5,7 +5,7 @@
 
 Each update learns from one episode of every env. All that is kept is in --checkpoint: the last state and the best, a
 plot, with --track TensorBoard logs. With --resume it goes on from there, and comes to the numbers that it would have
-come to without the break. Needs torch, and the extras `plot` and, for --track, `tensorboard`.
+come to without the break, bit by bit. Needs torch, and the extras `plot` and, for --track, `tensorboard`.
 """
 
 import argparse
@@ -16,14 +16,14 @@ parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFo
 parser.add_argument("--seed", type=int, default=0, help="of envs, policies and weights")
 parser.add_argument("--total-timesteps", type=int, default=100_000, help="env steps, those before --resume included")
 parser.add_argument("--num-envs", type=int, default=128, help="envs at once")
-parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
+parser.add_argument("--backend", default="auto", help="auto: compiled envs if numba is there")
 parser.add_argument("--games", type=int, default=500, help="episodes in the end, by which it is judged")
 parser.add_argument("--checkpoint", type=Path, default=Path("runs/simple_spread"), help="folder for all that is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
 parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
 args = parser.parse_args()  # before torch is imported, which takes seconds
-if not args.resume and (args.checkpoint / "last.npz").exists():
-    parser.error(f"there is a run in {args.checkpoint}: --resume goes on with it; or choose another --checkpoint")
+if args.resume != (args.checkpoint / "last.npz").exists():
+    parser.error(f"--resume goes on with the run in {args.checkpoint}; without it there must be none there")
 
 try:
     import numpy as np
@@ -37,7 +37,7 @@ try:
 
     progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
     done, curve = progress["done"], progress["curve"]
-    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", agents=False, first_step=done)] if args.track else []
+    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", agents=False)] if args.track else []
 except ImportError as error:
     raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[plot,tensorboard]'") from None
 
@@ -97,12 +97,9 @@ def update(rows: marlvec.SampleBatch, done: int) -> dict[str, float]:
 
 
 # 3. All of it. Episodes by which it is judged are played in envs of their own.
-table = marlvec.LiveTable(args.total_timesteps - done, title="simple_spread", window=args.num_envs)
-with (
-    marlvec.make("simple_spread", num_envs=args.num_envs, backend=args.backend) as envs,
-    marlvec.make("simple_spread", num_envs=args.num_envs, backend=args.backend) as others,
-    table,
-):
+table = marlvec.LiveTable(args.total_timesteps, title="simple_spread", window=args.num_envs)
+made = {"num_envs": args.num_envs, "backend": args.backend, "env_state": "deepcopy"}  # compiled or not, envs resume
+with marlvec.make("simple_spread", **made) as envs, marlvec.make("simple_spread", **made) as others, table:
     gae = GeneralAdvantageEstimation(GAMMA, LAMBDA, value_function=policy.values)
     collector = marlvec.Collector(
         envs,
@@ -122,8 +119,6 @@ with (
         marlvec.load_checkpoint(args.checkpoint, **learned)
     began, before = time.perf_counter(), done
     while done < args.total_timesteps:
-        # New episodes, whose seeds say how far it is: an update depends on the checkpoint before it and nothing else.
-        collector.reset(seed=args.seed * 2**32 + done)
         batch = collector.collect(episodes=args.num_envs)
         done += batch.env_steps
         curve.append([done, collector.metrics.returns.mean])

@@ -1,7 +1,8 @@
 """PPO of Stable-Baselines3 on simple_spread: three agents share one policy, 64 envs are one batch of 192 rows.
 
-As it stands it takes seconds and learns little; with `--total-timesteps 2000000` it takes minutes. Needs the extras
-`sb3`, `plot` and, for --track, `tensorboard`.
+As it stands it takes seconds and learns little; with `--total-timesteps 2000000` it takes minutes. With --resume
+weights and optimizer go on, and new episodes begin, which Stable-Baselines3 cannot save. Needs the extras `sb3`,
+`plot` and, for --track, `tensorboard`.
 """
 
 import argparse
@@ -9,12 +10,15 @@ from pathlib import Path
 
 parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--seed", type=int, default=0, help="of envs and weights")
-parser.add_argument("--total-timesteps", type=int, default=9_600, help="rows to learn from: decisions of single agents")
+parser.add_argument("--total-timesteps", type=int, default=9_600, help="rows in all: decisions of single agents")
 parser.add_argument("--num-envs", type=int, default=64, help="envs at once")
-parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
+parser.add_argument("--backend", default="auto", help="auto: compiled envs if numba is there")
 parser.add_argument("--checkpoint", type=Path, default=Path("runs/sb3_spread"), help="folder for all that is kept")
+parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
 parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
 args = parser.parse_args()  # before torch is imported, which takes seconds
+if args.resume != (args.checkpoint / "last.npz").exists():
+    parser.error(f"--resume goes on with the run in {args.checkpoint}; without it there must be none there")
 
 try:
     import numpy as np
@@ -65,16 +69,27 @@ def play(model: PPO | None) -> float:
 torch.set_num_threads(1)  # the net is so small that threads would only wait for each other
 view = SB3VecEnv(marlvec.make("simple_spread", num_envs=args.num_envs, backend=args.backend))
 logs = str(args.checkpoint / "logs") if args.track else None
-options = {"batch_size": 2400, "n_epochs": 8, "learning_rate": 1e-3, "device": "cpu", "tensorboard_log": logs}
+options = {
+    "batch_size": 50 * view.num_envs // 4,
+    "n_epochs": 8,
+    "learning_rate": 1e-3,
+    "device": "cpu",
+    "tensorboard_log": logs,
+}
 model = PPO("MlpPolicy", view, n_steps=50, seed=args.seed, **options)
-only_decisions(model)  # changes nothing here, where everyone decides in every step; see docs/interop.md
+only_decisions(model)  # changes nothing here, where everyone decides in every step
 random_return = play(None)
-curve = Curve()
-model.learn(args.total_timesteps, callback=curve)
+curve, learner = Curve(), {"policy": model.policy, "optimizer": model.policy.optimizer}
+if args.resume:
+    curve.points = marlvec.load_checkpoint(args.checkpoint, learner=learner)["curve"]
+    model.num_timesteps = curve.points[-1][0]
+while model.num_timesteps < args.total_timesteps:
+    model.learn(max(args.total_timesteps // 20, 1), callback=curve, reset_num_timesteps=False)
+    model.logger.close()
+    progress, score = {"curve": curve.points}, curve.points[-1][1]
+    marlvec.save_checkpoint(args.checkpoint, learner=learner, progress=progress, score=score)
 learned_return = play(model)
 view.close()
-learner = {"policy": model.policy, "optimizer": model.policy.optimizer}
-marlvec.save_checkpoint(args.checkpoint, learner=learner, progress={"curve": curve.points}, score=learned_return)
 
 axes = Figure(figsize=(5, 2.5), layout="constrained").subplots()
 axes.axhline(random_return, color="gray", linestyle=":", label="random")

@@ -1,25 +1,23 @@
 """A network learns Kuhn poker by self-play until a perfect opponent wins next to nothing of it.
 
     python examples/selfplay_kuhn.py --track
-    tensorboard --logdir runs/kuhn
     marlvec play kuhn_poker --policy examples/selfplay_kuhn.py:make_policy@runs/kuhn/pool
 
 The learner plays both sides, half of its hands against itself and half against any of its former selves, and joins
 them again and again. A bonus on entropy, large at first, keeps it from running after each opponent's last mistake. How
 far it is from an equilibrium is computed exactly where OpenSpiel is installed (extra `openspiel`): what a perfect
-opponent would win of it, 0.458 chips a hand of who plays at random. All that is kept is in --checkpoint: the last
-state, opponents, results, a plot, with --track TensorBoard logs. With --resume it goes on from there.
+opponent would win of it, 0.458 chips a hand of who plays at random. With --resume it goes on bit by bit. Needs torch,
+and the extra `plot`.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--seed", type=int, default=0, help="of envs, policies and weights")
 parser.add_argument("--total-timesteps", type=int, default=300_000, help="env steps, those before --resume included")
 parser.add_argument("--num-envs", type=int, default=1024, help="envs at once")
-parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
+parser.add_argument("--backend", default="auto", help="auto: compiled envs if numba is there")
 parser.add_argument("--batch", type=int, default=8_192, help="env steps between two updates")
 parser.add_argument("--snapshots", type=int, default=20, help="about how many former selves there are in the end")
 parser.add_argument("--games", type=int, default=200, help="hands of each line-up in the end")
@@ -27,8 +25,8 @@ parser.add_argument("--checkpoint", type=Path, default=Path("runs/kuhn"), help="
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
 parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
 args = parser.parse_args(None if __name__ == "__main__" else [])  # before torch is imported, which takes seconds
-if __name__ == "__main__" and not args.resume and (args.checkpoint / "last.npz").exists():
-    parser.error(f"there is a run in {args.checkpoint}: --resume goes on with it; or choose another --checkpoint")
+if __name__ == "__main__" and args.resume != (args.checkpoint / "last.npz").exists():
+    parser.error(f"--resume goes on with the run in {args.checkpoint}; without it there must be none there")
 
 try:
     import numpy as np
@@ -39,11 +37,11 @@ try:
 
     import marlvec
     from marlvec import selfplay
-    from marlvec.connectors import GeneralAdvantageEstimation, Rows
+    from marlvec.connectors import GeneralAdvantageEstimation
     from marlvec.interop.torch import TorchPolicy
 
-    if args.track:
-        import tensorboard  # noqa: F401  (for marlvec.TensorBoardLogger)
+    progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
+    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", policies=["main"])] if args.track else []
 except ImportError as error:
     raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[plot,tensorboard]'") from None
 
@@ -74,13 +72,11 @@ def update(policy: TorchPolicy, optimizer: torch.optim.Optimizer, batch: marlvec
     left = 1 - done / args.total_timesteps
     optimizer.param_groups[0]["lr"] = 1e-2 * max(left, 0.1)
     for epoch in range(4):
-        for part in batch.minibatches(1024, seed=args.seed + done + epoch):
-            names = ("logp", "advantages", "value_targets")
-            logp, advantages, targets = (torch.as_tensor(np.asarray(part[name], np.float32)) for name in names)
-            distribution, found = policy.forward(Rows(dict(part.items())))
-            ratio = (distribution.logp(torch.as_tensor(part["actions"])) - logp).exp()
-            gain = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
-            value_loss = (found["values"] - targets).square().mean() / 2
+        for rows in batch.minibatches(1024, seed=args.seed + done + epoch):
+            part, (distribution, found) = rows.to_torch(), policy.forward(rows)
+            ratio = (distribution.logp(part["actions"]) - part["logp"]).exp()
+            gain = torch.min(ratio * part["advantages"], ratio.clamp(0.8, 1.2) * part["advantages"]).mean()
+            value_loss = (found["values"] - part["value_targets"]).square().mean() / 2
             optimizer.zero_grad()
             (value_loss - gain - (0.05 + 0.45 * left) * distribution.entropy().mean()).backward()  # in chips
             optimizer.step()
@@ -103,29 +99,20 @@ def main() -> None:
     torch.set_num_threads(1)
     policy = make_policy()
     optimizer = torch.optim.Adam(policy.module.parameters())
-    progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
     done, curve = progress["done"], progress["curve"]
-    table = marlvec.LiveTable(max(args.total_timesteps - done, 1), title="Kuhn poker", policies=["main"])
-    track = {"policies": ["main"], "first_step": done}
-    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", **track)] if args.track else []
-    with marlvec.make("kuhn_poker", num_envs=args.num_envs, backend=args.backend) as envs, table:
+    table = marlvec.LiveTable(args.total_timesteps, title="Kuhn poker", policies=["main"])
+    made = {"num_envs": args.num_envs, "backend": args.backend}
+    with marlvec.make("kuhn_poker", **made, env_state="deepcopy") as envs, table:
         board = selfplay.RatingTracker(envs.agents, note=["main"])
-        rules = {"when": [selfplay.Every(max(args.total_timesteps // args.snapshots, 1))], "board": board}
-        if args.resume:
-            pool = selfplay.OpponentPool.load(args.checkpoint / "pool", make_policy, **rules)
-        else:
-            pool = selfplay.OpponentPool(make_policy, folder=args.checkpoint / "pool", **rules)
+        when = [selfplay.Every(max(args.total_timesteps // args.snapshots, 1))]
+        kept = {"folder": args.checkpoint / "pool", "make": make_policy, "when": when, "board": board}
+        pool = selfplay.OpponentPool.load(**kept) if args.resume else selfplay.OpponentPool(**kept)
         half = selfplay.Mixture((0.5, selfplay.Mirror()), (0.5, selfplay.Uniform()))
         mapping = selfplay.SelfPlayMapping(pool, envs.agents, {"main": half})
-        collector = marlvec.Collector(
-            envs,
-            {"main": policy},
-            mapping,
-            learner_connectors={"main": [GeneralAdvantageEstimation(1.0, 1.0, value_function=policy.values)]},
-            callbacks=[board, table, *logs],
-            seed=args.seed + done,
-        )
-        learned = {"collector": collector, "learner": {"optimizer": optimizer, "board": board}}
+        gae = GeneralAdvantageEstimation(1.0, 1.0, value_function=policy.values)
+        options = {"learner_connectors": {"main": [gae]}, "callbacks": [board, table, *logs]}
+        collector = marlvec.Collector(envs, {"main": policy}, mapping, seed=args.seed, **options)
+        learned = {"collector": collector, "learner": {"optimizer": optimizer}}  # opponents and ratings are in it, too
         if args.resume:
             marlvec.load_checkpoint(args.checkpoint, **learned)
         mapping.update(collector)
@@ -137,8 +124,7 @@ def main() -> None:
                 mapping.update(collector)
                 curve.append([done, *distance(policy, pool)])
             marlvec.save_checkpoint(args.checkpoint, **learned, progress={"done": done, "curve": curve})
-        chosen = {name: pool[name] for name in list(pool)[:: max(len(pool) // 6, 1)]}
-        players = {"random": marlvec.RandomPolicy(), **chosen}
+        players = {"random": marlvec.RandomPolicy(), **{name: pool[name] for name in list(pool)[:: len(pool) // 6 + 1]}}
         league = selfplay.evaluate_match(players, envs, len(players) * (len(players) - 1) * args.games, seed=args.seed)
     for log in logs:
         log.close()
@@ -152,16 +138,12 @@ def main() -> None:
     axes.set(title="Kuhn poker", xlabel="env steps", ylabel="exploitability, chips a hand (each agent)", ylim=(0, 0.5))
     axes.legend()
     axes.figure.savefig(args.checkpoint / "kuhn.png", dpi=80)
-    found = {"seed": args.seed, "env_steps": done}
-    if known := not np.isnan(alone[-1]):
-        found |= {"learner": alone[-1], "average": average[-1]}
-    (args.checkpoint / "results.json").write_text(json.dumps(found))
     show(league)
-    if not known:
+    if np.isnan(alone[-1]):
         print("exploitability is not known without OpenSpiel: pip install 'marlvec[openspiel]'")
     else:
         print(f"exploitability: the learner {alone[-1]:.3f}, the average {average[-1]:.3f}, at random 0.458")
-    print(f"wrote last.npz, pool, kuhn.png, results.json{', logs' * args.track} into {args.checkpoint}")
+    print(f"wrote last.npz, pool, kuhn.png{', logs' * args.track} into {args.checkpoint}")
 
 
 if __name__ == "__main__":

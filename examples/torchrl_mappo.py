@@ -1,7 +1,8 @@
 """TorchRL's MAPPO on marlvec's envs: three agents spread over three landmarks.
 
 `TorchRLEnv` is TorchRL's batched env; all else here is TorchRL's: networks, collector, advantages, loss. In the end the
-policy plays whole episodes against random moves, and the returns on the way are drawn.
+policy plays whole episodes against random moves, and the returns on the way are drawn. With --resume weights and
+optimizer go on, and new episodes begin, which TorchRL's collector cannot save.
 """
 
 import argparse
@@ -10,16 +11,18 @@ from pathlib import Path
 
 parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--seed", type=int, default=0, help="of envs and weights")
-parser.add_argument("--total-timesteps", type=int, default=1_600, help="env steps; 400000 take some minutes")
+parser.add_argument("--total-timesteps", type=int, default=1_600, help="env steps in all; 400000 take some minutes")
 parser.add_argument("--num-envs", type=int, default=32, help="envs at once")
-parser.add_argument("--backend", default="auto", help="auto: compiled worlds if numba is there")
+parser.add_argument("--backend", default="auto", help="auto: compiled envs if numba is there")
 parser.add_argument("--batch", type=int, default=1_600, help="env steps between two updates")
 parser.add_argument("--checkpoint", type=Path, default=Path("runs/torchrl_spread"), help="folder for all that is kept")
+parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
 parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
 args = parser.parse_args()  # before torch is imported, which takes seconds
+if args.resume != (args.checkpoint / "last.npz").exists():
+    parser.error(f"--resume goes on with the run in {args.checkpoint}; without it there must be none there")
 
 try:
-    import numpy as np
     import torch
     from matplotlib.figure import Figure
     from tensordict.nn import TensorDictModule
@@ -103,30 +106,33 @@ def evaluate(policy: TensorDictModule | None) -> float:
     return data["next", "agent", "episode_reward"][:, -1].mean().item()
 
 
-began = time.perf_counter()
-curve, writer = [], SummaryWriter(args.checkpoint / "logs") if args.track else None
-collector = Collector(
-    env, actor, frames_per_batch=args.batch, total_frames=args.total_timesteps, auto_register_policy_transforms=False
-)
+learner = {"loss": loss, "optimizer": optimizer}
+curve = marlvec.load_checkpoint(args.checkpoint, learner=learner)["curve"] if args.resume else []
+done = before = curve[-1][0] if curve else 0
+if args.resume and done >= args.total_timesteps:
+    parser.error(f"{done} env steps are done; --total-timesteps counts them, too")
+began, writer = time.perf_counter(), SummaryWriter(args.checkpoint / "logs") if args.track else None
+left = args.total_timesteps - done
+collector = Collector(env, actor, frames_per_batch=args.batch, total_frames=left, auto_register_policy_transforms=False)
 for data in collector:
     ended = data["next", "done"][..., 0]
-    curve.append(data["next", "agent", "episode_reward"][ended].mean().item())
+    done += args.batch
+    curve.append((done, data["next", "agent", "episode_reward"][ended].mean().item()))
     update(data)
-    learner, progress = {"loss": loss, "optimizer": optimizer}, {"curve": curve}
-    marlvec.save_checkpoint(args.checkpoint, learner=learner, progress=progress, score=curve[-1])
+    marlvec.save_checkpoint(args.checkpoint, learner=learner, progress={"curve": curve}, score=curve[-1][1])
     if writer:
-        writer.add_scalar("return per agent", curve[-1], args.batch * len(curve))
+        writer.add_scalar("return per agent", curve[-1][1], done)
 collector.shutdown()
-print(f"{args.total_timesteps} env steps in {time.perf_counter() - began:.0f} s")
+print(f"{done - before:,} env steps in {time.perf_counter() - began:.0f} s")
 random, learned = evaluate(None), evaluate(actor)
 if writer:
     writer.close()
 
 axes = Figure(figsize=(5, 2.5), layout="constrained").subplots()
-axes.plot(args.batch * np.arange(1, len(curve) + 1), curve, label="MAPPO")
+axes.plot(*zip(*curve, strict=True), label="MAPPO")
 axes.axhline(random, color="grey", linestyle="--", label="random")
 axes.set(xlabel="env steps", ylabel="return per agent", title="simple_spread, TorchRL's MAPPO on TorchRLEnv")
 axes.legend()
 axes.figure.savefig(args.checkpoint / "return.png", dpi=80)
-print(f"return per agent and episode: random {random:.1f}, learned {learned:.1f}")
+print(f"mean return per agent: random {random:.1f}, after {done} env steps {learned:.1f}")
 print(f"wrote last.npz, best.npz, return.png{', logs' * args.track} into {args.checkpoint}")

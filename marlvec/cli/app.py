@@ -1,4 +1,4 @@
-"""The commands, their options, and how errors look to somebody who typed one.
+"""The commands, their options, and how errors are shown.
 
 What a command needs is imported when it runs, so that ``marlvec --help`` answers at once.
 """
@@ -92,7 +92,7 @@ def rollout(
     connectors: Connectors = None,
     settings: Settings = None,
     backend: Annotated[
-        Backend, typer.Option(help="Worker processes, threads, neither, compiled worlds, or a pool.")
+        Backend, typer.Option(help="Worker processes, threads, neither, compiled envs, or a pool.")
     ] = Backend.ASYNC,
     num_workers: NumWorkers = None,
     seed: Seed = None,
@@ -216,6 +216,19 @@ def record(
     fps: Annotated[
         float | None, typer.Option(metavar="N", help="Frames a second.", show_default="what the env says, or 30")
     ] = None,
+    begin: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Begin with this moment of an episode: a file of marlvec.save_state(); with several envs, each goes "
+            "on from it.",
+        ),
+    ] = None,
+    env_id: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Which env of --from.", show_default="the only one in it"),
+    ] = None,
     backend: Annotated[Backend, typer.Option(help="Worker processes, threads, or neither.")] = Backend.SYNC,
     seed: Seed = None,
     traceback: Traceback = False,
@@ -223,7 +236,8 @@ def record(
     """Play episodes and write a video of them, from the first frames to the last.
 
     With several envs the picture is a grid; one that has played its episodes keeps its last frame. Ctrl-C ends the
-    video early, with the frames that there are.
+    video early, with the frames that there are. With --from the first episode of each env begins where
+    envs.get_state() was called: what happened then can be looked at again and again, and with other policies.
 
       marlvec record simple_spread -o spread.gif --episodes 3 --num-envs 4 --policy examples/policies.py:seek
     """
@@ -231,21 +245,23 @@ def record(
 
     from marlvec.cli import arguments
     from marlvec.cli.building import build_envs
-    from marlvec.cli.commands.record import check_output, print_recording, roll_camera
+    from marlvec.cli.commands.record import check_output, print_recording, read_moment, roll_camera
     from marlvec.cli.commands.serve import collector_of
 
     settle_in()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory: pygame needs no screen for them
     with plain_errors(traceback):
         check_output(output, fps)
+        moment = read_moment(begin, env_id)
         with build_envs(
             env,
             num_envs,
-            backend=backend.value,
+            backend=(moment and moment.backend) or backend.value,
             autoreset_mode="disabled",
             render_mode="rgb_array",
             max_episode_steps=max_episode_steps,
             env_kwargs=arguments.env_kwargs(settings or []),
+            env_state=None if moment is None else "deepcopy",
         ) as envs:
             result = roll_camera(
                 envs,
@@ -261,6 +277,7 @@ def record(
                 episodes=episodes,
                 fps=fps,
                 console=Console(stderr=True, emoji=False),
+                begin=moment,
             )
         print_recording(stdout(), result)
     if result.interrupted:
@@ -297,7 +314,7 @@ def serve(
         typer.Option(metavar="FILE", help="Holds the token (mode 600); else the variable MARLVEC_TOKEN does, if set."),
     ] = None,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Ask nobody for a token, not even those who come from outside.")
+        bool, typer.Option("--no-token", help="Ask no client for a token, not even from other machines.")
     ] = False,
     origin: Annotated[
         list[str] | None,
@@ -372,6 +389,38 @@ def bench(
             env, num_envs, num_workers, kwargs, seconds, Console(stderr=True, emoji=False)
         )
         benchmark.print_bench(stdout(), env, num_envs, figures, refused, as_json=as_json)
+
+
+@app.command()
+def check(
+    env: Env,
+    episodes: Annotated[int, typer.Option(min=1, metavar="N", help="How many to play, four or five times over.")] = 3,
+    max_steps: Annotated[int, typer.Option(min=1, metavar="N", help="Within which every episode must end.")] = 10_000,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A check to leave out; may be given several times.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the env and of the actions.")] = 0,
+    settings: Settings = None,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Play an env of your own, and say what is wrong with it and what to change. Exit code 1 if anything is.
+
+    Whole episodes are played, in one instance, and in two that take turns; what is serious stands first.
+
+      marlvec check my_package.envs:MyEnv --set size=5 --skip infos
+    """
+    from marlvec.cli import arguments
+    from marlvec.cli.commands import check as checking
+
+    settle_in()
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # some envs open a window as soon as they are built
+    with plain_errors(traceback):
+        kwargs = arguments.env_kwargs(settings or [])
+        findings = checking.check(env, kwargs, skip=skip or (), episodes=episodes, seed=seed, max_steps=max_steps)
+        checking.print_findings(stdout(), env, findings, as_json=as_json)
+    if findings:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What the texts of a command line stand for: policies, who plays whom, connectors, arguments of envs."""
+"""What the texts of a command line stand for: policies, which agents they play, connectors, arguments of envs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _policy(text: str, found: Any) -> Policy:
 def assign_policies(
     named: Mapping[str, Policy], texts: Sequence[str], agents: Sequence[str], groups: Mapping[str, Sequence[int]]
 ) -> tuple[dict[str, Policy], dict[str, str]]:
-    """All policies, and who plays whom, from the options ``--mapping PREFIX=ID``.
+    """All policies, and which agents each plays, from the options ``--mapping PREFIX=ID``.
 
     Args:
         named: Policies of the command line; where there is none, agents act at random, each group with a policy of its
@@ -129,11 +129,11 @@ def assign_policies(
         groups: Group name → indices of its agents.
 
     Raises:
-        ArgumentError: A prefix fits no agent, a policy is not known or plays nobody.
+        ArgumentError: A prefix fits no agent, a policy is not known or plays no agent.
     """
     if not named:
         if texts:
-            raise ArgumentError(f"--mapping {texts[0]}: there is no --policy to play anybody")
+            raise ArgumentError(f"--mapping {texts[0]}: there is no --policy to assign")
         if len(groups) == 1:
             return {"random": RandomPolicy()}, dict.fromkeys(agents, "random")
         return (
@@ -159,7 +159,7 @@ def assign_policies(
     idle = [name for name in named if name not in played_by.values()]
     if idle:
         raise ArgumentError(
-            f"policy {idle[0]!r} plays nobody; say whom: --mapping PREFIX={idle[0]}, the agents are {list(agents)}"
+            f"policy {idle[0]!r} plays no agent; say which: --mapping PREFIX={idle[0]}, the agents are {list(agents)}"
         )
     return dict(named), played_by
 
@@ -305,7 +305,7 @@ def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:
         error.add_note(f"while {text} was looked up")
         raise
     if not opponents:
-        raise ArgumentError(f"{text}: there is nobody in the pool yet")
+        raise ArgumentError(f"{text}: there is no opponent in the pool yet")
     if wanted == "*":
         return opponents
     name = next(reversed(opponents)) if wanted is None else wanted

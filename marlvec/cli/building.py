@@ -47,7 +47,7 @@ def _saying_what_is_compiled(env: str, console: Console | None) -> Iterator[None
             began.append(perf_counter())
             console.print(f"compiling {env} for this machine, once; that is not counted as speed …", highlight=False)
 
-    # numba tells of what it compiles, and not of what it finds on disk.
+    # numba reports what it compiles, and not what it finds on disk.
     listener = type("Listener", (event.Listener,), {"on_start": on_start, "on_end": lambda self, what: None})()
     with event.install_listener("numba:compile", listener):
         yield

@@ -16,12 +16,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from marlvec.errors import ArgumentError, EnvArgumentError, MarlvecError, MissingExtraError, RegistryError
-
 __all__ = ["complain", "did_you_mean", "plain_errors", "print_json", "settle_in", "stdout", "torch_within_cores"]
 
-# What a different command line would mend; everything else is a fault of what ran.
-_USAGE = (ArgumentError, RegistryError, MissingExtraError, EnvArgumentError)
 _WIDTH_IN_A_PIPE = 140
 _THREADS = "OMP_NUM_THREADS"
 
@@ -65,20 +61,25 @@ def plain_errors(traceback: bool) -> Iterator[None]:
     """Say what marlvec raises in one line: exit code 2 if the command line is wrong, else 1."""
     try:
         yield
-    except MarlvecError as error:
-        if traceback:
+    except Exception as error:
+        # Not above: Gymnasium comes with them, and a `--help` is answered without it.
+        from marlvec.errors import ArgumentError, EnvArgumentError, MarlvecError, MissingExtraError, RegistryError
+
+        if traceback or not isinstance(error, MarlvecError):
             raise
+        # What a different command line would mend; everything else is a fault of what ran.
+        usage = (ArgumentError, RegistryError, MissingExtraError, EnvArgumentError)
         lines = str(error).splitlines() or [type(error).__name__]
         hint = ["--traceback shows where"] if len(lines) > 1 else []
         complain("; ".join([lines[0], *getattr(error, "__notes__", []), *hint]))
-        raise typer.Exit(2 if isinstance(error, _USAGE) else 1) from None
+        raise typer.Exit(2 if isinstance(error, usage) else 1) from None
 
 
 @contextmanager
 def torch_within_cores() -> Iterator[None]:
     """Have torch, whenever it comes, use no more threads than there are cores: small policies wait for one another.
 
-    It counts the machine's cores, also those that a container's quota does not pay for.
+    It counts the machine's cores, also those beyond a container's quota.
     """
     from marlvec.vector.shards.partition import usable_cores
 

@@ -350,7 +350,7 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--policy", "players.py:Stranger"), 2, "Stranger is no policy: it has no method act(rows)"),
         ((*SPREAD, "--policy", "players.py:Needy"), 2, "Needy needs the arguments ['weights']"),
         ((*SPREAD, "--policy", "random", "--policy", "random"), 2, "two policies 'random'"),
-        ((*SPREAD, "--policy", "a=random", "--policy", "b=random"), 2, "policy 'b' plays nobody"),
+        ((*SPREAD, "--policy", "a=random", "--policy", "b=random"), 2, "policy 'b' plays no agent"),
         ((*SPREAD, "--mapping", "agent=a"), 2, "there is no --policy"),
         ((*SPREAD, "--policy", "a=random", "--mapping", "agent"), 2, "expected PREFIX=ID, e.g. agent_2=a"),
         ((*SPREAD, "--policy", "a=random", "--mapping", "agent=b"), 2, "no policy 'b'; there are ['a']"),

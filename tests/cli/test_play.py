@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -134,7 +138,7 @@ def test_an_opponent_of_a_pool_plays(where: str, name: str) -> None:
         (("simple_spread", "--set", "continuous_actions=True"), "a person can type moves that have numbers"),
         (("tictactoe", "--policy", "you=random"), "'you' is you"),
         (("tictactoe", "--policy", "players.py:make@none"), "there is no pool of opponents in none, nor in ."),
-        (("tictactoe", "--policy", "players.py:make@empty"), "there is nobody in the pool yet"),
+        (("tictactoe", "--policy", "players.py:make@empty"), "there is no opponent in the pool yet"),
         (("tictactoe", "--policy", "players.py:make@pool/x"), "no opponent 'x' in pool; there are old, new"),
         (("tictactoe", "--policy", "players.py:make@pool/*"), "expected one player, got 2: ['old', 'new']"),
         (
@@ -149,3 +153,80 @@ def test_what_is_wrong_is_said_in_a_line(args: tuple[str, ...], words: str) -> N
     assert result.exit_code == 2, result.output
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def played_in_the_browser(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[Any, dict[str, str]]:
+    """Run ``marlvec play … --browser``, where a client plays one game as the page does; and all that was served."""
+    import webbrowser
+    from urllib.parse import urlsplit
+    from urllib.request import urlopen
+
+    external = pytest.importorskip("marlvec.external")
+    pytest.importorskip("websockets")
+    pytest.importorskip("pygame", reason="connect_four needs marlvec[classic]")
+    served: dict[str, str] = {}
+    threads: list[threading.Thread] = []
+
+    def visit(url: str) -> bool:
+        assert urlsplit(url).hostname == "127.0.0.1"
+        for name in ("", "page.js", "game.js", "marlvec.js", "style.css"):
+            with urlopen(url + name, timeout=30) as answer:
+                served[name] = answer.read().decode()
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(url + "../commands/play.py", timeout=30)
+        (where,) = re.findall(r'data-url="(.*?)"', served[""])
+        assert urlsplit(where).hostname == "127.0.0.1"
+
+        def game() -> None:
+            board = np.zeros((6, 7, 2), np.int8)
+            with external.Client(where) as client:
+                episode = client.start_episode()
+                obs = {"player_0": {"observation": board, "action_mask": np.ones(7, np.int8)}}
+                served["move"] = str(client.get_action(episode, obs, masks={"player_0": np.ones(7, bool)})["player_0"])
+                last = dict.fromkeys(("player_0", "player_1"), obs["player_0"])
+                client.end_episode(episode, last, terminated=True)
+
+        threads.append(threading.Thread(target=game))
+        threads[0].start()
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", visit)
+    result = play("connect_four", "--browser", "--games", "1", *args, typed="")
+    for thread in threads:
+        thread.join()
+    return result, served
+
+
+@pytest.mark.parametrize(
+    ("policy", "said", "moves"),
+    [
+        ((), "random moves", "0123456"),
+        (("--policy", "players.py:lowest"), "lowest (players.py:lowest)", "0"),
+        (("--policy", "players.py:make@pool"), "new, a snapshot of 'new' from step 0", "0123456"),
+    ],
+)
+def test_in_the_browser_the_page_says_truly_what_plays(
+    policy: tuple[str, ...], said: str, moves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, served = played_in_the_browser(monkeypatch, *policy)
+    assert result.exit_code == 0, result.output
+    assert re.fullmatch(
+        rf"connect four against {re.escape(said)}: http://127\.0\.0\.1:\d+/; Ctrl-C ends it", result.stdout.strip()
+    )
+    (shown,) = re.findall(r'You against <span id="opponent">(.*?)</span>', served[""])
+    assert html.unescape(shown) == said
+    assert served["move"] in moves
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (("tictactoe",), "error: --browser: there is a page for connect_four, and none for tictactoe"),
+        (("connect_four", "--agent", "player_1"), "error: --agent player_1: in the browser you take turns to begin"),
+    ],
+)
+def test_what_the_browser_has_no_page_for(args: tuple[str, ...], line: str) -> None:
+    pytest.importorskip("websockets")
+    pytest.importorskip("pygame", reason="board games need marlvec[classic]")
+    result = play(*args, "--browser", typed="")
+    assert (result.exit_code, result.stderr.strip()) == (2, line)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import marlvec
 from marlvec.cli import app
 from marlvec.envs.wrappers import video
 from marlvec.policies import save_policy
@@ -258,3 +259,67 @@ def test_opponents_of_a_pool_and_files_of_policies_play(tmp_path: Path) -> None:
     assert "there is no file nowhere; save_policy() writes one, or a pool" in refuse(
         "cards:Noting", "-o", "out.mp4", "--policy", "cards.py:Steady@nowhere"
     )
+
+
+# --- from a moment that was saved
+
+
+def saved_moments(path: str, backend: str = "sync") -> list[int]:
+    """Save two painters in the middle of their episodes; how many steps each has made."""
+    with marlvec.make(PAINTER, 2, backend=backend, env_state="deepcopy", length=9) as envs:
+        envs.reset(seed=0)
+        actions = np.zeros((2, 2), np.int64)
+        for _ in range(3):
+            envs.step(actions)
+        envs.send(actions[:1], [0])
+        envs.recv()
+        marlvec.save_state(path, envs.get_state())
+        return [int(envs.get_attr("t")[k]) for k in range(2)]
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_film_begins_with_the_moment_that_was_saved(backend: str) -> None:
+    begins = saved_moments("saved.npz", backend)
+    assert begins == [4, 3]
+    again = ("--from", "saved.npz", "--set", "length=9", "--backend", backend)
+    for env_id, t in enumerate(begins):
+        out = succeed(PAINTER, "-o", "out.gif", *again, "--env-id", str(env_id))
+        assert [shown for *_, shown in places_of(Path("out.gif"))] == list(range(t, 10))
+        assert f"in {9 - t} steps" in out, "what came before is not in it"
+    out = succeed(PAINTER, "-o", "two.gif", *again, "--env-id", "1", "--num-envs", "2", "--episodes", "2")
+    frames = frames_of(Path("two.gif"))
+    for left in (0, 96):
+        places = [read(frame[:, left : left + 96])[2] for frame in frames]
+        assert places == [*range(3, 10), *range(10)], "the second episode is whole"
+
+
+def test_a_moment_of_an_env_that_was_not_drawn_is_drawn_and_what_follows_is_what_followed() -> None:
+    pytest.importorskip("numba", reason="native envs need it")
+    for kind in ("sync", "native"):
+        with marlvec.make("connect_four", 3, backend=kind, env_state="deepcopy", autoreset_mode="disabled") as envs:
+            envs.reset(seed=1)
+            for _ in range(5):
+                envs.step(envs.random_action(seed=2))
+            marlvec.save_state(f"{kind}.npz", envs.get_state([2]))
+        result = record("connect_four", "-o", f"{kind}.gif", "--from", f"{kind}.npz", "--seed", "4")
+        assert result.exit_code == 0, result.output
+    one, two = (frames_of(Path(f"{kind}.gif")) for kind in ("sync", "native"))
+    np.testing.assert_array_equal(one, two)
+    assert len({frame.tobytes() for frame in one}) == len(one), "a stone a frame"
+    assert np.abs(one[0].astype(int) - one[1]).max() > 100
+
+
+def test_a_moment_that_does_not_fit_is_refused_with_what_differs() -> None:
+    saved_moments("saved.npz")
+    film = (PAINTER, "-o", "out.mp4", "--from", "saved.npz")
+    assert "--from saved.npz: it holds the envs [0, 1]; choose one by --env-id" in refuse(*film)
+    assert "--env-id 2: the file saved.npz holds the envs [0, 1]" in refuse(*film, "--env-id", "2")
+    assert "--env-id 0 says which env of --from FILE, and there is no --from" in refuse(*film[:3], "--env-id", "0")
+    said = refuse("simple_spread", "-o", "out.mp4", "--from", "saved.npz", "--env-id", "0")
+    assert "--from saved.npz: set_state(): env: expected 'simple_spread_v3', got a state of 'painter'" in said
+    assert "nowhere.npz" in refuse(*film[:3], "--from", "nowhere.npz", code=1)
+    with marlvec.make(PAINTER, 1, backend="sync", env_state="deepcopy", length=1, autoreset_mode="disabled") as envs:
+        envs.reset(seed=0)
+        envs.step(np.zeros((1, 2), np.int64))
+        marlvec.save_state("over.npz", envs.get_state())
+    assert "env 0 was saved between two episodes" in refuse(*film[:3], "--from", "over.npz")

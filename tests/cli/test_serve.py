@@ -165,12 +165,12 @@ def rows_of(obs: Any) -> Rows:
 @pytest.mark.parametrize(
     ("options", "token", "line"),
     [
-        ((), None, "no token: whoever runs a program on this machine may come in; MARLVEC_TOKEN or --token-file"),
-        (("--no-token",), make_token(), "no token: whoever runs a program on this machine may come in"),
+        ((), None, "no token: any program on this machine may connect; MARLVEC_TOKEN or --token-file"),
+        (("--no-token",), make_token(), "no token: any program on this machine may connect"),
         (
             ("--host", "0.0.0.0", "--allow-remote", "--no-token"),
             None,
-            "no token: whoever can reach 0.0.0.0 may come in",
+            "no token: any client that can reach 0.0.0.0 may connect",
         ),
         (("--host", "0.0.0.0", "--allow-remote"), make_token(), None),
     ],

@@ -1,57 +1,130 @@
-"""The command lines of examples/: the same flags, help at once, and what is missing in a line."""
+"""The command lines of examples/: the same flags, help at once, runs that go on, and what is missing in a line."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
-from tests.examples.scripts import EXAMPLES
+import pytest
+
+from tests.examples.scripts import EXAMPLES, checkpoint, run
 
 SCRIPTS = [path for path in sorted(EXAMPLES.glob("*.py")) if "argparse" in path.read_text(encoding="utf-8")]
+"""Those that learn."""
+FLAGS = ("--seed", "--total-timesteps", "--num-envs", "--checkpoint", "--resume", "--track")
 LARGE = ("torch", "numpy", "marlvec", "gymnasium", "matplotlib", "ray", "stable_baselines3", "tianshou", "torchrl")
+EXTRAS = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
-HELP = """
+ALL = """
 import contextlib, io, json, runpy, sys
+paths, arguments, hidden = json.loads(sys.argv[1])
+for name in hidden:
+    sys.modules[name] = None
 found = {}
-for path in sys.argv[1:]:
-    sys.argv = [path, "--help"]
+for path in paths:
+    sys.argv = [path, *arguments]
     said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        runpy.run_path(path, run_name="__main__")
-    found[path] = said.getvalue()
-print(json.dumps([found, sorted(sys.modules)]))
+    with contextlib.redirect_stdout(said):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as exit:
+            found[path] = [said.getvalue(), exit.code]
+print(json.dumps([found, [name for name in sys.modules if sys.modules[name]]]))
 """
 
+# A first run and one that goes on, as short as they can be: env steps (or rows, or moves) of each, and further flags.
+SHORT: dict[str, tuple[int, int, tuple[object, ...]]] = {
+    "cleanrl_ppo": (600, 1_200, ("--num-envs", 4)),
+    "ippo_many_machines": (200, 400, ("--num-envs", 4, "--backend", "sync")),
+    "gymnasium_wrappers": (400, 800, ("--num-envs", 16)),
+    "pettingzoo_q_learning": (24, 48, ("--test-games", 4)),
+    "sb3_maskable_connect_four": (256, 512, ("--num-envs", 2)),
+    "sb3_ppo_spread": (600, 1_200, ("--num-envs", 4)),
+    "torchrl_mappo": (200, 400, ("--num-envs", 4, "--batch", 200)),
+}
+NEEDS = {"sb3": ("stable_baselines3", "sb3_contrib"), "torchrl": ("torchrl",), "pettingzoo": ("pygame",)}
+ELSEWHERE = {"ppo_simple_spread", "mappo_simple_tag", "selfplay_connect_four", "selfplay_kuhn"}
+"""Tests of their own in this folder have them go on."""
+INTEROP = {"envpool_cartpole", "rllib_ppo_spread", "tianshou_ppo"}
+"""Of libraries that `make test` does not install."""
 
-# Longer than a script should be: two teams, and opponents with ratings and a league.
-LONG = {"mappo_simple_tag": 205, "selfplay_connect_four": 205, "selfplay_kuhn": 170}
+
+def run_all(arguments: list[str], hidden: tuple[str, ...] = ()) -> tuple[dict[str, list[object]], set[str]]:
+    """What each script said on stdout before it ended, and its exit code; and all modules that were imported."""
+    given = json.dumps([[str(path) for path in SCRIPTS], arguments, hidden])
+    result = subprocess.run([sys.executable, "-c", ALL, given], capture_output=True, text=True, check=True)
+    found, modules = json.loads(result.stdout)
+    return found, set(modules)
 
 
-def test_a_script_can_be_read_at_one_go() -> None:
-    lines = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert {name: n for name, n in lines.items() if n > LONG.get(name, 150)} == {}
+def test_every_script_is_run_by_a_test() -> None:
+    assert {path.stem for path in SCRIPTS} == SHORT.keys() | ELSEWHERE | INTEROP
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_a_script_can_be_read_at_one_go(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_help_is_shown_before_anything_large_is_imported() -> None:
-    command = [sys.executable, "-c", HELP, *map(str, SCRIPTS)]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    found, modules = json.loads(result.stdout)
-    assert not set(LARGE) & set(modules)
+    found, modules = run_all(["--help"])
+    assert not set(LARGE) & modules
     assert len(found) == len(SCRIPTS) >= 12
-    for path, said in found.items():
-        for flag in ("--seed", "--total-timesteps", "--num-envs", "--checkpoint"):
-            assert flag in said or (flag, "pettingzoo" in path) == ("--num-envs", True), f"{path} has no {flag}"
-        assert "(default: " in said
+    for path, (said, code) in found.items():
+        assert code == 0
+        for flag in FLAGS:
+            # PettingZoo's turns are of one env.
+            assert (flag in str(said)) != ("pettingzoo" in path and flag == "--num-envs"), f"{path}: {flag}"
+        assert "(default: " in str(said)
 
 
-def test_what_is_missing_is_named_in_a_line() -> None:
-    path = str(EXAMPLES / "gymnasium_wrappers.py")
-    hide = f"import runpy, sys; sys.modules['matplotlib'] = None; sys.argv = [{path!r}, '--checkpoint', 'nowhere']"
-    code = f"{hide}; runpy.run_path({path!r}, run_name='__main__')"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (1, "")
-    (line,) = result.stderr.splitlines()
-    assert line.endswith("; this script needs: pip install 'marlvec[plot]'")
-    for other in SCRIPTS:
-        assert "; this script needs: pip install " in other.read_text(encoding="utf-8"), other
+def test_what_is_missing_is_named_in_a_line_with_what_brings_it(tmp_path: Path) -> None:
+    found, _ = run_all(["--checkpoint", str(tmp_path / "none")], (*LARGE, "envpool"))
+    assert len(found) == len(SCRIPTS)
+    for path, (said, line) in found.items():
+        assert said == ""
+        wanted = re.fullmatch(r".*; this script needs: pip install (?:torch )?'marlvec\[(.*)\]'", str(line))
+        assert wanted, f"{path}: {line}"
+        assert set(wanted[1].split(",")) <= set(EXTRAS["optional-dependencies"]), path
+
+
+def test_a_run_is_never_written_over(tmp_path: Path) -> None:
+    found, modules = run_all(["--checkpoint", str(tmp_path), "--resume"])
+    assert {code for _, code in found.values()} == {2}
+    (tmp_path / "last.npz").touch()
+    found, others = run_all(["--checkpoint", str(tmp_path)])
+    assert {code for _, code in found.values()} == {2}
+    assert not set(LARGE) & (modules | others)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_plot_says_whose_numbers_it_shows(path: Path) -> None:
+    (label,) = re.findall(r'ylabel="(.*?)"', path.read_text(encoding="utf-8"))
+    assert re.search(r"\b(team|agent)\b", label), label
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torchrl warns of itself when it is imported
+@pytest.mark.parametrize("name", SHORT)
+def test_a_run_goes_on_and_says_what_it_wrote(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("torch", "tensorboard", "matplotlib", *NEEDS.get(name.split("_")[0], ())):
+        pytest.importorskip(library, exc_type=ImportError)
+    monkeypatch.chdir(tmp_path)
+    first, total, more = SHORT[name]
+    kept = tmp_path / "kept"
+    run(name, "--total-timesteps", first, "--checkpoint", kept, "--track", *more)
+    before = checkpoint(kept)["progress"]["curve"]
+    run(name, "--total-timesteps", total, "--checkpoint", kept, "--track", "--resume", *more)
+    after = checkpoint(kept)["progress"]["curve"]
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+    *_, last = capsys.readouterr().out.splitlines()
+    said = re.fullmatch(rf"wrote (.*) into {re.escape(str(kept))}", last)
+    assert said
+    assert sorted(said[1].split(", ")) == sorted(path.name for path in kept.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]

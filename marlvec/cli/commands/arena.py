@@ -10,7 +10,6 @@ import typer
 
 from marlvec.cli.console import plain_errors, print_json, settle_in, stdout, torch_within_cores
 from marlvec.cli.options import AsJson, Backend, Connectors, Env, NumWorkers, Seed, Settings, Traceback
-from marlvec.errors import ArgumentError
 
 __all__ = ["arena"]
 
@@ -37,7 +36,7 @@ def arena(
         ),
     ],
     games: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many games of each line-up: who plays whom, on which sides.")
+        int, typer.Option(min=1, metavar="N", help="How many games of each line-up: which players, on which sides.")
     ] = 100,
     num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="In how many envs at once.")] = 16,
     backend: Annotated[Backend, typer.Option(help="Where they run; the results do not depend on it.")] = Backend.AUTO,
@@ -62,20 +61,21 @@ def arena(
     seed: Seed = 0,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw who beats whom into this file (.png, .svg, …). Needs marlvec\\[plot]."),
+        typer.Option(metavar="FILE", help="Draw the win rates into this file (.png, .svg, …). Needs marlvec\\[plot]."),
     ] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Have all play all, on all sides equally often; show who beats whom, with intervals, and ratings.
+    """Have all play all, on all sides equally often; show win rates, with intervals, and ratings.
 
-    marlvec arena connect_four random examples/selfplay_connect_four.py:make_policy@runs/connect_four/pool/*
+    marlvec arena connect_four examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool/*
     --plot arena.png
     """
     from marlvec.cli import arguments
     from marlvec.cli.arguments import players as players_of
     from marlvec.cli.building import build_envs
     from marlvec.cli.display.standings import print_standings, rated, standings_json
+    from marlvec.errors import ArgumentError
     from marlvec.policies import Policy
     from marlvec.selfplay import evaluate_match
     from marlvec.selfplay.evaluate import line_ups

@@ -9,13 +9,14 @@ import typer
 
 from marlvec.cli.console import plain_errors, settle_in, stdout
 from marlvec.cli.options import Connectors, Env, Seed, Settings, Traceback
-from marlvec.errors import ArgumentError
 
 if TYPE_CHECKING:
     from marlvec.cli.game.play_callback import PlayCallback
     from marlvec.collect import Collector
+    from marlvec.policies import Policy
+    from marlvec.selfplay import Opponent
 
-__all__ = ["play"]
+__all__ = ["play", "what_plays"]
 
 _YOU = "you"
 
@@ -40,14 +41,18 @@ def play(
     explore: Annotated[
         bool, typer.Option("--explore", help="Have it draw its moves, as in training, and not take the best it knows.")
     ] = False,
+    browser: Annotated[
+        bool,
+        typer.Option("--browser", help="Connect four in a web page, on this machine alone. Needs marlvec\\[external]."),
+    ] = False,
     connectors: Connectors = None,
     settings: Settings = None,
     seed: Seed = None,
     traceback: Traceback = False,
 ) -> None:
-    """Play against a policy: type your moves; q, Ctrl-D or Ctrl-C ends it.
+    """Play against a policy: type your moves; q, Ctrl-D or Ctrl-C ends it. With --browser, click them.
 
-    marlvec play connect_four --policy examples/selfplay_connect_four.py:make_policy@runs/connect_four/pool
+    marlvec play connect_four --policy examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool
     """
     from marlvec.cli import arguments
     from marlvec.cli.arguments import one_player
@@ -55,6 +60,7 @@ def play(
     from marlvec.cli.game.human_policy import AnnouncingPolicy, HumanPolicy, Quit
     from marlvec.cli.game.play_callback import PlayCallback
     from marlvec.collect import Collector
+    from marlvec.errors import ArgumentError
     from marlvec.selfplay import Opponent
 
     settle_in()
@@ -65,16 +71,21 @@ def play(
             raise ArgumentError(f"--policy {policy}: {_YOU!r} is you; give it another id: ID={policy}")
         chain: Any = arguments.connectors(connectors or [], (name,))
         before = {} if not chain else chain if isinstance(chain, dict) else {name: chain}
-        behind = {}
+        behind, opponent = {}, what_plays(name, policy, player)
         if isinstance(player, Opponent):
             before, behind = {name: player.agent_connectors()}, {name: player.action_connectors()}
             player = player.policy()
+        if browser:
+            if agent is not None:
+                raise ArgumentError(f"--agent {agent}: in the browser you take turns to begin")
+            options: dict[str, Any] = {"agent_connectors": before, "action_connectors": behind, "explore": explore}
+            return _serve_page(env, settings, name, player, opponent, games, {**options, "seed": seed})
         with build_envs(env, 1, backend="sync", env_kwargs=arguments.env_kwargs(settings or [])) as envs:
             agents = envs.agents
             if agent is not None and agent not in agents:
                 raise ArgumentError(f"--agent {agent}: there is no such agent; there are {', '.join(agents)}")
             if len(agents) < 2:
-                raise ArgumentError(f"{env} has one agent, {agents[0]}: there is nobody to play against")
+                raise ArgumentError(f"{env} has one agent, {agents[0]}: there is no opponent to play against")
             you, other = HumanPolicy(envs.spec.name, console), AnnouncingPolicy(name, player)
 
             def agent_of(number: int) -> str:
@@ -102,6 +113,66 @@ def play(
         table.say_goodbye()
     if interrupted:
         raise typer.Exit(130)
+
+
+def what_plays(name: str, text: str, player: Policy | Opponent) -> str:
+    """Who is played against, as it truly is.
+
+    Args:
+        name: Its id.
+        text: Option ``--policy``.
+        player: What that stands for.
+    """
+    from marlvec.policies import RandomPolicy
+    from marlvec.selfplay import Opponent
+
+    if isinstance(player, Opponent):
+        if player.anchor:
+            return f"{name}, a fixed opponent of its pool"
+        return f"{name}, a snapshot of {player.of!r} from step {player.step:,}"
+    if isinstance(player, RandomPolicy):
+        return "random moves"
+    return f"{name} ({text.partition('=')[2] or text})"
+
+
+def _serve_page(
+    env: str,
+    settings: list[str] | None,
+    name: str,
+    player: Policy,
+    opponent: str,
+    games: int | None,
+    options: dict[str, Any],
+) -> None:
+    """Serve the policy and the page, open it, and answer until Ctrl-C, or until so many games have ended."""
+    import webbrowser
+    from itertools import count
+
+    from marlvec import external
+    from marlvec.cli import arguments
+    from marlvec.cli.game.page_server import PageServer
+    from marlvec.collect import Collector
+    from marlvec.errors import ArgumentError
+
+    with external.make(env, 8, **arguments.env_kwargs(settings or [])) as envs:
+        if not envs.spec.name.startswith("connect_four"):
+            raise ArgumentError(f"--browser: there is a page for connect_four, and none for {env}")
+        collector = Collector(envs, {name: player}, name, policies_to_train=(), **options).eval()
+        with external.Server(envs, "127.0.0.1", 0) as server, PageServer(opponent, server.url) as page:
+            stdout().print(
+                f"connect four against {opponent}: {page.url}; Ctrl-C ends it",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+            webbrowser.open(page.url)
+            try:
+                for played in count():
+                    if played == games:
+                        break
+                    collector.collect(episodes=1)
+            except KeyboardInterrupt:
+                pass
 
 
 def _sit_down(table: PlayCallback, collector: Collector, games: int | None) -> None:

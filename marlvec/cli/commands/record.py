@@ -14,12 +14,23 @@ from rich.console import Console
 
 from marlvec.cli.display.progress import progress_bar
 from marlvec.collect import Collector
+from marlvec.env_ids import EnvIds
 from marlvec.envs.rendering import check_frame, tile_frames
 from marlvec.envs.wrappers.video import FORMATS, VideoFile, check_fps, find_ffmpeg, own_fps
 from marlvec.errors import ArgumentError
-from marlvec.vector import VectorEnv, VectorStep
+from marlvec.vector import VectorEnv, VectorStep, load_state
+from marlvec.vector.data.report import Report
 
-__all__ = ["Camera", "FilmedEpisode", "Recording", "check_output", "print_recording", "roll_camera"]
+__all__ = [
+    "Camera",
+    "FilmedEpisode",
+    "Moment",
+    "Recording",
+    "check_output",
+    "print_recording",
+    "read_moment",
+    "roll_camera",
+]
 
 _MOST_LISTED = 8  # episodes
 
@@ -80,6 +91,65 @@ def check_output(path: Path, fps: float | None) -> None:
     find_ffmpeg()
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where a film begins: a moment of an env's episode.
+
+    Attributes:
+        path: The file that it is in.
+        state: What is in the file.
+        env_id: The env in it.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    env_id: int
+
+    @property
+    def backend(self) -> str | None:
+        """The only backend on which it can be, or None."""
+        return "native" if self.state["kind"] == "native" else None
+
+    def put_into(self, envs: VectorEnv) -> None:
+        """Have all envs go on from it.
+
+        Raises:
+            ArgumentError: It is of another env; says what differs.
+        """
+        try:
+            envs.set_state(self.state, range(envs.num_envs), from_ids=[self.env_id] * envs.num_envs)
+        except ArgumentError as error:
+            raise ArgumentError(f"--from {self.path}: {error}") from error
+
+
+def read_moment(path: Path | None, env_id: int | None) -> Moment | None:
+    """Read the state of an env that a film is to begin with; None if there is none.
+
+    Args:
+        path: A file of `marlvec.save_state`, or None.
+        env_id: Which of the envs in it; None: the only one.
+
+    Raises:
+        CheckpointError: There is no such file, it is damaged, or holds something else.
+        ArgumentError: It is not said which env; there is no such env in it; or the env has no running episode.
+    """
+    if path is None:
+        if env_id is not None:
+            raise ArgumentError(f"--env-id {env_id} says which env of --from FILE, and there is no --from")
+        return None
+    state = load_state(path)
+    ids = np.asarray(state["env_ids"]).tolist()
+    if env_id is None and len(ids) != 1:
+        raise ArgumentError(f"--from {path}: it holds the envs {ids}; choose one by --env-id")
+    chosen = ids[0] if env_id is None else env_id
+    if chosen not in ids:
+        raise ArgumentError(f"--env-id {chosen}: the file {path} holds the envs {ids}")
+    place = ids.index(chosen)
+    if not state["running"][place] or state["over"][place]:
+        raise ArgumentError(f"--from {path}: env {chosen} was saved between two episodes, so there is nothing to show")
+    return Moment(path, state, chosen)
+
+
 class Camera:
     """Envs that are filmed: a frame of all of them, in a grid, whenever rows come in.
 
@@ -90,14 +160,16 @@ class Camera:
         envs: The envs, made with ``autoreset_mode="disabled"``.
         video: Where the frames go.
         episodes: How many to film of each env.
+        begin: Where the first episode of each begins; None: at its beginning.
 
     Attributes:
         episodes: Those that have ended.
         shape: Height and width of the picture; zeros before the first.
     """
 
-    def __init__(self, envs: VectorEnv, video: VideoFile, episodes: int) -> None:
-        self._envs, self._video = envs, video
+    def __init__(self, envs: VectorEnv, video: VideoFile, episodes: int, begin: Moment | None = None) -> None:
+        self._envs, self._video, self._begin = envs, video, begin
+        self._first: VectorStep | None = None  # rows of that moment, which nobody has received
         self._left = np.full(envs.num_envs, episodes)
         self._tiles: list[NDArray[np.uint8] | None] = [None] * envs.num_envs
         self._returns = np.zeros(envs.num_envs)
@@ -113,9 +185,20 @@ class Camera:
         """Whether every env has played its episodes."""
         return not self._left.any()
 
+    def reset_send(self, seed: int | None = None, env_ids: EnvIds | None = None) -> None:
+        """Have envs begin an episode, as `VectorEnv.reset_send`; or, the first time, go on with one."""
+        self._envs.reset_send(seed=seed, env_ids=env_ids)
+        if self._begin is not None:
+            self._envs.recv()
+            self._begin.put_into(self._envs)
+            self._begin, self._first = None, _first_rows(self._envs)
+
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
         """Receive rows, as `VectorEnv.recv`, and take a frame."""
-        step = self._envs.recv(min_envs, timeout)
+        if self._first is None:
+            step = self._envs.recv(min_envs, timeout)
+        else:
+            step, self._first = self._first, None
         rows = np.flatnonzero(self._left[step.env_ids])
         if len(rows):
             self._look(step.env_ids[rows])
@@ -141,6 +224,15 @@ class Camera:
                 self._returns[i], self._lengths[i] = 0.0, -1
 
 
+def _first_rows(envs: VectorEnv) -> VectorStep:
+    """What the envs show now, as if they had been reset to it: what the last step brought was before the film."""
+    step = envs._make_step(np.arange(envs.num_envs), Report())
+    step.rewards[...] = 0.0
+    for flags in (step.terminated, step.truncated, step.final_missing, step.done, step.reset_mask):
+        flags[...] = False
+    return step
+
+
 def roll_camera(
     envs: VectorEnv,
     collector_of: Callable[[VectorEnv], Collector],
@@ -149,6 +241,7 @@ def roll_camera(
     episodes: int,
     fps: float | None,
     console: Console,
+    begin: Moment | None = None,
 ) -> Recording:
     """Play, and write a video of it.
 
@@ -159,10 +252,11 @@ def roll_camera(
         episodes: How many of each env.
         fps: Frames a second; None: what the env says.
         console: Where the progress bar goes; nothing is shown if it is no terminal.
+        begin: Where the first episode of each env begins; None: at its beginning.
     """
     rate = own_fps(envs.metadata, output.suffix[1:].lower()) if fps is None else fps
     video = VideoFile(output, rate, find_ffmpeg())
-    camera = Camera(envs, video, episodes)
+    camera = Camera(envs, video, episodes, begin)
     # A collector asks nothing of envs but what the camera passes on.
     collector = collector_of(cast(VectorEnv, camera))
     interrupted = False

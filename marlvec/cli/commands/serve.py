@@ -125,7 +125,7 @@ def _restore(collector: Collector, policies: Mapping[str, Policy], files: Mappin
 def takes_logs(collector: Collector) -> bool:
     """Whether clients may say what was done, as a page does of the person who plays there.
 
-    Not where a policy acts in another space than its env: nobody knows what it would have said for what was done.
+    Not where a policy acts in another space than its env: which of its actions stands for what was done is not known.
     """
     chains = collector.action_connectors.values()
     return all(chain.policy_space_ == chain.env_space for chain in chains)
@@ -145,9 +145,9 @@ def token_of(file: Path | None, *, no_token: bool) -> str | None:
 def who_may_come(host: str) -> str:
     """Who can come in where no token is asked for, in one line."""
     if ipaddress.ip_address(host).is_loopback:
-        who = "whoever runs a program on this machine may come in; MARLVEC_TOKEN or --token-file asks for one"
+        who = "any program on this machine may connect; MARLVEC_TOKEN or --token-file asks for one"
     else:
-        who = f"whoever can reach {host} may come in"
+        who = f"any client that can reach {host} may connect"
     return f"no token: {who}"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_file", "returns_figure", "heat_map"]
 
-# Okabe and Ito's, told apart by colour-blind eyes too.
+# Okabe and Ito's, distinct for colour-blind readers, too.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _INK, _FAINT = "#222222", "#8a8a8a"
 _MAX_DOTS = 6000  # of one policy; more would only hide each other

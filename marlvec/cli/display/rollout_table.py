@@ -25,7 +25,7 @@ class Track:
     Attributes:
         env_steps: (k,) int64, env steps all envs had made together when the episode ended; they step in turn, so it is
             its own env's steps times their number.
-        returns: (k,) float64, what the agent was paid in the episode.
+        returns: (k,) float64, the sum of the agent's rewards in the episode.
         lengths: (k,) int64, decisions it made.
         agents: (k,) int64, agent index.
     """

@@ -57,7 +57,7 @@ def _fitted(ratings: BradleyTerry, name: str, confidence: float) -> Rated:
 
 
 def print_standings(console: Console, env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rated]) -> None:
-    """Print who is how good, and who did how against whom; the best first.
+    """Print each player's rating, and the results of each pair; the best first.
 
     Args:
         console: Where to.
@@ -96,7 +96,7 @@ def _standing(result: MatchResult, name: str, rating: Rated, digits: int) -> lis
 
 
 def _print_duels(console: Console, result: MatchResult, names: tuple[str, ...]) -> None:
-    """Everybody against everybody, as a matrix where it fits, else a line a pair."""
+    """All against all, as a matrix where it fits, else a line a pair."""
     title = Text("row against column: won–drawn–lost, win rate and its interval", "dim")
     columns: list[Column] = [("", "left"), *((name, "right") for name in names)]
     duels = {(one, other): _duel(result.win_rate(one, other)) for one in names for other in names}

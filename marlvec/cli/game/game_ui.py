@@ -16,7 +16,7 @@ from marlvec.errors import ArgumentError
 __all__ = ["GameUI", "face_of"]
 
 _STONES = (("●", "bold yellow"), ("○", "bold red"))
-"""Of who moves first, and of the other; told apart without colours, too."""
+"""Of who moves first, and of the other; distinct without colours, too."""
 
 
 @dataclass(frozen=True)

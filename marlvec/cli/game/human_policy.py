@@ -87,14 +87,14 @@ class HumanPolicy(Policy):
 
 
 class AnnouncingPolicy(SharedPolicy):
-    """A policy whose moves are noted, to be told once all have moved.
+    """A policy whose moves are noted, to be shown once all have moved.
 
     Args:
         name: Its id.
         host: The policy.
 
     Attributes:
-        noted: Agents and moves since they were last told: agent index, action.
+        noted: Agents and moves since they were last shown: agent index, action.
     """
 
     def __init__(self, name: str, host: Policy) -> None:

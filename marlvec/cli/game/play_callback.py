@@ -1,4 +1,4 @@
-"""`PlayCallback`: prints who plays whom, what the others did, and how a game ended."""
+"""`PlayCallback`: prints which policy plays which agent, what the others did, and how a game ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RESULTS = (("you win", "bold green"), ("a draw", "bold yellow"), ("you lose", "
 
 
 class PlayCallback(Callback):
-    """Tells a person what happens; a callback of the collector they play in.
+    """Shows a person what happens; a callback of the collector they play in.
 
     Args:
         console: Where to.
@@ -34,7 +34,7 @@ class PlayCallback(Callback):
     ) -> None:
         self._console, self._you, self._other, self._name, self._agents = console, you, other, name, agents
         self._own_index = 0
-        self._ended: tuple[EpisodeRecord, int] | None = None  # the game whose end is to be shown, and the person's seat
+        self._ended: tuple[EpisodeRecord, int] | None = None  # the game whose end is to be shown, the person's agent
         self._header: str | None = None  # of the next one
         self._results: Counter[str] = Counter()
 
@@ -55,7 +55,7 @@ class PlayCallback(Callback):
         self._ended = record, self._own_index
 
     def begin_game(self) -> None:
-        """Say who sits where in the game that has begun, where that was not said yet."""
+        """Say which policy plays which agent in the game that has begun, where that was not said yet."""
         if self._header is not None:
             self._say(self._header, "bold")
         self._header = None

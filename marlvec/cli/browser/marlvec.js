@@ -1,7 +1,7 @@
 /**
  * A client for marlvec's external environments: one file, no dependencies, any browser of today.
  *
- * Your page is the simulator. It begins episodes, says what each agent observes, and is told what each agent does:
+ * Your page is the simulator. It begins episodes, says what each agent observes, and gets what each agent does:
  *
  *     import { connect } from "./marlvec.js";
  *
@@ -14,7 +14,7 @@
  * The protocol is described in docs/protocol.md, "Over a socket". Everything that can go wrong is a `MarlvecError`
  * with a `code`: those of the protocol's tables, and "closed" for a connection that is gone for good.
  *
- * Observations and actions follow the spaces that the server tells (`client.spaces`):
+ * Observations and actions follow the spaces that the server sends (`client.spaces`):
  * Discrete: a number. Box, MultiDiscrete, MultiBinary: a flat (typed) array in row-major order, or a nested one.
  * Dict: an object. Tuple: an array. What arrives as an array is a typed array with a `shape`.
  */
@@ -343,7 +343,7 @@ class Episode {
    * Ask what these agents do.
    *
    * @param obs agent → observation, of those that are to act.
-   * @param more `masks`: agent → list of bools, what it may do; `rewards`: agent → what it was paid since its last
+   * @param more `masks`: agent → list of bools, what it may do; `rewards`: agent → its reward since its last
    *     observation; `infos`: agent → object.
    * @returns agent → action.
    */
@@ -352,13 +352,13 @@ class Episode {
     return this.client.values("action", actions, decode);
   }
 
-  /** Tell what these agents did, who were not asked: a person's moves, say. Arguments as in `step`. */
+  /** Send what these agents did, which were not asked: a person's moves, say. Arguments as in `step`. */
   async log(obs, actions, more = {}) {
     const done = this.client.values("action", actions, encode);
     await this.client.request("log", { ...this.fields(obs, more), actions: done, masks: masksOf(more.masks) });
   }
 
-  /** Tell rewards alone. */
+  /** Send rewards alone. */
   async returns(rewards, infos) {
     await this.client.request("returns", { episode: this.number, rewards, infos });
   }

@@ -1,4 +1,4 @@
-"""examples/browser: a page in a headless Chromium plays connect four against a policy that is served here."""
+"""marlvec/cli/browser: a page in a headless Chromium plays connect four against a policy that is served here."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 import marlvec
 from marlvec import Collector, SampleBatch
+from marlvec.cli.game.page_server import PageServer
 from marlvec.connectors import Rows
 from marlvec.policies import FunctionPolicy
 
@@ -23,7 +24,7 @@ pytest.importorskip("websockets")
 playwright = pytest.importorskip("playwright.sync_api")
 external = pytest.importorskip("marlvec.external")
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "browser"
+FOLDER = Path(__file__).resolve().parents[2] / "marlvec" / "cli" / "browser"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LIMIT = 60_000  # milliseconds that the page may take for anything
 PLAYERS = ("player_0", "player_1")
@@ -51,20 +52,27 @@ def folder() -> Iterator[str]:
 
 
 @contextmanager
-def page_at(path: str) -> Iterator[Any]:
-    """A page of the folder; errors in its scripts fail the test."""
+def browser_page(address: str, width: int = 900, height: int = 860) -> Iterator[Any]:
+    """A page in a window of that size; errors in its scripts fail the test."""
     errors: list[str] = []
-    with folder() as address, playwright.sync_playwright() as found:
+    with playwright.sync_playwright() as found:
         browser = found.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
-            page = browser.new_page(viewport={"width": 900, "height": 860})
+            page = browser.new_page(viewport={"width": width, "height": height})
             page.set_default_timeout(LIMIT)
             page.on("pageerror", lambda error: errors.append(str(error)))
-            page.goto(address + path)
+            page.goto(address)
             yield page
         finally:
             browser.close()
     assert errors == []
+
+
+@contextmanager
+def page_at(path: str) -> Iterator[Any]:
+    """A page of the folder."""
+    with folder() as address, browser_page(address + path) as page:
+        yield page
 
 
 def last_with_room(rows: Rows) -> np.ndarray[Any, Any]:
@@ -220,3 +228,14 @@ def test_who_has_no_token_or_another_one_is_told() -> None:
         page.fill("#token", external.make_token())
         page.click("#settings button")
         says(page, "the token is missing or wrong")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1280, 600), (390, 844), (360, 640), (320, 568)])
+def test_the_page_fits_the_window_and_scrolls_nowhere(width: int, height: int) -> None:
+    opponent = "main_12, a snapshot of 'main' from step 200,000"
+    with served(1) as (url, _), PageServer(opponent, url) as page, browser_page(page.url, width, height) as found:
+        says(found, "Your turn")
+        assert found.inner_text("#opponent") == opponent
+        root = found.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+        assert root[0] <= width
+        assert root[1] <= height

@@ -4,7 +4,6 @@ import { COLUMNS, ConnectFour, ROWS } from "./game.js";
 import { connect } from "./marlvec.js";
 
 const AGENTS = ["player_0", "player_1"];
-const ADDRESS = "ws://127.0.0.1:8765/";
 const at = (id) => document.getElementById(id);
 
 const score = { you: 0, policy: 0, draws: 0 };
@@ -12,7 +11,7 @@ let client = null;
 let episode = null;
 let game = null;
 let you = 1;  // which player; the first game makes it 0
-let isBusy = true;  // the policy thinks, or there is nobody to play against
+let isBusy = true;  // the policy thinks, or there is no policy to play against
 
 // --- what is seen ----------------------------------------------------------------------------------------------------
 
@@ -66,11 +65,11 @@ function lose(error) {
   at("dot").classList.remove("on");
   at("where").textContent = "not connected";
   document.querySelector("details").open = true;
-  say(error.code === "closed" ? "Nobody answers. Is “marlvec serve” running?" : error.message);
+  say(error.code === "closed" ? "No server answers. Is marlvec still running?" : error.message);
   draw();
 }
 
-// --- the game, as the policy is told of it ---------------------------------------------------------------------------
+// --- the game, as the policy sees it ---------------------------------------------------------------------------
 
 async function begin() {
   if (episode && !game.isOver) await episode.abandon("a new game was begun");
@@ -82,7 +81,7 @@ async function begin() {
   await next();
 }
 
-/** Whoever has the turn is asked: the policy over the wire, you by a look at the board. */
+/** The player to move is asked: the policy over the wire, you by a look at the board. */
 async function next() {
   if (game.isOver) return finish();
   isBusy = game.turn !== you;
@@ -95,7 +94,7 @@ async function next() {
   await next();
 }
 
-/** Your move: the policy is not asked about it, but it is told. */
+/** Your move: the policy is not asked about it, but it is sent. */
 async function move(column) {
   if (isBusy || game.isOver || !game.legal()[column]) return;
   isBusy = true;
@@ -146,7 +145,7 @@ async function join() {
   });
 }
 
-at("url").value = new URLSearchParams(location.search).get("url") ?? ADDRESS;
+at("url").value = new URLSearchParams(location.search).get("url") ?? document.body.dataset.url;
 at("again").addEventListener("click", () => guarded(begin));
 at("settings").addEventListener("submit", (event) => (event.preventDefault(), join()));
 document.addEventListener("keydown", ({ key, target }) => {

@@ -1,0 +1,78 @@
+"""`PageServer`: the connect four page over HTTP, on this machine alone; it says what plays."""
+
+from __future__ import annotations
+
+import html
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["PageServer", "page_of"]
+
+FOLDER = Path(__file__).resolve().parent.parent / "browser"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_URL = 'data-url="ws://127.0.0.1:8765/"'
+_BEGIN, _END = '<span id="opponent">', "</span>"
+
+
+def page_of(opponent: str, url: str) -> str:
+    """The page's HTML.
+
+    Args:
+        opponent: What plays, as it is to stand in "You against …".
+        url: Where it is served: ``ws://…``.
+    """
+    text = (FOLDER / "index.html").read_text(encoding="utf-8")
+    before, _, rest = text.replace(_URL, f'data-url="{html.escape(url)}"').partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}{html.escape(opponent)}{_END}{after}"
+
+
+class PageServer:
+    """Answers from a thread, until it is closed; use it in a ``with`` block.
+
+    Args:
+        opponent: What plays.
+        url: Where it is served.
+
+    Attributes:
+        url: Where the page is.
+    """
+
+    def __init__(self, opponent: str, url: str) -> None:
+        files = {f"/{path.name}": path.read_bytes() for path in FOLDER.iterdir() if path.suffix in _TYPES}
+        files["/"] = files["/index.html"] = page_of(opponent, url).encode()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.partition("?")[0]
+                found = files.get(name)
+                self.send_response(200 if found is not None else 404)
+                kind = _TYPES.get(Path(name).suffix, _TYPES[".html"])
+                self.send_header("Content-Type", f"{kind}; charset=utf-8")
+                self.send_header("Content-Length", str(len(found or b"")))
+                self.send_header("Cache-Control", "no-store")
+                self.end_headers()
+                self.wfile.write(found or b"")
+
+            def log_message(self, *args: Any) -> None:
+                """Not on the terminal of who plays."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="marlvec page", daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+
+    def close(self) -> None:
+        """Stop answering; a page that is open stays."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
