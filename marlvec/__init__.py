@@ -41,6 +41,8 @@ if typing.TYPE_CHECKING:
         env_seeds,
         infos_from_list,
         infos_to_list,
+        load_state,
+        save_state,
         tile_frames,
     )
 else:
@@ -56,7 +58,7 @@ else:
         "marlvec.registry": "register",
         "marlvec.vector": (
             "AsyncVectorEnv Fault NativeVectorEnv PerEnv PoolVectorEnv RestartLimit SyncVectorEnv ThreadVectorEnv "
-            "VectorEnv VectorStep env_seeds infos_from_list infos_to_list tile_frames"
+            "VectorEnv VectorStep env_seeds infos_from_list infos_to_list load_state save_state tile_frames"
         ),
     }
 
@@ -92,6 +94,8 @@ __all__ = [
     "env_seeds",
     "infos_to_list",
     "infos_from_list",
+    "save_state",
+    "load_state",
     "MultiAgentEnv",
     "RecordVideo",
     "tile_frames",

@@ -42,7 +42,7 @@ class Account:
 
 
 def growth(known: dict[str, Any], new_infos: dict[str, Any]) -> int:
-    """By how many bytes infos grow with what is told now, in place of what was told under the same keys."""
+    """By how many bytes new infos make infos grow; they replace those under the same keys."""
     return sum(
         getsizeof(value) - getsizeof(known[key]) if key in known else _ENTRY + getsizeof(key) + getsizeof(value)
         for key, value in new_infos.items()

@@ -39,7 +39,7 @@ class Running:
         box: Where its answers come in, and why it was lost.
 
     Attributes:
-        asked: Whether an answer is due that nobody has taken out of the box.
+        asked: Whether an answer is due that was not taken out of the box.
     """
 
     __slots__ = ("asked", "box", "episode")
@@ -80,13 +80,13 @@ class ExternalEnv:
     Where the vectorizer has one agent, observations, actions, rewards and infos are that agent's own; else they are
     dicts of agent name to one.
 
-    If `run` raises, whoever collects is told at once (`DriverGone`), and the episodes that it was running are lost. So
-    they are by `stop`. An `EpisodeCut` that it lets out is no reason to end: it is called again.
+    If `run` raises, the collector's call raises at once (`DriverGone`), and the episodes that it was running are lost.
+    So they are by `stop`. An `EpisodeCut` that it lets out is no reason to end: it is called again.
 
     Args:
         envs: Where its episodes run.
         timeout: Seconds that each call waits for the collector at most; None: for ever. The collector answers while
-            somebody collects, so the pause between two calls of `collect` counts.
+            `collect` runs, so the pause between two calls of `collect` counts.
         max_episodes: How many of its episodes may run at a time; None: as many as there are slots.
         dicts: Whether everything goes by agent name also where there is one agent.
 
@@ -124,6 +124,9 @@ class ExternalEnv:
 
     def start(self) -> Self:
         """Start a thread that calls `run`.
+
+        Returns:
+            This object.
 
         Raises:
             StateError: It runs already, or there is no `run` of its own.
@@ -292,6 +295,9 @@ class ExternalEnv:
     def wait_for_action(self, episode_id: Hashable, timeout: float | None = _DEFAULT) -> Any:
         """Wait for what a `get_action` that ran out of time has asked for.
 
+        Returns:
+            As `get_action`.
+
         Raises:
             StateError: Nothing was asked.
             MarlvecError: As `get_action`.
@@ -307,7 +313,7 @@ class ExternalEnv:
                 break
             if left <= LONGEST_WAIT:
                 raise AnswerTimeout(
-                    f"episode {episode_id!r}: no action within {seconds} s; is anybody collecting? It stays asked "
+                    f"episode {episode_id!r}: no action within {seconds} s; is a collector collecting? It stays asked "
                     f"for: wait_for_action(), or end_episode()"
                 )
         run.asked = False
@@ -348,7 +354,7 @@ class ExternalEnv:
             run.episode.log_action(self._table(obs), self._table(actions), masks=allowed, as_policy=as_policy)
 
     def log_returns(self, episode_id: Hashable, rewards: Any, infos: Any = None) -> None:
-        """Note what was paid for what was done last; see `ExternalEpisode.log_returns`."""
+        """Note the rewards for the last actions; see `ExternalEpisode.log_returns`."""
         self._running(episode_id).episode.log_returns(
             self._table(rewards), None if infos is None else self._table(infos)
         )

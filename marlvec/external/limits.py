@@ -12,16 +12,16 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one client may cost, and all of them together. Who goes beyond is told why, and cut off.
+    """What one client may cost, and all of them together. A client that goes beyond is sent the reason, and cut off.
 
     Attributes:
         clients: How many at a time; the next one is refused, also where it comes back.
         episodes: How many one client may have at a time.
         message_bytes: Of one message; a longer one is refused before it is read.
         window: Requests of one client that are not answered yet.
-        held_bytes: Of one client's requests that wait, for the collector or for their turn, and of what it has told
+        held_bytes: Of one client's requests that wait, for the collector or for their turn, and of what it has sent
             that goes with a row which has not come. Once as much waits in rows, those that follow wait for room.
-        kept_bytes: Of replies to one client, of which it has not told that they came.
+        kept_bytes: Of replies to one client, that it has not confirmed.
         unsent_bytes: Of what one client is too slow to read.
         total_bytes: Of all that, and of rows that wait, for all clients; the one with the most is cut off first. With
             half of it in rows, those that follow wait for room.

@@ -7,7 +7,7 @@ from typing import Any
 
 from gymnasium.spaces import Space
 
-from marlvec.envs.adapters.detect import adapt
+from marlvec.envs.detect import adapt
 from marlvec.envs.making.recipe import write_recipes
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError

@@ -31,11 +31,11 @@ class LoggedStep:
     """What happened between two env steps; everything by agent name.
 
     Attributes:
-        rewards: What was paid since the moment before.
+        rewards: Those since the moment before.
         ended: Who ended, and how.
         obs: What those saw who acted.
         actions: What they did.
-        masks: What they were allowed, of those of whom it is known.
+        masks: What they were allowed, of those for which it is known.
     """
 
     rewards: dict[str, float] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class EpisodeLog:
     """One episode.
 
     Attributes:
-        moments: In order; nobody acts in the last one.
+        moments: In order; no agent acts in the last one.
         as_policy: Whether its actions are what a policy said, and not what the env was given.
     """
 
@@ -259,7 +259,7 @@ def replay(
             batch = collector.collect(episodes=100)
 
     Everything applies to them as to episodes that run: connectors, mapping, metrics, batches. When all have been played
-    and somebody waits for more, that raises `DriverGone`.
+    and a call waits for more, it raises `DriverGone`.
 
     Observations and actions of a saved batch are those on the policy's side of the connectors they were collected
     with: let the agent connectors pass on what these have done already. What policies added (``logp``, …) says

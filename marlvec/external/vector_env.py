@@ -32,15 +32,14 @@ __all__ = ["ExternalVectorEnv"]
 class ExternalVectorEnv(InProcessVectorEnv):
     """N slots for episodes that simulators outside run: they drive, and this answers. Made by `marlvec.external.make`.
 
-    A slot is an env whose steps somebody else makes. A reset asks for an episode, and comes back when one has begun
+    A slot is an env whose steps other code makes. A reset asks for an episode, and comes back when one has begun
     outside; a send hands out actions, and comes back with what followed from them. The row that ends an episode holds
     its end alone (``autoreset_mode="disabled"``). What an episode says is checked where it is said: what is wrong
     raises there, and never here. An episode that was abandoned is a fault (``infos["fault"]``, `faults`).
 
-    It has no thread of its own: rows are taken up by whoever calls `recv`, and answers are given by whoever calls
-    `send`.
+    It has no thread of its own: rows are taken up in `recv`, and answers are given in `send`.
 
-    Unless ``lockstep``, a `Collector` waits for no slot in particular: it answers whoever asks, several in one call,
+    Unless ``lockstep``, a `Collector` waits for no slot in particular: it answers those that ask, several in one call,
     and takes in what comes. Batches have exactly the size that was asked for, and their episodes are in order of
     arrival. With ``lockstep`` it goes in rounds, as with every other vectorizer: batches are those that the same envs
     give inside of it, bit for bit, and all slots have to be in use.
@@ -55,7 +54,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
         max_episode_steps: After so many steps an episode is cut where it stands: all who are in it are truncated, and
             its next `ask` is its end. None: never.
         idle_timeout: Seconds after which an episode of which nothing is heard, though it is its turn, is lost. Looked
-            at while somebody collects, or wants a slot. None: never.
+            at while `collect` runs, or a driver wants a slot. None: never.
         copy: As in `marlvec.make`.
         grouped: Likewise.
         validate: Likewise, for actions. Values that come from outside are always held against their spaces, but for
@@ -109,6 +108,10 @@ class ExternalVectorEnv(InProcessVectorEnv):
         checker = ValueChecker(self.spec, values=chosen.validate != "off")
         self.gateway = EpisodeGateway(self._exchange, checker, max_episode_steps)
 
+    def _find_obstacles(self) -> dict[int, str]:
+        why = "its episodes run in a simulator outside, which alone knows their state"
+        return dict.fromkeys(range(self.num_envs), why)
+
     @exclusive()
     def drain(self, timeout: float | None = None) -> VectorStep:
         """Receive all that is there, and wait for nothing more: episodes that others are at work on are lost.
@@ -117,7 +120,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
             timeout: Not needed here.
 
         Returns:
-            As `VectorEnv.drain`. Slots in which no episode had begun come with a row in which nobody is alive.
+            As `VectorEnv.drain`. Slots in which no episode had begun come with a row in which no agent is alive.
         """
         self._call_state.check_open()
         self._exchange.recall()
@@ -182,7 +185,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
         return report
 
     def _write_lost(self, i: int, reason: BaseException | None, report: Report) -> None:
-        """A row that tells of an episode that was lost, or, without a reason, that there is none."""
+        """A row that says that an episode was lost, or, without a reason, that there is none."""
         buffers = self._buffers
         alive = buffers.alive[i].copy()
         buffers.reward[i] = 0
@@ -195,7 +198,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
             buffers.truncated[i] = alive
             summary = f"{type(reason).__name__}: {reason}"
             report.faults[i] = Failure(i, "episode", summary, "", reason)
-            if not isinstance(reason, (ClosedError, EpisodeCut)):  # who drops it on purpose need not be told
+            if not isinstance(reason, (ClosedError, EpisodeCut)):  # these were dropped on purpose
                 self._fault_log.note([i], [i], "episode", summary, "lose", quiet=False)
 
     def _shut_down(self, timeout: float) -> None:

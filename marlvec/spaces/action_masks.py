@@ -8,11 +8,15 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
+from marlvec.spaces.tree import has_arrays
+
 __all__ = ["as_mask", "count_choices", "own_choices", "split_action_mask"]
 
 
 def count_choices(action_space: Space[Any]) -> int | None:
     """Length of a mask over an action space; None where the actions are no choices."""
+    if not has_arrays(action_space):
+        return None
     if isinstance(action_space, Discrete):
         return int(action_space.n)
     return int(action_space.nvec.sum()) if isinstance(action_space, MultiDiscrete) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 from typing import Any
 
@@ -25,7 +26,7 @@ def check_member(leaf: Leaf, value: Any) -> None:
     """Refuse a value that the leaf's space does not contain.
 
     Raises:
-        ContractError: It does not contain it, or cannot tell; names the leaf.
+        ContractError: It does not contain it, or it cannot be checked; names the leaf.
     """
     doubt = ""
     try:
@@ -57,6 +58,8 @@ def snapshot(leaf: Leaf, value: Any, *, by_value: bool = False) -> tuple[Any, in
     size = _size_of_constant(value)
     if size is not None:
         return value, size
+    if isinstance(value, np.ndarray) and type(value) is not np.ndarray:
+        _pickle_attributes(type(value))
     try:
         data = cloudpickle.dumps(value) if by_value else pack(value)
         return unpack(data), len(data)
@@ -105,6 +108,29 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes) -> Any:
     """Rebuild what `pack` pickled."""
     return pickle.loads(data)
+
+
+def _pickle_attributes(kind: type[NDArray[Any]]) -> None:
+    """Have arrays of a class of the user's own pickled with their attributes, which numpy forgets.
+
+    A text that stands beside a number is lost otherwise (multigrid's missions). A class that says how it is pickled
+    itself is left alone.
+    """
+    says_itself = any(getattr(kind, name) is not getattr(np.ndarray, name) for name in ("__reduce__", "__reduce_ex__"))
+    if not says_itself and kind not in copyreg.dispatch_table:
+        copyreg.pickle(kind, _reduce_array)
+
+
+def _reduce_array(array: NDArray[Any]) -> tuple[Any, tuple[Any, ...]]:
+    return _rebuild_array, (type(array), np.asarray(array), getattr(array, "__dict__", {}))
+
+
+def _rebuild_array(kind: type[NDArray[Any]], array: NDArray[Any], attributes: dict[str, Any]) -> NDArray[Any]:
+    _pickle_attributes(kind)  # this process may pickle it again
+    out = array.view(kind)
+    if attributes:
+        vars(out).update(attributes)
+    return out
 
 
 def _size_of_constant(value: Any) -> int | None:

@@ -45,7 +45,7 @@ def pad_actions(spaces: Spaces, agents: Sequence[str]) -> Space[Any]:
 
     Raises:
         ContractError: Structures, kinds, ranks, dtypes, starts or bounds differ, or choices differ inside a Dict or
-            Tuple, where no action mask can tell; names the leaf.
+            Tuple, where no action mask can show it; names the leaf.
     """
     return _Padding(agents, "action", _ACTIONS).pad(spaces, "")
 

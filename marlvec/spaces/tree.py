@@ -5,7 +5,8 @@ it knows each leaf's path, shape and dtype, and goes from a value to its leaves 
 
 Box, Discrete, MultiDiscrete and MultiBinary are array leaves: their values have one shape and one dtype. Every other
 space but Dict and Tuple (Text, Sequence, Graph, OneOf, a class of the user's own) is an object leaf: its values are
-whatever Python objects it contains, one in each cell of an array of dtype object.
+whatever Python objects it contains, one in each cell of an array of dtype object. So is a space that derives from one
+of the four and has a ``contains`` of its own, where what it samples is no plain array.
 
 Leaf order is the order of `gymnasium.spaces.Dict` (sorted keys where it was built from a plain dict) and of
 `gymnasium.spaces.Tuple`.
@@ -14,6 +15,7 @@ Leaf order is the order of `gymnasium.spaces.Dict` (sorted keys where it was bui
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +25,10 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ContractError
 
-__all__ = ["Leaf", "SpaceTree"]
+__all__ = ["Leaf", "SpaceTree", "has_arrays"]
 
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_KNOWN = frozenset(kind.contains for kind in _ARRAY_SPACES)
 _OBJECT = np.dtype(np.object_)
 
 
@@ -109,12 +112,30 @@ def _walk(space: spaces.Space[Any], path: str, found: list[Leaf]) -> Any:
         return {key: _walk(sub, f"{path}/{key}" if path else str(key), found) for key, sub in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_walk(sub, f"{path}/{i}" if path else str(i), found) for i, sub in enumerate(space.spaces))
-    if isinstance(space, _ARRAY_SPACES):
+    if isinstance(space, _ARRAY_SPACES) and (type(space).contains in _KNOWN or has_arrays(space)):
         assert space.shape is not None  # of all four kinds
         found.append(Leaf(path, tuple(int(n) for n in space.shape), np.dtype(space.dtype), space))
     else:
         found.append(Leaf(path, (), _OBJECT, space, is_object=True))
     return len(found) - 1
+
+
+def has_arrays(space: spaces.Space[Any]) -> bool:
+    """Whether all values of a space are plain arrays, or numbers, of one shape and dtype."""
+    if not isinstance(space, _ARRAY_SPACES):
+        return False
+    if type(space).contains in _KNOWN:
+        return True
+    # With a `contains` of its own it may mean other values, e.g. texts by number (multigrid's missions), or the same.
+    twin = deepcopy(space)
+    twin.seed(0)
+    try:
+        value = twin.sample()
+    except Exception:  # then nothing is known of its values
+        return False
+    known: Any = next(kind for kind in _ARRAY_SPACES if isinstance(space, kind))
+    is_plain = type(value) is np.ndarray or isinstance(value, (int, np.integer))
+    return is_plain and bool(known.contains(twin, value))
 
 
 def _flatten(skeleton: Any, value: Any, path: str, out: list[Any]) -> None:

@@ -39,8 +39,8 @@ class Client:
     Where the connection breaks, it is made again, and nothing is lost or doubled; as long as the server keeps the
     session, episodes go on. A call that waits meanwhile goes on waiting, up to its timeout.
 
-    Rewards and infos travel with the next observation. `log_action`, `end_agents` and `log_returns` do not wait for the
-    server; if it refuses one, the next call about that episode raises.
+    Rewards and infos are sent with the next observation. `log_action`, `end_agents` and `log_returns` do not wait for
+    the server; if it refuses one, the next call about that episode raises.
 
     Args:
         url: ``ws://host:port/``, as `Server.url` says.
@@ -53,7 +53,7 @@ class Client:
 
     Raises:
         ArgumentError: The url or the token is none.
-        ConnectionLost: Nobody answers there.
+        ConnectionLost: No server answers there.
         RefusedError: The server does not let this client in; its ``code`` says why.
         ProtocolError: It is no server of ours.
         MissingExtraError: ``marlvec[external]`` is not installed.
@@ -112,6 +112,9 @@ class Client:
 
     def update_weights(self, timeout: float | None = _DEFAULT) -> int:
         """Fetch the newest weights now, without waiting until it is time; returns their number.
+
+        Returns:
+            The number of the weights it decides with now.
 
         Raises:
             StateError: The server decides, not this client.
@@ -174,6 +177,9 @@ class Client:
     def wait_for_action(self, episode_id: Hashable, timeout: float | None = _DEFAULT) -> Any:
         """Wait for what a `get_action` that ran out of time has asked for.
 
+        Returns:
+            As `get_action`.
+
         Raises:
             StateError: Nothing was asked.
             MarlvecError: As `get_action`.
@@ -200,7 +206,7 @@ class Client:
         self._runs.log(episode_id, *tables, self._seconds(timeout))
 
     def log_returns(self, episode_id: Hashable, rewards: Any, infos: Any = None) -> None:
-        """Note what was paid for what was done last. Adds up until the next observation, or the end.
+        """Note the rewards for the last actions. They add up until the next observation, or the end.
 
         Args:
             episode_id: Of the episode.
@@ -211,7 +217,7 @@ class Client:
             EpisodeOver: There is no such episode.
             ContractError, ArgumentError: A reward is no finite number; an info does not go over a socket.
         """
-        self._runs.pay(episode_id, self._table(rewards), None if infos is None else self._table(infos))
+        self._runs.log_returns(episode_id, self._table(rewards), None if infos is None else self._table(infos))
 
     def end_agents(
         self, episode_id: Hashable, final_obs: Any, *, terminated: Flags | None = None, truncated: Flags = False
@@ -242,10 +248,10 @@ class Client:
 
         Args:
             episode_id: The episode.
-            final_obs: Agent name to last observation; who is not in it has none. None: nobody has one.
+            final_obs: Agent name to last observation; an agent that is not in it has none. None: no agent has one.
             terminated: As `end_agents`; where flags go by agent, others who are left end as ``terminated``.
             truncated: As `end_agents`: whether time was up.
-            timeout: Seconds to wait until the server has heard of it; likewise.
+            timeout: Seconds to wait until the server has it; likewise.
 
         Raises:
             MarlvecError: As `get_action`.
@@ -254,7 +260,7 @@ class Client:
         self._runs.end(episode_id, table, terminated, truncated, self._seconds(timeout))
 
     def close(self) -> None:
-        """Say goodbye; episodes that run are lost. May be called again."""
+        """Close the connection; episodes that run are lost. May be called again."""
         self._finalizer()
 
     @property

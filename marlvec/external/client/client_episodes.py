@@ -142,12 +142,12 @@ class ClientEpisodes:
             reply = self._caller.wait(run.asked, timeout)
         except AnswerTimeout:
             raise AnswerTimeout(
-                f"episode {key!r}: no action within {timeout} s; is anybody collecting? It stays asked for: "
+                f"episode {key!r}: no action within {timeout} s; is a collector collecting? It stays asked for: "
                 f"wait_for_action(), or end_episode()"
             ) from None
         except MarlvecError as error:
             run.asked = run.asked if isinstance(error, ConnectionLost) and run.era == self._caller.era else None
-            raise self._told(key, error) from None
+            raise self._explained(key, error) from None
         run.asked = None
         return self.form.read_actions(reply.fields["actions"])
 
@@ -173,10 +173,10 @@ class ClientEpisodes:
         fields = {"obs": obs, "actions": self.form.write_actions(actions), **self._masks(masks), **more}
         run.said.append(self._say(key, run, Type.LOG, fields, timeout))
 
-    def pay(self, key: Hashable, rewards: Any, infos: Any) -> None:
+    def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None:
         """Note rewards and infos; see `Client.log_returns`."""
         run = self._running(key)
-        paid, new_infos = dict(run.rewards), dict(run.infos)
+        total, new_infos = dict(run.rewards), dict(run.infos)
         for name, reward in self.form.check(rewards, "rewards").items():
             try:
                 number = float(reward)
@@ -184,10 +184,10 @@ class ClientEpisodes:
                 number = math.nan
             if not math.isfinite(number):
                 raise ContractError(f"reward of agent {name!r}: expected a finite number, got {reward!r}")
-            paid[name] = paid.get(name, 0.0) + number
+            total[name] = total.get(name, 0.0) + number
         for name, info in ({} if infos is None else self.form.write_infos(infos)).items():
             new_infos[name] = {**new_infos.get(name, {}), **info}
-        run.rewards, run.infos = paid, new_infos
+        run.rewards, run.infos = total, new_infos
 
     def leave(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
@@ -240,7 +240,7 @@ class ClientEpisodes:
         try:
             self._check(run)
         except MarlvecError as error:
-            raise self._told(key, error) from None
+            raise self._explained(key, error) from None
         if run.asked is not None:
             raise StateError(f"episode {key!r} waits for an answer: wait_for_action(), or end_episode()")
         outcome = {name: what for name, what in (("rewards", run.rewards), ("infos", run.infos)) if what}
@@ -268,7 +268,7 @@ class ClientEpisodes:
             raise ConnectionLost(f"episode {key!r} is lost: the server has lost this client's session")
         return run
 
-    def _told(self, key: Hashable, error: MarlvecError) -> MarlvecError:
+    def _explained(self, key: Hashable, error: MarlvecError) -> MarlvecError:
         """What the server says, as an error of our own; an episode that is over is forgotten."""
         own = _own(error)
         if isinstance(own, EpisodeOver):

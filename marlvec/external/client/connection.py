@@ -28,7 +28,7 @@ except ImportError as error:
 __all__ = ["ClientConnection"]
 
 _CHUNK = 65_536
-_SLICE = 0.1  # seconds between two looks at whether somebody else has something to send
+_SLICE = 0.1  # seconds between two looks at whether another thread has something to send
 _QUIET = logging.getLogger("marlvec.external.websockets")
 _QUIET.setLevel(logging.CRITICAL)
 
@@ -42,8 +42,8 @@ class ClientConnection:
 
     Raises:
         ArgumentError: The url is none.
-        ConnectionLost: Nobody answers there, or not in time, or not as a server of ours.
-        RefusedError: The server lets nobody in from here; the text has its reason.
+        ConnectionLost: No server answers there, or not in time, or not as a server of ours.
+        RefusedError: The server accepts no client from here; the text has its reason.
 
     Attributes:
         host: What the request called the server.
@@ -68,7 +68,7 @@ class ClientConnection:
         try:
             self._sock = socket.create_connection((uri.host, uri.port), max(0.01, deadline - time.monotonic()))
         except OSError as error:
-            raise ConnectionLost(f"nobody answers at {url}: {error}") from error
+            raise ConnectionLost(f"no server answers at {url}: {error}") from error
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock.setblocking(False)

@@ -35,16 +35,16 @@ class _Episode:
     Attributes:
         before, behind: Policy id to its connectors, of this episode alone.
         turns: Agent name to the number of its next decision.
-        owed: Agent name to what it was paid since its last one.
+        rewards: Agent name to the sum of its rewards since its last decision.
     """
 
-    __slots__ = ("before", "behind", "owed", "turns")
+    __slots__ = ("before", "behind", "rewards", "turns")
 
     def __init__(self, before: Mapping[str, AgentPipeline], behind: Mapping[str, ActionPipeline]) -> None:
         self.before = {name: copy.deepcopy(chain) for name, chain in before.items()}
         self.behind = {name: copy.deepcopy(chain) for name, chain in behind.items()}
         self.turns: dict[str, int] = {}
-        self.owed: dict[str, float] = {}
+        self.rewards: dict[str, float] = {}
 
 
 class LocalActor:
@@ -105,7 +105,7 @@ class LocalActor:
         """Some agents have left."""
         episode = self._episodes[number]
         for agent in agents:
-            episode.owed.pop(agent, None)
+            episode.rewards.pop(agent, None)
 
     def decide(
         self, number: int, obs: Mapping[str, Any], masks: Mapping[str, Any], rewards: Mapping[str, float]
@@ -116,14 +116,14 @@ class LocalActor:
             number: The episode.
             obs: Agent name to observation.
             masks: Agent name to action mask, where there are some.
-            rewards: Agent name to what it was paid since the last time.
+            rewards: Agent name to its reward since the last time.
 
         Raises:
             ContractError: The connectors take rows out: what is to be done then is the server's to know.
         """
         episode = self._episodes[number]
         for agent, reward in rewards.items():
-            episode.owed[agent] = episode.owed.get(agent, 0.0) + reward
+            episode.rewards[agent] = episode.rewards.get(agent, 0.0) + reward
         for_env: dict[str, Any] = {}
         for policy_id in dict.fromkeys(self._played_by[agent] for agent in obs):
             mine = [agent for agent in self._agents if agent in obs and self._played_by[agent] == policy_id]
@@ -152,20 +152,20 @@ class LocalActor:
         n = len(mine)
         turns = [episode.turns.get(agent, 0) for agent in mine]
         first = np.array(turns) == 0
-        paid = np.array(
-            [0.0 if turn == 0 else episode.owed.get(agent, 0.0) for agent, turn in zip(mine, turns, strict=True)]
+        reward_B = np.array(
+            [0.0 if turn == 0 else episode.rewards.get(agent, 0.0) for agent, turn in zip(mine, turns, strict=True)]
         )
         for agent, turn in zip(mine, turns, strict=True):
             episode.turns[agent] = turn + 1
-            if turn:  # what was paid before an agent's first row goes to its first transition
-                episode.owed[agent] = 0.0
+            if turn:  # rewards before an agent's first row go to its first transition
+                episode.rewards[agent] = 0.0
         columns: dict[str, Any] = {
             "env_id": np.zeros(n, np.int64),
             "agent_index": np.array([self._index[agent] for agent in mine], np.int64),
             "eps_id": np.full(n, number),
             "t": np.array(turns, np.int64),
             "obs": _stack([obs[agent] for agent in mine]),
-            "rewards": paid,
+            "rewards": reward_B,
             "terminated": np.zeros(n, np.bool_),
             "truncated": np.zeros(n, np.bool_),
             "first": first,
@@ -244,7 +244,7 @@ class LocalActor:
 
 def _mapping(given: str | Mapping[str, str] | None, ids: tuple[str, ...], agents: tuple[str, ...]) -> Mapping[str, str]:
     if given is None and len(ids) > 1:
-        raise ArgumentError(f"say who plays whom: policy_mapping is needed with several policies {list(ids)}")
+        raise ArgumentError(f"policy_mapping must name each agent's policy; there are several: {list(ids)}")
     played_by = dict(given) if isinstance(given, Mapping) else dict.fromkeys(agents, ids[0] if given is None else given)
     if played_by.keys() != set(agents) or not set(played_by.values()) <= set(ids):
         raise ArgumentError(f"policy_mapping: expected one of {list(ids)} for each of {list(agents)}, got {given!r}")

@@ -13,13 +13,13 @@ __all__ = ["LocalInference"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalInference:
-    """Policies in the client's own process: no answer is waited for, and the server is told what was done.
+    """Policies in the client's own process: no answer is waited for, and the actions are sent to the server.
 
     Weights come from `Server.publish`, in numbered versions: the policies here must be built as those there are, and
     take over their ``state_dict``; connectors take over what those there have learned, with each new episode. Nothing
     that comes names a class or a function. In the server's batches these rows are ``off_policy``, with what the env was
     given; what else a policy says (``logp``, …) stays here. Action connectors must keep the action space: the collector
-    there cannot tell from the env's action what the policy had said, and refuses it.
+    there cannot compute from the env's action what the policy had said, and refuses it.
 
     Attributes:
         policies: Policy id to policy, as the server's collector has them; or one policy, which is ``"main"``. An

@@ -1,7 +1,7 @@
 """`RequestChannel`: numbered requests and their replies, over connections that may break and be made again.
 
-Whoever waits for a reply reads the connection, one thread at a time, and hands replies to all who wait: an answer
-reaches its thread without passing through another one. A helper thread reads when nobody does, so that the server's
+A thread that waits for a reply reads the connection, one at a time, and hands replies to all that wait: an answer
+reaches its thread without passing through another one. A helper thread reads when no other does, so that the server's
 pings are answered while the simulator is at work.
 """
 
@@ -71,7 +71,7 @@ class RequestChannel:
         self._pending_requests: dict[int, PendingRequest] = {}
         self._link: ClientConnection | None = None
         self._reading = self._closed = False
-        self._server_closing = False  # whether the server has said goodbye, and nobody was told yet
+        self._server_closing = False  # whether the server has said that it closes, and no call has raised that yet
         self._lost: Exception | None = None
         self._gone_since = 0.0
         self._attempts = 0
@@ -147,12 +147,12 @@ class RequestChannel:
     # --- reading
 
     def _turn_until(self, is_there: Callable[[], bool], deadline: float | None, what: str) -> None:
-        """Read, or let somebody else read, until something is there."""
+        """Read, or let another thread read, until something is there."""
         while not is_there():
             now = time.monotonic()
             left = None if deadline is None else deadline - now
             if left is not None and left <= 0:
-                raise AnswerTimeout(f"{self._url}: {what} did not come in time; is anybody collecting?")
+                raise AnswerTimeout(f"{self._url}: {what} did not come in time; is a collector collecting?")
             with self._lock:
                 if self._closed:
                     raise ClosedError("the client was closed")
@@ -168,7 +168,7 @@ class RequestChannel:
                     self._lock.notify_all()
 
     def _turn(self, timeout: float, deadline: float | None) -> None:
-        """Read once, or try to get the connection back; by whoever has set ``_reading``."""
+        """Read once, or try to get the connection back; by the thread that has set ``_reading``."""
         link = self._link
         if link is None:
             self._come_back(timeout, deadline)
@@ -215,7 +215,7 @@ class RequestChannel:
         now = time.monotonic()
         until = self._gone_since + self._reconnect_timeout
         if self._server_closing or (now >= until and self._attempts):
-            self._gone_since, self._attempts, self._server_closing = now, 0, False  # whoever calls next may try again
+            self._gone_since, self._attempts, self._server_closing = now, 0, False  # the next call may try again
             raise ConnectionLost(f"{self._url} is gone: {self._lost}")
         if now < self._next_attempt:
             pause = min(self._next_attempt - now, timeout)
@@ -305,7 +305,7 @@ class RequestChannel:
                     continue
                 self._reading = True
             try:
-                with contextlib.suppress(ConnectionLost, RefusedError):  # who asks next is told
+                with contextlib.suppress(ConnectionLost, RefusedError):  # the next call raises it
                     self._turn(0.0, None)
             finally:
                 with self._lock:
@@ -315,7 +315,7 @@ class RequestChannel:
     # --- the end
 
     def close(self, timeout: float = 1.0) -> None:
-        """Say goodbye, and close the connection; may be called again."""
+        """Send that this client leaves, and close the connection; may be called again."""
         with self._lock:
             if self._closed:
                 return

@@ -26,7 +26,7 @@ class ExternalEpisode:
     """An episode outside, made by `EpisodeGateway.begin`. Never waits; any thread may use it, one call at a time.
 
     What is said goes to the collector in rows, one per env step: `ask` and `log_action` are the observation at which
-    agents act, `end` is the last row. What was paid, told and ended in between travels with the next row.
+    agents act, `end` is the last row. Rewards, infos and ends in between are sent with the next row.
 
     Every call checks all it is given before it changes anything: after an error the episode is as it was.
 
@@ -123,7 +123,7 @@ class ExternalEpisode:
         Raises:
             EpisodeOver: It has ended, or was lost; `EpisodeCut` if time was up, and this was its end.
             BusyError: An answer is due, or too many rows wait.
-            ArgumentError: Nobody acts, or an agent is unknown.
+            ArgumentError: No agent acts, or an agent is unknown.
             StateError: An agent has ended already.
             ContractError: Something is not what was declared; names the agent.
         """
@@ -139,7 +139,7 @@ class ExternalEpisode:
         masks: Mapping[str, Any] | None = None,
         as_policy: bool = False,
     ) -> None:
-        """Say what agents did, at what observation. No policy is asked, and nobody answers.
+        """Say what agents did, at what observation. No policy is asked, and no answer comes.
 
         Args:
             obs: Agent name to observation, of all who act now.
@@ -149,7 +149,7 @@ class ExternalEpisode:
             infos: As `log_returns`.
             masks: Agent name to action mask.
             as_policy: Whether the actions are what policies would say instead, before the action connectors. The
-                collector is the first to look at them then, so they must come from whom you trust.
+                collector is the first to look at them then, so they must come from a client that you trust.
 
         Raises:
             BusyError: Too many rows wait, see `wait_for_room`; or an answer is due.
@@ -196,13 +196,13 @@ class ExternalEpisode:
             raise StateError(f"agents {silent} have an observation and no action; ask() for those")
 
     def log_returns(self, rewards: Mapping[str, Any], infos: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """Note what agents are paid for what they did last. Adds up until the next row.
+        """Note agents' rewards for their last actions. They add up until the next row.
 
-        What is paid before the first row goes with the second: to whatever the agent does first.
+        Rewards before the first row are sent with the second: they count for the agent's first action.
 
         Args:
             rewards: Agent name to a finite number; also of agents that wait for their turn.
-            infos: Agent name to dict; ``"__common__"`` for what belongs to nobody alone. Of two with the same key the
+            infos: Agent name to dict; ``"__common__"`` for what is common to all. Of two with the same key the
                 later one counts; all are gone with the next row.
 
         Raises:
@@ -223,7 +223,7 @@ class ExternalEpisode:
         rewards: Mapping[str, Any] | None = None,
         infos: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Some agents end, and the episode goes on. They may not act any more; the next row tells of it.
+        """Some agents end, and the episode goes on. They may not act any more; the next row says so.
 
         Args:
             final_obs: Agent name to last observation, or to None where there is none: nothing is made up for it.
@@ -256,10 +256,11 @@ class ExternalEpisode:
     ) -> None:
         """The episode is over, for all who are left. Its slot is free at once.
 
-        An answer that is due is not waited for. An episode in which nobody ever acted leaves no trace.
+        An answer that is due is not waited for. An episode in which no agent ever acted leaves no trace.
 
         Args:
-            final_obs: Agent name to last observation; who is left and not in it has none. None: nobody has one.
+            final_obs: Agent name to last observation; an agent that is left and not in it has none. None: no agent has
+                one.
             terminated: As `end_agents`.
             truncated: As `end_agents`: whether time was up, so that the value of what would have come counts.
             rewards: As `log_returns`.
@@ -282,7 +283,7 @@ class ExternalEpisode:
             self._exchange.leave(self.env_id)
 
     def abandon(self, error: BaseException) -> None:
-        """Nobody will go on with this episode: its simulator broke, its client is gone.
+        """This episode will not go on: its simulator broke, its client is gone.
 
         For the collector it is lost, as with any env at which something went wrong: truncated and marked as ``fault``,
         without final observations. Its slot is free at once. Does nothing where it is over.
@@ -301,7 +302,8 @@ class ExternalEpisode:
         """Wait until another row may be put down.
 
         Raises:
-            AnswerTimeout: There was no room within so many seconds (None: for ever): nobody collects, or too slowly.
+            AnswerTimeout: There was no room within so many seconds (None: for ever): no collector collects, or too
+                slowly.
             EpisodeOver: It has ended, or was lost.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -310,7 +312,7 @@ class ExternalEpisode:
                 if not self._exchange.wait(deadline):
                     raise AnswerTimeout(
                         f"episode {self.id} in slot {self.env_id}: {self.backlog} rows wait, and none was taken within "
-                        f"{timeout} s; is anybody collecting?"
+                        f"{timeout} s; is a collector collecting?"
                     )
             self._check("wait_for_room", waiting=True)
 
@@ -334,7 +336,7 @@ class ExternalEpisode:
         self._bytes = 0
 
     def _cut(self, seen: Mapping[int, Any]) -> NoReturn:
-        """Time is up: everybody is truncated, with what they see now."""
+        """Time is up: all agents are truncated, with what they see now."""
         self._ended.update({a: (seen.get(a), False, True) for a in self._alive | seen.keys()})
         self._exchange.put(self.env_id, self._row(obs_of_ended=len(seen), done=True))
         self.over = EpisodeCut(f"episode {self.id} was cut: it has made as many steps as max_episode_steps allows")
@@ -367,17 +369,17 @@ class ExternalEpisode:
     def _outcome(
         self, rewards: Any, infos: Any, ended: Mapping[int, Ending] | None = None
     ) -> tuple[dict[int, float], Info]:
-        """What is paid and told now, checked. Nothing has changed: `_note` does that."""
-        paid = {} if rewards is None else self._checker.rewards(rewards)
-        for a in self._gone.intersection(paid):
+        """The rewards and infos that are given now, checked. Nothing has changed: `_note` does that."""
+        given = {} if rewards is None else self._checker.rewards(rewards)
+        for a in self._gone.intersection(given):
             if a not in self._ended and a not in (ended or {}):
-                raise StateError(f"agent {self._checker.agents[a]!r} has ended, and cannot be paid {paid[a]}")
-        return paid, {} if infos is None else self._checker.infos(infos)
+                raise StateError(f"agent {self._checker.agents[a]!r} has ended, and can get no reward; got {given[a]}")
+        return given, {} if infos is None else self._checker.infos(infos)
 
-    def _note(self, paid: Mapping[int, float], new_infos: Info, ended: Mapping[int, Ending] | None = None) -> None:
+    def _note(self, given: Mapping[int, float], new_infos: Info, ended: Mapping[int, Ending] | None = None) -> None:
         """Put it to what was said since the last row. Takes as long as there is of it, however much was said before."""
         rewards, before = self._rewards, self._bytes
-        for a, reward in paid.items():
+        for a, reward in given.items():
             rewards[a] = rewards[a] + reward if a in rewards else reward
         for who, info in new_infos.items():
             known = self._infos.setdefault(who, {})
@@ -394,7 +396,7 @@ class ExternalEpisode:
         names = self._checker.agents
         found = self._checker.indices(final_obs, "final_obs")
         if self._first and found:
-            raise StateError("nobody has acted yet, so nobody can end; end() without final_obs")
+            raise StateError("no agent has acted yet, so none can end; end() without final_obs")
         if gone := [names[a] for a in found if a in self._gone]:
             raise StateError(f"agents {gone} have ended already in this episode")
         seen, _ = self._checker.observations(
@@ -417,12 +419,12 @@ class ExternalEpisode:
         done: bool = False,
     ) -> ExternalRow:
         """Make a row of all there is to say, which is said then."""
-        first, paid = self._first, self._rewards
+        first, rewards = self._first, self._rewards
         if not first and self._steps_left is not None:
             self._steps_left -= 1
-        row = ExternalRow(self, first, obs or {}, masks or {}, {} if first else paid, self._ended, self._infos, done)
+        row = ExternalRow(self, first, obs or {}, masks or {}, {} if first else rewards, self._ended, self._infos, done)
         self._first, self._ended, self._infos = False, {}, {}
-        self._rewards = paid if first else {}
+        self._rewards = rewards if first else {}
         if self.account is not None:
             row.cost = _ROW + self._bytes + (len(row.obs) + obs_of_ended) * self._checker.agent_bytes
             self.account.add(said=-self._bytes, rows=row.cost)

@@ -68,6 +68,9 @@ class EpisodeGateway:
                 Likewise.
             account: Where its bytes are counted, and said to be too many; None: nowhere.
 
+        Returns:
+            The episode, in a slot of its own.
+
         Raises:
             EpisodesFull: All slots are taken, or the one that was asked for is.
             ClosedError: The vectorizer was closed.
@@ -105,7 +108,7 @@ class EpisodeGateway:
                 max_steps=self._max_steps,
                 account=account,
             )
-            exchange.sit(free[0], episode)
+            exchange.place(free[0], episode)
         exchange.notify()
         return episode
 
@@ -114,6 +117,9 @@ class EpisodeGateway:
 
         Args:
             on_free: Called once, when one more is free or the vectorizer is closed; as that of `begin`.
+
+        Returns:
+            Env ids.
         """
         exchange = self._exchange
         with exchange.lock:
@@ -124,7 +130,7 @@ class EpisodeGateway:
         return free
 
     def drop(self, account: Account, reason: BaseException) -> None:
-        """All that waits on an account is nobody's, also of episodes that have ended: they are lost.
+        """Drop all that waits on an account, also of episodes that have ended: they are lost.
 
         Args:
             account: As given to `begin`.
@@ -138,7 +144,7 @@ class EpisodeGateway:
         exchange.notify()
 
     def fail(self, error: Exception) -> None:
-        """Have whoever collects raise an error, as soon as can be. No episode is lost by it.
+        """Have the collector's call raise an error, as soon as can be. No episode is lost by it.
 
         Args:
             error: The error.
@@ -148,12 +154,12 @@ class EpisodeGateway:
         self._exchange.notify()
 
     def arrive(self) -> None:
-        """Somebody drives from now on: the collector relies on it, until `depart`."""
+        """One more driver is there from now on: the collector relies on it, until `depart`."""
         with self._exchange.lock:
             self._exchange.drivers = (self._exchange.drivers or 0) + 1
 
     def depart(self) -> None:
-        """One who has arrived is gone. Whoever waits for rows, and nobody is left to bring some, is told."""
+        """A driver that has arrived is gone. A call that waits for rows raises if no driver is left."""
         with self._exchange.lock:
             assert self._exchange.drivers
             self._exchange.drivers -= 1

@@ -14,7 +14,7 @@ from marlvec.external.account import Account
 __all__ = ["Answer", "Ending", "ExternalRow", "RowSource"]
 
 Answer = Callable[[dict[str, Any]], None]
-"""Is told the actions: agent name → action for the env."""
+"""Is called with the actions: agent name → action for the env."""
 
 Ending = tuple[Any, bool, bool]
 """An agent's final observation, or None where there is none; whether it was terminated, and truncated."""
@@ -26,7 +26,7 @@ class RowSource(Protocol):
     Attributes:
         id: Its number.
         env_id: Its slot.
-        account: What it costs in memory, where somebody counts.
+        account: What it costs in memory, where that is counted.
         over: Why nothing can be said any more, or None.
     """
 
@@ -41,7 +41,7 @@ class RowSource(Protocol):
         ...
 
     def abandon(self, error: BaseException) -> None:
-        """Nobody will go on with it."""
+        """It will not go on."""
 
     def lost(self, reason: Exception) -> None:
         """The collector's side has lost it."""
@@ -52,18 +52,18 @@ class RowSource(Protocol):
 
 @dataclass(slots=True)
 class ExternalRow:
-    """One row on its way to the collector. Everything in it was checked, and belongs to nobody else.
+    """One row on its way to the collector. Everything in it was checked, and no other code has it.
 
     Attributes:
         episode: Whose row it is.
         first: Whether the episode begins with it.
         obs: Agent index to its observation: those who act.
         masks: Agent index to its action mask, of some of them.
-        rewards: Agent index to what it was paid since the row before.
+        rewards: Agent index to its reward since the row before.
         ended: Agent index to how it ended, of those that ended with this row.
         infos: What else was said.
         done: Whether the episode is over.
-        answer: Who is told the actions, or None where nobody asks.
+        answer: What is called with the actions, or None where none are asked for.
         lost: Why the episode is lost, in its last row; nothing else in that row counts.
         cost: Its bytes on the account of its episode.
     """

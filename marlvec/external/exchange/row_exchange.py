@@ -55,7 +55,7 @@ class ExchangeSlot:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody is at work on a row that the collector wants."""
+        """Whether a simulator is at work on a row that the collector wants."""
         return self.wants is not None and self.episode is not None
 
     @property
@@ -67,14 +67,14 @@ class ExchangeSlot:
 class RowExchange:
     """The places of all slots, and one lock.
 
-    Nothing that belongs to somebody else is called while the lock is held: what is to be told is returned, or put into
-    `later` and called by `tell`.
+    No callback of other code is called while the lock is held: what is to be called is returned, or put into
+    `_later` and called by `notify`.
 
     Args:
         num_envs: N.
         max_backlog: How many rows may wait in one place.
         idle_timeout: Seconds after which an episode of which nothing is heard is lost; None: never. Looked at while
-            somebody collects, or wants a place.
+            a collector collects, or a driver wants a place.
 
     Attributes:
         lock: Held while anything here is read or changed.
@@ -82,7 +82,7 @@ class RowExchange:
         max_backlog: As given.
         numbers: Ids for episodes.
         closed: Whether the vectorizer was closed.
-        drivers: How many are known to drive; None where nobody has ever said so.
+        drivers: How many are known to drive; None where none has ever said so.
     """
 
     def __init__(self, num_envs: int, max_backlog: int, idle_timeout: float | None = None) -> None:
@@ -90,7 +90,7 @@ class RowExchange:
         self._changed = threading.Condition(self.lock)  # those outside wait here, for a free place or for room
         # The collector's thread waits here, outside the lock: woken while it is held, it would wait for that again.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._ring_at: int | None = None  # with how many rows it is to be rung; None: nobody listens
+        self._ring_at: int | None = None  # with how many rows it is to be rung; None: no thread waits
         self.places = [ExchangeSlot() for _ in range(num_envs)]
         self.max_backlog = max_backlog
         self.numbers = count()
@@ -110,7 +110,7 @@ class RowExchange:
         found = [i for i, place in enumerate(self.places) if place.episode is None]
         return sorted(found, key=lambda i: len(self.places[i].rows))
 
-    def sit(self, i: int, episode: RowSource) -> None:
+    def place(self, i: int, episode: RowSource) -> None:
         """An episode takes a place that is free."""
         self.places[i].episode = episode
         self.places[i].since = time.monotonic()
@@ -137,7 +137,7 @@ class RowExchange:
         return left > 0 and (self._changed.wait(min(left, LONGEST_WAIT)) or left > LONGEST_WAIT)
 
     def lose(self, episode: RowSource, reason: BaseException) -> None:
-        """An episode is lost: its rows that were not taken are nobody's, and the collector is told if it knows it."""
+        """Lose an episode: its rows that were not taken are dropped; the collector gets a last row if it knows it."""
         i = episode.env_id
         place = self.places[i]
         self._drop_rows(place, episode)
@@ -148,12 +148,12 @@ class RowExchange:
         self._look(i)
 
     def fail(self, error: Exception) -> None:
-        """Have the collector's thread raise this; `tell` after it, as after all that may concern that thread."""
+        """Have the collector's thread raise this; `notify` after it, as after all that may concern that thread."""
         self._errors.append(error)
         self._ring()
 
     def look_around(self) -> None:
-        """Have the collector's thread see whether anybody is left."""
+        """Have the collector's thread see whether a driver is left."""
         self._ring()
 
     def _ring(self) -> None:
@@ -177,7 +177,7 @@ class RowExchange:
             for callback in later:
                 try:
                     callback()
-                except Exception:  # of somebody else's making, in whatever thread: nobody here can be blamed for it
+                except Exception:  # of other code, in any thread: it must not reach this call
                     _LOG.exception("a callback of an episode outside has failed")
 
     # --- the collector's thread
@@ -211,14 +211,14 @@ class RowExchange:
         Args:
             timeout: Seconds; None for ever.
             most: How many rows to take.
-            wait_for_more: Seconds to wait for more, once there is one, as long as somebody is at work on one.
+            wait_for_more: Seconds to wait for more, once there is one, as long as a simulator is at work on one.
 
         Returns:
             Slots, ascending, and their rows; empty if time ran out.
 
         Raises:
             Exception: What was given to `fail`.
-            DriverGone: There is nothing, and nobody left to bring something.
+            DriverGone: There is no row, and no driver is left to bring one.
             ClosedError: It was closed.
         """
         ends = float("inf") if timeout is None else time.monotonic() + timeout
@@ -229,12 +229,12 @@ class RowExchange:
             self._listen(enough, time.monotonic() + wait_for_more)
         with self.lock:
             if self.closed:
-                raise ClosedError("the vectorizer was closed while somebody waited for its envs")
+                raise ClosedError("the vectorizer was closed while a call waited for its envs")
             if self._errors:
                 raise self._errors.popleft()
             if not self._ready and self._is_hopeless:
                 raise DriverGone(
-                    "nobody is left who brings rows: every run() has returned. Nothing is lost; start() one, and "
+                    "no driver is left that brings rows: every run() has returned. Nothing is lost; start() one, and "
                     "collect() again"
                 )
             chosen = sorted(list(self._ready)[:most])
@@ -290,7 +290,7 @@ class RowExchange:
         return row
 
     def recall(self) -> None:
-        """No more rows are wanted: episodes that the collector waits for are lost, and it waits for nobody."""
+        """No more rows are wanted: episodes that the collector waits for are lost, and it waits for none."""
         with self.lock:
             for i, place in enumerate(self.places):
                 if place.wants is None or place.rows:
@@ -305,7 +305,7 @@ class RowExchange:
         self.notify()
 
     def close(self) -> None:
-        """Nobody will take anything any more: everybody outside is told."""
+        """No row will be taken any more: all episodes outside are ended."""
         with self.lock:
             self.closed = True
             for place in self.places:
@@ -327,7 +327,7 @@ class RowExchange:
             episode.over = reason
 
     def _drop_rows(self, place: ExchangeSlot, episode: RowSource) -> None:
-        """Nobody takes what an episode has said."""
+        """Drop what an episode has said."""
         episode.forget()
         if episode.account is not None:
             episode.account.add(rows=-sum(row.cost for row in place.rows if row.episode is episode))

@@ -23,7 +23,7 @@ __all__ = ["ValueChecker"]
 
 _COMMON = (COMMON, "common")  # the latter is PettingZoo's word for it
 _ARRAY = 256  # bytes of an array in which there is nothing, and of where it lies
-_OURS = ("off_policy_action", "logged_action", "training_enabled")  # infos that tell the collector something
+_OURS = ("off_policy_action", "logged_action", "training_enabled")  # infos that the collector reads
 
 
 class ValueChecker:
@@ -161,7 +161,7 @@ class ValueChecker:
         """One flag for all of some agents, or one by one; those that are not named are False.
 
         Raises:
-            ArgumentError: It is neither a bool nor a dict of bools, or names somebody else.
+            ArgumentError: It is neither a bool nor a dict of bools, or names another agent.
         """
         if isinstance(given, (bool, np.bool_)):
             return dict.fromkeys(agents, bool(given))

@@ -82,7 +82,7 @@ def unpack(data: bytes | memoryview, max_width: int = MAX_WIDTH) -> dict[str, An
 
 
 def unpack_tree(data: bytes) -> Any:
-    """Read any tree, however many items it has: for those who know from whom they have it.
+    """Read any tree, however many items it has: for data from a trusted source.
 
     Raises:
         ProtocolError: It is not msgpack, or uses more than we use.

@@ -1,9 +1,9 @@
 """`MessageStream`: numbered messages after the handshake, each replied to once, also after reconnections.
 
-A client numbers its messages 1, 2, 3, …; so does the server with its replies. Every message tells the number of the
-last one that came the other way, and what was told needs not be kept any longer. After a reconnection each side says
-which number it has got, and the other sends again what came after. So every request is looked at once, and every reply
-is seen once; what comes twice is counted and dropped, and a gap is an error.
+A client numbers its messages 1, 2, 3, …; so does the server with its replies. Every message has the number of the
+last one that came the other way, and messages up to that number need not be kept any longer. After a reconnection each
+side says which number it has got, and the other sends again what came after. So every request is looked at once, and
+every reply is seen once; what comes twice is counted and dropped, and a gap is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MessageStream:
     """Numbers of one session on one side, and what may have to be sent again. Outlives connections.
 
     Args:
-        max_kept: Bytes of messages that are kept until the other side has told that it got them.
+        max_kept: Bytes of messages that are kept until the other side has confirmed them.
         each: Bytes that each of them counts beside its own.
 
     Attributes:
@@ -53,7 +53,7 @@ class MessageStream:
         """Note a message that has come. Returns whether it is to be looked at: it is not, where it has come before.
 
         Raises:
-            ProtocolError: One before it is missing, or it tells of messages that were never sent.
+            ProtocolError: One before it is missing, or it confirms messages that were never sent.
         """
         self.acknowledge(message.received)
         if not message.number:
@@ -97,7 +97,7 @@ class MessageStream:
             raise ProtocolError(f"a message of {len(data)} bytes; the other side takes {max_bytes}", "limit")
         if self._kept and self._kept_bytes + len(data) + self._each > self._max_kept:
             raise ProtocolError(
-                f"more than {self._max_kept} bytes were sent, and the other side tells of none", "limit"
+                f"more than {self._max_kept} bytes were sent, and the other side confirms none", "limit"
             )
         self._sent += 1
         self._kept[self._sent] = data

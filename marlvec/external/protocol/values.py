@@ -4,7 +4,7 @@ A Dict is a dict, a Tuple is a list, in the space's order; a leaf of shape ``()`
 bool, every other leaf a raw array of exactly its shape and dtype.
 
 Two kinds of wrong: what is not even an array is a `ProtocolError`, which ends the connection; a sound array of another
-shape or dtype than declared is a `ContractError`, which is told and changes nothing.
+shape or dtype than declared is a `ContractError`, which is sent back and changes nothing.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class _LeafReader:
                 raise ContractError(f"{self._at(where)}: expected a number of {self._name}, got {data}")
             number = self._dtype.type(data)
             return np.array(number) if self._is_box else number  # as the spaces' own samples are
-        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite, as bounds will tell
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite, as the bounds will show
             return np.array(data, self._dtype)
 
     def write(self, value: Any) -> Any:

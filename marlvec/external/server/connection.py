@@ -1,7 +1,7 @@
 """`Connection`: one client's socket on the server's side: bytes in, whole messages out, and back.
 
-Read by the server's thread alone; anybody may `send`, at once if the socket takes it, so that an answer has no way to
-go but from the collector's thread into the kernel.
+Read by the server's thread alone; any thread may `send`, at once if the socket takes it, so that an answer has no way
+to go but from the collector's thread into the kernel.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_FRAGMENTS = 4096
 _HIGH = 2**20  # bytes that wait to be sent, from where on nothing more is read
 _EACH = 128  # bytes that a piece of bytes costs beside those in it
 _QUIET = logging.getLogger("marlvec.external.websockets")
-_QUIET.setLevel(logging.CRITICAL)  # what a stranger sends is told once, by us
+_QUIET.setLevel(logging.CRITICAL)  # what an unknown client sends is logged once, by us
 
 
 class Stage(Enum):
@@ -56,7 +56,7 @@ class Connection:
         sock: The socket; non-blocking.
         address: Whose it is.
         gate: Which requests are let in.
-        limits: What is borne.
+        limits: What is allowed.
         now: The time.
         want_write: Called with this connection, from any thread, where something waits to be sent.
 
@@ -65,7 +65,7 @@ class Connection:
         number: The socket's file descriptor.
         stage: How far it is.
         host: Host header of the request.
-        born: When it was accepted.
+        began: When it was accepted.
         heard: When bytes last came.
         unsent_bytes: What waits to be sent, with the lists it is in.
         unfinished: Since when a message has been on its way, or None.
@@ -97,7 +97,7 @@ class Connection:
         self.unsent_bytes = 0
         self.stage = Stage.REQUEST
         self.host = ""
-        self.born = self.heard = self.pinged = now
+        self.began = self.heard = self.pinged = now
         self.unfinished: float | None = None
         self.stuck: float | None = None
         self.closing: float | None = None
@@ -232,7 +232,7 @@ class Connection:
                 self._flush(now)
 
     def end(self, code: int, reason: str, now: float) -> None:
-        """Say goodbye, after what waits to be sent."""
+        """Begin to close, after what waits to be sent."""
         with self._lock:
             if self.stage is Stage.OPEN:
                 self._protocol.fail(code, reason)
@@ -270,11 +270,11 @@ class Connection:
             self._out.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             self.unsent_bytes += len(self._out[-1]) + _EACH
         if had or not self._out:
-            return  # whoever is at it goes on
+            return  # the thread that is at it goes on
         try:
             self._push(now)
         except OSError:
-            return  # reading will tell
+            return  # reading will raise it
         if self._out:
             self._want_write(self)
 

@@ -1,6 +1,6 @@
 """`RequestFilter`: which WebSocket upgrade requests are accepted, by their headers.
 
-Pages cannot forge ``Host`` and ``Origin``. A page of somebody else's site has another origin; one whose name was made
+Pages cannot forge ``Host`` and ``Origin``. A page of another site has another origin; one whose name was made
 to point here (DNS rebinding) has another host, too.
 """
 

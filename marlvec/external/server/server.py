@@ -34,21 +34,21 @@ class Server:
         envs: Whose slots; belongs to the caller, and must outlive the server.
         host: An address of this machine alone, unless ``allow_remote``.
         port: 0 for a free one, see `url`.
-        token: What clients must know, from `make_token` or `find_token`; None: on this machine anybody may come.
-        allow_remote: Whether ``host`` may be one where others can come in; a token is needed then, unless
+        token: What clients must know, from `make_token` or `find_token`; None: on this machine any client may connect.
+        allow_remote: Whether ``host`` may be one that other machines can reach; a token is needed then, unless
             ``allow_no_token``. What goes over the net can be read there: use a tunnel (ssh -L) or a proxy that speaks
             TLS.
-        allow_no_token: Whether anybody may come who can reach a ``host`` where others can come in. On this machine
-            alone it makes no difference.
+        allow_no_token: Whether any client may connect where ``host`` is one that other machines can reach. On this
+            machine alone it makes no difference.
         hosts: Names that it goes by, beside its address: that of a proxy, say.
         origins: Web pages that may use it, e.g. ``"https://example.com"``, beside those of this machine.
         logs: Whether clients may say themselves what was done, and decide for themselves (`Local`). Where action
             connectors change the action space, the collector raises on the first of those, so let only such clients in
-            whom you trust, or say False.
+            that you trust, or say False.
         limits: How much memory, time and how many connections it grants.
 
     Raises:
-        ArgumentError: The address is not this machine's own, and nobody asked for that, or for doing without a token;
+        ArgumentError: The address is not this machine's own, and that was not asked for, nor doing without a token;
             or another argument is wrong.
         ResourceError: The port is taken, or there is no such address.
         UnsupportedSpaceError: Observations or actions do not go over a socket.
@@ -147,7 +147,7 @@ class Server:
         return int(self._weights.add(content, version))
 
     def close(self) -> None:
-        """Hang up, with a word to everybody; episodes that run are lost. May be called again."""
+        """Close all connections, with a message to each client; episodes that run are lost. May be called again."""
         self._finalizer()
 
     @property

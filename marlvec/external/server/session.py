@@ -1,7 +1,7 @@
 """`Session`: one client's requests and episodes; it outlives broken connections.
 
-Requests come from the server's thread; answers of policies from the collector's. Whoever has the session's lock may
-take the exchange's, and never the other way round.
+Requests come from the server's thread; answers of policies from the collector's. A thread that has the session's lock
+may take the exchange's, and never the other way round.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SessionEpisode:
     """One episode, seen from its client.
 
     Attributes:
-        born, heard: When it began, and when something was said about it last.
+        began, heard: When it began, and when a message about it came last.
         training: Whether it goes into batches.
         slot: The slot it asks for, or None.
         re: Number of the request that is not answered: ``begin``, or what asked for actions.
@@ -53,7 +53,7 @@ class SessionEpisode:
         held: Requests that wait for room: their numbers, and as they came. Read, they might be many times as large.
     """
 
-    born: float
+    began: float
     heard: float
     training: bool
     slot: int | None
@@ -72,10 +72,10 @@ def apply_report(
     """Say it.
 
     Args:
-        episode: To whom.
+        episode: To which.
         message: One of `REPORTS`.
         readers: What reads values.
-        answer: Is told the actions, where some are asked for.
+        answer: Is called with the actions, where some are asked for.
 
     Raises:
         ProtocolError: There is an array in it that is none.
@@ -123,8 +123,8 @@ class Session:
         gateway: Where its episodes go.
         readers: What reads its values.
         weights: What it may fetch.
-        limits: What is borne.
-        clock: Tells the time.
+        limits: What is allowed.
+        clock: Gives the time in seconds.
         queue: Where its episodes wait for a slot.
         account: Where what its episodes say is counted.
 
@@ -133,10 +133,10 @@ class Session:
         connection: Its connection, or None.
         left: When it lost its last one, or None.
         over: Whether it has ended.
-        is_leaving: Whether it has said goodbye.
+        is_leaving: Whether it has said that it leaves.
         unanswered: How many requests are.
         account: As given.
-        counted: What it cost when somebody looked last.
+        counted: What it cost when it was last counted.
         weights_used: Number of the weights that the client decided with last, as it says; 0 for none.
     """
 
@@ -181,7 +181,7 @@ class Session:
 
     @property
     def cost(self) -> int:
-        """What it costs in memory, about: what waits to be read, looked at, collected, and told."""
+        """What it costs in memory, about: what waits to be read, looked at, collected, and sent."""
         connection = self.connection
         own = 0 if connection is None else connection.unsent_bytes + connection.read_bytes
         own += len(self._running) * _EPISODE + self._cut_bytes
@@ -228,7 +228,7 @@ class Session:
                     one.episode.abandon(reason)
 
     def fail(self, code: str, text: str) -> None:
-        """Tell the client why, and hang up. Whoever reads the connection sees to its end."""
+        """Send the client the reason, and close. The thread that reads the connection sees to its end."""
         with self._lock:
             if (connection := self.connection) is not None:
                 connection.send(self._stream.make(Type.ERROR, {"code": code, "text": text}), self._clock())
@@ -303,7 +303,7 @@ class Session:
             text = self._cut.get(number, str(error)) if error.code == "episode" else str(error)
             self._refuse(re, error.code, text)
         except BusyError:
-            assert running is not None  # there is no other way to be told so
+            assert running is not None  # only a running episode raises it
             self._hold(running, message, data)
         except (EpisodeOver, ClosedError) as error:
             self._forget(number, str(error))
@@ -335,13 +335,13 @@ class Session:
                     on_lost=lambda reason: self._lost(number, str(reason)),
                     account=self.account,
                 )
-            except EpisodesFull:  # somebody in this process was quicker
+            except EpisodesFull:  # another thread of this process was quicker
                 return False
             except ClosedError as error:
                 self._forget(number, str(error))
                 self._refuse(running.re, "episode", str(error))
                 return True
-            if number not in self._running:  # it is lost already, and its client was told
+            if number not in self._running:  # it is lost already, and its client knows it
                 return True
             self._queue.remove(self, number, running.slot, served=True)
             running.heard = self._clock()
@@ -424,7 +424,7 @@ class Session:
         return [re for re, _ in held]
 
     def _forget(self, number: int, reason: str) -> None:
-        """It is over before its client says so: it is told why, whatever it asks."""
+        """It is over before its client says so: its client is sent the reason, whatever it asks."""
         self._cut[number] = reason
         self._cut_bytes += getsizeof(reason)
         while len(self._cut) > _REMEMBERED:
@@ -438,9 +438,9 @@ class Session:
         with self._lock:
             for number, running in list(self._running.items()):
                 state = self._episodes.state(number)
-                if now - running.born > limits.episode_seconds and running.episode is not None:
+                if now - running.began > limits.episode_seconds and running.episode is not None:
                     text = f"episode {number} of {self.name} lasts longer than {limits.episode_seconds} s"
-                elif state is EpisodeState.BEGINNING and now - running.born > limits.begin_seconds:
+                elif state is EpisodeState.BEGINNING and now - running.began > limits.begin_seconds:
                     self._drop(number)
                     text = f"no slot became free for episode {number} within {limits.begin_seconds} s"
                     self._refuse(running.re, "full", text)

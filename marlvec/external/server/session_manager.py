@@ -29,9 +29,9 @@ class ServerCounters:
 
     Attributes:
         accepted: Connections.
-        strangers: Those that were closed before they were let in.
+        unadmitted: Those that were closed before they had a session.
         turned_away: Those that were closed at once, since so many are there.
-        refused: Times that somebody was told why, and cut off.
+        refused: Clients that were sent a reason, and cut off.
         wrong_tokens: Of those, for a token.
         sessions: Clients that were let in.
         resumed: Times that one came back.
@@ -40,7 +40,7 @@ class ServerCounters:
     """
 
     accepted: int = 0
-    strangers: int = 0
+    unadmitted: int = 0
     turned_away: int = 0
     refused: int = 0
     wrong_tokens: int = 0
@@ -55,8 +55,8 @@ _FREE_TRIES = 3  # wrong tokens of one address, from where on the answer takes i
 _PENALTY = 1.0  # seconds that it takes then
 _ADDRESSES = 4096  # from which wrong tokens came last
 _FORGET = 60.0  # seconds after which wrong tokens are forgotten
-_LINGER = 1.0  # seconds for a client to read why, and to hang up
-_SPARE = 64  # connections beyond the limit, to be told that there is no room
+_LINGER = 1.0  # seconds for a client to read why, and to close
+_SPARE = 64  # connections beyond the limit, that are sent that there is no room
 
 
 class SessionManager:
@@ -66,15 +66,15 @@ class SessionManager:
         gateway: Where episodes go.
         readers: What reads values.
         weights: What clients may fetch.
-        limits: What is borne.
+        limits: What is allowed.
         token: What clients must know, or None.
-        clock: Tells the time.
-        on_free: Called from any thread when a slot is free that somebody waits for.
+        clock: Gives the time in seconds.
+        on_free: Called from any thread when a slot is free that a client waits for.
         release: Called with each connection whose socket was closed.
 
     Attributes:
         connections: All that are open.
-        sessions: All that there are, by the hash of their secret: looking one up tells nothing about others.
+        sessions: All that there are, by the hash of their secret: looking one up shows nothing about others.
         counters: Counts of what has happened.
     """
 
@@ -110,14 +110,14 @@ class SessionManager:
         if len(self.connections) < self._limits.clients + _SPARE:
             return True
         for connection, who in self.connections.items():
-            if not isinstance(who, Session) and self._clock() - connection.born > 1:
+            if not isinstance(who, Session) and self._clock() - connection.began > 1:
                 self.drop(connection, "others come, and this one says nothing")
                 return True
         self.counters.turned_away += 1
         return False
 
     def accept(self, connection: Connection) -> None:
-        """Somebody has come."""
+        """Take in a new connection."""
         self.counters.accepted += 1
         self.connections[connection] = None
 
@@ -202,7 +202,7 @@ class SessionManager:
         self._check_room()
         if len(self.sessions) >= 2 * self._limits.clients:  # those who left first will hardly come back
             oldest = min((s for s in self.sessions.values() if s.left is not None), key=lambda s: s.left or 0.0)
-            self._bury(oldest, "others have come since")
+            self._end_session(oldest, "others have come since")
         key = secrets.token_bytes(32)
         session = Session(
             key,
@@ -234,7 +234,7 @@ class SessionManager:
             self._penalties[connection] = now + _PENALTY, error
 
     def _refuse(self, connection: Connection, code: str, text: str) -> None:
-        """Say why, and hang up."""
+        """Say why, and close the connection."""
         self.counters.refused += 1
         now = self._clock()
         _LOG.info("refused %s: %s: %s", connection.address, code, plain(text))
@@ -259,7 +259,7 @@ class SessionManager:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody's requests wait for room, so that they should be tried again soon."""
+        """Whether a client's requests wait for room, so that they should be tried again soon."""
         return bool(self._held)
 
     def retry(self) -> None:
@@ -283,17 +283,17 @@ class SessionManager:
         self._penalties.pop(connection, None)
         if not isinstance(who, Session):
             _LOG.info("%s is gone before it was let in: %s", connection.address, plain(reason))
-            self.counters.strangers += 1  # last: whoever sees the count, in any thread, finds the line
+            self.counters.unadmitted += 1  # last: a thread that sees the count finds the line in the log
         elif who.connection is connection:
             who.detach()
             if who.is_leaving or self._limits.resume_seconds == 0:
-                self._bury(who, reason)
+                self._end_session(who, reason)
 
-    def _bury(self, session: Session, reason: str) -> None:
+    def _end_session(self, session: Session, reason: str) -> None:
         """A session is over."""
         del self.sessions[_name(session.key)]
         self._held.discard(session)
-        text = "it said goodbye" if session.is_leaving and not reason else reason
+        text = "it left" if session.is_leaving and not reason else reason
         _LOG.info("%s is gone: %s", session.name, plain(text))
         session.end(ConnectionLost(f"{session.name} is gone: {plain(text)}"))
         self._total += session.account.rows - session.counted
@@ -301,7 +301,7 @@ class SessionManager:
             self._left_behind.append(session.account)
 
     def sweep(self) -> None:
-        """Look at everybody's clocks."""
+        """Look at the times of all connections and sessions."""
         now, limits = self._clock(), self._limits
         for connection, (due, error) in list(self._penalties.items()):
             if due <= now:
@@ -319,7 +319,7 @@ class SessionManager:
         for session in list(self.sessions.values()):
             session.sweep()
             if session.left is not None and (session.is_leaving or now - session.left > limits.resume_seconds):
-                self._bury(session, f"it did not come back within {limits.resume_seconds} s")
+                self._end_session(session, f"it did not come back within {limits.resume_seconds} s")
         for address in [a for a, times in self._failures.items() if now - times[-1] > _FORGET]:
             del self._failures[address]
         self._spare_memory()
@@ -331,7 +331,7 @@ class SessionManager:
                 connection.closing = now
             return "closed" if now - connection.closing > _LINGER else None
         if not isinstance(who, Session):
-            return "no handshake in time" if now - connection.born > limits.handshake_seconds else None
+            return "no handshake in time" if now - connection.began > limits.handshake_seconds else None
         if connection.unfinished is not None and now - connection.unfinished > limits.message_seconds:
             return f"a message took more than {limits.message_seconds} s"
         if connection.unsent_bytes > limits.unsent_bytes:
@@ -360,29 +360,29 @@ class SessionManager:
         self._total = sum(sizes.values())
         most = self._limits.total_bytes
         while self._total > most and sizes:
-            greedy = max(sizes, key=lambda one: sizes[one])
+            largest = max(sizes, key=lambda one: sizes[one])
             text = f"all clients together cost more than {most} bytes"
-            account = greedy
-            if isinstance(greedy, Session):
-                greedy.fail("limit", text)
-                self._bury(greedy, text)
-                account = greedy.account
+            account = largest
+            if isinstance(largest, Session):
+                largest.fail("limit", text)
+                self._end_session(largest, text)
+                account = largest.account
             else:
                 _LOG.info("rows of a client that is gone are dropped: %s", text)
             assert isinstance(account, Account)
             left = account.rows
             self._gateway.drop(account, ConnectionLost(text))
             self._total -= left
-            del sizes[greedy]
+            del sizes[largest]
 
     def close(self) -> None:
-        """The server closes: everybody is told, and nobody is waited for."""
+        """The server closes: all clients are sent it, and none is waited for."""
         for connection in list(self.connections):
             if connection.stage is Stage.OPEN:
                 self._refuse(connection, "closing", "the server closes")
             self.drop(connection, "the server closes")
         for session in list(self.sessions.values()):
-            self._bury(session, "the server closes")
+            self._end_session(session, "the server closes")
 
 
 def _name(key: bytes) -> bytes:
@@ -390,5 +390,5 @@ def _name(key: bytes) -> bytes:
 
 
 def plain(text: str) -> str:
-    """A stranger's text for the log: one line, no control characters, not long."""
+    """A client's text for the log: one line, no control characters, not long."""
     return "".join(c if c.isprintable() else "?" for c in text[:500])

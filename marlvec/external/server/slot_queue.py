@@ -31,7 +31,7 @@ class _Turn:
 class SlotQueue:
     """Episodes that wait for a slot. Used by the server's thread alone.
 
-    There is a line for each slot that somebody wants in particular, and one for any slot. In each, clients have their
+    There is a line for each slot that a client wants in particular, and one for any slot. In each, clients have their
     turn one after the other, in the order in which they came; who was served goes to the end. What one client waits for
     comes in the order in which it asked. All of it takes the same time, however many wait.
     """
@@ -80,7 +80,7 @@ class SlotQueue:
             del self._lines[slot]
 
     def first(self, free: Iterable[int]) -> tuple[Session, int] | None:
-        """Whose turn it is, given the slots that are free; None where nobody waits for one of these."""
+        """Whose turn it is, given the slots that are free; None where no client waits for one of these."""
         for slot in free:
             heads = [next(iter(self._lines[key].items())) for key in (None, slot) if key in self._lines]
             if heads:

@@ -30,10 +30,10 @@ def bind(host: str, port: int, *, allow_remote: bool, is_guarded: bool) -> socke
         host: A name or an address; each address it stands for must be this machine's own, unless ``allow_remote``.
         port: 0 for a free one.
         allow_remote: Whether others may come.
-        is_guarded: Whether they need a token, or somebody has said that they need none.
+        is_guarded: Whether they need a token, or it was said that they need none.
 
     Raises:
-        ArgumentError: The address is not this machine's own, and nobody asked for that, or there is no token.
+        ArgumentError: The address is not this machine's own, and that was not asked for, or there is no token.
         ResourceError: The name is not known, or the port is taken.
     """
     where = f"Server(host={host!r}, port={port!r})"
@@ -48,13 +48,13 @@ def bind(host: str, port: int, *, allow_remote: bool, is_guarded: bool) -> socke
     remote = [info[4][0] for info in found if not ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_loopback]
     if remote and not allow_remote:
         raise ArgumentError(
-            f"{where} is {remote[0]}, where others can come from outside: say allow_remote=True (--allow-remote) and "
+            f"{where} is {remote[0]}, which other machines can reach: say allow_remote=True (--allow-remote) and "
             f"give a token, or use 127.0.0.1 and a tunnel, e.g. ssh -L"
         )
     if remote and not is_guarded:
         raise ArgumentError(
-            f"{where} is {remote[0]}, where anybody can come: give a token, as make_token() makes them (marlvec serve "
-            f"has it from MARLVEC_TOKEN or --token-file), or say allow_no_token=True (--no-token)"
+            f"{where} is {remote[0]}, which other machines can reach: give a token, as make_token() makes them "
+            f"(marlvec serve: from MARLVEC_TOKEN or --token-file), or say allow_no_token=True (--no-token)"
         )
     family, kind, number, _, address = found[0]
     try:
@@ -89,7 +89,7 @@ class SocketLoop:
     Args:
         listener: The listening socket; belongs to the loop from now on.
         gate: Which requests are let in.
-        limits: What is borne.
+        limits: What is allowed.
 
     Attributes:
         session_manager: Set before `start`.
@@ -201,8 +201,8 @@ class SocketLoop:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    _LOG.warning("nobody can come in now: %s", error.strerror)
-                    time.sleep(_SWEEP / 10)  # it would be told so again at once, and for ever
+                    _LOG.warning("no client can connect now: %s", error.strerror)
+                    time.sleep(_SWEEP / 10)  # accept() would fail again at once, and for ever
                     return
                 raise
             if not self.session_manager.has_room():
@@ -235,7 +235,7 @@ class SocketLoop:
         except (OSError, EOFError) as error:
             self.session_manager.drop(connection, str(error) or type(error).__name__)
             return
-        except Exception:  # whoever has found it must not take the others along
+        except Exception:  # a defect that one client found must not end the others
             _LOG.exception("a defect in marlvec: %r is closed", connection)
             self.session_manager.drop(connection, "a defect in marlvec")
             return

@@ -86,7 +86,7 @@ class WeightStore:
             raise RefusedError(f"there is no {what}, or not any more", "weights")
         data = package.part(fields["part"])
         if len(data) > room:
-            raise RefusedError("too much was sent of which nothing was heard; ask again", "limit")
+            raise RefusedError("too much was sent that was not confirmed; ask again", "limit")
         return Type.CHUNK, {"data": data}
 
     def add(self, content: Mapping[str, Any], version: int | None = None) -> int:

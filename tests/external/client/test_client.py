@@ -241,7 +241,7 @@ def test_timeouts_are_the_clients_own_and_answers_are_kept() -> None:
         episode = client.start_episode(timeout=LONG)
         with pytest.raises(EpisodesFull, match=r"no slot was free within 0.05 s"):
             client.start_episode()
-        with pytest.raises(AnswerTimeout, match=r"no action within 0.05 s; is anybody collecting\?"):
+        with pytest.raises(AnswerTimeout, match=r"no action within 0.05 s; is a collector collecting\?"):
             client.get_action(episode, both(1))
         with pytest.raises(StateError, match="waits for an answer already"):
             client.get_action(episode, both(1))
@@ -290,7 +290,7 @@ def test_masks_in_the_observation_and_beside_it() -> None:
 
 
 def test_who_is_not_there_and_who_closes() -> None:
-    with pytest.raises(ConnectionLost, match="nobody answers"):
+    with pytest.raises(ConnectionLost, match="no server answers"):
         Client("ws://127.0.0.1:1/", reconnect_timeout=0.1)
     for url in ("http://127.0.0.1:1/", "127.0.0.1:80", "wss://127.0.0.1:1/", ""):
         with pytest.raises(ArgumentError, match="url|TLS"):
@@ -476,7 +476,7 @@ def test_local_arguments() -> None:
     with external.make(served_spaces(), 1) as envs, Server(envs) as server:
         two = {"x": Counting(), "y": Counting()}
         for local, what in (
-            (LocalInference(policies=two), "policy_mapping is needed"),
+            (LocalInference(policies=two), "policy_mapping must name"),
             (LocalInference(policies=two, policy_mapping={"a": "x"}), "for each of"),
             (LocalInference(policies=two, policy_mapping="z"), "one of"),
         ):

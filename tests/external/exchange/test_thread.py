@@ -116,7 +116,7 @@ def test_who_collects_is_told_that_nobody_is_left() -> None:
         collector = collecting(envs)
         with Game(envs, episodes=2):
             assert len(collector.collect(episodes=1)["main"]) == 4
-            with pytest.raises(DriverGone, match="nobody is left who brings rows"):
+            with pytest.raises(DriverGone, match="no driver is left that brings rows"):
                 collector.collect(episodes=2)
         with Game(envs, episodes=1):
             assert len(collector.collect(episodes=2)["main"]) == 8, "nothing was lost"
@@ -131,7 +131,7 @@ class Leaver(Game):
 def test_what_run_leaves_behind_is_lost() -> None:
     with external.make(ONE) as envs:
         collector = collecting(envs)
-        with Leaver(envs, episodes=1), pytest.raises(DriverGone, match="nobody is left"):
+        with Leaver(envs, episodes=1), pytest.raises(DriverGone, match="no driver is left"):
             collector.collect(episodes=1)
         assert [fault.summary for fault in envs.faults] == ["DriverGone: Leaver.run() returned before it had ended"]
 
@@ -197,7 +197,7 @@ def test_every_wait_has_a_timeout_of_its_own_error() -> None:
     with external.make(ONE, max_backlog=2) as envs:
         game = ExternalEnv(envs, timeout=0.02)
         episode = game.start_episode()
-        with pytest.raises(AnswerTimeout, match=r"no action within 0.02 s; is anybody collecting\?"):
+        with pytest.raises(AnswerTimeout, match=r"no action within 0.02 s; is a collector collecting\?"):
             game.get_action(episode, [0])
         with pytest.raises(AnswerTimeout, match="within 0.01 s"):
             game.wait_for_action(episode, timeout=0.01)

@@ -57,7 +57,7 @@ def test_who_tells_of_nothing_is_not_sent_more_than_is_kept() -> None:
     stream = MessageStream(100)
     while stream.kept_bytes + 40 < 100:
         ok(stream)
-    with pytest.raises(ProtocolError, match="the other side tells of none") as caught:
+    with pytest.raises(ProtocolError, match="the other side confirms none") as caught:
         for _ in range(10):
             ok(stream)
     assert caught.value.code == "limit"

@@ -254,7 +254,7 @@ def test_strangers(what: str, caplog: pytest.LogCaptureFixture) -> None:
                 sock.shutdown(socket.SHUT_WR)
             answer = read_all(sock)
         assert b"101" not in answer[:20]
-        until(lambda: there.server.counters.strangers == 1)
+        until(lambda: there.server.counters.unadmitted == 1)
         assert there.server.clients == 0
         assert len([record for record in caplog.records if record.name == "marlvec.external"]) == 1
         assert there.envs.gateway.episodes == ()
@@ -281,7 +281,7 @@ def test_frames_that_say_they_are_too_long(length: bytes) -> None:
         answer = read_all(sock)
         assert struct.pack(">H", 1009) in answer or struct.pack(">H", 1002) in answer
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024  # KiB
-        until(lambda: there.server.counters.strangers == 1)
+        until(lambda: there.server.counters.unadmitted == 1)
 
 
 @pytest.mark.fault("G4")
@@ -316,7 +316,7 @@ def test_who_never_gets_to_the_point(how: str, caplog: pytest.LogCaptureFixture)
             sock.recv(4096)
             sock.sendall(masked(b"x" * 200)[: 1 if how == "half a header" else 50])
         read_all(sock)
-        until(lambda: there.server.counters.strangers == 1)
+        until(lambda: there.server.counters.unadmitted == 1)
         assert "no handshake in time" in caplog.text
 
 
@@ -542,7 +542,7 @@ def test_one_client_too_many_and_a_flood() -> None:
             sock.close()
         for client in clients:
             client.close()
-        until(lambda: there.server.counters.strangers + there.server.counters.turned_away >= 200)
+        until(lambda: there.server.counters.unadmitted + there.server.counters.turned_away >= 200)
         Raw(there.url).close()
 
 
@@ -843,7 +843,7 @@ def test_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(ResourceError, match=f"port={server.port}.*cannot listen there .*take another port"):
                 Server(envs, port=server.port)
         for host in ("0.0.0.0", "::", "192.0.2.1"):
-            with pytest.raises(ArgumentError, match="where others can come from outside: say allow_remote=True"):
+            with pytest.raises(ArgumentError, match="which other machines can reach: say allow_remote=True"):
                 Server(envs, host)
             with pytest.raises(ArgumentError, match="give a token"):
                 Server(envs, host, allow_remote=True)

@@ -124,7 +124,7 @@ def test_agents_end_one_by_one(envs: ExternalVectorEnv) -> None:
     assert ask(episode, {"a": see(1, 1)}) == {"a": 1}
     with pytest.raises(StateError, match="'b'.* ended already"):
         episode.ask({"a": see(1, 1), "b": see(1, 1)}, answer=print)
-    with pytest.raises(StateError, match="'b' has ended, and cannot be paid"):
+    with pytest.raises(StateError, match="'b' has ended, and can get no reward"):
         episode.log_returns({"b": 1})
     episode.end(rewards={"a": 4})
     rows = collecting.wait()["main"]
@@ -310,7 +310,7 @@ def test_what_is_wrong_raises_where_it_is_said_and_changes_nothing(
 @pytest.mark.fault("G8")
 def test_calls_at_the_wrong_time(envs: ExternalVectorEnv) -> None:
     episode = envs.gateway.begin()
-    with pytest.raises(StateError, match="nobody has acted yet"):
+    with pytest.raises(StateError, match="no agent has acted yet"):
         episode.end_agents({"a": None})
     episode.ask({"a": see(0, 0)}, answer=print)
     for call in (lambda: episode.ask({"a": see(0, 0)}, answer=print), lambda: episode.end_agents({"a": None})):
@@ -373,7 +373,7 @@ def test_who_only_begins_and_logs_meets_a_bound(envs: ExternalVectorEnv) -> None
             for _ in range(100):
                 episode.log_action({"a": see(0, 0)}, {"a": 0})
         except BusyError:
-            with pytest.raises(AnswerTimeout, match="is anybody collecting"):
+            with pytest.raises(AnswerTimeout, match="is a collector collecting"):
                 episode.wait_for_room(0.001)
             episode.end()
     assert len(envs._exchange.places[0].rows) <= 2 * 64
