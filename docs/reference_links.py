@@ -14,6 +14,7 @@ ENTRIES = {
     for page in PAGES
     for name in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.M)
     if name.rpartition(".")[2] != "make"  # there are two
+    and not name.split(".")[-2][0].isupper()  # a method
 }
 
 
