@@ -10,15 +10,17 @@ ARGS ?=
 # Processes that share the tests among them: they wait more than they work.
 JOBS ?= 3
 BIN := $(VENV)/bin
-# Libraries that do not fit beside one another, or are too large for everybody: each the name of an extra, and of its
-# tests, tests/interop/test_<name>*.py, which skip where it is not installed.
-INTEROP ?= envpool rllib tianshou
+# Libraries that do not fit beside one another, or are too large for every environment: each the name of an extra, and of its
+# tests, tests/interop/test_<name>*.py, which skip where it is not installed. Nobody needs SuperSuit for its view: it is no extra.
+INTEROP ?= envpool rllib supersuit tianshou
+# Tests of envs that no extra brings, or one that `make test` does without; the others of that folder run there.
+FAMILIES = $(patsubst %,tests/families/test_%.py,joint_families openspiel other_families vmas)
 
 # Some images for containers set this. Hundreds of programs and workers that tests start would then compile marlvec again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop lint format bench docs soak coverage checklist faults clean
+.PHONY: help demo test interop families distributed lint format bench docs soak coverage checklist faults clean
 # Two pip runs in one virtual environment would trip over each other.
 .NOTPARALLEL:
 .SUFFIXES:
@@ -39,6 +41,12 @@ interop: $(INTEROP:%=.venv-interop/%/.stamp) ## Tests of libraries that get a vi
 	@for name in $(INTEROP); do echo "marlvec: tests/interop/test_$$name*.py"; \
 		.venv-interop/$$name/bin/python -m pytest -n $(JOBS) tests/interop/test_$$name*.py $(ARGS) || exit 1; done
 
+families: .venv-interop/families/.stamp ## Tests of envs that others wrote, in a virtual environment of their own
+	.venv-interop/families/bin/python -m pytest -n $(JOBS) $(FAMILIES) $(ARGS)
+
+distributed: .venv-interop/distributed/.stamp ## Tests of marlvec.distributed on Ray, in a virtual environment of its own; 5 minutes
+	.venv-interop/distributed/bin/python -m pytest -n 0 tests/distributed/test_ray.py tests/distributed/faults $(ARGS)
+
 lint: $(VENV)/.stamp-lint ## ruff, mypy --strict and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,8 +65,9 @@ docs: $(VENV)/.stamp-docs ## Build docs/ into site/, and look at it in Chromium 
 	@$(BIN)/python -m tests.docs.browser site
 	@echo "open site/index.html"
 
-soak: $(VENV)/.stamp-test ## The long tests: hours of random kills, for a machine that is free
+soak: $(VENV)/.stamp-test .venv-interop/distributed/.stamp ## The long tests: hours of random kills, for a machine that is free
 	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=10800 $(ARGS)
+	.venv-interop/distributed/bin/python -m pytest -n 0 -m soak tests/distributed/test_ray.py tests/distributed/faults
 
 coverage: $(VENV)/.stamp-test ## All tests but the soak, and which lines they never reach
 	$(BIN)/coverage erase
@@ -88,11 +97,19 @@ $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
+.venv-interop/%/.stamp: EXTRAS = $*,butterfly,classic,native,plot
+.venv-interop/rllib/.stamp .venv-interop/tianshou/.stamp: PACKAGES = torch==2.13.0
+.venv-interop/supersuit/.stamp: EXTRAS = plot
+.venv-interop/supersuit/.stamp: PACKAGES = 'supersuit>=3.11'
+.venv-interop/families/.stamp: EXTRAS = vmas,openspiel
+.venv-interop/families/.stamp: PACKAGES = torch==2.13.0 -r tests/families/requirements.txt
+.venv-interop/families/.stamp: tests/families/requirements.txt
+
 .venv-interop/%/.stamp: pyproject.toml
-	@echo "marlvec: installing .[$*] into .venv-interop/$* (once; a minute or so)"
+	@echo "marlvec: installing .[$(EXTRAS)] into .venv-interop/$* (once; a minute or so)"
 	@$(PYTHON) -m venv .venv-interop/$*
-	@.venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$*,butterfly,classic,native,plot]' \
-		$(if $(filter rllib tianshou,$*),torch==2.13.0) 'pytest>=9.0' 'pytest-xdist>=3.8' 'hypothesis>=6.120'
+	@.venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]' \
+		$(PACKAGES) 'pytest>=9.0' 'pytest-xdist>=3.8' 'hypothesis>=6.120'
 	@touch $@
 
 $(VENV)/.stamp-venv:

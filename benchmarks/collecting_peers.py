@@ -50,7 +50,7 @@ def _marlvec(make_env: Callable[[], Any], **settings: Any) -> Collect:
 
 def _native_id(make_env: Callable[[], Any]) -> str:
     if make_env is not ENVS["simple_spread"]:
-        raise ValueError("that env has no native worlds")
+        raise ValueError("that env has no native form")
     return "simple_spread"
 
 

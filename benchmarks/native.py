@@ -1,4 +1,4 @@
-"""How fast native worlds are: against a bare loop over mpe2's own env, with one thread and two, and beside peers.
+"""How fast native envs are: against a bare loop over mpe2's own env, with one thread and two, and beside peers.
 
 Run ``python benchmarks/native.py``; ``--env simple_tag`` for another scenario. All contestants take turns in short
 rounds; ratios are taken inside a round, and medians over rounds are quoted. Against the bare loop what counts is the
@@ -55,7 +55,7 @@ class Bare:
 
 
 class Native:
-    """Many worlds under ``make(…).step()``."""
+    """Many envs under ``make(…).step()``."""
 
     def __init__(self, name: str, num_envs: int, num_workers: int) -> None:
         self.num_envs = num_envs

@@ -1,4 +1,4 @@
-"""Boards and cards as compiled worlds, against one game of PettingZoo's, or of OpenSpiel's, at a time.
+"""Boards and cards as compiled envs, against one game of PettingZoo's, or of OpenSpiel's, at a time.
 
 Run ``python benchmarks/native_boards.py``. Each round times both sides on one core, one right after the other, in the
 same process; the figure is the median of the rounds' ratios. Moves are legal ones at random, chosen before the clock
@@ -7,7 +7,7 @@ starts: whole games for the reference, and for marlvec the moves that its own ma
 * The reference's time is a move's, with its share of the ``reset`` of a new game. *loop* is PettingZoo's API as it is
   meant, ``agent_iter()`` with ``last()`` and ``step()``; *bare* has no call that is not needed, ``step()`` and the next
   player's ``observe()``. OpenSpiel's has the information state and the legal actions. Nothing is put into arrays.
-* marlvec's is that of ``make(…, backend="native").step()``, everything included, over the worlds.
+* marlvec's is that of ``make(…, backend="native").step()``, everything included, over the envs.
 
 With one thread it is the processor's time that counts, so that other processes do not; with more, the clock's.
 """
@@ -126,7 +126,7 @@ class OpenSpiel:
 
 
 class Native:
-    """Many worlds, and actions for them: those that a run before was allowed."""
+    """Many envs, and actions for them: those that a run before was allowed."""
 
     def __init__(self, name: str, num_envs: int, num_workers: int, copy: bool, rng: np.random.Generator) -> None:
         self._seed = 0
@@ -140,7 +140,7 @@ class Native:
             *_, infos = self._envs.step(self._actions[-1])
 
     def run(self) -> float:
-        """Step all worlds; seconds a move."""
+        """Step all envs; seconds a move."""
         self._envs.reset(seed=self._seed)
         start = _clock()
         for actions in self._actions:
@@ -185,7 +185,7 @@ def main() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     else:
         _clock = time.perf_counter
-    table = Table("game", "worlds", "loop, µs", "bare, µs", "native, ns", "loop ÷ native", "bare ÷ native")
+    table = Table("game", "envs", "loop, µs", "bare, µs", "native, ns", "loop ÷ native", "bare ÷ native")
     for name in options.games:
         for num_envs in options.num_envs:
             told = contest(name, num_envs, options.num_workers, not options.views, options.rounds)

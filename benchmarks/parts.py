@@ -174,13 +174,17 @@ def main() -> None:
         )
     whole, bare = _own_share()
     ask("a worker's share: 16 envs that do nothing", {}, {"worker": whole, "the envs": bare}, "worker")
-    made = {
-        "step()": marlvec.make(Images, num_envs=16),
-        "step(), copy=False": marlvec.make(Images, num_envs=16, copy=False),
-    }
-    nbytes = 16 * 4 * 84 * 84 * 4
-    runs = {f"one copy of {nbytes / 1e6:.1f} MB": _copying(nbytes)} | {n: _stepping(e) for n, e in made.items()}
-    ask("large observations: 16 x 4 x (84, 84, 4) uint8", made, runs, next(iter(runs)))
+    for num_envs in (16, 64, 128):
+        nbytes = num_envs * 4 * 84 * 84 * 4
+        made = {
+            "step()": marlvec.make(Images, num_envs=num_envs),
+            "step(), copy=False": marlvec.make(Images, num_envs=num_envs, copy=False),
+            "the same of agents that see nothing": marlvec.make(
+                partial(NoOpEnv, agent_num=4), num_envs=num_envs, copy=False
+            ),
+        }
+        runs = {f"one copy of {nbytes / 1e6:.1f} MB": _copying(nbytes)} | {n: _stepping(e) for n, e in made.items()}
+        ask(f"large observations: {num_envs} x 4 x (84, 84, 4) uint8", made, runs, next(iter(runs)))
     quick, slow = partial(Sleeper, 0.002), partial(Sleeper, 0.1)
     made = {
         "15 envs": marlvec.make(quick, num_envs=15, num_workers=15),

@@ -1,4 +1,4 @@
-"""What a test may not leave behind: open files, threads, processes, shared memory.
+"""What a test may not leave behind: open files, threads, processes, shared memory, a logger that is set otherwise.
 
     before = Snapshot.take()
     ...
@@ -11,6 +11,7 @@ to end needs a moment) and a closer look at whose it is: the machine, its proces
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -46,12 +47,14 @@ class Snapshot:
         threads: This process's Python threads.
         pids: Every process of the machine; whose they are is asked only of those that are new later.
         shm: Names in /dev/shm.
+        log: How marlvec's logger is set: tests that come later read what it says.
     """
 
     fds: dict[int, str]
     threads: frozenset[threading.Thread]
     pids: frozenset[int]
     shm: frozenset[str]
+    log: dict[str, object]
 
     @classmethod
     def take(cls) -> Snapshot:
@@ -61,6 +64,7 @@ class Snapshot:
             threads=frozenset(threading.enumerate()),
             pids=frozenset(int(name) for name in os.listdir(PROC) if name.isdigit()),
             shm=frozenset(_shared_memory()),
+            log=_log_settings(),
         )
 
 
@@ -91,7 +95,27 @@ def _differences(before: Snapshot) -> list[str]:
         *(f"thread {thread.name!r}, daemon={thread.daemon}" for thread in now.threads - before.threads),
         *_new_processes(before.pids, now.pids),
         *(f"shared memory {SHM / name}" for name in sorted(now.shm - before.shm) if not _used_by_others(SHM / name)),
+        *(
+            f"the logger 'marlvec': {name} was {was!r}, is {now.log[name]!r}"
+            for name, was in before.log.items()
+            if now.log[name] != was
+        ),
     ]
+
+
+# --- logging
+
+
+def _log_settings() -> dict[str, object]:
+    log = logging.getLogger("marlvec")
+    return {
+        "level": log.level,
+        "disabled": log.disabled,
+        "propagate": log.propagate,
+        "handlers": list(log.handlers),
+        "filters": list(log.filters),
+        "manager.disable": log.manager.disable,
+    }
 
 
 # --- file descriptors

@@ -28,7 +28,7 @@ QUICKSTART = ROOT / "examples" / "quickstart.py"
 LIBRARIES = ("envpool", "ray", "sb3_contrib", "stable_baselines3", "tianshou", "torchrl")
 """What an example may need and `make test` does not install; `make interop` does."""
 # Training takes minutes: tests/examples/ runs short versions, and the soak some as they stand.
-TRAINING = ("ppo_simple_spread", "mappo_simple_tag", "selfplay_connect_four", "selfplay_kuhn")
+TRAINING = ("ppo_simple_spread", "mappo_simple_tag", "selfplay_connect_four", "selfplay_kuhn", "ippo_many_machines")
 SHORT_TRAINING = ("cleanrl_ppo", "gymnasium_wrappers", "pettingzoo_q_learning")
 EXAMPLES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.soak] if path.stem in SHORT_TRAINING else [])
@@ -143,8 +143,18 @@ def test_code_on_a_page_fits_a_small_window() -> None:
             assert [line for line in source if len(line) > 75 + 4 * (language == "pycon")] == [], page
 
 
+def test_a_diagram_on_a_page_fits_a_small_window() -> None:
+    """A line of one that breaks takes the whole apart; what is just printed may break."""
+    for page in PAGES:
+        for diagram in re.findall(r"^```text\n(.*?)^```$", page.read_text(encoding="utf-8"), re.S | re.M):
+            if re.search("[│├└┌]|──", diagram):
+                assert [line for line in diagram.splitlines() if len(line) > 79] == [], page
+
+
 def test_there_is_no_marker_that_marks_nothing() -> None:
     for page in PAGES:
+        if page.parent.name == "tutorials":  # tests/docs/test_tutorials.py runs them
+            continue
         text = page.read_text(encoding="utf-8")
         found = list(_BLOCK.finditer(text))
         assert text.count("<!-- run -->") == len(found), page

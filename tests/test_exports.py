@@ -21,7 +21,7 @@ SURFACE = {
         PerEnv
         Fault RestartLimit RestartQuietly
         RecordVideo tile_frames
-        env_seeds infos_to_list infos_from_list
+        env_seeds infos_to_list infos_from_list save_state load_state
         connectors errors
         Collector MultiAgentBatch SampleBatch
         Policy RandomPolicy FunctionPolicy ScriptedPolicy PolicyMap save_checkpoint load_checkpoint
@@ -66,7 +66,7 @@ SURFACE = {
         EpisodesFull EpisodeOver EpisodeCut AnswerTimeout DriverGone EnvsDriven
         ProtocolError RefusedError ConnectionLost
         EnvFault EnvRaised EnvArgumentError EnvContractError EnvTimeout WorkerDied Failure RemoteCause
-        RestartQuietly ResourceError CheckpointError MissingExtraError
+        RestartQuietly ResourceError CheckpointError MissingExtraError CollectorDied CollectorTimeout
         ContractWarning
     """,
     "marlvec.native": "NativeEntry NativeEnv Rows register_native",
@@ -77,6 +77,7 @@ SURFACE = {
         evaluate_match MatchResult WinRate
         alpha_rank exploitability
     """,
+    "marlvec.distributed": "Collectors Accounting CollectorStats Place",
     "marlvec.external": """
         make ExternalVectorEnv EpisodeGateway ExternalEpisode ExternalEnv replay Replay
         Server Client LocalInference Limits make_token find_token

@@ -45,6 +45,7 @@ print(json.dumps({{
         "import marlvec.connectors",
         "import marlvec.testing",
         "import marlvec.cli",
+        "import marlvec.distributed",
     ],
 )
 def test_an_import_brings_and_starts_nothing_it_need_not(statement: str, tmp_path: Path) -> None:

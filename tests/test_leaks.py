@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -39,6 +40,17 @@ def test_nothing_new_is_no_leak(before: Snapshot) -> None:
 def test_an_open_file_is_named(before: Snapshot, tmp_path: Path) -> None:
     with (tmp_path / "rows").open("w"):
         assert str(tmp_path / "rows") in only(leaks(before, grace=0))
+    assert leaks(before) == []
+
+
+def test_a_logger_that_is_set_otherwise_is_named(before: Snapshot) -> None:
+    log = logging.getLogger("marlvec")
+    was = log.level
+    try:
+        log.setLevel(logging.CRITICAL)
+        assert f"level was {was}, is {logging.CRITICAL}" in only(leaks(before, grace=0))
+    finally:
+        log.setLevel(was)
     assert leaks(before) == []
 
 

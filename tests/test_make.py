@@ -372,6 +372,7 @@ def test_num_envs_may_be_numpys() -> None:
         ("backnd", "backend"),
         ("autoreset", "autoreset_mode"),
         ("asynchronous", "backend"),
+        ("observation_mode", "spaces"),
     ],
 )
 @pytest.mark.parametrize("settings", [{"backend": "sync"}, {"backend": "native"}, {}])

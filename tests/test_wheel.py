@@ -100,6 +100,7 @@ print(json.dumps([files, missing]))
     files, missing = json.loads(run(python, "-c", code, cwd=tmp_path))
     needs = [  # what nobody else imports
         ("marlvec.cli.commands.serve", "msgpack"),
+        ("marlvec.distributed.engines.ray_engine", "ray"),
         ("marlvec.external.", "msgpack"),
         ("marlvec.external.", "websockets"),
         ("marlvec.vector.pools.envpool_tasks", "envpool"),

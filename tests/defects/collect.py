@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def give(
     patch: Patch, column: str, values: Callable[[RowBuilder, PolicyRunner, Selection, EnvStep], Any], *, of_last: bool
 ) -> None:
     """Put other values into a column of rows before the agent connectors see them; of last rows, or of all."""
-    rows_of = RowBuilder.rows
+    rows_of, next_of = RowBuilder.rows, RowBuilder.next_rows
 
     def rows(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
         if of_last and not last:
@@ -43,7 +42,13 @@ def give(
         with during(runner, "observe", lambda found: observe(found.replace(**{column: wrong}))):
             return rows_of(row_builder, runner, chosen, env_step, last=last)
 
+    def next_rows(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep) -> Any:
+        found, _ = next_of(row_builder, runner, chosen, env_step)
+        return found.replace(**{column: values(row_builder, runner, chosen, env_step)}), False
+
     patch.setattr(RowBuilder, "rows", rows)
+    if not of_last:
+        patch.setattr(RowBuilder, "next_rows", next_rows)
 
 
 @found_by(REFERENCE)
@@ -143,7 +148,7 @@ def collected_actions_of_wrong_rows(patch: Patch) -> None:
         def wrong(part: Any) -> Any:
             if len(part.lanes) == len(env_ids) * len(router.groups[part.group_index].agents):
                 return part
-            return replace(part, leaves=[leaf[::-1] for leaf in part.leaves])
+            return part._replace(leaves=[leaf[::-1] for leaf in part.leaves])
 
         return actions(router, list(map(wrong, parts)), env_ids, grouped=grouped)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from marlvec.vector.backends.process import AsyncVectorEnv
-from tests.defects import collect  # noqa: F401  (its defects are in the registry then)
+from tests.defects import collect, states  # noqa: F401  (their defects are in the registry then)
 from tests.defects.findings import is_find
 from tests.defects.registry import DEFECTS
 from tests.defects.worker import Loop, put_in

@@ -111,9 +111,9 @@ def masked_end_told_again(patch: Patch) -> None:
     split = Recovery.divert
 
     def tell(recovery: Recovery, request: Any, buffers: Buffers) -> Any:
-        told = set(recovery._masked_untold)
+        told = set(recovery._masked_unsaid)
         parts = split(recovery, request, buffers)
-        for i in told - recovery._masked_untold:
+        for i in told - recovery._masked_unsaid:
             buffers.done[i] = True
         return parts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +14,19 @@ import pytest
 griffe = pytest.importorskip("griffe")
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("marlvec", "marlvec.errors", "marlvec.connectors", "marlvec.selfplay", "marlvec.external", "marlvec.testing")
+MODULES = (
+    *("marlvec", "marlvec.errors", "marlvec.connectors", "marlvec.selfplay", "marlvec.external", "marlvec.testing"),
+    "marlvec.distributed",
+)
+# Of those, what users import.
+ENVS = ["marlvec.envs.OpenSpielEnv", "marlvec.envs.ClearDeadStepRewards", "marlvec.envs.SeedStream"]
 VIEWS = ["cleanrl", "gymnasium", "pettingzoo", "pufferlib", "rllib", "sb3", "supersuit", "tianshou", "torch", "torchrl"]
-# Made by marlvec alone: nobody calls their constructors.
+# Some of their methods have a page of their own; the class's page leaves these out.
+IN_TWO_PAGES = {
+    "marlvec.VectorEnv": ("vector_env", "vector_env_calls"),
+    "marlvec.Collector": ("collector", "collector_states"),
+}
+# Made by marlvec alone: their constructors are never called from outside.
 MADE_BY_MARLVEC = {"marlvec.VectorEnv", "marlvec.VectorStep", "marlvec.selfplay.WinRate"}
 # Parameters of methods that mean the same everywhere.
 WELL_KNOWN = {"path", "state", "rows", "slot", "timeout", "indices", "env_ids", "args", "kwargs", "episode_id", "step"}
@@ -36,6 +47,7 @@ def entries() -> list[str]:
 
 def public_names() -> list[str]:
     names = [f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__]
+    names += ENVS
     for view in VIEWS:  # some of them need libraries that are not here
         names += [f"marlvec.interop.{view}.{name}" for name in exports_of(ROOT / "marlvec" / "interop" / view)]
     return [name for name in names if name not in EXPORTED]
@@ -55,14 +67,40 @@ def found(name: str) -> griffe.Object:
 
 def test_the_reference_has_every_public_name() -> None:
     # RestartQuietly is marlvec's and marlvec.errors'; functions in modules of their own name are found by that.
-    listed = {re.sub(r"(\.learner)?\.(\w+)\.\2$", r".\2", name) for name in entries()}
+    names = [name for name in entries() if name.rpartition(".")[0] not in IN_TWO_PAGES]
+    listed = {re.sub(r"(\.learner)?\.(\w+)\.\2$", r".\2", name) for name in names}
     assert sorted(set(public_names()) - listed) == []
     assert sorted(listed - set(public_names())) == []
     assert len(entries()) == len(set(entries()))
 
 
+@pytest.mark.parametrize("name", IN_TWO_PAGES)
+def test_a_class_in_two_pages_has_each_of_its_methods_on_one(name: str) -> None:
+    pages = [(ROOT / "docs" / "api" / f"{page}.md").read_text(encoding="utf-8") for page in IN_TWO_PAGES[name]]
+    filters = re.search(r'filters: \["!\^_", "!(.*)"\]', pages[0])
+    assert filters
+    members = {part for part in found(name).all_members if not part.startswith("_")}
+    left_out = {part for part in members if re.search(filters[1], part)}
+    assert left_out == {entry.rpartition(".")[2] for entry in re.findall(r"^::: (\S+)$", pages[1], re.M)}
+    assert members > left_out
+
+
+def test_the_changelog_has_each_release_on_one_page() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("changelog*.md"))
+    sections = dict(re.findall(r"--8<-- \[start:(\S+)\] -->\n(.*?)<!-- --8<-- \[end:\1\]", text, re.S))
+    shown = re.findall(r'^--8<-- "CHANGELOG.md:(\S+)"$', pages, re.M)
+    assert sorted({*shown}) == sorted(sections)
+    releases = re.findall(r"^## \[(.*?)\]", text, re.M)
+    assert [re.findall(r"^## \[(.*?)\]", section, re.M) for section in sections.values()] == [
+        *([each] for each in releases),
+        [],
+    ]
+
+
 def test_every_public_name_says_what_it_takes_and_gives() -> None:
-    missing = {name: what for name in sorted(entries()) if (what := lacks(name))}
+    names = [name for name in entries() if name.rpartition(".")[0] not in IN_TWO_PAGES]  # as methods of their classes
+    missing = {name: what for name in sorted(names) if (what := lacks(name))}
     assert missing == {}, "these lack a docstring, an entry under Args, or Returns"
 
 
@@ -78,14 +116,25 @@ def lacks(name: str) -> list[str]:
     missing = [] if made_here else [each for each in parameters_of(thing) if each not in described_by(thing)]
     if thing.is_function and str(thing.annotation) != "None":
         missing += [] if "returns" in {part.kind.value for part in thing.docstring.parsed} else ["Returns"]
-    if thing.is_class and not name.startswith("marlvec.interop."):  # views: their library says it of its methods
-        for method in methods_of(thing):
-            versions = versions_of(method, thing)
-            if not any(each.docstring is not None and _ELSEWHERE.search(each.docstring.value) for each in versions):
-                # What a base says counts, and so does a parameter's name in the text.
-                known = WELL_KNOWN.union(*(described_by(each) | words_of(each) for each in versions))
-                missing += [f"{method.name}: {each}" for each in parameters_of(method) if each not in known]
+    for method in methods_of(thing) if thing.is_class else ():
+        versions = versions_of(method, thing)
+        if any(each.docstring is not None and _ELSEWHERE.search(each.docstring.value) for each in versions):
+            continue
+        if not name.startswith("marlvec.interop."):  # views: their library says it of its methods
+            # What a base says counts, and so does a parameter's name in the text.
+            known = WELL_KNOWN.union(*(described_by(each) | words_of(each) for each in versions))
+            missing += [f"{method.name}: {each}" for each in parameters_of(method) if each not in known]
+        if str(method.annotation) != "None" and not any(says_what_comes(each) for each in versions):
+            missing.append(f"{method.name}: Returns")
     return missing
+
+
+def says_what_comes(thing: griffe.Object) -> bool:
+    """Whether there is a Returns (or Yields), or one line, which then says it."""
+    if thing.docstring is None:
+        return False
+    lines = thing.docstring.value.strip().splitlines()
+    return len(lines) == 1 or bool({"returns", "yields"} & {part.kind.value for part in thing.docstring.parsed})
 
 
 def parameters_of(thing: griffe.Object) -> list[str]:
@@ -112,3 +161,10 @@ def described_by(thing: griffe.Object) -> set[str]:
 
 def words_of(thing: griffe.Object) -> set[str]:
     return set() if thing.docstring is None else set(re.findall(r"\w+", thing.docstring.value))
+
+
+def test_only_names_that_mean_one_thing_are_made_links() -> None:
+    links = runpy.run_path(str(ROOT / "docs" / "reference_links.py"))["ENTRIES"]
+    assert links["VectorEnv"] == "marlvec.VectorEnv"
+    assert not {"make", "state", "get_state", "render", "load"} & set(links)
+    assert set(links.values()) <= {name for name in entries() if name.rpartition(".")[0] not in IN_TWO_PAGES}

@@ -54,5 +54,5 @@ def test_groups_of_the_navigation_are_small() -> None:
         sizes[parent] = sizes.get(parent, 0) + 1
         if found[3]:
             groups = {each: name for each, name in groups.items() if each < depth} | {depth: parent + " / " + found[2]}
-    assert {"nav", "nav / Start", "nav / API / marlvec"} <= set(sizes)
+    assert {"nav", "nav / Start", "nav / API / marlvec, batches"} <= set(sizes)
     assert {name: size for name, size in sizes.items() if size > 10} == {}

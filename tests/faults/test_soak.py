@@ -22,6 +22,7 @@ from tests.faults.harness.audit import Audit, Rows
 from tests.faults.harness.campaign import NUM_ENVS, Campaign, Figures, counted_warnings, slope
 from tests.faults.harness.havoc import Plan
 from tests.faults.harness.ledger import AGENT_NUM, LedgerEnv, Order, encode
+from tests.waiting import until
 
 MODES = ("same_step", "next_step", "disabled")
 FORMS: dict[str, dict[str, Any]] = {
@@ -87,8 +88,22 @@ def burst(envs: AsyncVectorEnv, audit: Audit, draw: random.Random, number: int, 
     audit.came(Rows.of_result(envs.recv()))
 
 
+def kill_at_work(envs: AsyncVectorEnv, audit: Audit, folder: Path, number: int) -> None:
+    """Kill all workers once every second env has written down its step, and before it answers."""
+    ids = np.arange(NUM_ENVS)
+    numbers = number + ids
+    ledgers = [folder / f"ledger-{i}" for i in ids[1::2]]
+    before = [path.stat().st_size for path in ledgers]
+    audit.asked_step(ids, numbers)
+    envs.send(encode(numbers, np.where(ids % 2, Order.HANG, Order.NONE)))
+    until(lambda: all(path.stat().st_size > size for path, size in zip(ledgers, before, strict=True)))
+    for pid in envs.worker_pids:
+        os.kill(pid, signal.SIGKILL)
+    audit.came(Rows.of_result(envs.recv()))
+
+
 def tear(folder: Path, bursts: int) -> Audit:
-    """So many bursts while the eight envs of four workers write observations of 24 KiB for each agent."""
+    """So many bursts, and kills at work, while eight envs of four workers send 24 KiB for each agent."""
     factories = [partial(LedgerEnv, folder, env_index=i, copies=512) for i in range(NUM_ENVS)]
     limit = RestartLimit(count=10**9, backoff=0.0)
     draw, ids = random.Random(3), np.arange(NUM_ENVS)
@@ -100,11 +115,7 @@ def tear(folder: Path, bursts: int) -> Audit:
         audit.asked_reset(ids)
         audit.came(Rows.of_reset(envs.reset(), ids))
         took: list[float] = []  # seconds, by steps before the first burst
-        for k in range(20 + 10 * bursts):
-            if k >= 20 + bursts:  # on a busy machine it takes more until one comes while an env is at work
-                audit.join()
-                if audit.lost_but_done:
-                    break
+        for k in range(20 + bursts + 1):
             numbers = 1 + 2 * NUM_ENVS * k + ids
             audit.asked_step(ids, numbers)
             begin = time.perf_counter()
@@ -112,8 +123,10 @@ def tear(folder: Path, bursts: int) -> Audit:
             audit.came(rows)
             if k < 20:
                 took.append(time.perf_counter() - begin)
-            else:
+            elif k < 20 + bursts:
                 burst(envs, audit, draw, int(numbers[-1]) + 1, float(np.median(took)))
+            else:
+                kill_at_work(envs, audit, folder, int(numbers[-1]) + 1)
         audit.settle()
     return audit
 

@@ -34,9 +34,12 @@ def acts(n: int, k: int = 1) -> Any:
 NOTHING_IS_OPENED = """
 import tempfile
 shared = ("/dev/shm/", os.path.realpath(tempfile.gettempdir()) + "/")
+code = os.path.dirname(os.path.dirname(os.path.realpath(marlvec.__file__))) + "/"  # which may stand there, too
 here, opened = os.getpid(), []
 def watch(event, arguments):
-    if event.startswith(("tempfile.", "shm_open")) or event == "open" and str(arguments[0]).startswith(shared):
+    path = str(arguments[0]) if arguments else ""
+    is_shared = path.startswith(shared) and not path.startswith((code, sys.prefix))
+    if event.startswith(("tempfile.", "shm_open")) or event == "open" and is_shared:
         opened.append(arguments[0])
         if os.getpid() != here:
             os.write(2, f"a worker: {event} {arguments}".encode())

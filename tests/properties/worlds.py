@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
-from marlvec.envs.adapters.detect import adapt
+from marlvec.envs.detect import adapt
 from marlvec.envs.wrappers.time_limit import TimeLimit
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
 from marlvec.testing.scripted.scripted_state import ScriptedState

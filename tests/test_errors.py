@@ -1,0 +1,96 @@
+"""Errors are caught by what users of other libraries catch, and cross processes as what they are."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium.error
+import pytest
+
+from marlvec import errors
+from marlvec.errors import MarlvecError, MissingExtraError, UnknownEnvError
+from marlvec.extras import import_extra
+from marlvec.making import make
+
+# What an `except` clause of existing code names, and what marlvec raises there.
+CAUGHT_BY: list[tuple[type[MarlvecError], tuple[type[BaseException], ...]]] = [
+    (errors.BusyError, (gymnasium.error.AlreadyPendingCallError, RuntimeError)),
+    (errors.NothingPendingError, (gymnasium.error.NoAsyncCallError, RuntimeError)),
+    (errors.ClosedError, (gymnasium.error.ClosedEnvironmentError, RuntimeError)),
+    (errors.NotResetError, (gymnasium.error.ResetNeeded, gymnasium.error.Error, RuntimeError)),
+    (errors.UnknownEnvError, (gymnasium.error.NameNotFound, gymnasium.error.UnregisteredEnv, LookupError)),
+    (errors.MissingExtraError, (gymnasium.error.DependencyNotInstalled, ImportError)),
+    (errors.FetchTimeout, (TimeoutError, multiprocessing.TimeoutError)),
+    (errors.ArgumentError, (ValueError,)),
+    (errors.ActionError, (ValueError,)),
+    (errors.ContractError, (ValueError,)),
+    (errors.EnvContractError, (ValueError, RuntimeError)),
+    (errors.EnvFault, (RuntimeError,)),
+    (errors.EnvRaised, (RuntimeError,)),
+    (errors.EnvArgumentError, (RuntimeError, TypeError)),
+    (errors.EnvTimeout, (RuntimeError, TimeoutError)),
+    (errors.WorkerDied, (RuntimeError,)),
+]
+OTHER_ARGUMENTS: dict[type[MarlvecError], tuple[Any, ...]] = {
+    errors.CheckpointError: ("a.npz", "is damaged"),
+    errors.RefusedError: ("no", "token"),
+    errors.CollectorDied: ("gone", 3),
+    errors.CollectorTimeout: ("late", 3),
+    errors.BusyError: ("busy", "step"),
+    errors.NothingPendingError: ("nothing", "reset"),
+}
+ALL = [
+    found
+    for found in vars(errors).values()
+    if isinstance(found, type) and issubclass(found, MarlvecError) and found.__module__ == errors.__name__
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), CAUGHT_BY)
+def test_what_users_catch(ours: type[MarlvecError], theirs: tuple[type[BaseException], ...]) -> None:
+    for kind in theirs:
+        with pytest.raises(kind, match="^what is wrong$") as caught:
+            raise ours("what is wrong")
+        assert isinstance(caught.value, MarlvecError)
+
+
+def test_errors_do_not_say_which_library_they_are_of() -> None:
+    """A clause for one of Gymnasium's catches no other of ours."""
+    theirs = [kind for _, kinds in CAUGHT_BY for kind in kinds if kind.__module__ == "gymnasium.error"]
+    for kind in {*theirs} - {gymnasium.error.Error, gymnasium.error.UnregisteredEnv}:
+        assert len([ours for ours in ALL if issubclass(ours, kind)]) == 1, kind
+
+
+def _told(error: BaseException) -> tuple[Any, ...]:
+    return type(error), str(error), error.args, vars(error)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_pickles(kind: type[MarlvecError]) -> None:
+    error = kind(*OTHER_ARGUMENTS.get(kind, ("what is wrong",)))
+    assert _told(pickle.loads(pickle.dumps(error))) == _told(error)
+
+
+def test_across_processes() -> None:
+    """What knows nothing of marlvec but the pickle gives back errors of the same classes."""
+    given = [kind(*OTHER_ARGUMENTS.get(kind, ("what is wrong",))) for kind in ALL]
+    code = "import pickle, sys; sys.stdout.buffer.write(pickle.dumps(pickle.load(sys.stdin.buffer)))"
+    path = {"PYTHONPATH": str(Path(errors.__file__).parent.parent)}
+    back = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(given), env=path, capture_output=True, check=True
+    )
+    assert [_told(error) for error in pickle.loads(back.stdout)] == [_told(error) for error in given]
+
+
+def test_make_raises_what_gymnasium_would() -> None:
+    with pytest.raises(gymnasium.error.NameNotFound, match="no_such_env") as caught:
+        make("no_such_env")
+    assert isinstance(caught.value, UnknownEnvError)
+    with pytest.raises(gymnasium.error.DependencyNotInstalled, match="no_such_library") as missing:
+        import_extra("no_such_library", "this test", "nothing")
+    assert isinstance(missing.value, MissingExtraError)
