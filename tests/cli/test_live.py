@@ -21,7 +21,7 @@ def test_in_a_log_lines_go_to_stderr_and_the_last_has_it_all() -> None:
     assert "\x1b" not in result.stderr
     last = result.stderr.splitlines()[-1]
     assert re.match(
-        r"simple_spread_v3: 400 of 400 env steps · [\d,]+/s · 16 episodes · random: return per agent -\d+\.\d+ \(-",
+        r"simple_spread_v3: 400 of 400 env steps · [\d,]+/s · 16 episodes · random: return per agent -\d+(\.\d+)? \(-",
         last,
     )
     assert re.search(r"^400 env steps, 1,200 agent steps, 16 episodes in ", result.stdout, re.M)

@@ -83,6 +83,18 @@ def test_it_can_be_left_by_a_key(key: str, code: int) -> None:
     assert "Traceback" not in seen
 
 
+def test_ctrl_c_that_came_just_before_the_wait_ends_it(folder: Path) -> None:
+    """``interrupt_main`` wakes nobody from a system call, as a signal does not that came a moment too early."""
+    (folder / "late.py").write_text(
+        "import _thread, threading\n\n\ndef lowest(rows):\n    threading.Timer(0.5, _thread.interrupt_main).start()\n"
+        "    return rows['action_mask'].argmax(axis=1)\n"
+    )
+    command = [sys.executable, "-m", "marlvec.cli", "play", "tictactoe", "--policy", "late.py:lowest"]
+    found, seen = converse(command, [("(q to quit)", "5\n"), ("(q to quit)", "")])
+    assert found == 130, seen
+    assert "Traceback" not in seen
+
+
 def test_a_game_is_lost_and_counted() -> None:
     result = play(*LOWEST, "--games", "1", typed="4\n5\n7\n")
     assert result.exit_code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import sys
 from operator import itemgetter
 from typing import Any
 
@@ -16,6 +18,7 @@ from marlvec.policies import Policy
 from marlvec.policies.policy import PolicyOutput
 from marlvec.policies.policy_copy import SharedPolicy
 from marlvec.trees import map_tree
+from marlvec.vector.settings import LONGEST_WAIT
 
 __all__ = ["AnnouncingPolicy", "HumanPolicy", "Quit"]
 
@@ -72,7 +75,9 @@ class HumanPolicy(Policy):
         prompt = Text.assemble((self.face.ask, "bold"), (" (q to quit)", "dim"), ": ")
         while True:
             try:
-                typed = self._console.input(prompt).strip()
+                self._console.print(prompt, end="")
+                _wait_for_a_line()
+                typed = self._console.input().strip()
             except EOFError:
                 self._console.print()
                 raise Quit from None
@@ -84,6 +89,15 @@ class HumanPolicy(Policy):
             why = f"{typed!r} is no move" if action is None else self.face.refuse(moves[action])
             legal = ", ".join(name for name, may in zip(moves, allowed, strict=True) if may)
             self._console.print(Text(f"{why}; allowed: {legal}", "yellow"))
+
+
+def _wait_for_a_line() -> None:
+    """Return once a terminal has a line, or its end, to be read.
+
+    Ctrl-C that comes after Python last looked for it, and before the wait begins, does not end the wait: so none is long.
+    """
+    while sys.stdin.isatty() and not select.select([sys.stdin], [], [], LONGEST_WAIT)[0]:
+        pass
 
 
 class AnnouncingPolicy(SharedPolicy):
