@@ -19,6 +19,7 @@ __all__ = ["PolicyRouter", "Share"]
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+_SORTED_BY_DIGITS = 1 << 16  # numbers below are sorted as uint16, by their digits, which takes half the time or less
 _REMEMBERED = 64  # sets of envs whose rows are remembered: the same envs often come back together again
 
 
@@ -184,12 +185,14 @@ class PolicyRouter:
             if len(players) < 2 or not len(own):
                 continue
             numbers = self._policy_L[own]
-            own = own[numbers.astype(np.uint16).argsort(kind="stable")]  # a radix sort; so many policies there are not
+            counts = np.bincount(numbers)
+            narrow = np.uint16 if len(counts) <= _SORTED_BY_DIGITS else np.int64
+            own = own[numbers.astype(narrow).argsort(kind="stable")]
             shares, start = [], 0
-            for number, count in enumerate(np.bincount(numbers).tolist()):
-                if count:
-                    shares.append((self.runners[number], start, start + count))
-                    start += count
+            for number in counts.nonzero()[0].tolist():  # not all: a league's policies may have thousands before them
+                stop = start + int(counts[number])
+                shares.append((self.runners[number], start, stop))
+                start = stop
             found.append((g, self._selection(g, env_ids, own), shares))
         return found
 

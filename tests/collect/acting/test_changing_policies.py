@@ -316,3 +316,24 @@ def test_faults_in_the_middle_of_a_change_lose_what_they_lose_and_no_more() -> N
         metrics = collector.metrics
         assert metrics.episodes_faulty > 5
         assert got + metrics.agent_steps_lost == metrics.agent_steps
+
+
+@pytest.mark.parametrize("before", [1, 65_535, 65_536])
+def test_policies_have_their_rows_however_many_there_were_before_them(before: int) -> None:
+    """A league adds one after the other for as long as it is trained; nothing wraps around."""
+
+    def played(before: int) -> dict[Key, tuple[str, dict[str, Any]]]:
+        with sync("parallel", 4, 3) as envs:
+
+            def who(agent: str, episode: Any) -> str:
+                return ("main", "other")[(episode.number + envs.agents.index(agent)) % 2]
+
+            collector = Collector(envs, {"main": EchoPolicy(0)}, who, seed=0)
+            collector._policy_set._count = before
+            collector.add_policy("other", EchoPolicy(1))
+            return all_of(collector, [40, 40, 40])
+
+    few, many = played(1), played(before)
+    same_rows(few, many)
+    assert {key: name for key, (name, _) in few.items()} == {key: name for key, (name, _) in many.items()}
+    assert len({name for name, _ in many.values()}) == 2
