@@ -94,7 +94,8 @@ class HumanPolicy(Policy):
 def _wait_for_a_line() -> None:
     """Return once a terminal has a line, or its end, to be read.
 
-    Ctrl-C that comes after Python last looked for it, and before the wait begins, does not end the wait: so none is long.
+    Ctrl-C that comes after Python last looked for it, and before the wait begins, does not end the wait; so none is
+    long.
     """
     while sys.stdin.isatty() and not select.select([sys.stdin], [], [], LONGEST_WAIT)[0]:
         pass
