@@ -140,7 +140,7 @@ class ActionWriter:
         except Exception as error:  # ragged lists, tensors on a device or with a gradient: whatever __array__ raises
             raise ActionError(
                 f"{self._where(group, leaf.path)}: expected an array of shape {expected}, dtype {leaf.dtype}, got "
-                f"{type(value).__name__}, not an array: {str(error).rstrip(".")}{_advice(value, unread=True)}"
+                f"{type(value).__name__}, not an array: {str(error).rstrip('.')}{_advice(value, unread=True)}"
             ) from error
         if array.shape == (*expected, 1) and isinstance(leaf.space, Discrete):
             array = array[..., 0]
