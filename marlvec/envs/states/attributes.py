@@ -3,10 +3,12 @@
 Numbers, texts, arrays, containers, random streams, and objects of classes written in Python are copied, with all that
 refers to them more than once. What is the same for every env of its kind is not copied, and stays as it is where a
 state is put back: functions, classes, modules, spaces. So does what Python cannot look into (a surface of pygame, a
-simulator in C): `AttributeReader.opaque` lists it.
+simulator in C), and what frees something when it goes (``__del__``), which two copies would free twice:
+`AttributeReader.opaque` lists it.
 
-Nothing is executed where a state is put back: an object is made without its constructor, of a class that the env
-which takes the state, or its package, has already.
+A state may come from a file that somebody else wrote. Where it is put back no constructor and no finaliser is run, and
+no object is made but of a class that the env which takes the state has already, or that its package defines itself.
+What the attributes then are is up to the file; the env's own code works with them from the next step on.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ class AttributeReader:
             return {**found, "kind": kind.__name__, "bytes": np.frombuffer(value, np.uint8).copy()}
         if kind is complex:
             return {**found, "kind": "complex", "parts": [value.real, value.imag]}
-        if not _is_open(value):
+        if not _is_open(kind):
             return self._keep(value, path)
         return {**found, "kind": "object", "class": self._note(kind), "attributes": self._read(value, path)}
 
@@ -283,6 +285,8 @@ class AttributeWriter:
 
     def _make_object(self, state: Plain, old: Any, path: str) -> Any:
         kind = self._class(state["class"], old, path)
+        if not _is_open(kind):
+            raise ArgumentError(f"{path} is an object of the class {state['class']}, of which none is copied")
         made: Any = object.__new__(kind)
         self._made[state["number"]] = made
         before = _attributes(old) if type(old) is kind else {}
@@ -310,24 +314,40 @@ class AttributeWriter:
             found = sys.modules.get(module)
             for part in qualname.split("."):
                 found = getattr(found, part, None)
-        if not isinstance(found, type):
+        if not isinstance(found, type) or _name(found) != name:  # a module names what others define, too: os, tempfile
             raise ArgumentError(f"{path} is an object of the class {name}, which this env does not have")
         return found
 
 
 def _make_stream(state: Plain, old: Any) -> Any:
-    of = state["state"]
-    bits = getattr(np.random, str(of["bit_generator"]), None)
-    if not (isinstance(bits, type) and issubclass(bits, np.random.BitGenerator)):
-        raise ArgumentError(f"numpy has no random stream of the kind {of['bit_generator']!r}")
-    made = np.random.Generator(bits(0))
-    made.bit_generator.state = _copied(of)
+    made = np.random.Generator(_bits_for(state["state"]))
+    made.bit_generator.state = _copied(state["state"])
     return made
 
 
 def _make_random_state(state: Plain, old: Any) -> Any:
-    made = np.random.RandomState(0)
+    made = np.random.RandomState(_bits_for(state["state"]))
     made.set_state(_copied(state["state"]))
+    return made
+
+
+def _bits_for(state: Any) -> np.random.BitGenerator:
+    """A new source of random bits of the kind that is to have this state.
+
+    Raises:
+        ArgumentError: There is no such kind, or it would read beside its numbers: numpy believes what it is given.
+    """
+    kind = getattr(np.random, str(state["bit_generator"]), None)
+    if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
+        raise ArgumentError(f"numpy has no random stream of the kind {state['bit_generator']!r:.50}")
+    place, upto = 0, 0
+    if kind is np.random.MT19937:
+        place, upto = state["state"]["pos"], 624
+    elif kind is np.random.Philox:
+        place, upto = state["buffer_pos"], 4
+    if not 0 <= place <= upto:
+        raise ArgumentError(f"the state of a {kind.__name__} has its place at {place!r:.50}, not within 0..{upto}")
+    made: np.random.BitGenerator = kind(0)
     return made
 
 
@@ -390,12 +410,15 @@ def _set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
             value.__dict__[name] = part  # no property and no __setattr__ has a say
 
 
-def _is_open(value: Any) -> bool:
-    """Whether an object is its attributes and nothing else: its class is written in Python, and not Python's own."""
-    kind = type(value)
-    if _module(kind).partition(".")[0] in {"", *sys.stdlib_module_names}:
+def _is_open(kind: type) -> bool:
+    """Whether an object of a class is its attributes and nothing else.
+
+    Its class is written in Python, is not Python's own, and has no finaliser: what that frees (a handle of a library in
+    C, a file) belongs to one object alone.
+    """
+    if _module(kind).partition(".")[0] in {"", *sys.stdlib_module_names} or hasattr(kind, "__del__"):
         return False
-    if not (hasattr(value, "__dict__") or any(True for _ in _slots(kind))):
+    if not (getattr(kind, "__dictoffset__", 0) or any(True for _ in _slots(kind))):
         return False
     try:
         object.__new__(kind)

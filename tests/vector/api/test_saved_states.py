@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import tempfile  # noqa: F401  (a test finds a class through this name)
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -302,6 +304,95 @@ def test_what_an_env_says_has_to_be_plain_data(backend: str) -> None:
         with pytest.raises(SerialisationError, match=r"env 0.* what walk.get_state\(\) returned\['walk'\] cannot"):
             envs.get_state()
         envs.step(envs.random_action())  # it costs no episode
+
+
+class Handle:
+    """Frees something when it goes, as objects do that stand for one of a library written in C."""
+
+    freed: ClassVar[list[int]] = []
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        self.freed.append(self.number)
+
+
+class Streams(Plain):
+    """Draws from random streams of all kinds, and has an object that is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = (np.random.MT19937, np.random.Philox, np.random.PCG64, np.random.PCG64DXSM, np.random.SFC64)
+        self.streams = [np.random.Generator(kind(3)) for kind in kinds]
+        self.legacy = [np.random.RandomState(4), np.random.RandomState(np.random.Philox(5))]
+        self.drawn = 0.0
+        self.handle = Handle(7)
+
+    def step(self, action: Any) -> Any:
+        obs, _, ended, cut, infos = super().step(action)
+        self.drawn = sum(float(np.float32(one.standard_normal())) for one in [*self.streams, *self.legacy])
+        return obs, self.drawn, ended, cut, infos
+
+
+def test_objects_that_free_something_are_not_copied() -> None:
+    with SyncVectorEnv([Streams], env_state="deepcopy") as envs:
+        envs.reset(seed=0)
+        Handle.freed.clear()
+        handle, state = envs.call("handle")[0], envs.get_state()
+        assert envs.set_state(written(state))
+        assert envs.call("handle")[0] is handle
+        assert not Handle.freed
+
+
+def attributes_of(state: Any) -> Any:
+    return state["envs"][0]["env"]["user"]["layers"][-1][1]
+
+
+def test_a_file_makes_no_objects_that_are_none_of_the_envs(tmp_path: Path) -> None:
+    """A module of a package names what it has imported, and finalisers of those would do what a file says."""
+    victim = tmp_path / "victim"
+    victim.touch()
+    closer = {"file": 1, "delete": True, "name": str(victim), "close_called": False}
+    with SyncVectorEnv([Streams], env_state="deepcopy") as envs:
+        envs.reset(seed=0)
+        saved = envs.get_state()
+        for name in (
+            f"{__name__}:tempfile._TemporaryFileCloser",
+            "tempfile:_TemporaryFileCloser",
+            f"{__name__}:Handle",
+            f"{__name__}:Path",
+        ):
+            state = written(saved)
+            attributes_of(state)["handle"] = {"kind": "object", "number": 99, "class": name, "attributes": closer}
+            with pytest.raises(EnvRaised, match=r"Streams\.handle is an object of the class .*, (which|of which)"):
+                envs.set_state(state)
+            gc.collect()
+            assert victim.exists()
+        envs.set_state(saved)
+
+
+def test_a_random_stream_is_not_put_where_it_would_read_beside_its_numbers() -> None:
+    with SyncVectorEnv([Streams], env_state="deepcopy") as envs:
+        envs.reset(seed=0)
+        saved = envs.get_state()
+        places = (
+            ("streams", 0, lambda of: of["state"], "pos", 625),
+            ("streams", 1, lambda of: of, "buffer_pos", 5),
+            ("legacy", 0, lambda of: of["state"], "pos", 625),
+            ("legacy", 1, lambda of: of, "buffer_pos", 5),
+        )
+        for name, k, within, key, beyond in places:
+            for place in (-1, beyond, 10**9):
+                state = written(saved)
+                within(attributes_of(state)[name]["items"][k]["state"])[key] = place
+                with pytest.raises(EnvRaised, match=rf"has its place at {place}, not within 0\.\.{beyond - 1}"):
+                    envs.set_state(state)
+        state = written(saved)
+        attributes_of(state)["streams"]["items"][0]["state"]["bit_generator"] = "BitGenerator"
+        with pytest.raises(EnvRaised):
+            envs.set_state(state)
+        envs.set_state(saved)
 
 
 def test_pools_and_simulators_outside_say_that_they_have_none() -> None:
