@@ -8,8 +8,9 @@ The file is an uncompressed zip of ``.npy`` entries, as `numpy.load` opens it wi
 the array of another entry. The zip's comment, which is the end of the file, holds the format once more and the sha256
 of everything before the digest. So a file that was cut, damaged or packed anew is recognised before
 anything inside is looked at. (It is no signature: what can write the file can write a digest to it. Nothing inside
-is executed even then.) Entries are not compressed, and a file in which one is, is refused: what is read takes no more
-memory than the file has bytes.
+is executed even then.) Entries are not compressed, and a file in which one is, is refused; so is an array of items
+without bytes, of which a short file could name any number. So arrays take no more memory than the file has bytes, and
+what JSON says a small multiple of its text (an empty dict is three bytes there, and 64 in Python).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from marlvec.errors import CheckpointError
+from marlvec.errors import CheckpointError, SerialisationError
 from marlvec.serialization.atomic_file import FilePath, atomic_file
 
 __all__ = ["FilePath", "NamedArray", "UniqueNames", "read_archive", "write_archive"]
@@ -83,6 +84,8 @@ def _read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]
         left = info.file_size - entry.tell()
     if dtype.hasobject:
         raise ValueError(f"{info.filename} holds Python objects")
+    if not dtype.itemsize:
+        raise ValueError(f"{info.filename} holds items of no bytes, {dtype} of {shape}")
     if math.prod(shape) * dtype.itemsize != left:
         raise ValueError(f"{info.filename} says {dtype} of {shape}, and has {left} bytes")
     with archive.open(info) as entry:  # anew: after a seek, Python looks at no checksum
@@ -160,6 +163,7 @@ def write_archive(path: FilePath, data: dict[str, Any]) -> None:
 
     Raises:
         OSError: The file cannot be written; the old one is as it was.
+        SerialisationError: Items of an array have no bytes; likewise.
     """
     with atomic_file(path) as file:
         _write(file, data)
@@ -190,6 +194,8 @@ def _write(file: BinaryIO, data: Any) -> None:
 
     def aside(value: NDArray[Any] | NamedArray) -> dict[str, str]:
         wanted = NamedArray(f"array_{len(arrays)}", value) if isinstance(value, np.ndarray) else value
+        if not wanted.array.dtype.itemsize:  # it would not be read again
+            raise SerialisationError(f"an array of {wanted.array.dtype}, items of no bytes, has no form in a file")
         name = free(wanted.name)
         arrays[name] = wanted.array
         return {"$array": name}

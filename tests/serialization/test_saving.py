@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numpy.lib import format as npy
 
-from marlvec.errors import CheckpointError, MarlvecError
+from marlvec.errors import CheckpointError, MarlvecError, SerialisationError
 from marlvec.serialization.archive import NamedArray, UniqueNames, read_archive, write_archive
 from tests.bombs import MB, deflated, peak_of, sealed
 from tests.connectors.helpers.samples import same_tree
@@ -336,6 +336,18 @@ def test_a_header_that_lies_about_its_array_is_refused(shape: Any, file: Path, t
     npy.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
     lying = header.getvalue() + bytes(24)
     refused(tmp_path / "bad.npz", packed(changed(array_0=lying)(entries_of(file))), "does not hold what its end says")
+
+
+@pytest.mark.fault("H11")
+@pytest.mark.parametrize("descr", ["|S0", "<U0", "|V0", [("a", "|V0")], [("a", "<f4", (0,))]])
+def test_items_of_no_bytes_are_refused(descr: Any, file: Path, tmp_path: Path) -> None:
+    """A header alone would make any number of them, and one loop over them would never end."""
+    header = io.BytesIO()
+    npy.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": (2**60,)})
+    refused(tmp_path / "bad.npz", packed(changed(array_0=header.getvalue())(entries_of(file))), "items of no bytes")
+    with pytest.raises(SerialisationError, match="items of no bytes"):
+        write_archive(tmp_path / "none.npz", {"one": np.empty(3, "V0")})
+    assert not (tmp_path / "none.npz").exists()
 
 
 @pytest.mark.fault("H11")
