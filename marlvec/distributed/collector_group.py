@@ -144,6 +144,11 @@ class CollectorGroup:
 
     # --- building
 
+    def new(self, index: int) -> RemoteCollector:
+        """A collector to be built. Where one of its number has left it counts on, or seeds would come again."""
+        built = (place.incarnation for place in self._streams.values() if place.index == index)
+        return RemoteCollector(index, max(built, default=-1))
+
     def build(self, collectors: list[RemoteCollector], num_collectors: int) -> None:
         """Build these, all at once.
 

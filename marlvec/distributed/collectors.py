@@ -363,7 +363,7 @@ class Collectors(StatefulCollectors):
         self._build(lost)
 
     def _grow(self, number: int) -> None:
-        collectors = [RemoteCollector(index) for index in range(len(self._group.collectors), number)]
+        collectors = [self._group.new(index) for index in range(len(self._group.collectors), number)]
         self._group.collectors.update({collector.index: collector for collector in collectors})
         self._build(collectors)
 

@@ -199,3 +199,17 @@ def test_fewer_and_more_collectors_bring_whole_rows() -> None:
             check_metrics(many, batches)
             assert many.accounting.lost == 0
             assert len({place.stream for place in many.places} | {0}) == 3
+
+
+def test_a_collector_in_the_place_of_one_that_left_has_another_seed() -> None:
+    """Else it would make the same episodes once more, under other ids."""
+    started: list[Place] = []
+    told: Any = {"on_collector_start": started.append}
+    with Collectors(plain, 3, "sync", seed=0, callbacks=[told]) as many:
+        for number in (1, 3, 2, 4):
+            many.resize(number)
+        many.collect(env_steps=40)
+        assert [(place.index, place.incarnation) for place in many.places] == [(0, 0), (1, 1), (2, 2), (3, 0)]
+        assert [stats.restarts for stats in many.metrics.collectors] == [0, 1, 2, 0]
+        assert many.accounting.restarts == 0
+    assert len(started) == len({place.seed for place in started}) == len({place.stream for place in started}) == 7

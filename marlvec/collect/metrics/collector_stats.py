@@ -13,7 +13,7 @@ class CollectorStats:
 
     Attributes:
         index: Its number.
-        restarts: How often it was restarted.
+        restarts: How often one of its number was built before it.
         lag: Of the last batch that has rows of it: by how many versions of the weights its oldest fragment was behind.
         env_steps: Env steps in batches, of all its incarnations.
         seconds_waiting: Seconds it waited for a request.
