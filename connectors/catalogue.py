@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from typing import Any, NamedTuple
 
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector, LearnerConnector
@@ -66,4 +67,4 @@ def _is_piece(cls: object, base: type[Any]) -> bool:
 def _first_line(cls: type[Connector]) -> str:
     """The first sentence, or paragraph where that is shorter, of a class's docstring."""
     paragraph = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
-    return paragraph.split(". ")[0].rstrip(".")
+    return re.split(r"(?<!\be\.g)\. ", paragraph, maxsplit=1)[0].rstrip(".")

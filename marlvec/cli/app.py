@@ -92,15 +92,28 @@ def rollout(
     connectors: Connectors = None,
     settings: Settings = None,
     backend: Annotated[
-        Backend, typer.Option(help="Worker processes, threads, neither, compiled envs, or a pool.")
+        Backend,
+        typer.Option(
+            metavar="NAME",
+            help="Where envs run: async (worker processes), thread, sync (in this process), native (compiled envs), "
+            "pool, or auto.",
+        ),
     ] = Backend.ASYNC,
     num_workers: NumWorkers = None,
     seed: Seed = None,
     autoreset_mode: Annotated[
-        AutoresetMode, typer.Option(help="How the next episode begins; the batches do not depend on it.")
+        AutoresetMode,
+        typer.Option(
+            metavar="MODE",
+            help="How the next episode begins: same_step, next_step or disabled; the batches do not depend on it.",
+        ),
     ] = AutoresetMode.SAME_STEP,
     batch_mode: Annotated[
-        BatchMode, typer.Option(help="Exactly --env-steps, or whole episodes until they sum to it.")
+        BatchMode,
+        typer.Option(
+            metavar="MODE",
+            help="truncate: exactly --env-steps; complete: whole episodes until they sum to it.",
+        ),
     ] = BatchMode.TRUNCATE,
     live: Annotated[
         bool,
@@ -119,15 +132,16 @@ def rollout(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Step envs with policies; show returns, shapes and speed.
+    r"""Step envs with policies; show returns, shapes and speed.
 
     The progress bar, or with --live a table that keeps up, goes to stderr; the table at the end to stdout. Ctrl-C ends
     the run early, with the table of what there is.
 
     Two policies, each with connectors of its own:
 
-      marlvec rollout simple_spread --policy main=random --policy examples/policies.py:seek
-      --mapping agent_2=seek --connectors "main=NormalizeObs, FrameStack(4)" --plot returns.png
+      marlvec rollout simple_spread --mapping agent_2=seek \
+        --policy main=random --policy examples/policies.py:seek \
+        --connectors "main=NormalizeObs, FrameStack(4)" --plot returns.png
     """
     from marlvec.cli import arguments
     from marlvec.cli.building import build_envs
@@ -229,17 +243,25 @@ def record(
         int | None,
         typer.Option(min=0, metavar="N", help="Which env of --from.", show_default="the only one in it"),
     ] = None,
-    backend: Annotated[Backend, typer.Option(help="Worker processes, threads, or neither.")] = Backend.SYNC,
+    backend: Annotated[
+        Backend,
+        typer.Option(
+            metavar="NAME",
+            help="Where envs run: sync (in this process), async (worker processes), thread, native (compiled envs), "
+            "pool, or auto.",
+        ),
+    ] = Backend.SYNC,
     seed: Seed = None,
     traceback: Traceback = False,
 ) -> None:
-    """Play episodes and write a video of them, from the first frames to the last.
+    r"""Play episodes and write a video of them, from the first frames to the last.
 
     With several envs the picture is a grid; one that has played its episodes keeps its last frame. Ctrl-C ends the
     video early, with the frames that there are. With --from the first episode of each env begins where
     envs.get_state() was called: what happened then can be looked at again and again, and with other policies.
 
-      marlvec record simple_spread -o spread.gif --episodes 3 --num-envs 4 --policy examples/policies.py:seek
+      marlvec record simple_spread -o spread.gif --episodes 3 --num-envs 4 \
+        --policy examples/policies.py:seek
     """
     from functools import partial
 
@@ -331,7 +353,9 @@ def serve(
 ) -> None:
     """Answer for policies, over a socket: simulators and web pages ask, until Ctrl-C. Needs the extra "external".
 
-    marlvec serve simple_spread --policy examples/policies.py:seek
+    Three agents of simple_spread, all played by one function:
+
+      marlvec serve simple_spread --policy examples/policies.py:seek
     """
     from marlvec import external
     from marlvec.cli import arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,13 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 
 class CommandGroup(TyperGroup):
     """The commands; what is wrong on the way to one is said in a line that begins with ``error:``, exit code 2."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command, whose help has its paragraphs in one line each: a terminal of any width wraps them."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            command.help = _unwrapped(command.help)
+        return command
 
     def main(
         self,
@@ -44,6 +52,12 @@ class CommandGroup(TyperGroup):
         if not standalone_mode:
             return code
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unwrapped(text: str) -> str:
+    """A docstring without the line breaks of its source; indented lines are examples, and stay as they are."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(part if part.startswith(" ") else " ".join(part.split()) for part in paragraphs)
 
 
 def _in_a_line(error: Any, program: str) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ plain = Plain()
 instance = RandomPolicy(seed=3)
 number = 3
 '''
+COMMANDS = ("rollout", "record", "play", "arena", "serve", "bench", "check", "envs", "connectors")
 
 
 @pytest.fixture(autouse=True)
@@ -506,6 +508,33 @@ def test_connectors_are_listed_by_side() -> None:
     assert "ClipActions" in actions
     assert "ClipReward" not in actions
     assert "Agent side" not in actions
+
+
+def test_a_connector_is_said_in_a_whole_sentence() -> None:
+    printed = " ".join(succeed("connectors", "FilterRows").split())
+    assert "a function does not keep, e.g. of agents that sleep 1 connector, in" in printed
+    lines = [row["line"] for row in json.loads(succeed("connectors", "--json"))]
+    assert [line for line in lines if line.endswith(("e.g", "i.e"))] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_80_columns_and_breaks_no_word(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    printed = succeed(command, "-h")
+    assert max(map(len, printed.splitlines())) <= 80
+    prose, _, _ = printed.partition("╭─")
+    # Paragraphs are as wide as the terminal, and not as the source; examples keep their lines, to be copied.
+    lines = [line.strip() for line in prose.splitlines()]
+    for line, after in pairwise(lines):
+        if line and after and not line.startswith("marlvec") and not line.endswith("\\"):
+            assert len(line) + 1 + len(after.split()[0]) > 76, line
+    assert [line for line in lines if "\\" in line[:-1]] == []
+    assert re.findall(r"<\w[^>\n]*  ", printed) == []  # choices that go on in the next line
+
+
+def test_help_says_the_true_default_of_a_seed() -> None:
+    printed = " ".join(re.sub("[│\n]", " ", succeed("arena", "-h")).split())
+    assert re.search(r"--seed N \[x>=0\] [^\[]*\[default: 0\]", printed)
 
 
 def test_version_and_help() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from marlvec.cli.console import plain_errors, print_json, settle_in, stdout, torch_within_cores
-from marlvec.cli.options import AsJson, Backend, Connectors, Env, NumWorkers, Seed, Settings, Traceback
+from marlvec.cli.options import AsJson, Backend, Connectors, Env, NumWorkers, Settings, Traceback
 
 __all__ = ["arena"]
 
@@ -39,7 +39,13 @@ def arena(
         int, typer.Option(min=1, metavar="N", help="How many games of each line-up: which players, on which sides.")
     ] = 100,
     num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="In how many envs at once.")] = 16,
-    backend: Annotated[Backend, typer.Option(help="Where they run; the results do not depend on it.")] = Backend.AUTO,
+    backend: Annotated[
+        Backend,
+        typer.Option(
+            metavar="NAME",
+            help="Where they run: auto, async, thread, sync, native or pool; the results do not depend on it.",
+        ),
+    ] = Backend.AUTO,
     num_workers: NumWorkers = None,
     best: Annotated[
         bool, typer.Option("--best", help="Have players take the best they know, and not draw their moves.")
@@ -47,8 +53,9 @@ def arena(
     rating: Annotated[
         Rating,
         typer.Option(
+            metavar="KIND",
             help="bradley-terry: by all games at once, with intervals; elo: game by game. skill needs "
-            "marlvec\\[selfplay], alpha-rank marlvec\\[openspiel]."
+            "marlvec\\[selfplay], alpha-rank marlvec\\[openspiel].",
         ),
     ] = Rating.BRADLEY_TERRY,
     confidence: Annotated[float, typer.Option(metavar="P", help="Of the intervals.")] = 0.95,
@@ -58,7 +65,7 @@ def arena(
         int | None,
         typer.Option(min=1, metavar="N", help="Truncate games after so many steps.", show_default="the env's own"),
     ] = None,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of envs, policies, and who plays when.")] = 0,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the win rates into this file (.png, .svg, …). Needs marlvec\\[plot]."),
@@ -66,10 +73,12 @@ def arena(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Have all play all, on all sides equally often; show win rates, with intervals, and ratings.
+    r"""Have all play all, on all sides equally often; show win rates, with intervals, and ratings.
 
-    marlvec arena connect_four examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool/*
-    --plot arena.png
+    All opponents that a training kept:
+
+      marlvec arena connect_four --plot arena.png \
+        "examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool/*"
     """
     from marlvec.cli import arguments
     from marlvec.cli.arguments import players as players_of
@@ -104,7 +113,7 @@ def arena(
                 named,
                 envs,
                 games * len(line_ups(tuple(named), envs.agents)),
-                seed=0 if seed is None else seed,
+                seed=seed,
                 agent_connectors=chain if chain else None,
                 explore=not best,
                 confidence=confidence,

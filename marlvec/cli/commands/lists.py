@@ -35,8 +35,9 @@ def print_connectors(console: Console, rows: Sequence[CatalogueRow]) -> None:
             for row in mine:
                 table.add_row(Text(row.name), Text(row.line.replace("``", "`")))
             console.print(table)
+    said = f"{len(rows)} connectors, all" if len(rows) > 1 else "1 connector,"
     console.print(
-        f"{len(rows)} connectors, all in marlvec.connectors; `help(marlvec.connectors.{rows[0].name})` says more.",
+        f"{said} in marlvec.connectors; `help(marlvec.connectors.{rows[0].name})` says more.",
         style="dim",
         markup=False,
         highlight=False,

@@ -50,9 +50,12 @@ def play(
     seed: Seed = None,
     traceback: Traceback = False,
 ) -> None:
-    """Play against a policy: type your moves; q, Ctrl-D or Ctrl-C ends it. With --browser, click them.
+    r"""Play against a policy: type your moves; q, Ctrl-D or Ctrl-C ends it. With --browser, click them.
 
-    marlvec play connect_four --policy examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool
+    Against the newest opponent that a training kept:
+
+      marlvec play connect_four \
+        --policy examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool
     """
     from marlvec.cli import arguments
     from marlvec.cli.arguments import one_player
@@ -104,7 +107,7 @@ def play(
                 batch_mode="complete",
             ).eval()
             try:
-                _sit_down(table, collector, games)
+                _play_games(table, collector, games)
             except Quit:
                 pass
             except KeyboardInterrupt:
@@ -175,7 +178,7 @@ def _serve_page(
                 pass
 
 
-def _sit_down(table: PlayCallback, collector: Collector, games: int | None) -> None:
+def _play_games(table: PlayCallback, collector: Collector, games: int | None) -> None:
     """Play games to their end, one after the other."""
     from marlvec.trees import map_tree
 
