@@ -18,6 +18,7 @@ from marlvec.testing.env_checks.findings import Fault, Finding, Findings, check_
 from marlvec.testing.env_checks.players.aec import TurnPlayer
 from marlvec.testing.env_checks.players.base import Player
 from marlvec.testing.env_checks.players.gymnasium import SinglePlayer
+from marlvec.testing.env_checks.players.joint import JointPlayer
 from marlvec.testing.env_checks.players.parallel import ParallelPlayer
 from marlvec.testing.env_checks.players.rllib import KeyedPlayer
 from marlvec.testing.env_checks.players.slot import SlotPlayer
@@ -157,7 +158,7 @@ def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:
     if isinstance(adapter, AECAdapter):
         return TurnPlayer(raw, name, max_steps, findings)
     if isinstance(adapter, JointAdapter):
-        return SlotPlayer(adapter, max_steps, findings)
+        return JointPlayer(adapter, max_steps, findings)
     if isinstance(adapter, GymnasiumAdapter):
         return SinglePlayer(raw, name, max_steps, findings)
     return KeyedPlayer(raw, name, list(adapter.ids), max_steps, findings)

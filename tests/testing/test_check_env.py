@@ -31,6 +31,7 @@ from tests.envs.adapters.test_self_resetting import (
     SelfResettingParallelEnv,
     SelfResettingSingleEnv,
 )
+from tests.vector.support.joint_env import JOINT, JointEnv
 
 OBSERVATION = Dict(camera=Dict(left=Box(0.0, 1.0, (2,), np.float32)), clock=Discrete(100))
 
@@ -75,6 +76,7 @@ SCRIPTED: dict[str, Callable[[], Any]] = {
     "keyed, old": partial(KeyedEnv, waits=waits, last_obs=False, int_ids=True, old_api=True),
     "single": partial(SingleEnv, [3, 1, 5], info_every=2),
     "single, old": partial(SingleEnv, [2, 4], old_api=True, masked=True),
+    **{f"joint, {name}": partial(JointEnv, **options) for name, options in JOINT.items()},
 }
 PLAIN: dict[str, Any] = {
     "noop": partial(NoOpEnv, length=4),
@@ -176,6 +178,7 @@ class Good(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type informa
 
 def test_the_env_they_are_made_of_is_good() -> None:
     check_env(Good)
+    check_env(GoodJoint)
 
 
 # --- broken in one thing each; from episode 2 or step 2 on where that can be ---
@@ -210,6 +213,23 @@ class ListForArray(Good):
 class FloatForChoice(Good):
     def see(self, agent: str) -> Any:
         return {"camera": {"left": np.zeros(2, np.float32)}, "clock": float(self.t)}
+
+
+class ListOfAnotherShape(Good):
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": [0.0, 1.0, 1.0]}, "clock": self.t}
+
+
+class FloatsForInts(Good):
+    observation = Dict(camera=Dict(left=Box(0, 9, (2,), np.uint8)), clock=Discrete(100))
+
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.ones(2, np.float32)}, "clock": self.t}
+
+
+class IntsForBytes(FloatsForInts):
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.full(2, 5 if self.t < 5 else 300, np.int64)}, "clock": self.t}
 
 
 class MissingLeaf(Good):
@@ -253,6 +273,16 @@ class Step(Good):
 class ArrayReward(Step):
     def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
         return obs, {agent: np.array([value]) for agent, value in rewards.items()}, ended, cut, infos
+
+
+class NoAxesReward(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return obs, {agent: np.array(value) for agent, value in rewards.items()}, ended, cut, infos
+
+
+class HugeReward(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return obs, dict.fromkeys(rewards, 10**400), ended, cut, infos
 
 
 class InfiniteReward(Step):
@@ -540,6 +570,80 @@ class VanishesFromSlot(Slotted):
         slot.alive[1] = slot.acting[1] = False
 
 
+class GoodJoint(gymnasium.Env[Any, Any]):
+    """Two agents in one Gymnasium env; the first ends in step 2, the second in step 4."""
+
+    n_agents = 2
+    seen = Box(0.0, 9.0, (2,), np.float32)
+    observation_space, action_space = Tuple([seen, seen]), Tuple([Discrete(3), Discrete(3)])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.spoil({"obs": self.see(), "infos": {}})["obs"], {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        whole = {
+            "obs": self.see(),
+            "rewards": [float(self.t < 3), 1.0],
+            "ended": [self.t >= 2, self.t >= 4],
+            "cut": False,
+            "infos": {"avail_actions": [[1, 0, 1], [0, 1, 1, 0]]},
+        }
+        return tuple(self.spoil(whole).values())
+
+    def see(self) -> Any:
+        return [np.full(2, self.t + a, np.float32) for a in range(2)]
+
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return whole
+
+
+class JointDtype(GoodJoint):
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return {**whole, "obs": [whole["obs"][0], whole["obs"][1].astype(np.float64)]}
+
+
+class JointOneObservation(GoodJoint):
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return {**whole, "obs": whole["obs"][: 1 if self.t == 1 else 2]}
+
+
+class JointObjectives(GoodJoint):
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return {**whole, "rewards": np.ones(3)} if "rewards" in whole else whole
+
+
+class JointPaysTheDead(GoodJoint):
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return {**whole, "rewards": (1.0, 1.0)} if "rewards" in whole else whole
+
+
+class JointIntFlags(GoodJoint):
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return {**whole, "ended": np.array(whole["ended"], int)} if "ended" in whole else whole
+
+
+class JointInfo(GoodJoint):
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return {**whole, "infos": None}
+
+
+class JointMask(GoodJoint):
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return {**whole, "infos": {"action_mask": np.eye(2, 3) if self.t < 3 else np.zeros((2, 3))}}
+
+
+class JointFillsTheAction(GoodJoint):
+    action_space = Tuple([Box(0, 1, (1,)), Box(0, 1, (1,))])
+
+    def step(self, action: Any) -> Any:
+        action[1][...] = 7
+        obs, *rest, _ = super().step(action)
+        return obs, *rest, {}
+
+
 BROKEN: list[tuple[Any, str]] = [
     (
         WrongDtype,
@@ -555,11 +659,15 @@ BROKEN: list[tuple[Any, str]] = [
     (NotANumber, "step 5: observation of agent 'a_1', leaf 'camera/left': expected numbers, got NaN at index (1,)"),
     (ListForArray, "leaf 'camera/left': expected a numpy array of dtype float32, got list [0.0, 1.0]"),
     (FloatForChoice, "leaf 'clock': expected an int, got float 0.0"),
+    (ListOfAnotherShape, "leaf 'camera/left': expected a numpy array of dtype float32, got list [0.0, 1.0, 1.0]"),
+    (FloatsForInts, "observation of agent 'a_0', leaf 'camera/left': expected dtype uint8, got float32"),
     (MissingLeaf, "observation of agent 'a_0', leaf 'camera': expected keys ['left'], got []"),
     (NewSpaces, "NewSpaces.action_space('a_0'): the space: expected the same object on each call, got another one"),
     (SpaceAfterReset, "SpaceAfterReset.action_space('a_0'), episode 2: the space: expected the same object"),
     (SpaceThatGrows, "action_space('a_0'), episode 1: the space: expected no change while the env lives, got a change"),
     (ArrayReward, "step 1: reward of agent 'a_0': expected a real number, got ndarray of shape (1,)"),
+    (NoAxesReward, "step 1: reward of agent 'a_0': expected a real number, got ndarray of shape () array("),
+    (HugeReward, "step 1: reward of agent 'a_0': expected a number that a float can hold, got 1000000000"),
     (InfiniteReward, "episode 1, step 4: reward of agent 'a_1': expected a finite number, got inf"),
     (NoReward, "step 1: rewards: expected keys ['a_0', 'a_1'], got ['a_0']"),
     (IntFlag, "step 1: truncation of agent 'a_0': expected a bool, got int 0"),
@@ -599,6 +707,17 @@ BROKEN: list[tuple[Any, str]] = [
     (DoneTooSoon, "step 1: slot.done: expected False, as alive says, got True"),
     (PaysTheDead, "step 3: agent 'agent_0': expected nothing, for it has ended, got a flag or reward"),
     (VanishesFromSlot, "step 1: alive of agent 'agent_1': expected True, for its flags are False, got False"),
+    (JointDtype, "JointDtype.reset(), episode 1: observation of agent 'agent_1': expected dtype float32, got float64"),
+    (JointOneObservation, "step 1: observations: expected one for each agent, 2 in all, got 1"),
+    (
+        JointObjectives,
+        "one for each agent, 2 in all, got 3\n  To change: return one number for the team, or",
+    ),
+    (JointPaysTheDead, "step 3: reward of agent 'agent_0': expected 0, for it has ended, got 1.0"),
+    (JointIntFlags, "step 1: termination of agent 'agent_0': expected a bool, got int64 "),
+    (JointInfo, "step 1: info: expected a dict, got NoneType None"),
+    (JointMask, "step 4: action mask of agent 'agent_1': expected at least one allowed action"),
+    (JointFillsTheAction, "step 1: the action, leaf '1': expected it to be left as it was given, "),
     (KeyedAfterDeath, "step 3: agent 'agent_0': expected no data, for it has ended, got an observation or a reward"),
 ]
 

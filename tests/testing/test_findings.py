@@ -12,34 +12,36 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from pettingzoo import AECEnv
 
+import marlvec
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.testing import Finding, check_env
 from tests.testing import test_check_env as envs
 from tests.testing.test_check_env import Good, rewound
 
 CHECKS = {
-    "observations": "WrongDtype WrongShape OutOfBounds NotANumber ListForArray FloatForChoice MissingLeaf",
+    "observations": "WrongDtype FloatsForInts ListOfAnotherShape WrongShape OutOfBounds NotANumber ListForArray "
+    "FloatForChoice MissingLeaf JointDtype",
     "spaces": "NewSpaces SpaceAfterReset SpaceThatGrows",
-    "rewards": "ArrayReward InfiniteReward PaysInText SingleTextReward",
+    "rewards": "ArrayReward NoAxesReward HugeReward InfiniteReward PaysInText SingleTextReward",
     "keys": "NoReward NoAll",
-    "flags": "IntFlag",
+    "flags": "IntFlag JointIntFlags",
     "agents": "UnknownAgent SelectsAStranger",
     "life": "DataAfterDeath Rebirth Lingers LeavesInSilence DropsAPlayer DeadStay ActsWhenDead PaysTheDead "
-    "VanishesFromSlot KeyedAfterDeath",
-    "infos": "InfoIsNone SingleNoInfo",
-    "results": "SixValues",
+    "VanishesFromSlot KeyedAfterDeath JointPaysTheDead",
+    "infos": "InfoIsNone SingleNoInfo JointInfo",
+    "results": "SixValues JointOneObservation JointObjectives",
     "ends": "NeverEnds DoneTooSoon",
-    "arguments": "EatsActions ScalesActions FillsOptions",
+    "arguments": "EatsActions ScalesActions FillsOptions JointFillsTheAction",
     "runs": "Raises",
     "shared_state": "RandomFromStepTwo SingleNoisy",
     "seed": "RandomInEpisodeThree",
     "reset": "RemembersBeforeTheSeed",
-    "masks": "NobodyMay ShortMask",
+    "masks": "NobodyMay ShortMask JointMask",
     "state": "WrongState",
     "rewards_once": "PaysTwice PaysTheLeaverTwice",
 }
 ONE_EACH = [(check, name) for check, names in CHECKS.items() for name in names.split()]
-MINOR = {"WrongDtype", "ListForArray", "FloatForChoice", "ArrayReward", "IntFlag", "WrongState"}
+MINOR = {"WrongDtype", "JointDtype", "ListForArray", "NoAxesReward", "WrongState"}
 NUMBERS_EPISODES = {"SelectsAStranger", "PaysInText", "DropsAPlayer", "DeadStay", "NoAll", "KeyedAfterDeath"}
 
 
@@ -67,6 +69,20 @@ def test_one_fault_is_one_finding(check: str, name: str) -> None:
 
 def test_a_good_env_has_none() -> None:
     assert found(Good) == []
+
+
+@pytest.mark.parametrize("name", [name for _, name in ONE_EACH if name in MINOR])
+def test_what_is_minor_is_put_right(name: str) -> None:
+    with marlvec.make(getattr(envs, name), num_envs=2, backend="sync") as vectorizer:
+        vectorizer.reset(seed=0)
+        for _ in range(8):
+            vectorizer.step(np.zeros((2, 2), np.int64))
+
+
+def test_what_is_put_right_at_first_and_refused_later_is_serious() -> None:
+    by_severity = {one.severity: one for one in found(envs.IntsForBytes)}
+    assert by_severity.keys() == {"serious"}
+    assert by_severity["serious"].where.endswith("episode 1, step 5")
 
 
 # --- what instances share ---
@@ -335,8 +351,8 @@ class ManyFaults(Good):
 
 def test_all_faults_are_found_in_one_run_serious_ones_first() -> None:
     findings = found(ManyFaults)
-    assert names(findings) == ["rewards", "observations", "observations", "infos", "flags", "observations"]
-    assert [one.severity for one in findings] == ["serious"] * 4 + ["minor"] * 2
+    assert names(findings) == ["rewards", "flags", "observations", "observations", "infos", "observations"]
+    assert [one.severity for one in findings] == ["serious"] * 5 + ["minor"]
     assert {one.where.partition(",")[2] for one in findings if one.check == "observations"} == {
         " episode 1, step 5",
         " episode 2",

@@ -28,14 +28,15 @@ from marlvec.errors import ArgumentError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import as_mask
 
-__all__ = ["AGENTS", "JointAdapter", "has_joint_spaces"]
+__all__ = ["AGENTS", "MASKS", "JointAdapter", "has_joint_spaces"]
 
 AGENTS = ("auto", "tuple", "dict", "single")
 """What `marlvec.make` takes for ``agents``."""
 
 _COUNTS = ("n_agents", "num_agents")
 _VECTOR_HINT = "Expected one number for the team, or one for each agent"
-_MASKS = ("action_mask", "avail_actions")  # the second is SMAC's name
+MASKS = ("action_mask", "avail_actions")  # the second is SMAC's name
+"""Where the common info may have a mask for each agent."""
 
 
 class JointAdapter(Adapter):
@@ -57,6 +58,10 @@ class JointAdapter(Adapter):
         env: The env. Its ``observation_space`` and ``action_space`` are Tuples of one length, or Dicts of the same
             keys. Agents of a Tuple are called ``"agent_0"``, ``"agent_1"``, …, those of a Dict by their keys.
 
+    Attributes:
+        is_dict: Whether the spaces are Dicts.
+        keys: Those of the agents in the spaces: keys of the Dicts, or places in the Tuples.
+
     Raises:
         ContractError: In ``reset`` and ``step``, if the env returns too few or too many entries, the reward of an agent
             that has ended, or something that is no observation, reward or flag.
@@ -64,19 +69,19 @@ class JointAdapter(Adapter):
 
     def __init__(self, env: Any) -> None:
         joint = env.observation_space, env.action_space
-        self._is_dict = isinstance(joint[0], Dict)
-        self._keys = _keys_of(*joint) or []
-        ids = self._keys if self._is_dict else [f"agent_{key}" for key in self._keys]
-        super().__init__(env, ids, *([space.spaces[key] for key in self._keys] for space in joint))
+        self.is_dict = isinstance(joint[0], Dict)
+        self.keys: list[Any] = _keys_of(*joint) or []
+        ids = self.keys if self.is_dict else [f"agent_{key}" for key in self.keys]
+        super().__init__(env, ids, *([space.spaces[key] for key in self.keys] for space in joint))
         self._live = [False] * len(self.ids)
         self._idle_actions: dict[int, Any] = {}
         # Of two agents, the second of whom observes a dict: what they observe looks like all observations and an info.
-        pair_like = len(self.ids) == 2 and not self._is_dict and isinstance(joint[0].spaces[1], Dict)
+        pair_like = len(self.ids) == 2 and not self.is_dict and isinstance(joint[0].spaces[1], Dict)
         self._pair = SpaceTree(joint[0]) if pair_like else None
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode of all agents."""
-        obs, info = self._split_reset(self._call_reset(seed, options))
+        obs, info = self.split_reset(self._call_reset(seed, options))
         self._begin(slot, obs, "reset()")
         return self._take_masks(slot, self._by_agent(slot, info))
 
@@ -91,7 +96,11 @@ class JointAdapter(Adapter):
     def step(self, slot: Slot) -> Info | None:
         """Step all agents."""
         live, name = self._live, self.name
-        result = self.env.step(self._joint_action(slot.read_actions()))
+        actions = slot.read_actions()
+        for a, is_live in enumerate(live):
+            if not is_live:
+                actions[a] = self.idle_action(a)
+        result = self.env.step(self.join(actions))
         if step_length(result, name, "values") == 5:
             obs, rewards, terminated, truncated, info = result
         else:
@@ -125,16 +134,13 @@ class JointAdapter(Adapter):
 
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         joint = self.env.observation_space if kind == "observation" else self.env.action_space
-        return joint.spaces[self._keys[self._index[agent]]]
+        return joint.spaces[self.keys[self._index[agent]]]
 
-    def _joint_action(self, actions: list[Any]) -> tuple[Any, ...] | dict[Any, Any]:
+    def join(self, actions: Sequence[Any]) -> tuple[Any, ...] | dict[Any, Any]:
         """A member of the env's action space: one action per agent. Some envs ask whether it is a tuple."""
-        for a, live in enumerate(self._live):
-            if not live:
-                actions[a] = self._idle_action(a)
-        return dict(zip(self._keys, actions, strict=True)) if self._is_dict else tuple(actions)
+        return dict(zip(self.keys, actions, strict=True)) if self.is_dict else tuple(actions)
 
-    def _idle_action(self, a: int) -> Any:
+    def idle_action(self, a: int) -> Any:
         """What the env is given for an agent that has ended: it takes no action of fewer agents."""
         if a not in self._idle_actions:
             space = self.action_spaces[a]
@@ -199,7 +205,7 @@ class JointAdapter(Adapter):
             contract_error(self.name, call, f"{what}: expected one per agent, {len(self.ids)} in all, got {len(value)}")
         return value  # type: ignore[return-value]  # an array's rows are as good
 
-    def _split_reset(self, result: Any) -> tuple[Any, Any]:
+    def split_reset(self, result: Any) -> tuple[Any, Any]:
         """Distinguish observations and info, which old envs do not return, from observations alone."""
         if not isinstance(result, tuple) or len(result) != 2 or not _is_info(result[1]):
             return result, None
@@ -212,7 +218,7 @@ class JointAdapter(Adapter):
         if isinstance(info, (list, tuple)):
             entries = self._entries(info, "infos", "info")
             info = dict(zip(self.ids, entries or (), strict=True))
-        elif not self._is_dict or not isinstance(info, Mapping):
+        elif not self.is_dict or not isinstance(info, Mapping):
             new_infos = info_dicts.common(info, self.name)
             if new_infos is not None:
                 self._deal_out(slot, new_infos)
@@ -222,7 +228,7 @@ class JointAdapter(Adapter):
     def _deal_out(self, slot: Slot, new_infos: Info) -> None:
         """Give each agent its own of what the common info has for all: masks, and last observations."""
         shared = new_infos[COMMON]
-        for key in _MASKS:
+        for key in MASKS:
             if (masks := self._masks(slot, shared.get(key))) is not None:
                 del shared[key]
                 for agent, mask in zip(self.agents, masks, strict=True):

@@ -148,11 +148,14 @@ class Findings:
         return Findings(self._skip, is_aside=True)
 
     def add(self, fault: Fault) -> None:
-        """Add one, or count it, if it is there."""
-        if fault.finding.check in self._skip:
+        """Add one, or count it, if it is there; the first serious one stands for all."""
+        found = fault.finding
+        if found.check in self._skip:
             return
-        seen = self._found.get(fault.key)
-        self._found[fault.key] = fault.finding if seen is None else replace(seen, times=seen.times + 1)
+        if (seen := self._found.get(fault.key)) is not None:
+            worse = seen.severity == "minor" and found.severity == "serious"
+            found = replace(found if worse else seen, times=seen.times + 1)
+        self._found[fault.key] = found
 
     def update(self, others: Findings) -> None:
         """Add those that others have and this one has not."""

@@ -6,7 +6,6 @@ Nothing is cast before it is looked at: what a vectorizer would put right in sil
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
@@ -15,6 +14,8 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
+from marlvec.envs.slot import fit
+from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import as_mask, count_choices
 from marlvec.testing.env_checks.report import Place, leaf, short
 
@@ -28,6 +29,8 @@ __all__ = [
     "check_table",
     "check_tuple",
 ]
+
+_MASK = "action_mask"
 
 
 def check_member(space: Space[Any], value: Any, place: Place, subject: str, check: str = "observations") -> None:
@@ -101,12 +104,18 @@ def _check_leaf(one: _Value, space: Space[Any], value: Any, path: str) -> None:
 
 
 def _check_array(one: _Value, space: Space[Any], value: Any, path: str) -> bool:
-    """Look at an array; return whether its dtype is another one, and all else is right."""
-    scalar = isinstance(value, np.generic) and space.shape == ()
-    if not isinstance(value, np.ndarray) and not scalar:
+    """Look at an array; return whether its type or dtype is another one, and all else is right."""
+    is_odd = False
+    if not isinstance(value, np.ndarray) and not (isinstance(value, np.generic) and space.shape == ()):
         got = f"{type(value).__name__} {short(value)}"
         change = f"return np.asarray(…, dtype=np.{space.dtype})"
-        one.fault(path, f"a numpy array of dtype {space.dtype}", got, change, minor=True)
+        try:
+            array = fit(np.empty(space.shape or (), space.dtype), value, path)
+        except ContractError:
+            one.fault(path, f"a numpy array of dtype {space.dtype}", got, change)
+        with one.place.going_on():
+            one.fault(path, f"a numpy array of dtype {space.dtype}", got, change, minor=True)
+        value, is_odd = array.astype(space.dtype), True
     if value.shape != space.shape:
         change = "return it in the space's shape, or give the space this one"
         one.fault(path, f"shape {space.shape}", f"{value.shape}", change)
@@ -117,33 +126,50 @@ def _check_array(one: _Value, space: Space[Any], value: Any, path: str) -> bool:
     if value.dtype != space.dtype:
         change = f"return it with .astype(np.{space.dtype}), or give the space dtype={value.dtype}"
         with one.place.going_on():
-            one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, minor=True)
+            one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, minor=_is_put_right(space, value, path))
+        is_odd = True
     if isinstance(space, Box):
         outside = np.argwhere(~((value >= space.low) & (value <= space.high)))
         if len(outside):
             at = tuple(outside[0].tolist())
             bounds = f"a number from {space.low[at]} to {space.high[at]} at index {at}"
             one.fault(path, bounds, str(np.asarray(value)[at]))
-    return bool(value.dtype != space.dtype)
+    return is_odd
 
 
 def _check_choice(one: _Value, space: Discrete, value: Any, path: str) -> None:
     plain = isinstance(value, (np.ndarray, np.generic)) and value.shape == ()
+    minor = _is_put_right(space, value, path)
     if not plain and (not isinstance(value, int) or isinstance(value, bool)):
-        one.fault(path, "an int", f"{type(value).__name__} {short(value)}", "return int(value)", minor=True)
+        one.fault(path, "an int", f"{type(value).__name__} {short(value)}", "return int(value)", minor=minor)
     if plain and value.dtype != space.dtype:
         change = "return int(value)"
-        one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, minor=True)
+        one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, minor=minor)
+
+
+def _is_put_right(space: Space[Any], value: Any, path: str) -> bool:
+    """Whether marlvec's buffers take what is of another type or dtype than its space says."""
+    if path == _MASK:
+        return True  # any number that is not zero allows
+    try:
+        fit(np.empty(space.shape or (), space.dtype), value, path)
+    except ContractError:
+        return False
+    return True
 
 
 def check_reward(value: Any, place: Place, agent: Any) -> None:
     """Refuse a reward that is not one finite real number."""
     subject = f"reward of agent {agent!r}"
-    if not isinstance(value, (numbers.Real, np.floating, np.integer)):
+    if not isinstance(value, (int, float, np.floating, np.integer)):
         shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
         got = f"{type(value).__name__}{shape} {short(value)}"
         place.fault("rewards", subject, "a real number", got, minor=_is_one_number(value))
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:
+        place.fault("rewards", subject, "a number that a float can hold", short(value))
+    if not math.isfinite(number):
         change = "look for a division by zero, a logarithm of zero, or an overflow where it is computed"
         place.fault("rewards", subject, "a finite number", str(value), change)
 
@@ -152,14 +178,15 @@ def check_flag(value: Any, place: Place, agent: Any, what: str) -> bool:
     """Refuse a flag that is no bool; return it."""
     if not isinstance(value, (bool, np.bool_)):
         got = f"{type(value).__name__} {short(value)}"
-        # 0 and 1 are taken for what they mean; whether [False] is true depends on who asks.
-        minor = isinstance(value, (int, np.integer))
-        place.fault("flags", f"{what} of agent {agent!r}", "a bool", got, kind=what, minor=minor)
+        place.fault("flags", f"{what} of agent {agent!r}", "a bool", got, kind=what)
     return bool(value)
 
 
 def _is_one_number(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "iuf"
+    """Whether marlvec takes it for a number: an array without axes, or a bool of numpy's."""
+    return isinstance(value, np.bool_) or (
+        isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "biuf"
+    )
 
 
 def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -> NDArray[np.bool_] | None:

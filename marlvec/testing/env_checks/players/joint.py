@@ -1,0 +1,169 @@
+"""Checking Gymnasium envs of several agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.adapters.joint import MASKS, JointAdapter
+from marlvec.envs.adapters.return_values import AgentId
+from marlvec.spaces.action_masks import as_mask, count_choices
+from marlvec.testing.env_checks.findings import Findings
+from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.values import check_keys, check_table, check_tuple
+
+__all__ = ["JointPlayer"]
+
+
+class JointPlayer(Player):
+    """Plays a Gymnasium env with one entry per agent in its spaces: all agents act in every step.
+
+    Args:
+        adapter: Says which agents there are, and what the env is given for those that have ended. The env inside is
+            what is played.
+        max_steps: Within how many steps an episode must end.
+        findings: Where findings go.
+    """
+
+    def __init__(self, adapter: JointAdapter, max_steps: int, findings: Findings) -> None:
+        env, agents = adapter.env, list(adapter.ids)
+
+        def read() -> dict[str, Any]:
+            joint = {kind: getattr(env, f"{kind}_space") for kind in ("observation", "action")}
+            return {f"{kind}_space[{key!r}]": joint[kind].spaces[key] for kind in joint for key in adapter.keys}
+
+        super().__init__(env, adapter.name, agents, read, max_steps, findings)
+        self._adapter = adapter
+        self._seen: Mapping[AgentId, Any] = {}
+        self._infos: Mapping[AgentId, Any] = {}
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Begin an episode of all agents."""
+        obs, info = self._adapter.split_reset(self.ask_reset(seed, options))
+        self.live = set(self.agents)
+        self._take_infos({} if info is None else info)
+        self._look(obs)
+
+    def step(self, rng: np.random.Generator) -> None:
+        """Let all agents act that are live; those that have ended are given what the adapter gives them."""
+        actions = [
+            self.draw(agent, self._allowed(agent), rng) if agent in self.live else self._adapter.idle_action(a)
+            for a, agent in enumerate(self.agents)
+        ]
+        joint = self._adapter.join(actions)
+        result = check_tuple(self.ask(self.env.step, joint, given="the action"), self.place, 4, 5)
+        obs, rewards, ended, *cut, info = result
+        self._take_infos(info)
+        self._take_rewards(rewards)
+        over = self._take_flags(ended, cut[0] if cut else False)
+        if over == self.live and self.resets_itself:
+            self._look_at_ends(info)
+            self.over = True
+            self._look(obs)
+            return
+        self._look(obs)
+        self.gone |= over
+        self.live -= over
+        self.over = not self.live
+
+    def _look(self, obs: Any) -> None:
+        """Look at the observations of those that are in the episode, or have just ended."""
+        entries = self._entries(obs, "observations")
+        if entries is None:
+            got, change = type(obs).__name__, "return a tuple with an observation for each agent"
+            self.place.fault("results", "observations", self._one_each(), got, change)
+        self._seen = entries
+        for agent in self.agents:
+            if agent in self.live:
+                self.observe(agent, entries[agent])
+
+    def _take_rewards(self, rewards: Any) -> None:
+        entries = self._entries(rewards, "rewards")
+        for agent in self.agents:
+            value = rewards if entries is None else entries.get(agent)
+            if agent in self.live:
+                self.note_reward(agent, value)
+            elif entries is not None and value is not None and np.any(value):
+                with self.place.going_on():
+                    change = "give 0 as the reward of an agent that has ended"
+                    self.place.fault("life", f"reward of agent {agent!r}", "0, for it has ended", str(value), change)
+
+    def _take_flags(self, terminated: Any, truncated: Any) -> set[AgentId]:
+        """Look at the flags; return who has ended in this step."""
+        tables = [
+            (value, self._entries(value, what))
+            for value, what in ((terminated, "terminated"), (truncated, "truncated"))
+        ]
+        found = set()
+        for agent in self.agents:
+            if agent in self.live:
+                flags = [value if entries is None else entries[agent] for value, entries in tables]
+                if self.ends(agent, *flags):
+                    found.add(agent)
+        return found
+
+    def _take_infos(self, info: Any) -> None:
+        """Look at the infos: one dict for all, in which masks may be a list, or one for each agent."""
+        own: Mapping[AgentId, Any] = {}
+        if isinstance(info, (list, tuple)) or (isinstance(info, Mapping) and self._adapter.is_dict):
+            entries = info if isinstance(info, Mapping) else self._entries(info, "infos")
+            own = self.check_infos(entries)
+        else:
+            with self.place.going_on():
+                own = self._masks_in(check_table(info, self.place, "info", "infos"))
+        self._infos = own
+
+    def _masks_in(self, info: Mapping[Any, Any]) -> dict[AgentId, Any]:
+        """Infos of the agents, with the masks that the common one has for each of them."""
+        for key in MASKS:
+            value = info.get(key)
+            if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.agents):
+                continue
+            masks = {agent: as_mask(one) for agent, one in zip(self.agents, value, strict=True)}
+            if all(mask is not None for mask in masks.values()):
+                return {agent: {"action_mask": self._cut(agent, mask)} for agent, mask in masks.items()}
+        return {}
+
+    def _cut(self, agent: AgentId, mask: NDArray[Any] | None) -> Any:
+        """A mask without what it has beyond the agent's choices, where that allows nothing."""
+        size = count_choices(self.action_spaces[agent])
+        return mask if mask is None or size is None or np.any(mask[size:]) else mask[:size]
+
+    def _allowed(self, agent: AgentId) -> NDArray[np.bool_] | None:
+        return self.allowed(agent, self._seen[agent], self._infos.get(agent))
+
+    def _look_at_ends(self, info: Any) -> None:
+        """Look at the last observations in an episode of an env that has begun the next one itself."""
+        common = info if isinstance(info, Mapping) else {}
+        shared = {
+            key: dict(zip(self.agents, value, strict=True))
+            for key, value in common.items()
+            if isinstance(value, (list, tuple, np.ndarray)) and len(value) == len(self.agents)
+        }
+        for agent in self.agents:
+            if agent in self.live:
+                self.check_final(agent, self._infos.get(agent), {**common, **shared})
+
+    def _entries(self, value: Any, what: str) -> Mapping[AgentId, Any] | None:
+        """One entry per agent; None where there is one value for all. A dict may lack those who have ended."""
+        if isinstance(value, Mapping):
+            known = set(self.agents)
+            check_keys(set(value) - (known - self.live), self.live, self.place, what)
+            return value
+        if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim):
+            return None
+        if len(value) != len(self.agents):
+            change = f"return one for each agent as {what}"
+            if what == "rewards":
+                change = (
+                    "return one number for the team, or one for each agent; if it is one for each objective, make it "
+                    "one: mo_gymnasium.wrappers.LinearReward(env, weight=…)"
+                )
+            self.place.fault("results", what, self._one_each(), str(len(value)), change, kind=what)
+        return dict(zip(self.agents, value, strict=True))
+
+    def _one_each(self) -> str:
+        return f"one for each agent, {len(self.agents)} in all"
