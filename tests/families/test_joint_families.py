@@ -78,6 +78,11 @@ def multigrid_env(name: str) -> Any:
     return kind(agents=3, max_steps=25, **kwargs)
 
 
+# multigrid compiles what it observes with, anew in each process: minutes, where others use the cores, too.
+COMPILES = pytest.mark.time_limit(900)
+
+
+@COMPILES
 @pytest.mark.parametrize("backend", ["sync", "thread", "async"])
 @pytest.mark.parametrize("name", FIXED)
 def test_dicts_with_numbers_for_keys_are_agents(name: str, backend: str) -> None:
@@ -117,6 +122,7 @@ def assert_seen(obs: Any, plain: list[Any], ended: Any) -> None:
             assert str(obs["mission"][i, a]) == str(seen[a]["mission"])
 
 
+@COMPILES
 def test_what_multigrid_draws_does_not_come_from_the_seed() -> None:
     """Theirs, not ours: of the envs that place things at random, two with one seed begin unlike each other."""
     pytest.importorskip("multigrid")
