@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from marlvec.distributed.accounting.ledger import Entry, Ledger, LostReason
-from marlvec.distributed.engines.engine import Engine, LostError
+from marlvec.distributed.engines.engine import Engine, LostError, UnsentError
 from marlvec.distributed.place import Place, seed_at
 from marlvec.distributed.policy_log import PolicyLog
 from marlvec.distributed.server.messages import (
@@ -27,6 +29,7 @@ from marlvec.vector.faults.restarts import RestartBudget, RestartLimit
 
 __all__ = ["CollectorGroup", "LostCollector", "RemoteCollector"]
 
+_LOG = logging.getLogger("marlvec")
 _LATE_ANSWERS = 2.0  # seconds to fetch what a collector had answered before it was lost
 
 
@@ -197,20 +200,31 @@ class CollectorGroup:
         return self._engine.submit(collector.handle, Start(place, self._build, state, wants, replayed, *resume))
 
     def _await_start(self, collector: RemoteCollector, ticket: Any, num_collectors: int) -> Started | Raised:
-        """What a collector says when it is built; where it dies meanwhile, the next one in its place."""
-        while True:
+        """What a collector says when it is built; where it dies meanwhile, the next one in its place.
+
+        Raises:
+            CollectorDied: Too often, also where the limit's seconds are less than a few timeouts take: one that no
+                machine has room for would be begun for ever.
+        """
+        for begun in count(1):
             try:
                 if not self._engine.ready([ticket], self._timeout):
                     text = f"it took more than {self._timeout:g} s; has the cluster room for one more?"
                     raise LostError("timeout", text)
                 reply = self._engine.take(ticket, self._timeout)
+            except UnsentError as unsent:
+                return unsent.raised
             except LostError as lost:
                 self._note_loss(collector, lost.reason, f"while it was built: {lost}", 0)
+                if begun > self._budget.limit.count:
+                    more = f"Gave up: it was begun {begun} times in a row, one more than max_restarts allows."
+                    raise self.death(collector, more) from lost
                 self.allow_restart(collector)
                 ticket = self._begin(collector, num_collectors)
                 continue
             assert isinstance(reply, Started | Raised)  # that is what was asked
             return reply
+        raise AssertionError  # it counts without an end
 
     def _check_started(self, collector: RemoteCollector, started: Started) -> None:
         known = self.started
@@ -308,6 +322,8 @@ class CollectorGroup:
             if id(ticket) in ready:
                 try:
                     raised += self._hold(collector, request_id, self._engine.take(ticket, self._timeout), take)
+                except UnsentError as unsent:
+                    raised += self._take_unsent(collector, request_id, unsent, take)
                 except LostError as lost:
                     raised += self._end(collector, lost.reason, str(lost), take)
                 except ProtocolError as wrong:
@@ -319,12 +335,22 @@ class CollectorGroup:
                 raised += self._end(collector, "timeout", text, take)
         return raised
 
+    def _take_unsent(
+        self,
+        collector: RemoteCollector,
+        request_id: int,
+        unsent: UnsentError,
+        take: Callable[[int, Answer | None], None],
+    ) -> list[BaseException]:
+        """What a command said is gone; where rows are, those that follow would follow on a gap, and it ends."""
+        if request_id in self._commands:
+            return self._hold(collector, request_id, Answer(request_id, collector.epoch, raised=unsent.raised), take)
+        return [unsent.raised.exception(), *self._end(collector, unsent.reason, str(unsent), take)]
+
     def _hold(
         self, collector: RemoteCollector, request_id: int, answer: Any, take: Callable[[int, Answer | None], None]
     ) -> list[BaseException]:
         collector.since = time.monotonic()
-        if isinstance(answer, Raised):  # what was to be sent could not be
-            answer = Answer(request_id, collector.epoch, raised=answer)
         assert isinstance(answer, Answer)  # that is what was asked
         self._ledger.hold(answer.id, answer.epoch)
         collector.tickets.pop(request_id)
@@ -370,6 +396,7 @@ class CollectorGroup:
         self._engine.kill(collector.handle)
         collector.handle, collector.pid, collector.why = None, None, (reason, text)
         assert collector.place is not None  # it was begun
+        _LOG.warning("collector %d, incarnation %d, is lost: %s", collector.index, collector.epoch, text)
         self.losses.append(LostCollector(collector.place, reason, requests))
 
     # --- saved

@@ -75,7 +75,7 @@ class Collectors(StatefulCollectors):
         max_policy_lag: How many versions older than the present weights those may be that a fragment was asked for
             with, when it is handed out; likewise. What would get too old is waited for, nothing is dropped. 0:
             collectors wait while the learner learns. None: no bound.
-        timeout: Seconds that a request may run before its collector counts as hung and is ended.
+        timeout: Seconds that a request may run before its collector counts as hung and is ended; ``math.inf``: never.
         on_fault: What happens where a collector is lost. ``"restart"``: it is restarted, and what was lost is asked
             for again. ``"mask"``: it stays away, and others make up for it. ``"raise"``: `CollectorDied` is raised;
             calling again goes on as ``"restart"`` would.
@@ -125,7 +125,7 @@ class Collectors(StatefulCollectors):
         check_choice("backend", backend, ("ray", "sync"))
         check_choice("on_fault", on_fault, ("restart", "mask", "raise"))
         number = count_from(num_collectors, f"Collectors(num_collectors={num_collectors!r})")
-        if not timeout > 0:
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ArgumentError(f"timeout must be above 0 seconds, got {timeout!r}")
         if sync_states is not None:
             count_from(sync_states, f"Collectors(sync_states={sync_states!r})")
@@ -136,7 +136,9 @@ class Collectors(StatefulCollectors):
         self._rounds = MergeRounds(sync_states)
         self._closed = False
         self._raised: list[BaseException] = []
-        limit = RestartLimit(max_restarts) if isinstance(max_restarts, int) else max_restarts
+        limit = max_restarts if isinstance(max_restarts, RestartLimit) else RestartLimit(max_restarts)
+        episodes = count_from(window, f"Collectors(window={window!r})")
+        entropy = entropy_of(None if seed is None else check_seed(seed))
         hint = ": have it make envs and policies itself, where it is called"
         build_bytes = pickled(_checked(build), "build", hint)
         engine = _engine(backend, remote_args)
@@ -145,8 +147,8 @@ class Collectors(StatefulCollectors):
             engine,
             build_bytes,
             self._ledger,
-            entropy=entropy_of(None if seed is None else check_seed(seed)),
-            timeout=timeout,
+            entropy=entropy,
+            timeout=float(timeout),
             limit=limit,
             merged=lambda: (self._rounds.merged, self._rounds.number),
             log=self._log,
@@ -156,7 +158,7 @@ class Collectors(StatefulCollectors):
             started = self._group.started
             assert started is not None  # the first one was built
             self._policies = HeadPolicies(started, learner_connectors, engine.put)
-            self.metrics = Metrics(started.agents, started.policies, window=window)
+            self.metrics = Metrics(started.agents, started.policies, window=episodes)
         except BaseException:
             self.close()
             raise
@@ -454,6 +456,7 @@ class Collectors(StatefulCollectors):
 
         Raises:
             ArgumentError: There is no such policy.
+            SerialisationError: They cannot be pickled.
             StateError: A fragment on its way would get older than ``max_policy_lag``: call `collect` first.
             ClosedError: It is closed.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from marlvec.collect.state.state_loader import StateLoader
 from marlvec.connectors import LearnerPipeline
 from marlvec.distributed.accounting.pacing import Pacing
 from marlvec.distributed.server.messages import Started
-from marlvec.errors import ArgumentError, StateError
+from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.state_fields import State, check_fields, number_field
 
 __all__ = ["HeadPolicies"]
@@ -58,8 +59,11 @@ class HeadPolicies:
 
         Raises:
             ArgumentError: There is no such policy.
+            SerialisationError: They cannot be pickled.
             StateError: One would get older.
         """
+        if not isinstance(weights, Mapping):
+            raise ArgumentError(f"weights must be a dict by policy id, got {weights!r:.200}")
         if unknown := [name for name in weights if name not in self.ids]:
             raise ArgumentError(f"weights of unknown policies {unknown}; the policies are {self.ids}")
         if not Pacing(1, max_lag).may_publish(bases, self.version):
@@ -68,7 +72,10 @@ class HeadPolicies:
                 f"{self.version + 1} would make them older than max_policy_lag={max_lag}: call collect() first"
             )
         new = {**self.weights, **weights}
-        reference = self._put(new)
+        try:
+            reference = self._put(new)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise SerialisationError(f"weights of {list(weights)} cannot be pickled: {error}") from error
         self.weights, self.reference, self.version = new, reference, self.version + 1
 
     # --- policies that come and go

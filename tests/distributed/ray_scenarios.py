@@ -7,6 +7,7 @@ would hide what one of them leaves behind.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -23,7 +24,7 @@ import marlvec
 from marlvec.collect import Collector
 from marlvec.distributed import Collectors, Place
 from marlvec.distributed.engines.ray_engine import fetch
-from marlvec.errors import CollectorDied, CollectorTimeout
+from marlvec.errors import CollectorDied, CollectorTimeout, StateError
 from marlvec.policies import FunctionPolicy
 from tests.distributed.helpers import Shift, check_metrics, check_rows, envs_of, learning, named_by, plain, same_batch
 from tests.waiting import until
@@ -161,14 +162,21 @@ def dying(place: Place, where: str) -> Collector:
                 raise ZeroDivisionError("ninth")
             if where == "hang":
                 time.sleep(3600)
-        return np.zeros(len(rows), np.int64)
+        actions = np.zeros(len(rows), np.int64)
+        if where != "unsent":
+            return actions
+        things = np.full(len(rows), None)
+        if ends and calls[0] == 9:
+            things[:] = [threading.Lock() for _ in range(len(rows))]
+        return actions, {"things": things}
 
     return Collector(envs_of("parallel", 2, 0), FunctionPolicy(act), seed=place.seed, agent_connectors=[])
 
 
 def faults() -> None:
-    """A death while it is built, and in an env's or a policy's code, each twice in a row; a hang; an exception."""
-    for where, reason in (("build", None), ("act", "died"), ("hang", "timeout"), ("raise", "raised")):
+    """A death while it is built, and in code of the user's, each twice in a row; a hang; what is raised, or lost."""
+    reasons = {"build": None, "act": "died", "hang": "timeout", "raise": "raised", "unsent": "object_lost"}
+    for where, reason in reasons.items():
         build = partial(dying, where=where)
         timeout = 20.0 if where == "hang" else 60.0  # to build one, too
         with Collectors(build, 2, "ray", seed=0, window=1000, timeout=timeout, max_restarts=MANY) as many:
@@ -179,6 +187,9 @@ def faults() -> None:
                 except ZeroDivisionError as error:
                     assert where == "raise"
                     assert "in act" in "".join(error.__notes__)
+                except TypeError as error:
+                    assert where == "unsent"
+                    assert "lock" in str(error)
                 check_metrics(many, batches)
             check_rows(batches)
             assert {batch.env_steps for batch in batches} == {24}
@@ -314,7 +325,21 @@ def beside(is_joined: bool) -> None:
                 until(lambda: ray.available_resources().get("CPU", 0.0) == 0.0)
             else:
                 assert ray.available_resources()["CPU"] > 0.0
+                with Collectors(plain, 3, "ray", seed=0, timeout=120) as more:  # on the same one, which the last ends
+                    more.collect(env_steps=20)
+                    many.close()
+                    more.collect(env_steps=20)
         assert not ray.is_initialized()
+        with Collectors(plain, 1, "ray", seed=0, timeout=math.inf) as many:
+            many.collect(env_steps=4)
+            ray.shutdown()
+            try:
+                many.collect(env_steps=4)
+            except StateError as error:
+                assert "connection to Ray" in str(error)
+            else:
+                raise AssertionError("Ray must not connect to another cluster by itself")
+            assert not ray.is_initialized()
     finally:
         cluster.shutdown()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,36 @@ def test_arguments_that_are_wrong_are_refused_by_name() -> None:
     lock: Any = __import__("threading").Lock()
     with pytest.raises(SerialisationError, match="build cannot be pickled"):
         Collectors(lambda place: plain(place, callbacks=[lock, file]), 1, "sync")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"timeout": None}, "timeout must be above 0"),
+        ({"timeout": math.nan}, "timeout must be above 0"),
+        ({"max_restarts": "often"}, "max_restarts: expected a count"),
+        ({"window": "all"}, r"window='all'\): expected an integer of at least 1"),
+        ({"seed": -1}, "seed must be an integer from 0"),
+    ],
+)
+def test_what_can_be_seen_to_be_wrong_begins_no_cluster(wrong: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be left behind."""
+    begun: list[Any] = []
+    monkeypatch.setattr(collectors, "_engine", lambda *given: begun.append(given))
+    with pytest.raises(ArgumentError, match=text):
+        Collectors(plain, 1, **wrong)
+    assert not begun
+
+
+def test_weights_that_are_none() -> None:
+    lock: Any = __import__("threading").Lock()
+    with Collectors(plain, 2, "sync", seed=0, timeout=math.inf) as many:
+        with pytest.raises(SerialisationError, match=r"weights of \['main'\] cannot be pickled: .*lock"):
+            many.set_weights({"main": {"shift": lock}})
+        with pytest.raises(ArgumentError, match="weights must be a dict by policy id, got 3"):
+            many.set_weights(3)  # type: ignore[arg-type]  # on purpose
+        assert many.version == 0
+        assert many.collect(env_steps=4).env_steps == 4
 
 
 def test_amounts_and_versions_that_cannot_be() -> None:

@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marlvec import RestartLimit
 from marlvec.collect import Collector
 from marlvec.distributed import Collectors, Place, collectors
+from marlvec.distributed.engines.engine import UnsentError
+from marlvec.distributed.server.messages import Raised
 from marlvec.errors import CollectorDied, CollectorTimeout, RemoteCause
 from marlvec.policies import FunctionPolicy
 from tests.distributed.helpers import MANY, FaultyEngine, check_metrics, check_rows, envs_of, learning, plain
@@ -177,6 +180,51 @@ def test_answers_made_before_a_death_are_good_and_what_follows_on_a_gap_is_not(f
             assert many.accounting.lost_by == {"object_lost": 1, "after_a_loss": 2}
 
 
+@pytest.mark.parametrize("sync", [True, False])
+def test_an_answer_that_cannot_be_sent_takes_its_collector_along(
+    sync: bool, faulty: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are gone, and what the same collector made next would follow on a gap."""
+    engine = faulty(0, 0.0)
+    take, taken = engine.take, list[Any]()
+
+    def unsent(ticket: Any, timeout: float) -> Any:
+        reply = take(ticket, timeout)
+        taken.append(ticket)
+        if taken[4:5] == [ticket]:
+            raise UnsentError(Raised.of(TypeError("cannot pickle"), "while its answer was sent"))
+        return reply
+
+    with Collectors(plain, 2, "sync", sync=sync, seed=0, window=1000) as many:
+        monkeypatch.setattr(engine, "take", unsent)
+        batches = []
+        with pytest.raises(TypeError, match="cannot pickle"):
+            for _ in range(9):
+                batches.append(many.collect(env_steps=12))
+        batches += [many.collect(env_steps=12) for _ in range(4)]
+        check_rows(batches)
+        check_metrics(many, batches)
+        assert many.accounting.restarts == 1
+        assert set(many.accounting.lost_by) - {"after_a_loss"} == {"object_lost"}
+
+
+def test_one_that_nobody_has_room_for_is_not_begun_for_ever(
+    faulty: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long a timeout is beside the seconds of the limit."""
+    engine = faulty(0, 0.0)
+    limit = RestartLimit(3, seconds=0.0, backoff=0.0)
+    with Collectors(plain, 1, "sync", seed=0, max_restarts=limit, timeout=7.0) as many:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "ready", lambda tickets, timeout: [])
+            with pytest.raises(CollectorTimeout, match=r"than 7 s; has the cluster room.*begun 4 times in a row"):
+                many.resize(2)
+        assert len(caplog.messages) == 4
+        assert caplog.messages[0].startswith("collector 1, incarnation 0, is lost: while it was built: it took more")
+        many.collect(env_steps=4)
+        assert len(many.places) == 2
+
+
 class Fussy(Exception):
     """Cannot be pickled."""
 
@@ -218,8 +266,6 @@ def test_what_a_collector_raises_comes_out_typed_and_its_rows_come_next(sync: bo
 
 
 def test_an_exception_that_cannot_travel_comes_as_its_text() -> None:
-    from marlvec.distributed.server.messages import Raised
-
     told = Raised.of(Fussy(), "here").exception()
     assert isinstance(told, RemoteCause)
     assert "Fussy: no" in str(told)

@@ -9,7 +9,7 @@ from marlvec.distributed.accounting.ledger import LostReason
 from marlvec.distributed.place import Place
 from marlvec.distributed.server.messages import Answer, Command, Raised, Request, Start, Started
 
-__all__ = ["Engine", "LostError", "Message", "Reply"]
+__all__ = ["Engine", "LostError", "Message", "Reply", "UnsentError"]
 
 Message = Start | Request | Command
 Reply = Started | Answer | Raised
@@ -25,6 +25,18 @@ class LostError(Exception):
     def __init__(self, reason: LostReason, text: str) -> None:
         super().__init__(text)
         self.reason: LostReason = reason
+
+
+class UnsentError(LostError):
+    """An answer was made, and cannot be sent. What it took along, rows too, is gone; its server goes on.
+
+    Attributes:
+        raised: Why.
+    """
+
+    def __init__(self, raised: Raised) -> None:
+        super().__init__("object_lost", f"its answer could not be sent: {raised.summary}")
+        self.raised = raised
 
 
 class Engine(Protocol):
@@ -47,6 +59,7 @@ class Engine(Protocol):
         """Bring an answer to the head.
 
         Raises:
+            UnsentError: It cannot be sent.
             LostError: There is none, or not within so many seconds.
         """
 
