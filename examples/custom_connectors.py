@@ -1,12 +1,19 @@
 """Connectors of your own, one for each side, in chains with marlvec's: hunters and their prey in mpe2's simple_tag.
 
-Three hunters share a policy and are told where the prey is heading. The prey has a policy of its own, and is kept on
-the field. What the hunters learn from holds what the prey saw. In the end the hunters' chain goes to a file and back.
+Three hunters share a policy, and see where the prey is heading. The prey has a policy of its own, and is kept on the
+field. What the hunters learn from holds what the prey saw. In the end the hunters' chain goes to a file and back.
 """
 
+import argparse
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs and policies")
+parser.add_argument("--num-envs", type=int, default=16, help="envs at once")
+parser.add_argument("--episodes", type=int, default=100, help="of each of three batches")
+args = parser.parse_args()  # before anything large is imported
 
 import numpy as np
 
@@ -100,7 +107,7 @@ def value(rows: Rows) -> np.ndarray:
 
 
 # 4. Chains of one's own and marlvec's, for each policy; first, one's own are checked as marlvec's are.
-envs = marlvec.make("simple_tag", num_envs=16)
+envs = marlvec.make("simple_tag", num_envs=args.num_envs)
 check_connector(Aim, envs.agent_observation_space("adversary_0"))
 check_connector(lambda: PreyObs("main"), agents=["prey"])  # one an env
 collector = marlvec.Collector(
@@ -113,17 +120,17 @@ collector = marlvec.Collector(
     agent_connectors={"hunters": [FlattenObs(), Aim(), NormalizeObs(), AgentIndicator()]},
     action_connectors={"hunters": [EpsilonGreedy(0.5)], "prey": [*ActionPipeline.default(), stay_inside]},
     learner_connectors={"hunters": [PreyObs(), GeneralAdvantageEstimation(value_function=value), Standardize()]},
-    seed=0,
+    seed=args.seed,
 )
 
 # 5. A few batches: in training with half of the actions at random, in the end without.
 for mode in ("train", "train", "eval"):
     _ = collector.eval() if mode == "eval" else collector.train()
-    batch = collector.collect(episodes=100)
+    batch = collector.collect(episodes=args.episodes)
     hunters, prey = batch["hunters"], batch["prey"]
     turned = np.mean(prey.actions != prey.actions_for_env)
-    paid = collector.metrics.policy("hunters")["return"].mean
-    print(f"{mode:>5}: a hunter is paid {paid:5.1f}; {turned:.0%} of the prey's moves were turned round")
+    mean = collector.metrics.policy("hunters")["return"].mean
+    print(f"{mode:>5}: a hunter's return is {mean:5.1f}; {turned:.0%} of the prey's moves were turned round")
 print(f"\n{hunters}\n")
 pipeline = collector.agent_connectors["hunters"]
 print(f"{pipeline.describe()}\n")
@@ -135,8 +142,8 @@ with tempfile.TemporaryDirectory() as folder:
     pipeline.save(path)
     twin = AgentPipeline.load(path)
     size = path.stat().st_size
-n = np.arange(16)
-rows = Rows(env_id=n, agent_index=0 * n, first=n < 0, obs=batch["hunters"].next_obs[:16, :16])
+n = np.arange(min(16, len(hunters)))
+rows = Rows(env_id=n, agent_index=0 * n, first=n < 0, obs=hunters.next_obs[: len(n), :16])
 one, two = pipeline(rows), twin(rows)
 same = np.array_equal(one.aim, two.aim) and np.array_equal(one.obs, two.obs)
 print(f"\n{size} bytes; the copy says the same: {same}")

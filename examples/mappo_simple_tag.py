@@ -1,4 +1,4 @@
-"""Three hunters and their prey learn against each other: MAPPO, two policies, critics that see what everybody sees.
+"""Three hunters and their prey learn against each other: MAPPO, two policies, critics that see the state of the env.
 
 An agent acts on what it sees itself; the critic of its team sees the env's state, which is what all four agents see.
 With --resume it goes on bit by bit. Needs torch, `plot`, for --track `tensorboard`.

@@ -60,26 +60,26 @@ def choose(obs: dict[str, Any], explore: float) -> tuple[bytes, int]:
 
 
 def play(env: AECView, explore: dict[str, float], *, learn: bool) -> dict[str, float]:
-    """Play one game, as any script for an AEC env does; returns what each player was paid."""
+    """Play one game, as any script for an AEC env does; gives each player's return."""
     global done
     env.reset()
     made: dict[str, tuple[bytes, int]] = {}  # each player's last move
-    paid: dict[str, float] = {}
+    returns: dict[str, float] = {}
     for agent in env.agent_iter():
         obs, reward, terminated, truncated, _ = env.last()
         over = terminated or truncated
-        if learn and agent in made:  # what it was paid since its last move, and what its position is worth now
+        if learn and agent in made:  # its reward since its last move, and what its position is worth now
             key, move = made[agent]
             ahead = 0.0 if over else table[obs["observation"].tobytes()][obs["action_mask"] == 1].max()
             table[key][move] += RATE * (reward + ahead - table[key][move])
         if over:
-            paid[agent] = reward
+            returns[agent] = reward
             env.step(None)
             continue
         done += learn
         made[agent] = choose(obs, explore[agent])
         env.step(made[agent][1])
-    return paid
+    return returns
 
 
 def lost(env: AECView) -> float:

@@ -7,6 +7,8 @@ two agents that evolve beside one that seeks. The same from the command line, wi
         --mapping agent_2=seek --plot returns.png
 """
 
+import argparse
+
 import numpy as np
 
 import marlvec
@@ -27,7 +29,7 @@ def towards(way: np.ndarray) -> np.ndarray:
 
 
 class Evolve(marlvec.Policy):
-    """Each env tries weights of its own; after two episodes the best quarter of them tells where to look next."""
+    """Each env tries weights of its own; after two episodes the best quarter of them says where to look next."""
 
     def reseed(self, seed: int) -> None:
         """Begin anew: no idea where to go."""
@@ -58,14 +60,19 @@ class Evolve(marlvec.Policy):
 
 
 if __name__ == "__main__":
-    with marlvec.make("simple_spread", num_envs=16) as envs:
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="of envs and policies")
+    parser.add_argument("--num-envs", type=int, default=16, help="envs at once, each with weights of its own")
+    parser.add_argument("--total-timesteps", type=int, default=12_000, help="env steps of all six batches")
+    args = parser.parse_args()
+    with marlvec.make("simple_spread", num_envs=args.num_envs) as envs:
         collector = marlvec.Collector(
             envs,
             {"evolve": Evolve(), "seek": marlvec.FunctionPolicy(seek)},
             policy_mapping={"agent_0": "evolve", "agent_1": "evolve", "agent_2": "seek"},
-            seed=0,
+            seed=args.seed,
         )
         for _ in range(6):
-            batch = collector.collect(env_steps=2000)
+            batch = collector.collect(env_steps=args.total_timesteps // 6)
             newest = batch["evolve"].policy_version.max()
             print(f"weights no. {newest:2}: return of the last 100 episodes {collector.metrics.returns.mean:6.1f}")

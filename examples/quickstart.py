@@ -4,14 +4,22 @@ Three agents should cover three landmarks. Two of them are played by a policy th
 the third by a function.
 """
 
+import argparse
+
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of envs and policies")
+parser.add_argument("--num-envs", type=int, default=16, help="envs at once")
+parser.add_argument("--total-timesteps", type=int, default=6_000, help="env steps of all three batches")
+args = parser.parse_args()  # before anything large is imported
+
 import numpy as np
 
 import marlvec
 from marlvec.connectors import AgentIndicator, FlattenObs, FrameStack, NormalizeObs, Rows
 
 # 1. Many envs at once, in worker processes. Arrays have the axes (env, agent, ...).
-envs = marlvec.make("simple_spread", num_envs=16)
-obs, infos = envs.reset(seed=0)
+envs = marlvec.make("simple_spread", num_envs=args.num_envs)
+obs, infos = envs.reset(seed=args.seed)
 obs, rewards, terminated, truncated, infos = envs.step(envs.action_space.sample())
 print(envs)
 print(f"obs {obs.shape} {obs.dtype}, rewards {rewards.shape}, terminated {terminated.shape}\n")
@@ -32,10 +40,10 @@ collector = marlvec.Collector(
     policies={"learner": marlvec.RandomPolicy(), "seek": marlvec.FunctionPolicy(seek)},
     policy_mapping={"agent_0": "learner", "agent_1": "learner", "agent_2": "seek"},
     agent_connectors={"learner": [FlattenObs(), NormalizeObs(), FrameStack(4), AgentIndicator()]},
-    seed=0,
+    seed=args.seed,
 )
 for _ in range(3):
-    batch = collector.collect(env_steps=2000)
+    batch = collector.collect(env_steps=args.total_timesteps // 3)
     # Here batch["learner"] would go into an update of the learner.
     print(collector.metrics)
 

@@ -1,7 +1,7 @@
 """MaskablePPO of sb3-contrib learns connect four against itself: both players are rows of one batch.
 
-The player who waits is a row, too, but decides nothing: `only_decisions` keeps it out of what is learned from, and pays
-what the opponent's move brings to the move before. As it stands it takes seconds and learns little; with
+The player who waits is a row, too, but decides nothing: `only_decisions` keeps it out of what is learned from, and adds
+what the opponent's move brings to the reward of the move before. As it stands it takes seconds and learns little; with
 `--total-timesteps 1000000` it takes minutes. With --resume weights and optimizer go on, and new games begin, which
 Stable-Baselines3 cannot save. Needs the extras `sb3`, `classic`, `plot` and, for --track, `tensorboard`.
 """

@@ -45,7 +45,7 @@ class Curve(BaseCallback):
         self.points: list[tuple[int, float]] = []
 
     def _on_step(self) -> bool:
-        # Each agent's own return: the view tells it in the step in which its episode ends, no VecMonitor needed.
+        # Each agent's own return: the view gives it in the step in which its episode ends, no VecMonitor needed.
         self.returns += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
         return True
 

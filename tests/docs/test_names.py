@@ -135,8 +135,9 @@ def leads_somewhere(name: str) -> bool:
 
 
 def texts() -> Iterator[tuple[str, int, str]]:
-    """Where a text stands, the line it begins at, and the text: pages, and docstrings of what ships."""
-    for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))):
+    """Where a text stands, the line it begins at, and the text: pages, examples, and docstrings of what ships."""
+    pages = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+    for page in (*pages, *sorted((ROOT / "examples").glob("*.py"))):
         yield str(page.relative_to(ROOT)), 1, page.read_text(encoding="utf-8")
     for folder in ("marlvec", "connectors"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -158,7 +159,7 @@ def found_in(text: str) -> Iterator[tuple[int, str]]:
                 yield k, f"{hit!r}: write {instead}"
 
 
-def test_no_page_and_no_docstring_speaks_in_images() -> None:
+def test_no_page_no_example_and_no_docstring_speaks_in_images() -> None:
     assert [f"{where}:{first + k}: {fault}" for where, first, text in texts() for k, fault in found_in(text)] == []
 
 

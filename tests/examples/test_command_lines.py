@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.examples.scripts import EXAMPLES, checkpoint, run
 
-SCRIPTS = [path for path in sorted(EXAMPLES.glob("*.py")) if "argparse" in path.read_text(encoding="utf-8")]
+SCRIPTS = [path for path in sorted(EXAMPLES.glob("*.py")) if '"--checkpoint"' in path.read_text(encoding="utf-8")]
 """Those that learn."""
 FLAGS = ("--seed", "--total-timesteps", "--num-envs", "--checkpoint", "--resume", "--track")
 LARGE = ("torch", "numpy", "marlvec", "gymnasium", "matplotlib", "ray", "stable_baselines3", "tianshou", "torchrl")
@@ -53,9 +54,11 @@ INTEROP = {"envpool_cartpole", "rllib_ppo_spread", "tianshou_ppo"}
 """Of libraries that `make test` does not install."""
 
 
-def run_all(arguments: list[str], hidden: tuple[str, ...] = ()) -> tuple[dict[str, list[object]], set[str]]:
+def run_all(
+    arguments: list[str], hidden: tuple[str, ...] = (), scripts: Sequence[Path] = SCRIPTS
+) -> tuple[dict[str, list[object]], set[str]]:
     """What each script said on stdout before it ended, and its exit code; and all modules that were imported."""
-    given = json.dumps([[str(path) for path in SCRIPTS], arguments, hidden])
+    given = json.dumps([[str(path) for path in scripts], arguments, hidden])
     result = subprocess.run([sys.executable, "-c", ALL, given], capture_output=True, text=True, check=True)
     found, modules = json.loads(result.stdout)
     return found, set(modules)
@@ -80,6 +83,23 @@ def test_help_is_shown_before_anything_large_is_imported() -> None:
             # PettingZoo's turns are of one env.
             assert (flag in str(said)) != ("pettingzoo" in path and flag == "--num-envs"), f"{path}: {flag}"
         assert "(default: " in str(said)
+
+
+def test_what_shows_things_has_help_too_and_runs_at_another_size(tmp_path: Path) -> None:
+    shown = [EXAMPLES / f"{name}.py" for name in ("custom_connectors", "quickstart")]
+    found, modules = run_all(["--help"], scripts=shown)
+    assert not set(LARGE) & modules
+    policies = EXAMPLES / "policies.py"  # a module that commands import, too: what it stands on comes first
+    found |= run_all(["--help"], scripts=[policies])[0]
+    assert len(found) == 3
+    for path, (said, code) in found.items():
+        assert code == 0, path
+        assert {"--seed", "--num-envs"} <= set(re.findall(r"--[\w-]+", str(said)))
+    for path in (*shown, policies):
+        amount = ("--episodes", "4") if path.stem == "custom_connectors" else ("--total-timesteps", "300")
+        command = [sys.executable, path, "--num-envs", "2", "--seed", "1", *amount]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert (result.returncode, result.stderr) == (0, ""), path
 
 
 def test_what_is_missing_is_named_in_a_line_with_what_brings_it(tmp_path: Path) -> None:
