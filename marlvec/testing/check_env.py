@@ -154,7 +154,7 @@ def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:
         return SlotPlayer(adapter, max_steps, findings)
     raw, name = adapter.env, adapter.name
     if isinstance(adapter, ParallelAdapter):
-        return ParallelPlayer(raw, name, max_steps, findings)
+        return ParallelPlayer(raw, name, list(adapter.ids), max_steps, findings, lenient=adapter.is_lenient)
     if isinstance(adapter, AECAdapter):
         return TurnPlayer(raw, name, max_steps, findings)
     if isinstance(adapter, JointAdapter):

@@ -13,9 +13,11 @@ from gymnasium.spaces import Box, Discrete
 from pettingzoo import AECEnv
 
 import marlvec
+from marlvec.envs import adapt
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.testing import Finding, check_env
 from tests.testing import test_check_env as envs
+from tests.testing.own_stream import draw, seed_all
 from tests.testing.test_check_env import Good, rewound
 
 CHECKS = {
@@ -171,11 +173,23 @@ class DefaultArgument(Good):
         return obs, dict.fromkeys(rewards, float(self.board[0])), ended, cut, infos
 
 
+class HelperStream(Good):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            seed_all(seed)
+        return super().reset(seed, options)
+
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.full(2, draw(), np.float32)}, "clock": self.t}
+
+
 SHARED = {
     ClassGenerator: "ClassGenerator.rng is an attribute of the class, which all instances share, and changes while "
     "they play: set self.rng = np.random.default_rng(seed) in reset(seed=…)",
     ClassList: "ClassList.steps is an attribute of the class",
     ModuleGlobal: "steps_of_all is a global of the module tests.testing.test_findings",
+    HelperStream: "stream is a global of the module tests.testing.own_stream, which all instances share, and changes "
+    "while they play: set self.stream = np.random.default_rng(seed) in reset(seed=…)",
     NumpyRandom: "it draws from np.random, the one generator of the whole process: draw from self.np_random",
     PythonRandom: "it draws from the module random",
     DefaultArgument: "self.board is the same object in both instances",
@@ -398,6 +412,34 @@ def test_what_cannot_be_played_is_a_finding_too() -> None:
     (one,) = found(lambda: object())
     assert one.check == "form"
     assert "expected an env in one of four forms" in one.got
+
+
+class LeavesItsAgentsOut(Good):
+    """It has no ``possible_agents``, and ``a_0`` leaves without a flag, and without anything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = self.__dict__.pop("possible_agents")
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.possible_agents = self.names
+        try:
+            return super().reset(seed, options)
+        finally:
+            del self.possible_agents
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        tables = super().step(actions)
+        return tuple(
+            {agent: data for agent, data in table.items() if self.t != 3 or agent != "a_0"} for table in tables
+        )
+
+
+def test_what_lenient_takes_is_no_finding_where_it_is_said() -> None:
+    (one,) = found(LeavesItsAgentsOut)
+    assert one.check == "form"
+    assert "lenient=True" in one.got
+    assert found(lambda: adapt(LeavesItsAgentsOut(), lenient=True)) == []
 
 
 @pytest.mark.parametrize("env", ["mpe/simple_crypto_v3", "cards/kuhn_poker", "pettingzoo/classic/rps_v2"])

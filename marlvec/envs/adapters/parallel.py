@@ -51,6 +51,9 @@ class ParallelAdapter(Adapter):
             that step; where the env gives no observation of it, its last one is marked as missing
             (`Slot.final_missing`).
 
+    Attributes:
+        is_lenient: Whether it takes such envs.
+
     Raises:
         ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env returns data of an
             unknown or ended agent, leaves out a live one, or gives something that is no observation, reward or flag.
@@ -58,7 +61,7 @@ class ParallelAdapter(Adapter):
 
     def __init__(self, env: Any, *, lenient: bool = False) -> None:
         super().__init__(env, *agents_and_spaces(env, can_be_lenient=True, lenient=lenient))
-        self._lenient = lenient
+        self.is_lenient = lenient
         self._status = [_NOT_JOINED] * len(self.ids)
         self._live: tuple[tuple[int, AgentId], ...] = ()
         # For the fast path: what env.agents looks like while no agent comes or goes, and (index, agent, row) of each.
@@ -183,7 +186,7 @@ class ParallelAdapter(Adapter):
                 continue
             ended, cut = self._flags_of(agent, terminations, truncations)
             left = status[a] == _LIVE and agent not in listed and not (ended or cut)
-            if left and self._lenient:
+            if left and self.is_lenient:
                 cut = True
             elif agent not in obs or (status[a] == _LIVE and given < len(tables)):
                 where = [what for what, table in tables.items() if agent not in table]

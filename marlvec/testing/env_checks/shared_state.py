@@ -7,7 +7,8 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import ModuleType
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,10 @@ class SharedState:
         kinds = {kind for one, _ in own.values() for kind in type(one).__mro__ if not _is_library(kind.__module__)}
         for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
             self._add_class(kind)
-        for name in sorted({kind.__module__ for kind in kinds}):
-            if (module := sys.modules.get(name)) is not None:
-                self._add_module(module)
+        found = [module for kind in kinds if (module := sys.modules.get(kind.__module__)) is not None]
+        used = {near.__name__: near for module in found for near in _near(module)}
+        for name in sorted(used):
+            self._add_module(used[name])
         for key, (one, path) in own.items():
             if key in others and path and isinstance(one, (list, dict, set, bytearray, np.ndarray, *_GENERATORS)):
                 self._add(
@@ -109,6 +111,26 @@ class SharedState:
                     f"{name} is a global of the module {module.__name__}, which all instances share, and changes while "
                     f"they play: {_own(name, value)}",
                 )
+
+
+def _near(module: ModuleType) -> Iterator[ModuleType]:
+    """A module, and those of its own package or folder from which it has imported something."""
+    yield module
+    for value in list(vars(module).values()):
+        if not isinstance(value, (ModuleType, type, FunctionType)):
+            continue
+        name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+        other = sys.modules.get(name)
+        if other is None or _is_library(name):
+            continue
+        own_package = name.partition(".")[0] == module.__name__.partition(".")[0]
+        if own_package or (_folder(other) and _folder(other) == _folder(module)):
+            yield other
+
+
+def _folder(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).parent if file else None
 
 
 def _same(value: Any) -> Any:

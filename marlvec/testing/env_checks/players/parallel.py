@@ -24,13 +24,24 @@ class ParallelPlayer(Player):
     Args:
         env: The env.
         name: What to call it.
+        agents: Its agents, as it names them.
         max_steps: Within how many steps an episode must end.
         findings: Where findings go.
+        lenient: Whether an agent may leave without a flag.
     """
 
-    def __init__(self, env: Any, name: str, max_steps: int, findings: Findings) -> None:
-        agents = list(env.possible_agents)
+    def __init__(
+        self,
+        env: Any,
+        name: str,
+        agents: list[AgentId],
+        max_steps: int,
+        findings: Findings,
+        *,
+        lenient: bool = False,
+    ) -> None:
         super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps, findings)
+        self._lenient = lenient
         self._seen: Mapping[Any, Any] = {}
         self._infos: Mapping[Any, Any] = {}
 
@@ -69,6 +80,7 @@ class ParallelPlayer(Player):
         if self.resets_itself and self._all_end(tables):
             return
         known = set(self.agents)
+        silent = self.live - set(now) if self._lenient else set()  # of them there may be data, or none
         born = ((set(now) | set(self._seen)) & known) - self.live - self.gone
         for what, table in tables.items():
             for agent in self.gone:
@@ -78,8 +90,8 @@ class ParallelPlayer(Player):
             # New agents have been observed; whether they get a reward at once is up to the env.
             expected = self.live | born if table is self._seen else self.live | (born & set(table))
             with self.place.going_on():
-                check_keys((set(table) & known) - self.gone, expected, self.place, what)
-        ended = {agent for agent in sorted(self.live | born, key=str) if self._take(agent, tables)}
+                check_keys((set(table) & known) - self.gone - silent, expected - silent, self.place, what)
+        ended = {agent for agent in sorted(self.live | born, key=str) if self._take(agent, tables)} | silent
         with self.place.going_on():
             self._check_listed(now, born, ended)
         self.gone |= ended
