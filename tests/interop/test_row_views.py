@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 
 import marlvec
 from marlvec import SyncVectorEnv
-from marlvec.errors import ArgumentError
+from marlvec.errors import ActionError, ArgumentError
 from marlvec.registry import resolve
 from marlvec.testing import RaisingEnv, decode
 from tests.interop.frames import check_rows
@@ -114,6 +114,21 @@ def test_several_groups_are_refused_and_padding_makes_them_one(name: str) -> Non
 
 
 # --- what is refused, and faults
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_dicts_that_are_not_one_for_each_env_are_told_from_arrays(name: str) -> None:
+    with pufferlib_stand_in(), marlvec.make("simple_spread", 2, backend="sync") as envs:
+        seen = VIEWS[name](envs)
+        seen.reset(0)
+        one = dict.fromkeys(envs.agents, 0)
+        for wrong, words in (
+            ({"hunter": [0, 0]}, r"got a dict with keys \['hunter'\]"),
+            ([one] * 6, "got dicts with keys"),
+        ):
+            with pytest.raises(ActionError, match=rf"shape \(6,\), one row per env and agent, {words}.* np\.array\("):
+                seen.step(wrong)
+        assert len(seen.step([one, one]).rewards) == 6
 
 
 @pytest.mark.parametrize("mode", ["next_step", "disabled"])

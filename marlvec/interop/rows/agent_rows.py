@@ -5,6 +5,7 @@ Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i *
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from marlvec.vector.validation.agent_dicts import is_by_agent
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["AgentRows", "cleared"]
+
+_SHOWN = 5  # names in messages
 
 
 class AgentRows:
@@ -74,6 +77,14 @@ class AgentRows:
 
     def _split(self, part: Any, leaf: Leaf) -> NDArray[Any]:
         where = f"actions of {leaf}" if leaf.path else "actions"
+        if not leaf.is_object and (keys := _keys_in(part)) is not None:
+            agents = list(self._spec.agents)
+            raise ActionError(
+                f"{where}: expected an array of shape {(self.row_num, *leaf.shape)}, one row per env and agent, got "
+                f"{'a dict' if isinstance(part, Mapping) else 'dicts'} with keys {keys}. Give the rows env by env, in "
+                f"the order of the agents: np.array([actions[i][agent] for i in range({self._env_num}) for agent in "
+                f"{agents[:_SHOWN]}{'…' * (len(agents) > _SHOWN)}]); or one dict of agents for each env"
+            )
         try:
             array = np.asarray(part)
         except (ValueError, TypeError) as error:  # ragged lists, tensors on a device
@@ -82,6 +93,12 @@ class AgentRows:
             expected = (self.row_num, *leaf.shape)
             raise ActionError(f"{where}: expected shape {expected}, one row per env and agent, got {array.shape}")
         return array.reshape(self._env_num, self.agent_num, *array.shape[1:])
+
+
+def _keys_in(part: Any) -> list[str] | None:
+    """Keys of the dict that this is, or of the first in a list that begins with one; None where there is none."""
+    first = part[0] if isinstance(part, (list, tuple)) and part else part
+    return sorted(map(str, first))[:_SHOWN] if isinstance(first, Mapping) else None
 
 
 def cleared(leaves: list[NDArray[Any]], rows: NDArray[np.bool_]) -> list[NDArray[Any]]:
