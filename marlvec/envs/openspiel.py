@@ -49,8 +49,8 @@ class OpenSpielEnv(MultiAgentEnv):
     Raises:
         UnknownEnvError: OpenSpiel has no such game; lists those that come near.
         MissingExtraError: OpenSpiel is not installed (extra ``openspiel``).
-        ArgumentError: The game has no such tensor, or is none for a fixed number of players; or ``rng_seed`` is given,
-            which resets are to set.
+        ArgumentError: The game has no such tensor, is none for a fixed number of players, or does not take a value that
+            is given; or ``rng_seed`` is given, which resets are to set.
         TypeError: It has no such parameter.
     """
 
@@ -139,8 +139,8 @@ class OpenSpielEnv(MultiAgentEnv):
         super().cut_short(slot)
 
     def render(self) -> str:
-        """The game as OpenSpiel prints it."""
-        return str(self.game_state)
+        """The game as OpenSpiel prints it; nothing before the first reset."""
+        return "" if self.game_state is None else str(self.game_state)
 
     def state_obstacle(self) -> str | None:
         """Why the game's state cannot be saved, or None."""
@@ -220,7 +220,14 @@ class OpenSpielEnv(MultiAgentEnv):
             raise ArgumentError(f"{_GAME_SEED}={parameters[_GAME_SEED]!r}: resets set it; give reset() a seed")
         if _GAME_SEED in taken:
             parameters = {**parameters, _GAME_SEED: int(self._rng.integers(_SEED_LIMIT)) if seed is None else seed}
-        return self._spiel.load_game(name, parameters) if parameters else self._spiel.load_game(name)
+        try:
+            return self._spiel.load_game(name, parameters) if parameters else self._spiel.load_game(name)
+        except self._spiel.SpielError as error:  # a value that the game does not take, a bracket that is missing
+            said = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
+            raise ArgumentError(
+                f"openspiel/{name}{f' with {said}' if said else ''}: expected parameters that the game takes, and "
+                f"OpenSpiel says: {error}"
+            ) from error
 
     def _is_drawn_inside(self, kind: Any) -> bool:
         """Whether the game draws by itself, with a generator that `_load` seeds."""

@@ -78,7 +78,8 @@ def multigrid_env(name: str) -> Any:
     return kind(agents=3, max_steps=25, **kwargs)
 
 
-# multigrid compiles what it observes with, anew in each process: minutes, where others use the cores, too.
+# In a fresh virtual environment multigrid compiles what it observes with, each process for itself: minutes, where
+# others use the cores, too.
 COMPILES = pytest.mark.time_limit(900)
 
 

@@ -209,6 +209,12 @@ def test_what_is_refused_says_why() -> None:
         marlvec.make("openspiel/kuhn_pokr", num_workers=1)
     with pytest.raises(EnvArgumentError, match="kuhn_poker has no parameter 'player'; it has players"):
         marlvec.make("openspiel/kuhn_poker", backend="sync", player=3)
+    with pytest.raises(
+        ArgumentError, match="openspiel/kuhn_poker with players=300: .* OpenSpiel says: .*max_num_players"
+    ):
+        marlvec.make("openspiel/kuhn_poker", backend="sync", players=300)
+    with pytest.raises(ArgumentError, match="OpenSpiel says: Missing closing bracket"):
+        marlvec.make("openspiel/go(board_size=", backend="sync")
     with pytest.raises(ArgumentError, match="give reset.. a seed"):
         marlvec.make("openspiel/negotiation", backend="sync", rng_seed=3)
     with pytest.raises(ArgumentError, match="mean field game"):
@@ -237,6 +243,7 @@ def test_a_game_of_ones_own_and_its_text() -> None:
     with marlvec.make(
         lambda: OpenSpielEnv(pyspiel.load_game("tic_tac_toe"), render_mode="ansi"), backend="sync"
     ) as envs:
+        assert envs.render() == ("",)
         envs.reset(seed=0)
         envs.step(np.full((1, 2), 4))
         assert envs.render() == ("...\n.x.\n...",)
