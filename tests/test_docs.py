@@ -123,8 +123,17 @@ def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
         assert target.startswith("https://"), target
         for prefix, folder in ours.items():
             if target.startswith(prefix):
-                path = target.removeprefix(prefix).partition("#")[0]
-                assert (ROOT / folder / path.replace(".html", ".md")).exists(), target
+                path, _, anchor = target.removeprefix(prefix).partition("#")
+                page = ROOT / folder / path.replace(".html", ".md")
+                assert page.exists(), target
+                assert not anchor or anchor in anchors(page), target
+
+
+def anchors(page: Path) -> set[str]:
+    """What mkdocs calls the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    plain = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
 
 
 @pytest.mark.parametrize(("code", "output"), BLOCKS)
