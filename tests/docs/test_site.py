@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("playwright")
-for _library in ("mkdocs", "material", "mkdocstrings"):
-    pytest.importorskip(_library, reason="`make docs` installs what builds the site")
+pytest.importorskip("mkdocs", reason="`make docs` installs what builds the site")
+pytest.importorskip("material", reason="likewise")
+pytest.importorskip("mkdocstrings", reason="likewise")
 
 from tests.docs import browser
 
