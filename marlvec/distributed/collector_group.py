@@ -47,12 +47,14 @@ class RemoteCollector:
         since: When the oldest request began to run, as far as is known.
         is_masked: Whether it stays away.
         is_reported: Whether its loss was raised to the caller.
-        why: What ended it; None: nothing has since it was last begun.
+        why: What ended it; None: nothing has since it was last begun, or Ctrl-C has, which is not its fault.
         merged: Number of the last merged state that it was sent.
         changes: Numbers of the changes of policies that it was sent.
-        differs: Whether it could not make a change that others have made, and must be restarted.
+        differs: Why its policies are not those of others, where they are not, and it must be restarted.
         resume: Where the engine finds the state, and the weights, that it is to be built with next, at the place that
             it has; None: it begins.
+        in_doubt: Whether a request to it, or an answer, is being noted. Where that is so later, Ctrl-C came meanwhile,
+            and what it was asked for, or has answered, is not known.
     """
 
     index: int
@@ -67,8 +69,9 @@ class RemoteCollector:
     why: tuple[LostReason, str] | None = None
     merged: int = 0
     changes: set[int] = field(default_factory=set)
-    differs: bool = False
+    differs: LostReason | None = None
     resume: tuple[Any, Any] | None = None
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,7 @@ class CollectorGroup:
             raise errors[0]
 
     def _begin(self, collector: RemoteCollector, num_collectors: int) -> Any:
-        collector.why, collector.differs = None, False
+        collector.why, collector.differs = None, None
         place, resume = collector.place, collector.resume
         state, merged = self._merged()
         if place is None or resume is None:
@@ -251,6 +254,7 @@ class CollectorGroup:
         if pause is None:
             raise self.death(collector, self._budget.history(collector.index))
         self._ledger.note_restart()
+        collector.why = None  # it is counted, also where Ctrl-C comes now
         time.sleep(pause)
 
     def death(self, collector: RemoteCollector, more: str = "") -> CollectorDied:
@@ -274,14 +278,14 @@ class CollectorGroup:
         if collector.handle is None:
             return
         for change in self._log.unsent(collector.changes) + ([] if number is None else [number]):
-            entry = self._ledger.issue(index, collector.epoch, 0, 0)
+            entry = self.issue(index, 0, 0)
             self._commands[entry.id] = change
             collector.changes.add(change)
             self.ask(entry, Command(entry.id, index, collector.epoch, self._log[change]))
 
     def question(self, index: int, content: GetState | CheckState) -> None:
         """Ask a collector something; what it says will be in `replies`."""
-        entry = self._ledger.issue(index, self.collectors[index].epoch, 0, 0)
+        entry = self.issue(index, 0, 0)
         self._commands[entry.id] = None
         self.ask(entry, Command(entry.id, index, entry.epoch, content))
 
@@ -291,12 +295,39 @@ class CollectorGroup:
         self._commands = {key: number for key, number in self._commands.items() if key in self._ledger}
         return bool(self._commands)
 
+    def issue(self, index: int, amount: int, base: int) -> Entry:
+        """Note a request, which `ask` is to send."""
+        collector = self.collectors[index]
+        collector.in_doubt = True
+        return self._ledger.issue(index, collector.epoch, amount, base)
+
     def ask(self, entry: Entry, request: Request | Command) -> None:
-        """Send a request that the ledger has."""
+        """Send a request that was noted."""
         collector = self.collectors[entry.collector]
         if not collector.tickets:
             collector.since = time.monotonic()
         collector.tickets[entry.id] = self._engine.submit(collector.handle, request)
+        collector.in_doubt = False
+
+    def end_doubtful(self, take: Callable[[int, Answer | None], None]) -> list[BaseException]:
+        """End those at which Ctrl-C has come between two stores. They are built once more, which nobody counts.
+
+        Args:
+            take: As for `receive`.
+
+        Returns:
+            What collectors raised.
+        """
+        raised: list[BaseException] = []
+        for collector in self.collectors.values():
+            if collector.in_doubt:
+                raised += self._end(collector, "interrupted", "Ctrl-C came while it was asked, or had answered", take)
+        return raised
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there is something to `receive`."""
+        return any(collector.tickets for collector in self.collectors.values())
 
     def receive(self, take: Callable[[int, Answer | None], None]) -> list[BaseException]:
         """Wait until a collector has answered, has died, or has timed out.
@@ -328,8 +359,8 @@ class CollectorGroup:
                     raised += self._end(collector, lost.reason, str(lost), take)
                 except ProtocolError as wrong:
                     raised += self._end(collector, "object_lost", str(wrong), take)
-                if collector.differs and collector.handle is not None:
-                    raised += self._end(collector, "raised", "it could not make a change of policies", take)
+                if collector.differs is not None and collector.handle is not None:
+                    raised += self._end(collector, collector.differs, "its policies are not those of others", take)
             elif now - collector.since >= self._timeout:
                 text = f"a request has run for more than {self._timeout:g} s"
                 raised += self._end(collector, "timeout", text, take)
@@ -350,8 +381,17 @@ class CollectorGroup:
     def _hold(
         self, collector: RemoteCollector, request_id: int, answer: Any, take: Callable[[int, Answer | None], None]
     ) -> list[BaseException]:
-        collector.since = time.monotonic()
         assert isinstance(answer, Answer)  # that is what was asked
+        collector.since, was_in_doubt, collector.in_doubt = time.monotonic(), collector.in_doubt, True
+        raised = self._note(collector, request_id, answer, take)
+        collector.in_doubt = was_in_doubt
+        return raised
+
+    def _note(
+        self, collector: RemoteCollector, request_id: int, answer: Answer, take: Callable[[int, Answer | None], None]
+    ) -> list[BaseException]:
+        if answer.raised is None and request_id not in self._commands:
+            self.answers[request_id] = answer  # before the ledger says that it is held
         self._ledger.hold(answer.id, answer.epoch)
         collector.tickets.pop(request_id)
         if answer.id in self._commands:
@@ -363,10 +403,10 @@ class CollectorGroup:
             if number is None:
                 self.replies[collector.index] = answer
             else:
-                collector.differs = collector.differs or not self._log.take(number, answer)
+                if not self._log.take(number, answer):  # it could not make a change, or Ctrl-C has undone one
+                    collector.differs = "interrupted" if answer.raised is None else "raised"
             return []
         if answer.raised is None:
-            self.answers[answer.id] = answer
             take(collector.index, answer)
             return []
         self._ledger.lose([answer.id], "raised")
@@ -377,24 +417,32 @@ class CollectorGroup:
         self, collector: RemoteCollector, reason: LostReason, text: str, take: Callable[[int, Answer | None], None]
     ) -> list[BaseException]:
         """End a collector. What it had answered before is kept; what follows on a lost answer is lost, too."""
-        self._engine.kill(collector.handle)
+        may_be_late = reason != "timeout" and not collector.in_doubt
+        collector.in_doubt = True
+        if collector.handle is not None:  # else Ctrl-C has come here before
+            self._engine.kill(collector.handle)
         raised: list[BaseException] = []
-        while collector.tickets and reason != "timeout":
+        while collector.tickets and may_be_late:
             request_id, ticket = next(iter(collector.tickets.items()))
             try:
                 raised += self._hold(collector, request_id, self._engine.take(ticket, _LATE_ANSWERS), take)
             except (LostError, ProtocolError):
                 break
-        first, *rest = [*collector.tickets, -1]
+        # Also a command whose answer was not noted to the end: it is held for a moment.
+        own = (entry for entry in self._ledger if entry.collector == collector.index)
+        first, *rest = [*(entry.id for entry in own if entry.held is None or not entry.amount), -1]
         gone = self._ledger.lose([first], reason) + self._ledger.lose(rest, "after_a_loss")
         collector.tickets.clear()
-        self._note_loss(collector, reason, text, len(gone))
+        if collector.handle is not None:
+            self._note_loss(collector, reason, text, len(gone))
         take(collector.index, None)
+        collector.in_doubt = False
         return raised
 
     def _note_loss(self, collector: RemoteCollector, reason: LostReason, text: str, requests: int) -> None:
         self._engine.kill(collector.handle)
-        collector.handle, collector.pid, collector.why = None, None, (reason, text)
+        collector.handle, collector.pid = None, None
+        collector.why = None if reason == "interrupted" else (reason, text)
         assert collector.place is not None  # it was begun
         _LOG.warning("collector %d, incarnation %d, is lost: %s", collector.index, collector.epoch, text)
         self.losses.append(LostCollector(collector.place, reason, requests))

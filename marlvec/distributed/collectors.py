@@ -274,19 +274,20 @@ class Collectors(StatefulCollectors):
         before, after = (metrics.state, metrics.collectors), metrics.after(deltas)
         entries = [self._ledger[request_id] for request_id in chosen]
         restarts = {index: remote.epoch for index, remote in self._group.collectors.items()}
-        metrics.collectors = stats_after(metrics.collectors, restarts, entries, answers, self.version)
-        metrics.show(after)
+        stats = stats_after(metrics.collectors, restarts, entries, answers, self.version)
         try:
+            metrics.collectors = stats
+            metrics.show(after)
             records = (delta.episodes.record(i) for delta in deltas for i in range(len(delta.episodes)))
             self._callbacks.sample_end(records, batch, self.metrics)
             done = schedule.done_with(goal, batch)
+            self._ledger.state, schedule.done = ledger_state, done  # not interrupted: stores alone
         except BaseException as error:
             metrics.collectors = before[1]
             metrics.show(before[0])
             error.add_note("the batch is not returned; no row is lost: call collect() again")
             raise
         self._plan.end()
-        self._ledger.state, schedule.done = ledger_state, done  # not interrupted: stores alone
         return batch
 
     def _ask(self, wanted: Iterable[tuple[int, int]], goal: SampleTarget) -> None:
@@ -294,7 +295,8 @@ class Collectors(StatefulCollectors):
         for index, amount in wanted:
             self._group.send_changes(index)
             collector = self._group.collectors[index]
-            entry = self._ledger.issue(index, collector.epoch, amount, self.version)
+            entry = self._group.issue(index, amount, self.version)
+            self._plan.issued(index, amount, entry.id)
             merged = None if collector.merged == rounds.number else rounds.merged
             collector.merged = rounds.number
             hands_over, wants_pipelines = rounds.ask(index)
@@ -310,11 +312,12 @@ class Collectors(StatefulCollectors):
                 wants_pipelines=wants_pipelines,
             )
             self._group.ask(entry, request)
-            self._plan.issued(index, amount, entry.id)
 
     def _receive(self) -> None:
         """Wait for the first answer, or loss; what a collector raises is kept for `_raise`."""
-        self._raised += self._group.receive(self._take)
+        self._raised += self._group.end_doubtful(self._take)
+        if self._group.is_awaited:
+            self._raised += self._group.receive(self._take)
         self._report()
 
     def _raise(self) -> None:
@@ -341,6 +344,7 @@ class Collectors(StatefulCollectors):
         Raises:
             CollectorDied: See ``on_fault``.
         """
+        self._raised += self._group.end_doubtful(self._take)
         lost = [
             collector
             for collector in self._group.collectors.values()
@@ -550,6 +554,7 @@ class Collectors(StatefulCollectors):
     @property
     def policies(self) -> tuple[str, ...]:
         """Ids of the policies that there are now."""
+        self._log.note_confirmed()
         return tuple(self._policies.ids)
 
     @property
@@ -576,10 +581,12 @@ class Collectors(StatefulCollectors):
 
         Args:
             content: The change.
-            note: Called once the first one has made it: from then on all make it, also after Ctrl-C.
+            note: Called once the first one has made it, or twice where Ctrl-C comes meanwhile: from then on all make
+                it, also after Ctrl-C.
         """
         group, log = self._group, self._log
-        number = log.add(content)
+        self._await_changes()  # one may have made what Ctrl-C has undone
+        number = log.add(content, note)
         try:
             while not log.is_confirmed(number):
                 self._restart_missing()
@@ -588,7 +595,7 @@ class Collectors(StatefulCollectors):
         except BaseException:
             log.drop(number)
             raise
-        note()
+        log.note_confirmed()
         for index in group.active:
             group.send_changes(index)
         self._await_changes()
@@ -621,6 +628,7 @@ class Collectors(StatefulCollectors):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("these collectors are closed")
+        self._log.note_confirmed()  # Ctrl-C may have come before that was done
 
 
 def _plan(fragment: int | None, max_in_flight: int, max_policy_lag: int | None, *, sync: bool) -> Plan:

@@ -117,12 +117,12 @@ class HeadPolicies:
     def add(self, policy_id: str, learner_connectors: dict[str, LearnerPipeline]) -> None:
         """There is one more."""
         self.learner_connectors = learner_connectors
-        self.ids.append(policy_id)
+        self.ids = list(dict.fromkeys((*self.ids, policy_id)))
 
     def remove(self, policy_id: str) -> None:
         """There is one less."""
-        self.ids.remove(policy_id)
         self._removed.add(policy_id)
+        self.ids = [name for name in self.ids if name != policy_id]
         self.weights.pop(policy_id, None)
         self.learner_connectors.pop(policy_id, None)
 

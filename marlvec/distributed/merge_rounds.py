@@ -109,7 +109,7 @@ class MergeRounds:
         return partial(vars(self).update, new)
 
     def _merge(self) -> None:
-        came, self._came = [self._came[index] for index in sorted(self._came)], {}
+        came = [self._came[index] for index in sorted(self._came)]
         for handed in came:
             if handed.pipelines is not None:
                 self._chains = pickle.loads(handed.pipelines) | self._chains
@@ -123,4 +123,4 @@ class MergeRounds:
             merged[name] = tuple(
                 chain.merge_states(states) for chain, states in zip(self._chains[name], sides, strict=True)
             )
-        self.merged, self.number = merged, self.number + 1
+        self._came, self.merged, self.number = {}, merged, self.number + 1  # not interrupted: stores alone

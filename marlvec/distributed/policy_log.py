@@ -27,10 +27,12 @@ class _Entry:
         change: What is sent.
         is_confirmed: Whether a collector has made it. From then on all are to make it.
         error: What the first collector raised.
+        note: Called once it is confirmed; None: it was.
     """
 
     content: PolicyChange
     change: Change
+    note: Callable[[], None] | None = None
     is_confirmed: bool = False
     error: BaseException | None = None
 
@@ -50,10 +52,15 @@ class PolicyLog:
         self._entries: dict[int, _Entry] = {}
         self._count = 0
 
-    def add(self, content: PolicyChange) -> int:
-        """Note a change that no collector has made yet, and return its number."""
+    def add(self, content: PolicyChange, note: Callable[[], None]) -> int:
+        """Note a change that no collector has made yet, and return its number.
+
+        Args:
+            content: The change.
+            note: For `note_confirmed`.
+        """
         number, self._count = self._count, self._count + 1
-        self._entries[number] = _Entry(content, Change(self._put(content)))
+        self._entries[number] = _Entry(content, Change(self._put(content)), note)
         return number
 
     def drop(self, number: int) -> None:
@@ -63,6 +70,13 @@ class PolicyLog:
 
     def __getitem__(self, number: int) -> Change:
         return self._entries[number].change
+
+    def note_confirmed(self) -> None:
+        """Have the head know of the changes that a collector has made."""
+        for entry in self._entries.values():
+            if entry.is_confirmed and entry.note is not None:
+                entry.note()
+                entry.note = None
 
     def is_confirmed(self, number: int) -> bool:
         """Whether a collector has made a change.

@@ -11,7 +11,9 @@ from marlvec.serialization.state_fields import State, check_fields
 
 __all__ = ["LedgerState", "Entry", "Ledger", "LostReason"]
 
-LostReason = Literal["died", "unreachable", "timeout", "object_lost", "after_a_loss", "raised", "resized", "closed"]
+LostReason = Literal[
+    "died", "unreachable", "timeout", "object_lost", "after_a_loss", "raised", "resized", "closed", "interrupted"
+]
 """Why a request is lost; see `Accounting.lost_by`."""
 
 
