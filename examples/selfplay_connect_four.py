@@ -122,7 +122,8 @@ def main() -> None:
         while done < args.total_timesteps:
             batch = collector.collect(env_steps=min(4_096, args.total_timesteps - done))
             done, score = done + batch.env_steps, None
-            update(policy, optimizer, batch["main"], done)
+            if "main" in batch:  # a last one of a few steps may hold no whole decision of it
+                update(policy, optimizer, batch["main"], done)
             if pool.offer(collector, "main", step=done) or done >= args.total_timesteps:
                 mapping.update(collector)
                 rates = compare(policy, pool, arena, games=64, seed=args.seed, progress=False)

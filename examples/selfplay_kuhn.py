@@ -101,8 +101,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(policy.module.parameters())
     done, curve = progress["done"], progress["curve"]
     table = marlvec.LiveTable(args.total_timesteps, title="Kuhn poker", policies=["main"])
-    made = {"num_envs": args.num_envs, "backend": args.backend}
-    with marlvec.make("kuhn_poker", **made, env_state="deepcopy") as envs, table:
+    with marlvec.make("kuhn_poker", args.num_envs, backend=args.backend, env_state="deepcopy") as envs, table:
         board = selfplay.RatingTracker(envs.agents, note=["main"])
         when = [selfplay.Every(max(args.total_timesteps // args.snapshots, 1))]
         kept = {"folder": args.checkpoint / "pool", "make": make_policy, "when": when, "board": board}
@@ -119,7 +118,8 @@ def main() -> None:
         while done < args.total_timesteps:
             batch = collector.collect(env_steps=min(args.batch, args.total_timesteps - done))
             done += batch.env_steps
-            update(policy, optimizer, batch["main"], done)
+            if "main" in batch:  # a last one of a few steps may hold no whole decision of it
+                update(policy, optimizer, batch["main"], done)
             if pool.offer(collector, "main", step=done):
                 mapping.update(collector)
                 curve.append([done, *distance(policy, pool)])

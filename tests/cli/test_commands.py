@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from marlvec import VectorEnv, __version__, make
 from marlvec.cli import app
+from marlvec.cli.display.progress import progress_bar
 from tests.terminal import at_a_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,6 +219,25 @@ def test_the_command_itself_with_a_terminal_for_errors(folder: Path) -> None:
     bar = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
     assert "800/800 env steps" in bar
     assert re.search(r"\d/s  team return -\d", bar)
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+@pytest.mark.parametrize("name", ["simple_spread_v3", "knights_archers_zombies_v11"])
+def test_the_bar_cuts_no_number_where_the_terminal_is_narrow(name: str, width: int) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=width, color_system=None)
+    with progress_bar(console, "env steps") as bar:
+        task = bar.add_task(name, total=2_000_000, speed=0.0, note="")
+        bar.update(task, completed=1_000_000, speed=123_456.0, note="team return -1.234e+04")
+    plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.getvalue())
+    *_, last = [line for line in re.split(r"[\r\n]", plain) if line.strip()]
+    assert "1000000/2000000 env steps  123,456/s" in last
+    assert "…" not in last
+    assert len(last) <= width
+    for part in (name, "team return -1.234e+04"):
+        assert part in last or part[:4] not in last, "it is there as a whole, or not at all"
+        assert part in last or width < 120
+    assert "━" in last or width < 120
 
 
 # --- plots
