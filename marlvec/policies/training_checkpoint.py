@@ -180,6 +180,8 @@ def _load_collector(path: Path, collector: Any, saved: Mapping[str, Any] | None,
     """Load what was saved of a collector, as far as it is wanted."""
     if saved is None:
         raise ArgumentError(f"{path} was saved without a collector")
+    if not isinstance(saved, dict):
+        raise CheckpointError(path, f"holds no collector, but {saved!r:.200}")
     if exact and hasattr(collector, "set_state"):
         if "whole" not in saved:
             raise ArgumentError(
@@ -202,6 +204,8 @@ def _policies_in(path: Path, saved: Mapping[str, Any], collector: HasPolicies) -
     """The trained policies of a collector and their connectors, by whatever way they were saved."""
     ids = collector.trained_policies
     if "whole" not in saved:
+        if saved.keys() != {"policies", *_CHAINS}:
+            raise CheckpointError(path, f"holds no policies and connectors, but {sorted(map(str, saved))}")
         _check_names(path, "policies", saved["policies"], ids)
         return saved
     try:  # as collect/ writes it, where runners are what has policies and connectors
@@ -292,6 +296,8 @@ def _read(path: Path) -> dict[str, Any]:
     found = read_archive(path)
     try:
         data = {name: decode(found[name]) for name in ("score", "parts", "tensors")}
+        if not all(isinstance(data["parts"][name], dict) for name in ("progress", "learner")):
+            raise TypeError(f"progress and learner are no dicts in {data['parts']!r:.200}")
         if tensors := {tuple(place) for place in data["tensors"]}:
             torch = import_extra("torch", "this checkpoint", "pip install torch")
             data["parts"] = _with_tensors(data["parts"], (), tensors, torch)

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["State", "array_field", "arrays_like", "check_fields", "flag_field", "number_field"]
+__all__ = ["State", "array_field", "arrays_like", "check_array", "check_fields", "flag_field", "number_field"]
 
 State = dict[str, Any]
 """What ``get_state()`` returns: arrays, numbers and texts, in dicts and lists; later calls do not change it."""
@@ -34,7 +34,18 @@ def check_fields(state: Any, names: Collection[str], where: str) -> Mapping[str,
 def array_field(
     state: Mapping[Any, Any], name: Any, dtype: DTypeLike, shape: Sequence[int | None], where: str
 ) -> NDArray[Any]:
-    """A copy of an array.
+    """A copy of an array that `check_array` has looked at.
+
+    Raises:
+        ArgumentError: As there.
+    """
+    return check_array(state, name, dtype, shape, where).copy()
+
+
+def check_array(
+    state: Mapping[Any, Any], name: Any, dtype: DTypeLike, shape: Sequence[int | None], where: str
+) -> NDArray[Any]:
+    """An array of a state, once it was found to be one of this dtype and shape.
 
     Args:
         state: Where it is.
@@ -52,7 +63,7 @@ def array_field(
         and (value.dtype, value.ndim) == (dtype, len(shape))
         and all(wanted in (None, got) for wanted, got in zip(shape, value.shape, strict=True))
     ):
-        return value.copy()
+        return value
     lengths = ", ".join("any" if length is None else str(length) for length in shape)
     got = f"{value.dtype} of {value.shape}" if isinstance(value, np.ndarray) else f"{value!r:.200}"
     raise ArgumentError(f"{where}: {name}: expected {np.dtype(dtype)} of ({lengths}), got {got}")

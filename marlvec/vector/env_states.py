@@ -16,6 +16,8 @@ from marlvec.vector.commands import StateObstacle
 from marlvec.vector.data.report import Report
 from marlvec.vector.data.saved_states import (
     FORMAT,
+    check_each,
+    check_entries,
     check_states,
     choose_states,
     describe_obstacles,
@@ -28,6 +30,7 @@ from marlvec.vector.shards.phase import EnvPhase
 __all__ = ["StatefulVectorEnv"]
 
 _SAVED = frozenset(EnvPhase) - {EnvPhase.ABSENT}
+_NONE = np.zeros(0, np.int64)
 
 
 class StatefulVectorEnv(VectorEnvBase):
@@ -127,10 +130,12 @@ class StatefulVectorEnv(VectorEnvBase):
         of = check_states(state, kind=self._state_kind, spec=self.spec, autoreset_mode=self.autoreset_mode)
         ids, places = choose_states(of, env_ids, from_ids, self.num_envs)
         self._check_states(ids, "set_state")
-        self._buffers.check_rows(state["rows"])
+        self._buffers.check_rows(state["rows"], len(of))
+        check_entries(state["recovery"], self._recovery.get_state(_NONE), len(of), "set_state(): recovery")
         recovery = take_states(state["recovery"], places)
         self._recovery.check_masks(ids, recovery["masked"])
-        self._check_env_states(state["envs"], len(of))
+        self._check_env_states(state["envs"], len(of), state["recovery"]["masked"])
+        stream = None if state["actions"] is None else stream_from(state["actions"])
         self.drive_count += 1
         self._call_state.lose_episodes(ids)  # until they have gone on
         failures = self._set_env_states(ids, state, places)
@@ -138,9 +143,9 @@ class StatefulVectorEnv(VectorEnvBase):
         ids, places = ids[good], places[good]
         self._buffers.set_rows(ids, state["rows"], places)
         self._recovery.set_state(ids, take_states(state["recovery"], places))
-        self._call_state.have_episodes(ids[np.asarray(state["running"])[places]])
-        if env_ids is None and from_ids is None and state["actions"] is not None:
-            self._rng = stream_from(state["actions"])
+        self._call_state.have_episodes(ids[state["running"][places]])
+        if env_ids is None and from_ids is None and stream is not None:
+            self._rng = stream
         raise_failures(failures, self._place_name)
         result = self._make_step(self._everyone, Report())
         return result.obs, result.infos
@@ -171,13 +176,9 @@ class StatefulVectorEnv(VectorEnvBase):
         over = [answer is not None and answer["phase"] == EnvPhase.OVER for answer in answers]
         return list(answers), np.array(over, np.bool_)
 
-    def _check_env_states(self, saved: Any, n: int) -> None:
+    def _check_env_states(self, saved: Any, n: int, masked: NDArray[np.bool_]) -> None:
         """Make sure that this is what `_get_env_states` gave of ``n`` such envs."""
-        if not isinstance(saved, list) or len(saved) != n:
-            raise ArgumentError(f"set_state(): envs: expected a list of {n} states, got {saved!r:.200}")
-        for k, one in enumerate(saved):
-            if one is not None and (not isinstance(one, Mapping) or one.get("phase") not in _SAVED):
-                raise ArgumentError(f"set_state(): envs[{k}]: expected the state of an env, got {one!r:.200}")
+        check_each(saved, n, _SAVED, len(self.spec.agents), masked)
 
     def _set_env_states(
         self, ids: NDArray[np.int64], state: Mapping[str, Any], places: NDArray[np.int64]

@@ -205,9 +205,19 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
             marlvec.load_checkpoint(tmp_path, collector=stranger, exact=False)
         with pytest.raises(ArgumentError, match="the state is of another collector"):
             marlvec.load_checkpoint(tmp_path, collector=stranger)
-    write_archive(tmp_path / "last.npz", {"parts": encode({}, "it")})
-    with pytest.raises(CheckpointError, match="holds no checkpoint of a training"):
-        marlvec.load_checkpoint(tmp_path)
+    none: list[dict[str, Any]] = [{"parts": {}}, {"parts": {}, "score": None, "tensors": []}]
+    none.append({**none[1], "parts": {"progress": {}, "learner": [1]}})
+    for data in none:
+        write_archive(tmp_path / "last.npz", data)
+        with pytest.raises(CheckpointError, match="holds no checkpoint of a training"):
+            marlvec.load_checkpoint(tmp_path, learner={"one": Kept()})
+    with marlvec.make("simple_spread", num_envs=1, backend="sync") as envs:
+        collector = collector_of(envs, Learner())
+        for saved in (3, {"policies": {}}):
+            parts = {"progress": {}, "learner": {}, "collector": saved}
+            write_archive(tmp_path / "last.npz", {**none[1], "parts": parts})
+            with pytest.raises(CheckpointError, match="holds no (collector|policies)"):
+                marlvec.load_checkpoint(tmp_path, collector=collector, exact=False)
 
 
 # --- several, and kills

@@ -132,7 +132,7 @@ def test_states_of_other_worlds_are_refused() -> None:
         with pytest.raises(ArgumentError, match="has only one of them max_episode_steps"):
             limited.set_state(saved)
         arrays = {**saved["envs"]["arrays"], "pos": np.zeros((2, 3, 2))}
-        with pytest.raises(ArgumentError, match=r"pos: expected float64 of \(n, 6, 2\), got float64 of \(2, 3, 2\)"):
+        with pytest.raises(ArgumentError, match=r"pos: expected float64 of \(2, 6, 2\), got float64 of \(2, 3, 2\)"):
             envs.set_state({**saved, "envs": {**saved["envs"], "arrays": arrays}})
         with pytest.raises(ArgumentError, match="phases: expected some of"):
             envs.set_state({**saved, "envs": {**saved["envs"], "phase": np.full(2, 3, np.uint8)}})

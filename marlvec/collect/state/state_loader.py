@@ -6,10 +6,11 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, MarlvecError
 
 __all__ = ["StateLoader", "has_state", "state_of"]
 
+_OF_WRONG_DATA = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 _METHODS = ("get_state", "set_state"), ("state_dict", "load_state_dict")
 
 
@@ -62,7 +63,8 @@ class StateLoader:
         """Load all.
 
         Raises:
-            Exception: What one has raised, with a note that names it; `undo` is to be called.
+            ArgumentError: One found its state to be none; names it. `undo` is to be called.
+            Exception: What else one has raised, with a note that names it; likewise.
         """
         for who, thing, state in self._wanted:
             methods = _methods(thing)
@@ -71,6 +73,8 @@ class StateLoader:
             try:
                 methods[1](copy.deepcopy(state))
             except Exception as error:
+                if isinstance(error, _OF_WRONG_DATA) and not isinstance(error, MarlvecError):
+                    raise ArgumentError(f"set_state(): {who} cannot take its state: {error!r:.300}") from error
                 error.add_note(f"in the state of {who}")
                 raise
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from marlvec.collect.state.batch_state import batch_from, get_batch_state
 from marlvec.collect.state.coming_policies import ComingPolicies, name_of_mapping
 from marlvec.collect.state.identity import check_identity, describe_collector
 from marlvec.collect.state.state_loader import StateLoader, has_state, state_of
-from marlvec.errors import ArgumentError, CheckpointError, StateError
+from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, StateError
 from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.state_fields import State, check_fields, number_field
 from marlvec.serialization.values import decode, encode
@@ -123,7 +123,7 @@ class StatefulCollector(ABC):
             ArgumentError: It is no state, or one of another collector; names what differs. Nothing has changed.
             StateError: As of `get_state`; or it is collected in the background.
             EnvFault: An env could not take its state, or not begin: call `reset`, or this again.
-            Exception: What a policy, a connector, a callback or the mapping raises. Nothing has changed.
+            Exception: What else a policy, a connector, a callback or the mapping raises. Nothing has changed.
         """
         self._check_foreground("set_state")
         self._owner.claim(self, "set_state", self._callback_list.running_hook)
@@ -180,7 +180,7 @@ class StatefulCollector(ABC):
             raise CheckpointError(path, f"holds no collector, but {sorted(found)}")
         try:
             state = decode(found["collector"])
-        except ArgumentError as error:
+        except MarlvecError as error:
             raise CheckpointError(path, f"holds no collector: {error}") from error
         self.set_state(state)
 
@@ -319,7 +319,7 @@ class StatefulCollector(ABC):
                 change = self._prepare(state, coming.leaving)
             except ArgumentError:
                 raise
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
+            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
                 raise ArgumentError(f"set_state(): expected what get_state() returned: {error!r:.200}") from error
             change()
         except BaseException:
@@ -340,6 +340,7 @@ class StatefulCollector(ABC):
         seed = None if state["seed"] is None else number_field(state, "seed", where)
         entropy, evaluations = (number_field(state, name, where) for name in ("entropy", "evaluations"))
         put_loop = loop.prepare(state["rollout"])
+        _check_counters(state["rollout"]["reached"]["counters"])
         put_policies = self._policy_set.prepare(state["policies"], leaving)
         put_episodes = self._episodes.prepare(state["episodes"], leaving)
         put_metrics = self.metrics.prepare(state["metrics"], numbers)
@@ -405,5 +406,21 @@ class StatefulCollector(ABC):
             loader.add(who, thing, own)
         return loader
 
+
+def _check_counters(saved: Mapping[str, int]) -> None:
+    """Make sure that what was delivered and lost was stepped before: else `collect` would step for it all over again.
+
+    Raises:
+        ArgumentError: It was not, or a number is larger than any that is counted.
+    """
+    large = {name: number for name, number in saved.items() if number >= _MOST}
+    steps, delivered, lost = (saved[f"env_steps{which}"] for which in ("", "_delivered", "_lost"))
+    if large or delivered + lost > steps:
+        raise ArgumentError(
+            f"set_state(): counters: {large or f'{delivered} + {lost} env steps delivered and lost of {steps}'}"
+        )
+
+
+_MOST = 1 << 62
 
 CollectingThread.methods |= {StatefulCollector.get_state.__code__, StatefulCollector.set_state.__code__}

@@ -97,10 +97,8 @@ class NativeVectorEnv(InProcessVectorEnv):
         saved = self._shard.get_state(ids)
         return saved, saved["phase"] == BatchedPhase.OVER
 
-    def _check_env_states(self, saved: Any, n: int) -> None:
-        if not isinstance(saved, Mapping):
-            raise ArgumentError(f"set_state(): envs: expected a dict of arrays, got {saved!r:.200}")
-        self._shard.check_state(saved)
+    def _check_env_states(self, saved: Any, n: int, masked: NDArray[np.bool_]) -> None:
+        self._shard.check_state(saved, n)
 
     def _set_env_states(
         self, ids: NDArray[np.int64], state: Mapping[str, Any], places: NDArray[np.int64]

@@ -17,6 +17,7 @@ from marlvec.envs.slot import Slot
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ArgumentError, SerialisationError
 from marlvec.serialization.plain_objects import object_from, plain_object
+from marlvec.serialization.state_fields import check_array
 from marlvec.spaces import SpaceTree
 from marlvec.vector.data.pickling import dump_each, load_each
 
@@ -306,26 +307,30 @@ class Buffers:
             found[name] = [[plain_object(value) for value in row] for row in self._arrays[name][rows].tolist()]
         return found
 
-    def check_rows(self, saved: Mapping[str, Any]) -> None:
-        """Make sure that what `get_rows` gave is of such rows.
+    def check_rows(self, saved: Any, n: int) -> None:
+        """Make sure that what `get_rows` gave is of ``n`` such rows.
 
         Raises:
             ArgumentError: It is not; names the array.
         """
+        if not isinstance(saved, Mapping):
+            raise ArgumentError(f"set_state(): rows: expected a dict of arrays, got {saved!r:.200}")
         expected = {*self._result_names(), *self._result_names(objects=True)}
         left_out = {name for name in expected - saved.keys() if name.startswith("final/")}
         if saved.keys() != expected - left_out:
             raise ArgumentError(
-                f"set_state(): rows: expected {sorted(expected)}, got {sorted(saved)}: spaces or settings differ"
+                f"set_state(): rows: expected {sorted(expected)}, got {sorted(map(str, saved))}: spaces or settings "
+                f"differ"
             )
         for name in self._result_names():
-            if name in left_out:
-                continue
-            own, got = self._arrays[name], np.asarray(saved[name])
-            if got.shape[1:] != own.shape[1:] or got.dtype != own.dtype:
+            if name not in left_out:
+                own = self._arrays[name]
+                check_array(saved, name, own.dtype, (n, *own.shape[1:]), "set_state(): rows")
+        for name in self._result_names(objects=True):
+            rows, agents = saved[name], self._arrays[name].shape[1]
+            if not isinstance(rows, list) or [type(row) for row in rows] != [list] * n or {*map(len, rows)} - {agents}:
                 raise ArgumentError(
-                    f"set_state(): rows: {name}: expected {own.dtype} of (n, {', '.join(map(str, own.shape[1:]))}), "
-                    f"got {got.dtype} of {got.shape}"
+                    f"set_state(): rows: {name}: expected {n} lists of {agents} objects, got {rows!r:.200}"
                 )
 
     def set_rows(self, rows: NDArray[np.int64], saved: Mapping[str, Any], places: NDArray[np.int64]) -> None:

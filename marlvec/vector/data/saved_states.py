@@ -15,7 +15,7 @@ actions     the random stream of `VectorEnv.random_action`, or None; only in a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,19 @@ from numpy.typing import NDArray
 from marlvec.env_ids import EnvIds, check_env_ids
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError
+from marlvec.serialization.state_fields import check_array, check_fields
 
-__all__ = ["FORMAT", "check_states", "choose_states", "describe_obstacles", "is_state", "stream_from", "take_states"]
+__all__ = [
+    "FORMAT",
+    "check_each",
+    "check_entries",
+    "check_states",
+    "choose_states",
+    "describe_obstacles",
+    "is_state",
+    "stream_from",
+    "take_states",
+]
 
 FORMAT = 1
 _KEYS = frozenset(
@@ -72,15 +83,84 @@ def check_states(state: Any, *, kind: str, spec: EnvSpec, autoreset_mode: str) -
         raise ArgumentError(f"set_state(): expected what get_state() returned, got {got}")
     wanted = {"format": FORMAT, "kind": kind, "env": spec.name, "agents": list(spec.agents)}
     for what, expected in wanted.items():
-        if state[what] != expected:
-            raise ArgumentError(f"set_state(): {what}: expected {expected!r}, got a state of {state[what]!r}")
+        if type(state[what]) is not type(expected) or state[what] != expected:
+            raise ArgumentError(f"set_state(): {what}: expected {expected!r}, got a state of {state[what]!r:.200}")
+    of = check_array(state, "env_ids", np.int64, (None,), "set_state()")
+    for what in ("running", "over"):
+        check_array(state, what, np.bool_, of.shape, "set_state()")
     if state["autoreset"] != autoreset_mode and np.any(state["over"]):
-        over = np.asarray(state["env_ids"])[state["over"]].tolist()
+        over = of[state["over"]].tolist()
         raise ArgumentError(
             f"set_state(): the episodes of envs {over} are over, and what follows differs: the state is of "
             f"autoreset_mode={state['autoreset']!r}, this is {autoreset_mode!r}"
         )
-    return np.asarray(state["env_ids"], np.int64)
+    return of
+
+
+def check_entries(saved: Any, own: Mapping[str, Any], n: int, where: str) -> None:
+    """Make sure that what is kept for each env is what it should be, one entry for each.
+
+    Args:
+        saved: Name → what a state has.
+        own: Name → what it would be of no envs: an array (0, …), or a list where it is of numbers and None.
+        n: Of how many envs the state is.
+        where: What it belongs to, for messages.
+
+    Raises:
+        ArgumentError: It is not; says what differs.
+    """
+    check_fields(saved, own, where)
+    for name, empty in own.items():
+        if isinstance(empty, np.ndarray):
+            found = check_array(saved, name, empty.dtype, (n, *empty.shape[1:]), where)
+            if found.dtype.kind == "i" and (found < 0).any():
+                raise ArgumentError(f"{where}: {name}: expected no negative numbers, got {found.min()}")
+            continue
+        numbers = saved[name]
+        if (
+            not isinstance(numbers, list)
+            or len(numbers) != n
+            or not all(one is None or _is_number(one) for one in numbers)
+        ):
+            raise ArgumentError(f"{where}: {name}: expected {n} numbers from 0, or None, got {numbers!r:.200}")
+
+
+def check_each(saved: Any, n: int, phases: Collection[int], agent_num: int, masked: Any) -> None:
+    """Make sure that this is what shards say of so many envs that are objects of their own.
+
+    Args:
+        saved: One dict for each; None for one that is masked.
+        n: How many.
+        phases: Those in which one can be saved.
+        agent_num: A.
+        masked: (n,) bool, which are masked.
+
+    Raises:
+        ArgumentError: It is not; names the first that is wrong.
+    """
+    if not isinstance(saved, list) or len(saved) != n:
+        raise ArgumentError(f"set_state(): envs: expected a list of {n} states, got {saved!r:.200}")
+    for k, one in enumerate(saved):
+        if not masked[k] if one is None else masked[k] or not _is_of_env(one, phases, agent_num):
+            raise ArgumentError(f"set_state(): envs[{k}]: expected the state of an env, got {one!r:.200}")
+
+
+def _is_of_env(one: Any, phases: Collection[int], agent_num: int) -> bool:
+    if not isinstance(one, Mapping) or one.keys() != {"phase", "done", "ended", "next_seed", "env"}:
+        return False
+    phase, ended, seed = one["phase"], one["ended"], one["next_seed"]
+    return (
+        _is_number(phase)
+        and phase in phases
+        and isinstance(one["done"], bool)
+        and isinstance(ended, list)
+        and all(_is_number(a) and a < agent_num for a in ended)
+        and (seed is None or _is_number(seed))
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def choose_states(
@@ -141,7 +221,14 @@ def describe_obstacles(obstacles: Mapping[int, str], ids: IntArray, call: str) -
 
 
 def stream_from(state: Mapping[str, Any]) -> np.random.Generator:
-    """The random stream that is in this state: the ``state`` of a numpy PCG64."""
+    """The random stream that is in this state: the ``state`` of a numpy PCG64.
+
+    Raises:
+        ArgumentError: There is none in this.
+    """
     generator = np.random.Generator(np.random.PCG64(0))
-    generator.bit_generator.state = state
+    try:
+        generator.bit_generator.state = state
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise ArgumentError(f"set_state(): actions: expected the state of a PCG64, got {state!r:.200}") from error
     return generator

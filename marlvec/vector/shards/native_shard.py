@@ -17,6 +17,7 @@ from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
 from marlvec.native.env_view import NativeEnvView
 from marlvec.native.native_env import Ids, NativeEnv
+from marlvec.serialization.state_fields import check_array
 from marlvec.vector.commands import Command, CommandTarget, run_commands
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.report import Report
@@ -218,29 +219,31 @@ class NativeShard(BatchedShard):
         elapsed = {} if self._limit is None else {"elapsed": self._elapsed[ids]}
         return {"phase": self._phases.values[ids], "finals_kept": self._finals_kept[ids], **elapsed, "arrays": arrays}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Make sure that what `get_state` gave is of such envs.
+    def check_state(self, state: Any, n: int) -> None:
+        """Make sure that what `get_state` gave is of ``n`` such envs.
 
         Raises:
             ArgumentError: It is not; names the array.
         """
+        if not isinstance(state, Mapping) or not isinstance(state.get("arrays"), Mapping):
+            raise ArgumentError(f"set_state(): envs: expected dicts of arrays, got {state!r:.200}")
         expected = {"phase", "finals_kept", "arrays", *(() if self._limit is None else ("elapsed",))}
         if state.keys() != expected:
             raise ArgumentError(
-                f"set_state(): expected {sorted(expected)} of native envs, got {sorted(state)}; "
+                f"set_state(): expected {sorted(expected)} of native envs, got {sorted(map(str, state))}; "
                 f"has only one of them max_episode_steps?"
             )
+        for name, values in (("phase", self._phases.values), ("finals_kept", self._finals_kept)):
+            check_array(state, name, values.dtype, (n, *values.shape[1:]), "set_state()")
+        if self._limit is not None:
+            check_array(state, "elapsed", self._elapsed.dtype, (n,), "set_state()")
         self._phases.check_saved(state["phase"])
         own = self._env.state_arrays()
         if own.keys() != state["arrays"].keys():
-            raise ArgumentError(f"set_state(): expected the arrays {sorted(own)}, got {sorted(state['arrays'])}")
+            got = sorted(map(str, state["arrays"]))
+            raise ArgumentError(f"set_state(): expected the arrays {sorted(own)}, got {got}")
         for name, array in own.items():
-            got = np.asarray(state["arrays"][name])
-            if got.shape[1:] != array.shape[1:] or got.dtype != array.dtype:
-                raise ArgumentError(
-                    f"set_state(): {name}: expected {array.dtype} of (n, {', '.join(map(str, array.shape[1:]))}), "
-                    f"got {got.dtype} of {got.shape}"
-                )
+            check_array(state["arrays"], name, array.dtype, (n, *array.shape[1:]), "set_state()")
 
     def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
         """Put these envs into such states; ``places`` say which of them each gets."""

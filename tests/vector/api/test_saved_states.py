@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import tempfile  # noqa: F401  (a test finds a class through this name)
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -424,6 +425,40 @@ def test_states_of_other_envs_are_refused_and_nothing_is_changed() -> None:
         with pytest.raises(ArgumentError, match="format: expected 1, got a state of 0"):
             envs.set_state({**saved, "format": 0})
         envs.step(envs.random_action())
+
+
+def test_whatever_is_wrong_in_a_state_is_said_before_anything_changes() -> None:
+    texts = [partial(ObjectEnv, "text", "text", env_index=i) for i in range(2)]
+    with (
+        SyncVectorEnv(walks("parallel", 2), on_fault="mask") as envs,
+        SyncVectorEnv(texts, on_fault="mask", env_state="deepcopy") as others,
+    ):
+        for each in (envs, others):
+            each.reset(seed=0)
+            each.random_action(seed=1)
+            saved, again = each.get_state(), each.get_state()
+            for bad in changes_of(saved):
+                with pytest.raises(ArgumentError):
+                    each.set_state(bad)
+                same(each.get_state(), again)
+            each.step(each.random_action(seed=2))
+
+
+def changes_of(saved: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """States with one thing in them that is wrong."""
+    for odd in (None, "odd", -1, 1 << 70, [], {}, np.zeros(1), np.full(2, -1), np.zeros((2, 2), np.bool_)):
+        for name in saved.keys() - {"autoreset"}:
+            if not (name == "actions" and odd is None):
+                yield {**saved, name: odd}
+        for part in ("rows", "recovery"):
+            for name in saved[part]:
+                yield {**saved, part: {**saved[part], name: odd}}
+        for name in ("phase", "done", "ended", "next_seed"):
+            if (name, str(odd)) not in {("next_seed", "None"), ("next_seed", str(1 << 70)), ("ended", "[]")}:
+                yield {**saved, "envs": [saved["envs"][0], {**saved["envs"][1], name: odd}]}
+    yield {**saved, "envs": [saved["envs"][0], {**saved["envs"][1], "ended": [99]}]}
+    yield {**saved, "envs": [saved["envs"][0], None]}
+    yield {**saved, "recovery": {**saved["recovery"], "masked": np.array([True, False])}}
 
 
 def test_an_episode_that_is_over_goes_on_in_the_same_mode_only() -> None:
