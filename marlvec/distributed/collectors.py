@@ -64,8 +64,9 @@ class Collectors(StatefulCollectors):
             and its envs then belong to the process they are in, which closes them.
         num_collectors: How many.
         backend: ``"ray"``: actors of the Ray cluster that this process is connected to; where it is not, of one on this
-            machine that ends with `close`. Needs ``marlvec[distributed]``. ``"sync"``: all in this process, one after
-            the other; the reference, and the way to debug.
+            machine that ends with `close`, or, where several use it, with that of the last. Needs
+            ``marlvec[distributed]``. ``"sync"``: all in this process, one after the other; the reference, and the way
+            to debug.
         sync: Whether each batch has a share of every collector, made with the present weights, and joined in the order
             of collectors: the same numbers every time, on both backends. (For another number of collectors they are
             others.) Else batches are made of fragments in the order in which they come.

@@ -127,6 +127,7 @@ def test_at_some_lines(name: str, sync: bool) -> None:
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("name", list(CALLS))
 @pytest.mark.soak
+@pytest.mark.time_limit(3600)
 def test_at_every_line(name: str, sync: bool, on_fault: Any) -> None:
     if (name, on_fault) == ("die", "mask"):
         pytest.skip("one that died stays away")
