@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import marlvec
+from marlvec.testing import check_env
 
 STEPS, SEEDS = 120, [3, 4]
 ENVS = [
@@ -59,6 +60,13 @@ def test_whole_episodes_are_those_of_a_plain_loop(package: str, env_id: str, bac
                 assert truncated[i].tolist() == [cut] * agent_num
                 if last is not None:
                     np.testing.assert_array_equal(infos["final_observation"][i], last)
+
+
+@pytest.mark.parametrize(("package", "env_id"), [ENVS[0], ENVS[3]])
+def test_a_check_finds_nothing(package: str, env_id: str) -> None:
+    pytest.importorskip(package)
+    limit = {"max_episode_steps": 40} if package == "lbforaging" else {"max_steps": 40}
+    assert check_env(partial(gymnasium.make, env_id, disable_env_checker=True, **limit), raise_first=False) == []
 
 
 FIXED = [f"MultiGrid-Empty-{size}-v0" for size in ("5x5", "6x6", "8x8", "16x16")]
@@ -121,6 +129,12 @@ def assert_seen(obs: Any, plain: list[Any], ended: Any) -> None:
             np.testing.assert_array_equal(obs["image"][i, a], seen[a]["image"])
             assert obs["direction"][i, a] == seen[a]["direction"]
             assert str(obs["mission"][i, a]) == str(seen[a]["mission"])
+
+
+@COMPILES
+def test_a_check_finds_nothing_in_a_space_that_derives_from_another_kind() -> None:
+    pytest.importorskip("multigrid")
+    assert check_env(partial(multigrid_env, FIXED[0]), raise_first=False) == []
 
 
 @COMPILES

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from pettingzoo import AECEnv
 
 import marlvec
@@ -43,7 +43,7 @@ CHECKS = {
     "rewards_once": "PaysTwice PaysTheLeaverTwice",
 }
 ONE_EACH = [(check, name) for check, names in CHECKS.items() for name in names.split()]
-MINOR = {"WrongDtype", "JointDtype", "ListForArray", "NoAxesReward", "WrongState"}
+MINOR = {"WrongDtype", "JointDtype", "ListForArray", "NoAxesReward", "WrongState", "NewSpaces"}
 NUMBERS_EPISODES = {"SelectsAStranger", "PaysInText", "DropsAPlayer", "DeadStay", "NoAll", "KeyedAfterDeath"}
 
 
@@ -412,6 +412,37 @@ def test_what_cannot_be_played_is_a_finding_too() -> None:
     (one,) = found(lambda: object())
     assert one.check == "form"
     assert "expected an env in one of four forms" in one.got
+
+
+class Words(MultiDiscrete):
+    """Texts by number, as multigrid's missions: what it derives from says nothing of its members."""
+
+    def __init__(self) -> None:
+        super().__init__([2, 2])
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        return "go there"
+
+
+class Speaks(Good):
+    observation = Dict(camera=Words(), clock=Discrete(100))
+    last: Any = "go away"
+
+    def see(self, agent: str) -> Any:
+        return {"camera": "go there" if self.t < 5 else self.last, "clock": self.t}
+
+
+class SpeaksANumber(Speaks):
+    last = 5
+
+
+def test_a_space_that_means_other_values_than_what_it_derives_from() -> None:
+    assert found(Speaks) == []
+    (one,) = found(SpeaksANumber)
+    assert (one.check, one.got) == ("observations", "5")
 
 
 class LeavesItsAgentsOut(Good):

@@ -11,12 +11,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
 from marlvec.envs.slot import fit
 from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import as_mask, count_choices
+from marlvec.spaces.tree import has_arrays
 from marlvec.testing.env_checks.report import Place, leaf, short
 
 __all__ = [
@@ -88,15 +89,15 @@ def _check_part(one: _Value, space: Space[Any], value: Any, path: str) -> None:
 
 
 def _check_leaf(one: _Value, space: Space[Any], value: Any, path: str) -> None:
-    if isinstance(space, (Box, MultiBinary, MultiDiscrete)):
-        if _check_array(one, space, value, path):
-            return  # contains() would say of its dtype what has been said
-    elif isinstance(space, Discrete):
+    is_array = has_arrays(space)  # else it alone knows its members, whatever it derives from
+    if is_array and isinstance(space, Discrete):
         _check_choice(one, space, value, path)
+    elif is_array and _check_array(one, space, value, path):
+        return  # contains() would say of its dtype what has been said
     doubt = ""
     try:
         # Gymnasium warns of a numpy scalar where it would make an array of shape () of it.
-        if space.contains(np.asarray(value) if isinstance(space, Box) else value):
+        if space.contains(np.asarray(value) if is_array and isinstance(space, Box) else value):
             return
     except Exception as error:  # gymnasium's own raise on some values of other types
         doubt = f" (contains() raised {type(error).__name__}: {error})"
