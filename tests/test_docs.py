@@ -129,6 +129,14 @@ def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
                 assert not anchor or anchor in anchors(page), target
 
 
+def test_every_row_of_the_comparison_says_where_its_answers_come_from() -> None:
+    rows = re.findall(r"^\| (\w.*?) \|", readme(), re.M)
+    page = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    titles = [title.removeprefix("The ").lower() for title in re.findall(r"^\*\*(.*?)\.\*\*", page, re.M)]
+    assert len(rows) >= 12
+    assert [row for row in rows if not any(row.lower().startswith(title) for title in titles)] == []
+
+
 def anchors(page: Path) -> set[str]:
     """What mkdocs calls the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
