@@ -310,7 +310,7 @@ class CollectorGroup:
         collector.in_doubt = False
 
     def end_doubtful(self, take: Callable[[int, Answer | None], None]) -> list[BaseException]:
-        """End those at which Ctrl-C has come between two stores. They are built once more, which nobody counts.
+        """End those at which Ctrl-C has come between two stores. They are built once more, which is no restart.
 
         Args:
             take: As for `receive`.

@@ -251,7 +251,7 @@ class Collectors(StatefulCollectors):
         self._group.forget_delivered()
         self._restart_missing()
         self._plan.begin(goal, self._group.active)
-        self._rounds.note_batch(self._group.active)
+        self._rounds.note_batch(self._plan.asked(self._group.active))
         while True:
             self._ask(self._plan.lacking(self._ledger, self._group.active), goal)
             chosen = self._plan.chosen(self._ledger, self.version)

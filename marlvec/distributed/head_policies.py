@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import cloudpickle
+
 from marlvec.collect.acting.policy_set import Connectors, PoliciesToTrain, pipelines_for
 from marlvec.collect.state.state_loader import StateLoader
 from marlvec.connectors import LearnerPipeline
@@ -71,11 +73,12 @@ class HeadPolicies:
                 f"fragments that were asked for with version {min(bases)} are on their way, and version "
                 f"{self.version + 1} would make them older than max_policy_lag={max_lag}: call collect() first"
             )
-        new = {**self.weights, **weights}
-        try:
-            reference = self._put(new)
+        try:  # a copy: what the caller's learner does to its arrays later is for a later version
+            own = pickle.loads(cloudpickle.dumps(dict(weights)))
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise SerialisationError(f"weights of {list(weights)} cannot be pickled: {error}") from error
+        new = {**self.weights, **own}
+        reference = self._put(new)
         self.weights, self.reference, self.version = new, reference, self.version + 1
 
     # --- policies that come and go

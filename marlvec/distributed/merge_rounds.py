@@ -43,7 +43,7 @@ class MergeRounds:
         self.number = 0
 
     def note_batch(self, indices: Collection[int]) -> None:
-        """A batch is begun by these collectors."""
+        """A batch is begun, for which these collectors are asked."""
         if self.every is None:
             return
         if self._batches % self.every == 0 and not self._asked and not self._unasked:

@@ -83,3 +83,33 @@ def test_version_0_is_the_first_collectors_weights_for_all() -> None:
     with Collectors(build, 3, "sync", seed=0) as collectors:
         assert set(collectors.collect(env_steps=9)["main"].weight.tolist()) == {10.0}
         assert collectors.version == 0
+
+
+def test_batches_that_are_too_small_for_all_have_statistics_merged_too() -> None:
+    """One collector of three is not asked; rounds do not wait for it, and it gets what was merged when it is."""
+    with Collectors(partial(learning, kind="python"), 3, "sync", seed=0) as collectors:
+        for number in range(5):
+            collectors.collect(env_steps=2)
+            assert collectors._rounds.number == number + 1
+        collectors.collect(env_steps=3)
+        assert {remote.merged for remote in collectors._group.collectors.values()} == {5}
+        state: Any = collectors._group.collectors[2].handle.server.collector.agent_connectors["a"].state_dict()
+        assert state["NormalizeObs"]["moments"][""]["count"].sum() > 18, "of all, not of its own row alone"
+
+
+def test_weights_are_those_that_were_given_whatever_becomes_of_the_callers_arrays() -> None:
+    def build(place: Place) -> Collector:
+        from tests.distributed.helpers import Shift, either, envs_of
+
+        chains: Any = {"agent_connectors": [], "action_connectors": []}
+        return Collector(envs_of("parallel", 1, 0), {"a": Shift(), "b": Shift()}, either, seed=place.seed, **chains)
+
+    with Collectors(build, 1, "sync", seed=0) as collectors:
+        given = np.array([1.0])
+        collectors.set_weights({"a": {"shift": given}})
+        given[:] = 7.0
+        collectors.set_weights({"b": {"shift": np.array([2.0])}})
+        batch = collectors.collect(env_steps=20)
+        assert {name: set(rows.weight.tolist()) for name, rows in batch.items()} == {"a": {1.0}, "b": {2.0}}
+        state: Any = collectors.get_state()
+        assert state["policies"]["weights"]["a"]["shift"] == 1.0

@@ -33,6 +33,9 @@ class Plan(Protocol):
             StateError: Another one is unfinished.
         """
 
+    def asked(self, active: Sequence[int]) -> Sequence[int]:
+        """Which collectors have a part in what comes: a batch may be of less than one step for each."""
+
     def lacking(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
         """What to request now, as (index, amount), in order."""
 
@@ -93,6 +96,9 @@ class Shares:
                 f"a batch of {self._goal.amount} {self._goal.unit} is unfinished, and parts of it are there: ask for "
                 f"as much, then for what you like"
             )
+
+    def asked(self, active: Sequence[int]) -> Sequence[int]:
+        return [share.index for share in self._shares if share.index in active]
 
     def lacking(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
         found = []
@@ -180,6 +186,9 @@ class Fragments:
             raise ArgumentError(f"fragments of {self._unit} are on their way; ask for those, not for {goal.unit}")
         self._fragment, self._unit = fragment, goal.unit
         self._pacing = Pacing(goal.amount // fragment, self.max_lag)
+
+    def asked(self, active: Sequence[int]) -> Sequence[int]:
+        return active
 
     def lacking(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
         return self._up_to(self._pacing.before, ledger, active)
