@@ -184,6 +184,8 @@ def test_what_is_refused_says_why() -> None:
         marlvec.make("vmas/balance", 2, backend="sync")
     with pytest.raises(ArgumentError, match=r"simple_tag: expected agents with equal spaces.*'agent_0' has the observ"):
         marlvec.make("vmas/simple_tag", 2)
+    with pytest.raises(ArgumentError, match=r"expected what the scenario takes; VMAS says: .*'n_agent': 3"):
+        marlvec.make("vmas/balance", 2, n_agent=3)
     with pytest.raises(ArgumentError, match="dict_spaces=True: marlvec reads"):
         marlvec.make("vmas/balance", 2, dict_spaces=True)
     with marlvec.make("vmas/balance", 2) as envs:

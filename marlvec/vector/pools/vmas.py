@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -53,7 +54,8 @@ def build(
     Raises:
         MissingExtraError: VMAS is not installed (extra ``vmas``).
         UnknownEnvError: It has no such scenario; lists those that come near.
-        ArgumentError: Agents differ in their spaces, or an argument is for VMAS's lists of agents.
+        ArgumentError: Agents differ in their spaces, or an argument is for VMAS's lists of agents, or unknown to the
+            scenario.
     """
     vmas = import_extra("vmas", f"env 'vmas/{scenario}'", "pip install 'marlvec[vmas]'")
     known = [*vmas.scenarios, *vmas.debug_scenarios, *vmas.mpe_scenarios]
@@ -69,7 +71,15 @@ def build(
     first = seed[0] if isinstance(seed, (list, tuple, np.ndarray)) else seed
 
     def make_env() -> Any:
-        return vmas.make_env(scenario, num_envs=num_envs, seed=_small(first), terminated_truncated=True, **kwargs)
+        with warnings.catch_warnings():
+            # It leaves out, with a warning, what the scenario does not take; here no argument vanishes.
+            warnings.filterwarnings("error", "Scenario kwargs: ", UserWarning)
+            try:
+                return vmas.make_env(
+                    scenario, num_envs=num_envs, seed=_small(first), terminated_truncated=True, **kwargs
+                )
+            except UserWarning as error:
+                raise ArgumentError(f"vmas/{scenario}: expected what the scenario takes; VMAS says: {error}") from error
 
     return VmasPool(make_env, f"vmas/{scenario}", autoreset_mode=autoreset_mode, render_mode=render_mode)
 
