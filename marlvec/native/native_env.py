@@ -248,6 +248,28 @@ class NativeEnv(ABC):
         names = [name for kind in type(self).__mro__ for name in vars(kind).get("state_names", ())]
         return {"rng": self.rng, **{name: attrgetter(name)(self) for name in names}}
 
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        """The least and the greatest number that may stand in arrays of the state: name → both.
+
+        Name those of `state_arrays` by which the kernels index other arrays, since compiled code looks at no bounds and
+        a state may come from a file. Subclasses add theirs to those of their bases.
+        """
+        return {}
+
+    def check_limits(self, arrays: Mapping[str, AnyArray]) -> None:
+        """Make sure that arrays of a saved state, (n, …) each, keep within `state_limits`.
+
+        Raises:
+            ArgumentError: One does not; names it.
+        """
+        for name, (least, most) in self.state_limits().items():
+            found = arrays[name]
+            if found.size and not (least <= found.min() and found.max() <= most):
+                raise ArgumentError(
+                    f"set_state(): {self.name}: {name}: expected numbers from {least} to {most}, got from "
+                    f"{found.min()} to {found.max()}"
+                )
+
     def set_alive(self, ids: Ids) -> None:
         """All agents of these envs are alive and act: for `reset`, where that is so."""
         self.rows.alive[ids] = True

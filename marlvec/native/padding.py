@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +122,14 @@ class PaddedNativeEnv(NativeEnv):
         """Those of the envs, and the observations that they have themselves."""
         own = {f"obs/{g}": leaves[0] for g, leaves in enumerate(self._inner.obs)}
         return {**self._env.state_arrays(), **own}
+
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        """Those of the envs."""
+        return self._env.state_limits()
+
+    def check_limits(self, arrays: Mapping[str, AnyArray]) -> None:
+        """As the envs do."""
+        self._env.check_limits(arrays)
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
         """Build the reference env, which is not padded."""

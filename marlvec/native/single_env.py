@@ -93,6 +93,7 @@ class NativeSingleEnv(MultiAgentEnv):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
+        self._env.check_limits(state)
         for name, array in self._state_arrays().items():
             array[...] = state[name]
 

@@ -77,6 +77,9 @@ class TurnGame(NativeEnv):
             rows.done,
         )
 
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        return {"mover": (0, len(self.agents) - 1)}
+
     @abstractmethod
     def cut_short(self, ids: Ids) -> None:
         """Both players observe the game as it is left."""

@@ -97,6 +97,43 @@ def found(thing: Any, path: str = "", depth: int = 2) -> Any:
             yield from found(value, f"{path}{name}.", depth - 1)
 
 
+@pytest.mark.parametrize("entry", sorted(_entries))
+def test_numbers_that_kernels_would_follow_out_of_their_arrays_are_refused(entry: str) -> None:
+    """Compiled code looks at no bounds: what a file says would be read, and written, anywhere."""
+    with marlvec.make(entry, 3, backend="native") as envs:
+        envs.reset(seed=0)
+        envs.step(envs.random_action(seed=0))
+        saved = envs.get_state()
+        limits = envs._env.state_limits()  # type: ignore[attr-defined]
+        arrays = saved["envs"]["arrays"]
+        assert limits.keys() >= {"mover", "goal", "game.deals", "hands", "heights", "holding"} & arrays.keys()
+        for name, array in arrays.items():
+            least, most = limits.get(name, (None, None))
+            odd: list[Any] = [np.nan, np.inf] if array.dtype.kind == "f" else []
+            odd += [1e300] if array.dtype == np.float64 else []
+            odd += [] if least is None else [least - 1, most + 1]
+            for number in odd if array.size else ():
+                changed = array.copy()
+                changed.flat[-1] = number
+                state = {**saved, "envs": {**saved["envs"], "arrays": {**arrays, name: changed}}}
+                with pytest.raises(ArgumentError, match=f"{name}: expected numbers"):
+                    envs.set_state(state)
+        same(envs.get_state(), saved)
+
+
+@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker"])
+def test_a_game_in_which_all_is_said_goes_no_further(name: str) -> None:
+    """No such game runs; one in a file writes nothing behind its moves."""
+    with marlvec.make(name, 2, backend="native") as envs:
+        envs.reset(seed=0)
+        saved = envs.get_state()
+        moves = "game.moves" if name == "leduc_poker" else "moves"
+        saved["envs"]["arrays"][moves][0] = 1
+        envs.set_state(saved)
+        envs.step(envs.random_action(seed=0))
+        assert np.isin(envs.get_state([1])["envs"]["arrays"][moves], (-1, 0, 1, 2)).all()
+
+
 def test_one_world_goes_into_many() -> None:
     with marlvec.make("connect_four", 64, backend="native", autoreset_mode="disabled") as envs:
         envs.reset(seed=0)

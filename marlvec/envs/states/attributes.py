@@ -6,7 +6,7 @@ state is put back: functions, classes, modules, spaces. So does what Python cann
 simulator in C), and what frees something when it goes (``__del__``), which two copies would free twice:
 `AttributeReader.opaque` lists it.
 
-A state may come from a file that somebody else wrote. Where it is put back no constructor and no finaliser is run, and
+A state may come from a file of unknown origin. Where it is put back no constructor and no finaliser is run, and
 no object is made but of a class that the env which takes the state has already, or that its package defines itself.
 What the attributes then are is up to the file; the env's own code works with them from the next step on.
 """

@@ -67,6 +67,9 @@ class ConnectFour(TurnGame):
     def step(self, ids: Ids) -> None:
         _step(ids, self.turn_rows, self._cells, self.stones, self.heights, self.last, self.mover)
 
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        return {**super().state_limits(), "heights": (0, HEIGHT), "last": (-1, HEIGHT * WIDTH - 1)}
+
     def cut_short(self, ids: Ids) -> None:
         _observe_all(ids, self._cells, self.last)
 

@@ -59,6 +59,9 @@ class KuhnPoker(TurnGame):
     def step(self, ids: Ids) -> None:
         _step(ids, self.turn_rows, self.hands, self.moves, self.mover)
 
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        return {**super().state_limits(), "hands": (0, CARDS - 1), "moves": (-1, 1)}
+
     def cut_short(self, ids: Ids) -> None:
         _observe_all(ids, self.turn_rows.obs, self.hands, self.moves)
 
@@ -101,7 +104,7 @@ def _step(ids: Ids, rows: Any, hands: NDArray[np.int8], moves: NDArray[np.int8],
 def _play(hands: NDArray[np.int8], moves: NDArray[np.int8], me: int, move: int) -> tuple[bool, float]:
     """Make a move: whether the game is over, and the reward of the agent that made it."""
     turn = 0
-    while moves[turn] >= 0:
+    while turn < MOVES - 1 and moves[turn] >= 0:
         turn += 1
     moves[turn] = move
     bet_before = turn > 0 and moves[turn - 1] == 1

@@ -88,6 +88,10 @@ class LeducPoker(TurnGame):
     def step(self, ids: Ids) -> None:
         _step(ids, self.turn_rows, self.game)
 
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        own = {"game.deals": (0, CARDS - 1), "game.moves": (-1, RAISE), "game.round": (0, ROUNDS - 1)}
+        return {**super().state_limits(), **own}
+
     def cut_short(self, ids: Ids) -> None:
         _observe_all(ids, self.turn_rows, self.game)
 
@@ -137,7 +141,7 @@ def _play(game: Any, i: int, me: int, move: int) -> int:
     pot = game.pot[i]
     moves = game.moves[i, game.round[i]]
     turn, raises = _count(moves)
-    if (move == FOLD and pot[me] == pot[1 - me]) or (move == RAISE and raises == MOST_RAISES):
+    if turn == MOVES or (move == FOLD and pot[me] == pot[1 - me]) or (move == RAISE and raises == MOST_RAISES):
         return ILLEGAL
     moves[turn] = move
     if move == FOLD:

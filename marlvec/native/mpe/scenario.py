@@ -64,6 +64,7 @@ from marlvec.native.rng_streams import as_generator
 __all__ = ["Body", "Options", "Scenario", "check_count", "check_ratio"]
 
 _SENSITIVITY = 5.0
+_FARTHEST = 1e100  # whose square is a float, too
 
 
 class Options(TypedDict, total=False):
@@ -248,6 +249,17 @@ class Scenario(NativeEnv):
         """The observations of all agents, one after another."""
         assert self.rows.state is not None
         self.rows.state[ids] = self.view[ids]
+
+    def check_limits(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """No place is so far off that distances are no numbers: a search for the nearest would not end."""
+        super().check_limits(arrays)
+        for name, found in arrays.items():
+            if found.dtype.kind != "f":
+                continue
+            if not np.isfinite(found).all() or (found.dtype == np.float64 and (np.abs(found) > _FARTHEST).any()):
+                raise ArgumentError(
+                    f"set_state(): {self.name}: {name}: expected numbers up to {_FARTHEST:g}, got others"
+                )
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """All that the next steps depend on, and `view` where it is no view of the rows: states are read from it."""

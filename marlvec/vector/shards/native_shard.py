@@ -244,6 +244,7 @@ class NativeShard(BatchedShard):
             raise ArgumentError(f"set_state(): expected the arrays {sorted(own)}, got {got}")
         for name, array in own.items():
             check_array(state["arrays"], name, array.dtype, (n, *array.shape[1:]), "set_state()")
+        self._env.check_limits(state["arrays"])
 
     def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
         """Put these envs into such states; ``places`` say which of them each gets."""

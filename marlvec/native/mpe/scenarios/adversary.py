@@ -60,6 +60,9 @@ class SimpleAdversary(Scenario):
             },
         )
 
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        return {**super().state_limits(), "goal": (0, len(self.agents) - 2)}
+
     def place(self, ids: Ids) -> None:
         _place(ids, self.rng, self.pos, self.goal, len(self.agents))
 

@@ -35,6 +35,9 @@ class SimplePush(Scenario):
             options=options,
         )
 
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        return {**super().state_limits(), "goal": (0, 1)}
+
     def place(self, ids: Ids) -> None:
         _place(ids, self.rng, self.pos, self.goal)
 

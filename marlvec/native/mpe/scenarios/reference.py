@@ -43,6 +43,9 @@ class SimpleReference(Scenario):
             own={"local_ratio": local_ratio},
         )
 
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        return {**super().state_limits(), "goal": (0, 2)}
+
     def place(self, ids: Ids) -> None:
         _place(ids, self.rng, self.pos, self.goal)
 

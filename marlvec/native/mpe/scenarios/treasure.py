@@ -76,6 +76,9 @@ class CollectTreasure(Scenario):
         self._order = np.zeros((num_envs, max(agent_num, treasures)), np.int64)
         self._key = np.zeros(self._order.shape)
 
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        return {**super().state_limits(), "holding": (_NOTHING, self._kinds - 1), "kind": (0, self._kinds - 1)}
+
     def place(self, ids: Ids) -> None:
         self._respawns[ids] = self.rng[ids]
         _place(ids, self.rng, self.pos, len(self.agents), self._kinds, self.holding, self.kind, self.lies)
