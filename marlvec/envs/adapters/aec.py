@@ -19,6 +19,7 @@ from marlvec.envs.adapters.return_values import (
 )
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
+from marlvec.envs.states.plain import one_each
 from marlvec.errors import ContractError
 
 __all__ = ["AECAdapter", "state_owner"]
@@ -131,7 +132,8 @@ class AECAdapter(Adapter):
         return {"status": list(self._status), "seen": list(self._seen), "acting": self._acting}
 
     def _recall_agents(self, now: dict[str, Any]) -> None:
-        self._status, self._seen, self._acting = list(now["status"]), list(now["seen"]), now["acting"]
+        status, seen = (one_each(now[name], len(self.ids), f"{self.name}: {name}") for name in ("status", "seen"))
+        self._status, self._seen, self._acting = status, seen, now["acting"]
         self._state_owner = state_owner(self.env)
 
     def _space_of(self, kind: str, agent: AgentId) -> Any:

@@ -22,6 +22,7 @@ from marlvec.envs.adapters.return_values import (
 )
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
+from marlvec.envs.states.plain import one_each
 from marlvec.errors import ContractError
 
 __all__ = ["ParallelAdapter", "agents_and_spaces", "space_of", "split_dones"]
@@ -155,7 +156,7 @@ class ParallelAdapter(Adapter):
         return {"status": list(self._status)}
 
     def _recall_agents(self, now: dict[str, Any]) -> None:
-        self._status = list(now["status"])
+        self._status = one_each(now["status"], len(self.ids), f"{self.name}: status")
         self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == _LIVE)
         self._expected, self._cells = None, ()  # the next step is read with care
 

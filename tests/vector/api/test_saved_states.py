@@ -444,6 +444,19 @@ def test_whatever_is_wrong_in_a_state_is_said_before_anything_changes() -> None:
             each.step(each.random_action(seed=2))
 
 
+def test_an_adapter_takes_no_list_of_other_agents() -> None:
+    for kind in ("parallel", "turns"):
+        with SyncVectorEnv(walks(kind, 1)) as envs:
+            envs.reset(seed=0)
+            saved = envs.get_state()
+            bad = written(saved)
+            bad["envs"][0]["env"]["agents"]["status"].pop()
+            with pytest.raises(EnvRaised, match="status: expected 3 values, one for each agent"):
+                envs.set_state(bad)
+            envs.set_state(saved)  # nothing of the other is left
+            same(envs.get_state(), saved)
+
+
 def changes_of(saved: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """States with one thing in them that is wrong."""
     for odd in (None, "odd", -1, 1 << 70, [], {}, np.zeros(1), np.full(2, -1), np.zeros((2, 2), np.bool_)):
@@ -458,6 +471,7 @@ def changes_of(saved: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield {**saved, "envs": [saved["envs"][0], {**saved["envs"][1], name: odd}]}
     yield {**saved, "envs": [saved["envs"][0], {**saved["envs"][1], "ended": [99]}]}
     yield {**saved, "envs": [saved["envs"][0], None]}
+    yield {**saved, "agents": [*saved["agents"][1:], np.zeros(3)]}
     yield {**saved, "recovery": {**saved["recovery"], "masked": np.array([True, False])}}
 
 
