@@ -30,7 +30,6 @@ from marlvec.vector.shards.phase import EnvPhase
 __all__ = ["StatefulVectorEnv"]
 
 _SAVED = frozenset(EnvPhase) - {EnvPhase.ABSENT}
-_NONE = np.zeros(0, np.int64)
 
 
 class StatefulVectorEnv(VectorEnvBase):
@@ -38,6 +37,7 @@ class StatefulVectorEnv(VectorEnvBase):
 
     _rng: np.random.Generator | None = None  # for `random_action`; made where it is wanted first
     _obstacles: dict[int, str] | None = None  # to saving states, by env; None: not asked yet
+    _no_entries: dict[str, Any] | None = None  # what `recovery` says of no envs: names, dtypes and shapes
     _state_kind = "env"  # of states that fit these envs
     _sends_rows = False  # whether a worker cannot see the rows that are written here
 
@@ -131,7 +131,9 @@ class StatefulVectorEnv(VectorEnvBase):
         ids, places = choose_states(of, env_ids, from_ids, self.num_envs)
         self._check_states(ids, "set_state")
         self._buffers.check_rows(state["rows"], len(of))
-        check_entries(state["recovery"], self._recovery.get_state(_NONE), len(of), "set_state(): recovery")
+        if self._no_entries is None:
+            self._no_entries = self._recovery.get_state(np.zeros(0, np.int64))
+        check_entries(state["recovery"], self._no_entries, len(of), "set_state(): recovery")
         recovery = take_states(state["recovery"], places)
         self._recovery.check_masks(ids, recovery["masked"])
         self._check_env_states(state["envs"], len(of), state["recovery"]["masked"])
