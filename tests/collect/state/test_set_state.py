@@ -90,7 +90,7 @@ def paths(value: Any, upto: tuple[Any, ...] = ()) -> list[list[Any]]:
     return found
 
 
-# These may lack something, or be of another mode; these columns hold nothing yet. A policy may know of more than it needs.
+# These may lack something, or be of another mode; these columns hold nothing yet. Policies may know of more.
 _OPEN = {"living", "numbers", "actions", "actions_for_env", "policy_version", "autoreset"}
 
 
