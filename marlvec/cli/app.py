@@ -267,7 +267,7 @@ def record(
 
     from marlvec.cli import arguments
     from marlvec.cli.building import build_envs
-    from marlvec.cli.commands.record import check_output, print_recording, read_moment, roll_camera
+    from marlvec.cli.commands.record import check_output, print_recording, read_moment, record_episodes
     from marlvec.cli.commands.serve import collector_of
 
     settle_in()
@@ -285,7 +285,7 @@ def record(
             env_kwargs=arguments.env_kwargs(settings or []),
             env_state=None if moment is None else "deepcopy",
         ) as envs:
-            result = roll_camera(
+            result = record_episodes(
                 envs,
                 partial(
                     collector_of,

@@ -34,7 +34,7 @@ def test_the_table_is_never_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> 
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= width
     shown = "".join(result.stdout.split())
-    assert shown.startswith(f"{BROKEN}:6findings,4serious")
+    assert shown.startswith(f"{BROKEN}:6findings,5serious")
     for one in check_env(ManyFaults, raise_first=False):
         for part in (f"{one.check}: {one.severity}", one.where, one.subject, one.expected, one.got, one.change):
             assert "".join(part.split()) in shown

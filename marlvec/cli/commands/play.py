@@ -113,7 +113,7 @@ def play(
             except KeyboardInterrupt:
                 console.print()
                 interrupted = True
-        table.say_goodbye()
+        table.print_results()
     if interrupted:
         raise typer.Exit(130)
 

@@ -29,7 +29,7 @@ __all__ = [
     "check_output",
     "print_recording",
     "read_moment",
-    "roll_camera",
+    "record_episodes",
 ]
 
 _MOST_LISTED = 8  # episodes
@@ -233,7 +233,7 @@ def _first_rows(envs: VectorEnv) -> VectorStep:
     return step
 
 
-def roll_camera(
+def record_episodes(
     envs: VectorEnv,
     collector_of: Callable[[VectorEnv], Collector],
     *,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["GameUI", "face_of"]
+__all__ = ["GameUI", "game_ui_of"]
 
 _STONES = (("●", "bold yellow"), ("○", "bold red"))
 """Of who moves first, and of the other; distinct without colours, too."""
@@ -43,8 +43,8 @@ class GameUI:
         return found[0] if len(found) == 1 else None
 
 
-def face_of(name: str, action_space: Space[Any]) -> GameUI:
-    """The face of a game: its own, or a general one of texts and numbers.
+def game_ui_of(name: str, action_space: Space[Any]) -> GameUI:
+    """How a game is shown: its own way, or a general one of texts and numbers.
 
     Args:
         name: The env's, ``connect_four_v3``, say.

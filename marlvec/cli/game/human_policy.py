@@ -12,7 +12,7 @@ from gymnasium.spaces import Discrete, Space
 from rich.console import Console
 from rich.text import Text
 
-from marlvec.cli.game.game_ui import GameUI, face_of
+from marlvec.cli.game.game_ui import GameUI, game_ui_of
 from marlvec.connectors import Rows
 from marlvec.policies import Policy
 from marlvec.policies.policy import PolicyOutput
@@ -37,11 +37,11 @@ class HumanPolicy(Policy):
         console: Where to show and ask.
 
     Attributes:
-        face: What the game looks like; from `setup` on.
+        ui: What the game looks like; from `setup` on.
         start: Number of the first action.
     """
 
-    face: GameUI
+    ui: GameUI
 
     def __init__(self, game: str, console: Console) -> None:
         self._game, self._console = game, console
@@ -53,7 +53,7 @@ class HumanPolicy(Policy):
         Raises:
             ArgumentError: The moves have no numbers.
         """
-        self.face = face_of(self._game, action_space)
+        self.ui = game_ui_of(self._game, action_space)
         self.start = int(action_space.start) if isinstance(action_space, Discrete) else 0
         super().setup(observation_space, action_space, seed=seed)
 
@@ -63,16 +63,16 @@ class HumanPolicy(Policy):
         Raises:
             Quit: The person leaves.
         """
-        masks = rows.get("action_mask", np.ones((len(rows), len(self.face.moves)), np.bool_))
+        masks = rows.get("action_mask", np.ones((len(rows), len(self.ui.moves)), np.bool_))
         agents = rows["agent_index"].tolist()
         return np.array(
             [self._ask(map_tree(itemgetter(i), rows["obs"]), agents[i], masks[i]) for i in range(len(rows))]
         )
 
     def _ask(self, obs: Any, agent: int, allowed: Any) -> int:
-        moves = self.face.moves
-        self._console.print(self.face.draw(obs, agent))
-        prompt = Text.assemble((self.face.ask, "bold"), (" (q to quit)", "dim"), ": ")
+        moves = self.ui.moves
+        self._console.print(self.ui.draw(obs, agent))
+        prompt = Text.assemble((self.ui.ask, "bold"), (" (q to quit)", "dim"), ": ")
         while True:
             try:
                 self._console.print(prompt, end="")
@@ -83,10 +83,10 @@ class HumanPolicy(Policy):
                 raise Quit from None
             if typed.lower() in _LEAVE:
                 raise Quit
-            action = self.face.action(typed)
+            action = self.ui.action(typed)
             if action is not None and allowed[action]:
                 return self.start + action
-            why = f"{typed!r} is no move" if action is None else self.face.refuse(moves[action])
+            why = f"{typed!r} is no move" if action is None else self.ui.refuse(moves[action])
             legal = ", ".join(name for name, may in zip(moves, allowed, strict=True) if may)
             self._console.print(Text(f"{why}; allowed: {legal}", "yellow"))
 

@@ -49,7 +49,7 @@ class PlayCallback(Callback):
         moves, self._other.noted = self._other.noted, []  # now that all have moved, it is no secret
         for agent, action in moves:
             who = self._name if len(self._agents) == 2 else f"{self._name} as {self._agents[agent]}"
-            self._say(f"{who} plays {self._you.face.moves[action - self._you.start]}", "magenta")
+            self._say(f"{who} plays {self._you.ui.moves[action - self._you.start]}", "magenta")
 
     def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
         self._ended = record, self._own_index
@@ -69,14 +69,14 @@ class PlayCallback(Callback):
         assert self._ended is not None  # the episode that was just collected
         (record, own_index), self._ended = self._ended, None
         if obs is not None:
-            self._console.print(self._you.face.draw(obs, own_index))
+            self._console.print(self._you.ui.draw(obs, own_index))
         own = float(record.returns_A[own_index])
         best = max(float(value) for a, value in enumerate(record.returns_A) if a != own_index)
         result, style = _RESULTS[0 if own > best else 1 if own == best else 2]
         self._results[result] += 1
         self._say(f"{result}: {own:g} against {best:g}, after {record.length} moves\n", style)
 
-    def say_goodbye(self) -> None:
+    def print_results(self) -> None:
         """Say how all games went."""
         if self._results:
             won, drawn, lost = (self._results[result] for result, _ in _RESULTS)
