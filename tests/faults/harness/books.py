@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from marlvec import AsyncVectorEnv, Fault
@@ -101,14 +102,16 @@ class Books:
     def stop(self, w: int) -> None:
         """Stop a worker."""
         pid = self.envs.worker_pids[w]
-        os.kill(pid, signal.SIGSTOP)
-        self.stopped.add(pid)
+        with suppress(ProcessLookupError):  # one that was about to exit may be gone
+            os.kill(pid, signal.SIGSTOP)
+            self.stopped.add(pid)
 
     def wake_all(self) -> None:
         """Let stopped workers go on."""
         for pid in self.stopped:
             if pid in self.envs.worker_pids and pid not in self._told:
-                os.kill(pid, signal.SIGCONT)
+                with suppress(ProcessLookupError):  # it was on its way out when it was stopped
+                    os.kill(pid, signal.SIGCONT)
         self.stopped.clear()
 
     # --- reading
