@@ -86,7 +86,7 @@ class LedgerState(RuleBasedStateMachine):
     @rule()
     def shrink(self) -> None:
         index = len(self.epochs) - 1
-        self.lost += self.ledger.lose([entry.id for entry in self.ledger.waiting_of(index)], "resized")
+        self.lost += self.ledger.lose([entry.id for entry in self.ledger.waiting_of(index)], "closed")
         if not any(entry.collector == index for entry in self.ledger):
             self.epochs.pop()
 

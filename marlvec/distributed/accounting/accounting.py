@@ -28,7 +28,7 @@ class Accounting:
         lost_by: Requests lost, by reason: ``"died"``, ``"unreachable"`` (its node is gone, or its state is unknown),
             ``"timeout"``, ``"object_lost"`` (the answer was made and is gone), ``"after_a_loss"`` (it would have
             followed on a gap), ``"raised"`` (what a collector raised; its rows come with its next answer),
-            ``"resized"``, ``"closed"``, ``"interrupted"`` (Ctrl-C came just when it was noted; its collector is built
+            ``"closed"``, ``"interrupted"`` (Ctrl-C came just when it was noted; its collector is built
             once more, which is no restart).
         restarts: Collectors restarted.
         refused: Answers that were to no request that is outstanding; they were not delivered.

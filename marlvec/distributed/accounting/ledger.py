@@ -11,9 +11,7 @@ from marlvec.serialization.state_fields import State, check_fields
 
 __all__ = ["LedgerState", "Entry", "Ledger", "LostReason"]
 
-LostReason = Literal[
-    "died", "unreachable", "timeout", "object_lost", "after_a_loss", "raised", "resized", "closed", "interrupted"
-]
+LostReason = Literal["died", "unreachable", "timeout", "object_lost", "after_a_loss", "raised", "closed", "interrupted"]
 """Why a request is lost; see `Accounting.lost_by`."""
 
 
