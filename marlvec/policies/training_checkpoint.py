@@ -163,6 +163,8 @@ def load_checkpoint(
         ArgumentError: It is of another collector, which is described, or of a learner of other names; nothing was
             loaded.
         StateError: As of `Collector.set_state`.
+        Exception: What an entry of ``learner`` raises in ``load_state_dict``: the collector, and the entries before it,
+            have been loaded by then. Mend it, and call this again.
     """
     path = _path_of(Path(folder), which)
     parts = _read(path)["parts"]
