@@ -25,10 +25,10 @@ from marlvec.collect.state.batch_state import batch_from, get_batch_state
 from marlvec.collect.state.coming_policies import ComingPolicies, name_of_mapping
 from marlvec.collect.state.identity import check_identity, describe_collector
 from marlvec.collect.state.state_loader import StateLoader, has_state, state_of
-from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, StateError
-from marlvec.serialization.archive import FilePath, read_archive, write_archive
+from marlvec.errors import ArgumentError, StateError
+from marlvec.serialization.archive import FilePath
+from marlvec.serialization.saved_value import read_value, write_value
 from marlvec.serialization.state_fields import State, check_fields, number_field
-from marlvec.serialization.values import decode, encode
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["StatefulCollector"]
@@ -162,7 +162,7 @@ class StatefulCollector(ABC):
             OSError: The file cannot be written; the old one is as it was.
             StateError: As of `get_state`.
         """
-        write_archive(path, {"collector": encode(self.get_state(), "the collector's state")})
+        write_value(path, "collector", self.get_state(), "the collector's state")
 
     def load(self, path: FilePath) -> None:
         """Go on from a file that `save` wrote: see `set_state`. Nothing in it is executed.
@@ -175,14 +175,7 @@ class StatefulCollector(ABC):
             ArgumentError: It is of another collector; names what differs.
             StateError: As of `set_state`.
         """
-        found = read_archive(path)
-        if found.keys() != {"collector"}:
-            raise CheckpointError(path, f"holds no collector, but {sorted(found)}")
-        try:
-            state = decode(found["collector"])
-        except MarlvecError as error:
-            raise CheckpointError(path, f"holds no collector: {error}") from error
-        self.set_state(state)
+        self.set_state(read_value(path, "collector", "collector"))
 
     @abstractmethod
     def _check_foreground(self, call: str) -> None: ...

@@ -21,10 +21,10 @@ from marlvec.distributed.head_policies import HeadPolicies
 from marlvec.distributed.merge_rounds import MergeRounds
 from marlvec.distributed.server.messages import CheckState, GetState
 from marlvec.distributed.state.answer_state import answer_from, get_answer_state
-from marlvec.errors import ArgumentError, CheckpointError, StateError
-from marlvec.serialization.archive import FilePath, read_archive, write_archive
+from marlvec.errors import ArgumentError, StateError
+from marlvec.serialization.archive import FilePath
+from marlvec.serialization.saved_value import read_value, write_value
 from marlvec.serialization.state_fields import State, check_fields
-from marlvec.serialization.values import decode, encode
 
 __all__ = ["StatefulCollectors"]
 
@@ -142,7 +142,7 @@ class StatefulCollectors(ABC):
             OSError: The file cannot be written; the old one is as it was.
             Exception: As of `get_state`.
         """
-        write_archive(path, {"collectors": encode(self.get_state(), "the collectors' state")})
+        write_value(path, "collectors", self.get_state(), "the collectors' state")
 
     def load(self, path: FilePath) -> None:
         """Go on from a file that `save` wrote: see `set_state`. Nothing in it is executed.
@@ -154,14 +154,7 @@ class StatefulCollectors(ABC):
             CheckpointError: There is no such file, it is damaged, of another version, or holds something else.
             Exception: As of `set_state`.
         """
-        found = read_archive(path)
-        if found.keys() != {"collectors"}:
-            raise CheckpointError(path, f"holds no collectors, but {sorted(found)}")
-        try:
-            state = decode(found["collectors"])
-        except ArgumentError as error:
-            raise CheckpointError(path, f"holds no collectors: {error}") from error
-        self.set_state(state)
+        self.set_state(read_value(path, "collectors", "collectors"))
 
     @abstractmethod
     def _check_open(self) -> None: ...

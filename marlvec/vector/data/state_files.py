@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marlvec.errors import ArgumentError, CheckpointError, MarlvecError
-from marlvec.serialization.archive import FilePath, read_archive, write_archive
-from marlvec.serialization.values import decode, encode
+from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.serialization.archive import FilePath
+from marlvec.serialization.saved_value import read_value, write_value
 from marlvec.vector.data.saved_states import FORMAT, is_state
 
 __all__ = ["load_state", "save_state"]
@@ -35,7 +35,7 @@ def save_state(path: FilePath, state: Mapping[str, Any]) -> None:
             f"save_state(): expected what envs.get_state() returned, got {got!r:.200}; collectors and trainings are "
             f"saved by collector.save(path) and save_checkpoint(folder)"
         )
-    write_archive(path, {"envs": encode(dict(state), "the state")})
+    write_value(path, "envs", dict(state), "the state")
 
 
 def load_state(path: FilePath) -> dict[str, Any]:
@@ -50,13 +50,7 @@ def load_state(path: FilePath) -> dict[str, Any]:
     Raises:
         CheckpointError: There is no such file, it is damaged, of another version, or holds something else.
     """
-    found = read_archive(path)
-    if found.keys() != {"envs"}:
-        raise CheckpointError(path, f"holds no state of envs, but {sorted(found)}")
-    try:
-        state = decode(found["envs"])
-    except MarlvecError as error:
-        raise CheckpointError(path, f"holds no state of envs: {error}") from error
+    state = read_value(path, "envs", "state of envs")
     if not is_state(state) or state["format"] != FORMAT:
         what = state.get("format") if isinstance(state, Mapping) else state
         raise CheckpointError(path, f"holds a state of envs of the format {what!r:.50}; this version reads {FORMAT}")
