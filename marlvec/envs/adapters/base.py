@@ -21,7 +21,7 @@ from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.spaces.action_masks import as_mask, split_action_mask
 
-__all__ = ["Adapter"]
+__all__ = ["Adapter", "keywords_of"]
 
 _RESERVED = (COMMON, "__all__")
 
@@ -84,7 +84,7 @@ class Adapter(MultiAgentEnv):
         ]
         self.state_space = _state_space(env)
         self.resets_itself = resets_itself(env, self.name)
-        self._reset_takes = _parameters(env.reset)
+        self._reset_takes = keywords_of(env.reset)
 
     @property
     def unwrapped(self) -> Any:
@@ -272,8 +272,12 @@ class Adapter(MultiAgentEnv):
         return finals.begun
 
 
-def _parameters(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Names a callable takes as keywords, or None if it takes any (or will not say)."""
+def keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Names a callable takes as keywords; None if it takes any, or will not say.
+
+    Args:
+        function: The callable.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -93,23 +93,21 @@ class SharedState:
         )
 
     def _add_class(self, kind: type) -> None:
-        for name, value in list(vars(kind).items()):
-            if not name.startswith("__") and _is_data(value):
-                self._add(
-                    f"{kind.__qualname__}.{name}",
-                    lambda name=name, kind=kind: vars(kind).get(name),  # type: ignore[misc]
-                    f"{kind.__qualname__}.{name} is an attribute of the class, which all instances share, and changes "
-                    f"while they play: {_own(name, value)}",
-                )
+        prefix = f"{kind.__qualname__}."
+        self._add_data(kind, prefix, lambda name: f"{prefix}{name} is an attribute of the class")
 
     def _add_module(self, module: ModuleType) -> None:
-        for name, value in list(vars(module).items()):
+        where = module.__name__
+        self._add_data(module, f"{where}:", lambda name: f"{name} is a global of the module {where}")
+
+    def _add_data(self, owner: Any, prefix: str, says: Callable[[str], str]) -> None:
+        """Add what may change of a class or a module."""
+        for name, value in list(vars(owner).items()):
             if not name.startswith("__") and _is_data(value):
                 self._add(
-                    f"{module.__name__}:{name}",
-                    lambda name=name, module=module: vars(module).get(name),  # type: ignore[misc]
-                    f"{name} is a global of the module {module.__name__}, which all instances share, and changes while "
-                    f"they play: {_own(name, value)}",
+                    f"{prefix}{name}",
+                    lambda name=name: vars(owner).get(name),  # type: ignore[misc]
+                    f"{says(name)}, which all instances share, and changes while they play: {_own(name, value)}",
                 )
 
 

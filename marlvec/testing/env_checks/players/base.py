@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
+from marlvec.envs.adapters.base import keywords_of
 from marlvec.envs.adapters.return_values import AgentId
 from marlvec.envs.adapters.self_reset import resets_itself
 from marlvec.sampling import SpaceSampler
@@ -189,7 +189,7 @@ class Player(ABC):
 
     def ask_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
         """Call ``reset`` with what it takes; an old env is seeded by ``seed()``."""
-        takes = _keywords(self.env.reset)
+        takes = keywords_of(self.env.reset)
         kwargs: dict[str, Any] = {"seed": seed, "options": options}
         if takes is not None:
             if "seed" not in takes and seed is not None:
@@ -288,17 +288,6 @@ class Player(ABC):
             with self.place.going_on():
                 check_member(space, state, self.place, "the global state", "state")
             self.note("the global state", state)
-
-
-def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Names a callable takes as keywords; None if it takes any, or will not say."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
 def _plain(space: Space[Any], value: Any) -> Any:
