@@ -5,38 +5,12 @@ Two envs, one policy; a tick that ends nobody, and whose values are not checked.
 
 from __future__ import annotations
 
-import os
-import sys
-from collections import Counter
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
 from marlvec import Collector, FunctionPolicy
 from marlvec.making import make
-from tests.vector.api.test_call_counts import FOLDERS
-
-
-def files_of(call: Callable[[], Any]) -> Counter[str]:
-    """Calls of functions, by file; comprehensions are not counted."""
-    files: Counter[str] = Counter()
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event == "call" and not code.co_name.startswith("<"):
-            file = os.path.realpath(code.co_filename)
-            if file.startswith(FOLDERS):
-                files[file] += 1
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return files
+from tests.vector.api.test_call_counts import calls_by_file
 
 
 @pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 74, 28), ("async", 82, 28)])
@@ -45,7 +19,7 @@ def test_tick(backend: str, calls: int, files: int) -> None:
     with make("simple_spread", num_envs=2, backend=backend, max_cycles=1000, **options) as envs:
         collector = Collector(envs, FunctionPolicy(lambda rows: np.ones(len(rows), np.int64)), seed=0)
         collector.collect(env_steps=2 * 33)  # the first steps are checked, and then every 16th
-        few, more = (files_of(lambda k=k: collector.collect(env_steps=2 * k)) for k in (2, 12))
+        few, more = (calls_by_file(lambda k=k: collector.collect(env_steps=2 * k)) for k in (2, 12))
     of_ten = {file: more[file] - few[file] for file in more if more[file] > few[file]}
     assert sum(of_ten.values()) <= 10 * calls
     assert len(of_ten) <= files

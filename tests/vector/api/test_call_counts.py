@@ -24,8 +24,8 @@ HERE = Path(marlvec.__file__).resolve().parent
 FOLDERS = (f"{HERE}{os.sep}", f"{(HERE / 'connectors').resolve()}{os.sep}")
 
 
-def count(call: Callable[[], Any]) -> tuple[int, int]:
-    """Calls of functions, and the files that they are in."""
+def calls_by_file(call: Callable[[], Any]) -> Counter[str]:
+    """Calls of functions, by file."""
     files: Counter[str] = Counter()
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -44,6 +44,12 @@ def count(call: Callable[[], Any]) -> tuple[int, int]:
     finally:
         sys.setprofile(before)
         gc.enable()
+    return files
+
+
+def count(call: Callable[[], Any]) -> tuple[int, int]:
+    """Calls of functions, and how many files they are in."""
+    files = calls_by_file(call)
     return files.total(), len(files)
 
 
