@@ -441,7 +441,15 @@ def check(
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # some envs open a window as soon as they are built
     with plain_errors(traceback):
         kwargs = arguments.env_kwargs(settings or [])
-        findings = checking.check(env, kwargs, skip=skip or (), episodes=episodes, seed=seed, max_steps=max_steps)
+        findings = checking.check(
+            env,
+            kwargs,
+            skip=skip or (),
+            progress=sys.stderr.isatty(),
+            episodes=episodes,
+            seed=seed,
+            max_steps=max_steps,
+        )
         checking.print_findings(stdout(), env, findings, as_json=as_json)
     if findings:
         raise typer.Exit(1)

@@ -6,7 +6,7 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -30,7 +30,6 @@ from marlvec.collect.callbacks.callback_list import CallbackLike, CallbackList
 from marlvec.collect.episodes import EpisodeTracker, PolicyMapping
 from marlvec.collect.evaluation import EpisodeQuotas, Evaluation, check_apart
 from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.progress_bar import ProgressBar
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.rollout_state import CurrentState, RolloutState, first_id
 from marlvec.collect.sample_target import BatchSchedule, SampleTarget, Unit, count_from, sample_target
@@ -385,14 +384,26 @@ class Collector(StatefulCollector):
         """
         goal = self._goal("batches", steps, env_steps, agent_steps, episodes)
         course = BatchSchedule(goal, None if total is None else count_from(total, f"batches(total={total!r})"))
-        return self._run(course, ProgressBar(goal.unit, course, self.metrics) if progress else None)
+        return self._run(course, self._progress_bar(goal.unit, course.total) if progress else nullcontext())
 
-    def _run(self, course: BatchSchedule, bar: ProgressBar | None) -> Iterator[MultiAgentBatch]:
-        shown: AbstractContextManager[object] = nullcontext() if bar is None else bar
-        with shown:
+    def _run(
+        self, course: BatchSchedule, bar: AbstractContextManager[Callable[[int], None] | None]
+    ) -> Iterator[MultiAgentBatch]:
+        with bar as show:
             while course.next_goal is not None:
                 self._check_foreground("batches")
-                yield self._fill(course, show=None if bar is None else bar.show)
+                yield self._fill(course, show=show)
+
+    @contextmanager
+    def _progress_bar(self, unit: Unit, total: int | None) -> Iterator[Callable[[int], None]]:
+        from marlvec.progress_bar import ProgressBar  # here, since rich takes its time
+
+        def show(done: int) -> None:
+            mean = self.metrics.returns.mean
+            bar.show(done, note="" if np.isnan(mean) else f"mean return {mean:.4g}")
+
+        with ProgressBar("collect", unit.replace("_", " "), total) as bar:
+            yield show
 
     # --- in the background
 

@@ -172,15 +172,14 @@ def evaluate_match(
                 seed=seed,
                 window=1,
             ).eval()
-            with _bar(total, progress) as advance:
+            with _bar(total, progress) as show:
                 while match.is_on:
-                    done = match.played
                     try:
                         collector.collect(episodes=1)
                     except StateError:
                         if match.is_on:
                             raise  # else the last envs that had games to play were masked
-                    advance(match.played - done)
+                    show(match.played)
     return MatchResult(
         players, tuple(match.sides), match.games, match.lost, total - match.played, confidence=confidence
     )
@@ -275,22 +274,14 @@ def _restored(policies: Sequence[Policy]) -> Iterator[None]:
 
 @contextmanager
 def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar over games; yields what moves it on."""
+    """A progress bar over games; yields what is called with how many have been played."""
     if progress is False or (progress is None and not sys.stderr.isatty()):
         yield lambda games: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from marlvec.progress_bar import ProgressBar  # here, since rich takes its time
 
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("games  {task.fields[speed]:,.0f}/s"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("games", total=total, speed=0.0)
-        yield lambda games: bar.update(task, advance=games, speed=bar.tasks[0].speed or 0.0)
+    with ProgressBar("match", "games", total) as bar:
+        yield bar.show
 
 
 def _positive(number: int, what: str) -> int:

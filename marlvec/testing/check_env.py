@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 from marlvec import registry
@@ -22,7 +24,7 @@ from marlvec.testing.env_checks.players.joint import JointPlayer
 from marlvec.testing.env_checks.players.parallel import ParallelPlayer
 from marlvec.testing.env_checks.players.rllib import KeyedPlayer
 from marlvec.testing.env_checks.players.slot import SlotPlayer
-from marlvec.testing.env_checks.repeats import check_repeats
+from marlvec.testing.env_checks.repeats import check_repeats, count_episodes
 from marlvec.testing.env_checks.report import Place
 
 __all__ = ["check_env"]
@@ -36,6 +38,7 @@ def check_env(
     max_steps: int = 10_000,
     skip: Iterable[str] | str = (),
     raise_first: bool = True,
+    progress: bool = False,
 ) -> list[Finding]:
     """Play whole episodes of random legal actions on an env, and find all that is wrong in one run.
 
@@ -77,6 +80,7 @@ def check_env(
         max_steps: Within how many steps every episode must end.
         skip: Names of checks to leave out.
         raise_first: Raise at the end, if there are findings; False returns them.
+        progress: Whether to draw a progress bar on stderr.
 
     Returns:
         The findings, serious ones first: each says where, what was expected and got, and what to change.
@@ -106,23 +110,46 @@ def check_env(
             _refuse_same(type(one).__name__, findings)
             return None
         played.append(one)
-        return _player_of(one, max_steps, findings)
+        made = _player_of(one, max_steps, findings)
+        made.watch = watch
+        return made
 
-    try:
+    with _progress_bar(count_episodes(episodes, skipped), progress) as watch:
         try:
-            first = player()
-            if first is not None:
-                check_repeats(first, player, episodes, seed, findings, skipped)
-        except Fault as fault:  # before there was anything to play
-            findings.add(fault)
-    finally:
-        for one in played:
-            if callable(close := getattr(one, "close", None)):
-                close()
+            try:
+                first = player()
+                if first is not None:
+                    check_repeats(first, player, episodes, seed, findings, skipped)
+            except Fault as fault:  # before there was anything to play
+                findings.add(fault)
+        finally:
+            for one in played:
+                if callable(close := getattr(one, "close", None)):
+                    close()
     found = findings.in_order()
     if found and raise_first:
         raise ContractError(_listed(found))
     return found
+
+
+@contextmanager
+def _progress_bar(total: int, progress: bool) -> Iterator[Callable[[bool], None]]:
+    """Yields what is called after each call of an env, with whether its episode is over."""
+    if not progress:
+        yield lambda over: None
+        return
+    from marlvec.progress_bar import ProgressBar  # here, since rich takes its time
+
+    calls = done = 0
+    began = perf_counter()
+
+    def watch(over: bool) -> None:
+        nonlocal calls, done
+        calls, done = calls + 1, done + over
+        bar.show(min(done, total), speed=calls / max(perf_counter() - began, 1e-9))
+
+    with ProgressBar("check", "episodes", total, speed_unit="calls") as bar:
+        yield watch
 
 
 def _listed(found: list[Finding]) -> str:

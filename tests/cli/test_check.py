@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from marlvec.cli import app
+from tests.terminal import at_a_terminal
 
 BROKEN = "tests.testing.test_findings:ManyFaults"
 GOOD = "tests.testing.test_check_env:Good"
@@ -21,6 +24,14 @@ def check(*arguments: str) -> Any:
 def test_an_env_that_is_fine() -> None:
     result = check(GOOD, "--episodes", "2")
     assert (result.exit_code, result.stdout) == (0, f"{GOOD}: nothing found\n"), result.output
+
+
+def test_at_a_terminal_a_bar_says_how_far_it_is() -> None:
+    """The episodes are played four times over; the bar is on stderr, and the findings are on stdout."""
+    code, printed, seen = at_a_terminal([sys.executable, "-m", "marlvec.cli", "check", GOOD, "--episodes", "2"])
+    assert (code, printed) == (0, f"{GOOD}: nothing found\n")
+    bar = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
+    assert re.search(r"8/8 episodes  [\d,]+ calls/s", bar)
 
 
 @pytest.mark.parametrize("width", [60, 80, 400])

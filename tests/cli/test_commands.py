@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from marlvec import VectorEnv, __version__, make
 from marlvec.cli import app
-from marlvec.cli.display.progress import progress_bar
+from marlvec.progress_bar import ProgressBar
 from tests.terminal import at_a_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,9 +226,8 @@ def test_the_command_itself_with_a_terminal_for_errors(folder: Path) -> None:
 def test_the_bar_cuts_no_number_where_the_terminal_is_narrow(name: str, width: int) -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=width, color_system=None)
-    with progress_bar(console, "env steps") as bar:
-        task = bar.add_task(name, total=2_000_000, speed=0.0, note="")
-        bar.update(task, completed=1_000_000, speed=123_456.0, note="team return -1.234e+04")
+    with ProgressBar(name, "env steps", 2_000_000, console=console) as bar:
+        bar.show(1_000_000, speed=123_456.0, note="team return -1.234e+04")
     plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.getvalue())
     *_, last = [line for line in re.split(r"[\r\n]", plain) if line.strip()]
     assert "1000000/2000000 env steps  123,456/s" in last

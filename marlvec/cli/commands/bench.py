@@ -14,9 +14,9 @@ from rich.text import Text
 
 from marlvec.cli.building import build_envs
 from marlvec.cli.console import print_json
-from marlvec.cli.display.progress import progress_bar
 from marlvec.cli.display.table import Column, print_table
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError
+from marlvec.progress_bar import ProgressBar
 from marlvec.vector import VectorEnv
 
 __all__ = ["Figures", "bench", "print_bench", "recommended"]
@@ -74,11 +74,16 @@ def bench(
     """
     running: dict[str, VectorEnv] = {}
     refused: dict[str, str] = {}
-    with (
-        ExitStack() as stack,
-        progress_bar(console, "rounds", speed="env steps") as bar,
-    ):
-        task = bar.add_task(f"{env} × {num_envs}", total=len(_SIMPLEST) * (_ROUNDS + 1), speed=0.0, note="")
+    rounds = 0
+    bar = ProgressBar(
+        f"{env} × {num_envs}",
+        "rounds",
+        len(_SIMPLEST) * (_ROUNDS + 1),
+        speed_unit="env steps",
+        console=console,
+        disable=not console.is_terminal,
+    )
+    with ExitStack() as stack, bar:
         for backend in _SIMPLEST:
             workers = num_workers if backend in ("async", "thread") else None
             try:
@@ -93,12 +98,14 @@ def bench(
                 )
             except (ArgumentError, ContractError, MissingExtraError) as error:
                 refused[backend] = str(error).splitlines()[0]
-                bar.advance(task, _ROUNDS + 1)
+                rounds += _ROUNDS + 1
+                bar.show(rounds, speed=0.0)
                 continue
             running[backend] = stack.enter_context(envs)
             envs.reset(seed=0)
             _stepping(envs, seconds / (2 * _ROUNDS))
-            bar.advance(task)
+            rounds += 1
+            bar.show(rounds, speed=0.0)
         if not running:
             raise ArgumentError(
                 f"no backend runs {env}: " + "; ".join(f"{name}: {why}" for name, why in refused.items())
@@ -107,7 +114,8 @@ def bench(
         for _ in range(_ROUNDS):
             for backend, envs in running.items():
                 rates[backend].append(_stepping(envs, seconds / _ROUNDS))
-                bar.update(task, advance=1, speed=rates[backend][-1], note=backend)
+                rounds += 1
+                bar.show(rounds, speed=rates[backend][-1], note=backend)
         figures = [
             Figures(
                 backend,

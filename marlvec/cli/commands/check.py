@@ -28,20 +28,21 @@ _COLUMNS: tuple[Column, ...] = (
 )
 
 
-def check(env: str, kwargs: Mapping[str, Any], *, skip: Sequence[str], **options: int) -> list[Finding]:
+def check(env: str, kwargs: Mapping[str, Any], *, skip: Sequence[str], progress: bool, **options: int) -> list[Finding]:
     """Check an env.
 
     Args:
         env: What to build, as `make` takes it.
         kwargs: Arguments for it.
         skip: Names of checks to leave out.
+        progress: Whether to draw a progress bar on stderr.
         options: For `check_env`.
 
     Raises:
         EnvArgumentError: The env does not take the arguments.
         MarlvecError: As `check_env`.
     """
-    findings = check_env(resolve(env).with_kwargs(**kwargs), skip=skip, raise_first=False, **options)
+    findings = check_env(resolve(env).with_kwargs(**kwargs), skip=skip, raise_first=False, progress=progress, **options)
     for one in findings:
         if kwargs and one.where.endswith(".__init__()") and one.got.startswith("TypeError: "):
             raise EnvArgumentError(f"--set {', '.join(kwargs)}: {env} does not take that: {one.got}")

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from marlvec.cli.display.progress import progress_bar
 from marlvec.collect import Collector
 from marlvec.env_ids import EnvIds
 from marlvec.envs.rendering import check_frame, tile_frames
 from marlvec.envs.wrappers.video import FORMATS, VideoFile, check_fps, find_ffmpeg, own_fps
 from marlvec.errors import ArgumentError
+from marlvec.progress_bar import ProgressBar
 from marlvec.vector import VectorEnv, VectorStep, load_state
 from marlvec.vector.data.report import Report
 
@@ -262,13 +262,20 @@ def record_episodes(
     interrupted = False
     try:
         began = perf_counter()
-        with progress_bar(console, "episodes", speed="frames") as bar:
-            task = bar.add_task(envs.spec.name, total=episodes * envs.num_envs, speed=0.0, note="")
+        bar = ProgressBar(
+            envs.spec.name,
+            "episodes",
+            episodes * envs.num_envs,
+            speed_unit="frames",
+            console=console,
+            disable=not console.is_terminal,
+        )
+        with bar:
             try:
                 while not camera.done:
                     collector.collect(env_steps=envs.num_envs)
                     speed = video.frames / (perf_counter() - began)
-                    bar.update(task, completed=len(camera.episodes), speed=speed, note=f"{video.frames:,} frames")
+                    bar.show(len(camera.episodes), speed=speed, note=f"{video.frames:,} frames")
             except KeyboardInterrupt:
                 interrupted = True
         path = video.finish() if video.frames else None

@@ -9,10 +9,10 @@ from time import perf_counter
 import numpy as np
 from rich.console import Console
 
-from marlvec.cli.display.progress import progress_bar
 from marlvec.cli.display.rollout_table import Rollout, Setting, tracks
 from marlvec.collect import Collector, SampleBatch
 from marlvec.collect.callbacks import LiveTable
+from marlvec.progress_bar import ProgressBar
 from marlvec.vector import AsyncVectorEnv, VectorEnv
 
 __all__ = ["roll_out"]
@@ -43,8 +43,8 @@ def roll_out(
     done, chunk, interrupted = 0, envs.num_envs, False
     began = last = perf_counter()
     shown: AbstractContextManager[object] = nullcontext() if table is None else table
-    with shown, progress_bar(console, "env steps", disable=table is not None) as bar:
-        task = bar.add_task(envs.spec.name, total=env_steps, speed=0.0, note="")
+    hidden = table is not None or not console.is_terminal
+    with shown, ProgressBar(envs.spec.name, "env steps", env_steps, console=console, disable=hidden) as bar:
         try:
             while done < env_steps:
                 batch = collector.collect(env_steps=min(chunk, env_steps - done))
@@ -56,7 +56,7 @@ def roll_out(
                 recent = [episode.episode_return for episode in metrics.latest(_RECENT)]
                 note = f"team return {np.mean(recent):.4g}" if recent else ""
                 speed = (metrics.env_steps - metrics.env_steps_lost) / (now - began)
-                bar.update(task, completed=min(done, env_steps), speed=speed, note=note)
+                bar.show(min(done, env_steps), speed=speed, note=note)
                 # As much as is done between two looks at the bar, in whole vector steps.
                 rate = batch.env_steps / max(now - last, 1e-6)
                 chunk = max(1, round(rate * _REFRESH_SECONDS / envs.num_envs)) * envs.num_envs

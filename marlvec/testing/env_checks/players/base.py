@@ -59,6 +59,7 @@ class Player(ABC):
         live: The agents that are in the episode.
         gone: The agents that have ended.
         over: Whether the episode is over.
+        watch: Called after each call, when what it brought has been looked at, with whether the episode is over.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Player(ABC):
         self.live: set[AgentId] = set()
         self.gone: set[AgentId] = set()
         self.over = False
+        self.watch: Callable[[bool], None] = lambda over: None
         self._moment = Moment(self.place)
 
     # --- what each form provides ---
@@ -129,6 +131,7 @@ class Player(ABC):
                 self.reset(seed if episode == 1 else None, None if episode == 1 else {})
                 self._look_at_state()
             self.spaces.check(self.place)
+            self.watch(self.over)
             yield self._moment
             while not self.over:
                 step += 1
@@ -141,6 +144,7 @@ class Player(ABC):
                     self._look_at_state()
                 if self.over:
                     self.spaces.check(self.place)
+                self.watch(self.over)
                 yield self._moment
 
     def _enter(self, place: Place) -> None:
