@@ -85,6 +85,12 @@ def test_a_class_in_two_pages_has_each_of_its_methods_on_one(name: str) -> None:
     assert members > left_out
 
 
+def test_each_page_of_the_reference_begins_with_an_example() -> None:
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md")}
+    before = {name: text.partition("\n::: ")[0] for name, text in pages.items() if name != "index"}
+    assert [name for name, text in before.items() if "```python" not in text] == []
+
+
 def test_the_changelog_has_each_release_on_one_page() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("changelog*.md"))
