@@ -287,6 +287,7 @@ class Collector(StatefulCollector):
             self._check_ready()
             loop, lock, goal = self._loop, self._update_lock, schedule.next_goal
             assert goal is not None  # says who calls
+            self._batch_builder.drop_delivered()  # first, so that what is recovered is in no batch
             if loop.is_new:
                 loop.start(entropy=self._entropy, seed=self._seed)
             elif loop.is_dirty:
@@ -294,7 +295,6 @@ class Collector(StatefulCollector):
                     loop.recover()
             else:
                 loop.scheduler.check_alone()
-            self._batch_builder.drop_delivered()
             self._policy_set.drop_retired()
             needed = partial(self._batch_builder.envs_needed, goal)
             loop.scheduler.begin_call(needed)

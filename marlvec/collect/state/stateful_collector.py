@@ -254,10 +254,10 @@ class StatefulCollector(ABC):
         if loop.is_new:
             return
         with self._update_lock:
+            self._batch_builder.drop_delivered()
             if loop.is_dirty:
                 loop.recover()
             loop.scheduler.check_alone()
-            self._batch_builder.drop_delivered()
             loop.settle()
 
     def _get_envs(self) -> State | None:

@@ -21,6 +21,7 @@ import marlvec
 from marlvec.collect import Collector
 from marlvec.collect.callbacks import Callback, LossReason, RunningEpisode
 from marlvec.collect.metrics.episode_table import EpisodeRecord
+from marlvec.collect.rollout import RolloutLoop
 from marlvec.connectors import ActionConnector, AgentConnector, FilterRows, LearnerConnector, Rows
 from marlvec.errors import BrokenError
 from marlvec.policies import FunctionPolicy, Policy
@@ -545,6 +546,33 @@ def test_at_any_line_of_a_reset(step: int) -> None:
         books.go_on()
         sweep(books, call, step=step)
         healed(collector)
+
+
+@pytest.mark.fault("A25")
+@pytest.mark.parametrize("is_saved", [False, True])
+@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
+def test_a_reset_interrupted_as_it_begins_delivers_no_row_twice(
+    batch_mode: Any, is_saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of the last batch are still stored then."""
+    begin = RolloutLoop._begin_state
+
+    def interrupted(loop: RolloutLoop) -> Any:
+        begin(loop)
+        raise KeyboardInterrupt
+
+    with made("sync", "same_step") as envs:
+        collector = collector_of(envs, batch_mode=batch_mode)
+        books = Books(collector)
+        books.resets = 1
+        for _ in range(3):
+            books.take(collector.collect(env_steps=5 * N))
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(RolloutLoop, "_begin_state", interrupted)
+                collector.reset()
+            if is_saved:
+                collector.get_state()
+        books.go_on(complete=batch_mode == "complete")
 
 
 @pytest.mark.fault("A25")
