@@ -7,6 +7,7 @@ would hide what one of them leaves behind.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import math
 import os
 import random
@@ -14,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -207,10 +209,19 @@ def _refuses(place: Place) -> Collector:
     raise KeyError("no such thing")
 
 
+def patience(number: int) -> float:
+    """After how many seconds a collector counts as hung: far more than it takes to begin here, as busy as it is now."""
+    began = time.monotonic()
+    with Collectors(plain, number, "ray", seed=0, timeout=math.inf) as many:
+        many.collect(env_steps=24)
+        return max(8.0, 3 * (time.monotonic() - began))
+
+
 def stopped() -> None:
     """By SIGSTOP and SIGKILL, with the three words of on_fault."""
+    timeout = patience(3)
     for on_fault in ("restart", "raise", "mask"):
-        options: Any = {"on_fault": on_fault, "timeout": 8.0, "window": 1000, "max_restarts": MANY}
+        options: Any = {"on_fault": on_fault, "timeout": timeout, "window": 1000, "max_restarts": MANY}
         with Collectors(plain, 3, "ray", seed=0, **options) as many:
             batches = [many.collect(env_steps=24)]
             for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -232,7 +243,7 @@ def stopped() -> None:
 def kills(number: int = 15) -> None:
     """So many deaths, seeded, at any moment, by SIGKILL and now and then SIGSTOP."""
     rng, done, halt = random.Random(number), [0], threading.Event()
-    options: Any = {"sync": False, "fragment": 16, "timeout": 8.0, "max_restarts": MANY, "window": 1_000_000}
+    options: Any = {"sync": False, "fragment": 16, "timeout": patience(2), "max_restarts": MANY, "window": 1_000_000}
     with Collectors(plain, 2, "ray", seed=1, **options) as many:
 
         def kill() -> None:
@@ -354,11 +365,17 @@ def joined_cluster() -> None:
     beside(is_joined=True)
 
 
-if __name__ == "__main__":
+def main(scenarios: Mapping[str, Any], own_cluster: Collection[str]) -> None:
+    """Run the scenario that the command line names, in a cluster on this machine unless it has one of its own.
+
+    After SCENARIO_SECONDS it says in which line each thread is, and ends.
+    """
     name, *numbers = sys.argv[1:]
-    scenario = globals()[name]
-    if name in ("nodes", "own_cluster", "joined_cluster"):
-        scenario()
-    else:
-        here(partial(scenario, *map(int, numbers)))
+    faulthandler.dump_traceback_later(float(os.environ.get("SCENARIO_SECONDS", "86400")), exit=True)
+    scenario = partial(scenarios[name], *map(int, numbers))
+    scenario() if name in own_cluster else here(scenario)
     print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(globals(), ("nodes", "own_cluster", "joined_cluster"))

@@ -21,8 +21,8 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 def run(*arguments: str, seconds: float = 500, module: str = "tests.distributed.ray_scenarios") -> None:
     """Run a scenario in a process of its own; what it leaves behind, every test looks for."""
     command = [sys.executable, "-m", module, *arguments]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SCENARIO_SECONDS": str(seconds)}
+    found = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-4000:]
     assert found.stdout.endswith("done\n")
 
@@ -41,7 +41,7 @@ def test_what_is_decided_here_is_refused_as_a_remote_arg() -> None:
 
 
 @needs_ray
-@pytest.mark.time_limit(520)  # half a minute at most where nothing else runs
+@pytest.mark.time_limit(520)  # a minute at most where nothing else runs
 @pytest.mark.parametrize(
     "scenario",
     [

@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from marlvec.distributed import Collectors, Place
 from marlvec.policies import FunctionPolicy
 from marlvec.testing.scripted import ScriptedParallelEnv
 from tests.distributed.helpers import Shift, check_metrics, check_rows, envs_of, plain
-from tests.distributed.ray_scenarios import MANY, far, here, wide
+from tests.distributed.ray_scenarios import MANY, far, main, wide
 
 
 def _collect(many: Collectors, batches: list[Any], env_steps: int, *expected: type[BaseException]) -> None:
@@ -288,10 +287,4 @@ def out_of_memory() -> None:
 
 
 if __name__ == "__main__":
-    name, *numbers = sys.argv[1:]
-    scenario = globals()[name]
-    if name in ("weights", "out_of_memory"):  # have a cluster of their own
-        scenario()
-    else:
-        here(partial(scenario, *map(int, numbers)))
-    print("done", flush=True)
+    main(globals(), ("weights", "out_of_memory"))
