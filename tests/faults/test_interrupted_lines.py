@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SOME = pytest.mark.time_limit(240)
+EVERY_LINE = pytest.param(1, marks=[pytest.mark.soak, pytest.mark.time_limit(7200)])
 
 PROGRAM = """
 import faulthandler, logging, os, sys
@@ -117,8 +119,7 @@ print(sum(run(name, mode, STEP) for name in NAMES for mode in MODES))
 
 @pytest.mark.checklist(75)
 @pytest.mark.fault("A25")
-@pytest.mark.time_limit(240)
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [pytest.param(7, marks=SOME), EVERY_LINE])
 @pytest.mark.parametrize("backend", ["async", "thread", "sync"])
 @pytest.mark.parametrize(
     ("names", "modes"),
@@ -131,7 +132,7 @@ def test_ctrl_c_at_any_line(backend: str, names: list[str], modes: list[str], ev
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=220 if every > 1 else 7000,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 300, "lines"
@@ -197,15 +198,14 @@ print(count)
 
 @pytest.mark.checklist(75)
 @pytest.mark.fault("A25")
-@pytest.mark.time_limit(240)
-@pytest.mark.parametrize("every", [149, pytest.param(11, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [pytest.param(149, marks=SOME), EVERY_LINE])
 def test_ctrl_c_while_a_dead_worker_is_replaced(every: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"STEP = {every}\n{DYING}"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=220 if every > 1 else 7000,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 300, "lines"
