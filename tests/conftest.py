@@ -68,6 +68,14 @@ def nothing_left_at_the_end() -> Iterator[None]:
         pytest.fail("left behind at the end of the session:\n  " + "\n  ".join(found), pytrace=False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_logs_of_sb3_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Stable-Baselines3 writes logs into a new folder in /tmp for each model, unless this is set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SB3_LOGDIR", str(tmp_path_factory.mktemp("sb3")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(nothing_left_at_the_end: None) -> Iterator[None]:
     """Fails the test that leaves a file, thread, process or shared memory behind.
