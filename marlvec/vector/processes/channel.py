@@ -17,6 +17,8 @@ import time
 from collections import deque
 from typing import NamedTuple
 
+from marlvec.vector.processes.closing import closer
+
 __all__ = ["Channel", "ChannelClosed", "Garbled", "Message", "AdaptivePoller", "pair"]
 
 _HEADER = struct.Struct("<HHIQ")
@@ -84,11 +86,12 @@ class Channel:
         is_half_sent: Whether an exception came while a message was sent, so that some of it may be missing there.
     """
 
-    __slots__ = ("__weakref__", "_begun", "_header", "inbox", "is_half_sent", "read_fd", "write_fd")
+    __slots__ = ("__weakref__", "_begun", "_close_fds", "_header", "inbox", "is_half_sent", "read_fd", "write_fd")
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd = read_fd
         self.write_fd = write_fd
+        self._close_fds = closer(read_fd, write_fd)
         self.inbox: deque[Message] = deque()
         self.is_half_sent = False
         self._header: tuple[int, int, int, int] | None = None  # of the message that is coming in, once it is whole
@@ -288,10 +291,8 @@ class Channel:
 
     def close(self) -> None:
         """Close both pipes; may be called again."""
-        for fd in (self.read_fd, self.write_fd):
-            if fd >= 0:
-                os.close(fd)
         self.read_fd = self.write_fd = -1
+        self._close_fds()
 
 
 def _check(header: bytes, number: int | None) -> None:

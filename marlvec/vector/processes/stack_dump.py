@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from marlvec.vector.processes import shared_memory
+from marlvec.vector.processes.closing import closer
 
 __all__ = ["ASK", "StackDump", "write_stacks_to"]
 
@@ -36,6 +37,7 @@ class StackDump:
 
     def __init__(self) -> None:
         self.fd = shared_memory.create("stacks")
+        self._close_fd = closer(self.fd)
         self._asked = 0  # bytes of answers
 
     def crash(self) -> str:
@@ -73,9 +75,8 @@ class StackDump:
 
     def close(self) -> None:
         """Let go of the file; may be called again."""
-        if self.fd >= 0:
-            os.close(self.fd)
         self.fd = -1
+        self._close_fd()
 
 
 def _readable(data: bytes) -> str:

@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from marlvec.errors import ArgumentError, ResourceError
 from marlvec.vector.processes import limits
 from marlvec.vector.processes.channel import pair
+from marlvec.vector.processes.closing import closer
 from marlvec.vector.processes.fork_server.client import ensure_server, no_fork, worker_environ
 from marlvec.vector.processes.fork_server.process_reaper import new_mark
 from marlvec.vector.processes.fork_server.server import isolate
@@ -46,19 +47,18 @@ def start_method(context: Any) -> str:
 
 
 _workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
-_starting: dict[WorkerProcess, tuple[int, tuple[int, ...]]] = {}
-"""Workers on their way: by which thread, and the ends of the channel that are theirs."""
+_starting: dict[WorkerProcess, tuple[int, Callable[[], object]]] = {}
+"""Workers on their way: by which thread, and what closes the ends of the channel that are theirs."""
 
 
 def _after_fork_in_child() -> None:
     """A child of this process must not hold its channels open, unless it is the worker."""
     for worker in list(_workers):
         worker.close()
-    for worker, (thread, theirs) in list(_starting.items()):
+    for worker, (thread, close_theirs) in list(_starting.items()):
         if thread != threading.get_ident():
             worker.close()
-            for fd in theirs:
-                os.close(fd)
+            close_theirs()
     _starting.clear()
 
 
@@ -111,7 +111,8 @@ class WorkerProcess:
             except BaseException:
                 self._stack_file.close()
                 raise
-            _starting[self] = threading.get_ident(), theirs
+            close_theirs = closer(*theirs)
+            _starting[self] = threading.get_ident(), close_theirs
         try:
             yield (*theirs, memory_fd, self._stack_file.fd)
         except BaseException:
@@ -119,10 +120,9 @@ class WorkerProcess:
             raise
         finally:
             with no_fork():
+                close_theirs()
                 _starting.pop(self, None)
                 _workers.add(self)
-                for fd in theirs:
-                    os.close(fd)
 
     def _request(self, memory_fd: int) -> int:
         """Let the fork server start it."""
@@ -259,6 +259,11 @@ class WorkerProcess:
         with no_fork():  # a child that is forked meanwhile would close what has the same number by then
             self.channel.close()
             self._stack_file.close()
+
+    def __del__(self) -> None:
+        """Where Ctrl-C came before anybody had it: the process ends when its channel does."""
+        if hasattr(self, "channel"):
+            self.close()
 
 
 def _folder() -> str:
