@@ -1,7 +1,6 @@
 """Three hunters and their prey learn against each other: MAPPO, two policies, critics that see the state of the env.
 
-An agent acts on what it sees itself; the critic of its team sees the env's state, which is what all four agents see.
-With --resume it goes on bit by bit. Needs torch, `plot`, for --track `tensorboard`.
+With --resume it goes on bit by bit. Needs torch, `plot`, for --track `tensorboard`, for --video `video`.
 """
 
 import argparse
@@ -16,6 +15,7 @@ parser.add_argument("--games", type=int, default=500, help="episodes of each pai
 parser.add_argument("--checkpoint", type=Path, default=Path("runs/simple_tag"), help="folder for all that is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
 parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
+parser.add_argument("--video", action="store_true", help="film four episodes of what was learned, too, as GIFs")
 args = parser.parse_args()  # before torch is imported, which takes seconds
 if args.resume != (args.checkpoint / "last.npz").exists():
     parser.error(f"--resume goes on with the run in {args.checkpoint}; without it there must be none there")
@@ -43,17 +43,15 @@ torch.set_num_threads(1)  # with nets this small, threads wait for each other mo
 
 
 # 1. Each team has a policy for all its agents: an actor that sees what one agent sees, a critic that sees the state.
-def tower(inputs: int, outputs: int) -> nn.Sequential:
-    """Two hidden layers."""
-    return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))
-
-
 class Net(nn.Module):
     """What to do, and what the moment is worth to the team."""
 
     def __init__(self, sees: int, state: int) -> None:
         super().__init__()
-        self.actor, self.critic = tower(sees, 5), tower(state, 1)
+        self.actor, self.critic = (
+            nn.Sequential(nn.Linear(n, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))
+            for n, outputs in ((sees, 5), (state, 1))
+        )
 
     def forward(self, seen: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"inputs": self.actor(seen["obs"]), "values": self.critic(seen["state"])}
@@ -97,7 +95,6 @@ def touches(hunters: str, prey: str, games: int) -> np.ndarray:
 
 # 3. All of it. Episodes by which they are judged are played in envs of their own.
 PAIRS = ("hunters", "random_prey"), ("random_hunters", "prey"), ("hunters", "prey"), ("random_hunters", "random_prey")
-# Envs that are not compiled are saved, too: by copies of their attributes.
 made = {"num_envs": args.num_envs, "backend": args.backend, "state": True, "env_state": "deepcopy"}
 table = marlvec.LiveTable(args.total_timesteps, title="simple_tag")
 with marlvec.make("simple_tag", **made) as envs, marlvec.make("simple_tag", **made) as others, table:
@@ -133,6 +130,10 @@ with marlvec.make("simple_tag", **made) as envs, marlvec.make("simple_tag", **ma
             update(team, batch[team], done)
         marlvec.save_checkpoint(args.checkpoint, **learned, progress={"done": done, "curve": curve})
     results = {pair: touches(*pair, args.games) for pair in PAIRS}
+    if args.video:
+        film = marlvec.RecordVideo(args.checkpoint, episodes=[0], format="gif")
+        with marlvec.make("simple_tag", 4, render_mode="rgb_array", state=True, wrappers=[film]) as filmed:
+            collector.evaluate(4, filmed, seed=args.seed)
 for log in logs:
     log.close()
 
@@ -146,4 +147,4 @@ axes.legend()
 axes.figure.savefig(args.checkpoint / "touches.png", dpi=80)
 for (hunters, prey), found in results.items():
     print(f"{hunters:>14} and {prey:>11}: {found.mean():.2f} touches, prey caught in {(found > 0).mean():.0%}")
-print(f"wrote last.npz, touches.png{', logs' * args.track} into {args.checkpoint}")
+print(f"wrote last.npz, touches.png{', logs' * args.track}{', four GIFs' * args.video} into {args.checkpoint}")

@@ -35,9 +35,9 @@ def test_agents_learn_to_spread(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_hunters_learn_to_catch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(
-        "mappo_simple_tag", "--total-timesteps", 25_600, "--games", 300, "--backend", "native", "--checkpoint", tmp_path
-    )
+    options = ("--games", 300, "--backend", "native", "--checkpoint", tmp_path, "--video")
+    run("mappo_simple_tag", "--total-timesteps", 25_600, *options)
+    assert len(list(tmp_path.glob("*.gif"))) == 4
     said = re.findall(r"(\w+) and +(\w+): (\S+) touches", capsys.readouterr().out)
     touches = {(hunters, prey): float(number) for hunters, prey, number in said}
     assert 0.3 < touches["random_hunters", "random_prey"] < 0.7
