@@ -5,6 +5,7 @@ At some lines here, at every single one in the soak. What runs beside the envs i
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable
@@ -31,10 +32,12 @@ class Interrupter:
         self.left, self.where = number, ""
 
     def __enter__(self) -> None:
+        gc.disable()  # what is collected closes itself, line by line
         sys.settrace(self._trace)
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        gc.enable()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         name = frame.f_code.co_filename

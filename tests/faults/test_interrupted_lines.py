@@ -139,13 +139,14 @@ def test_ctrl_c_at_any_line(backend: str, names: list[str], modes: list[str], ev
 
 
 DYING = """
-import faulthandler, logging, os, signal, sys
+import faulthandler, logging, os, signal
 from functools import partial
 import numpy as np
 import marlvec
 from marlvec import AsyncVectorEnv, RestartLimit
 from marlvec.testing.scripted import CounterEnv, decode
 from tests.faults.harness.programs import wait_gone
+from tests.tracer import Tracer
 
 logging.getLogger("marlvec").setLevel("ERROR")
 N, A = 3, 2
@@ -154,37 +155,21 @@ acts = np.ones((N, A), np.int64)
 factories = [partial(CounterEnv, 4, agent_num=A, env_index=i) for i in range(N)]
 limit = RestartLimit(10**6, backoff=0.0)
 
-def interrupt_at(count):
-    left = [count]
-    def trace(frame, event, _):
-        if not frame.f_code.co_filename.startswith(HERE):
-            return None
-        if event == "line":
-            left[0] -= 1
-            if left[0] == 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-    return trace, left
-
-count, hit = 0, True
+line, place = 0, ""
 with AsyncVectorEnv(factories, num_workers=2, on_fault="restart", max_restarts=limit) as envs:
-    while hit:
-        count += STEP
+    while place is not None:
+        line += STEP
         faulthandler.dump_traceback_later(45, exit=True)
         envs.reset(seed=1)
         pid = envs.worker_pids[0]
         os.kill(pid, signal.SIGKILL)
         wait_gone([pid], 30)
-        trace, left = interrupt_at(count)
-        sys.settrace(trace)
         try:
-            envs.step(acts)
+            with Tracer((HERE,), line) as tracer:
+                envs.step(acts)
         except KeyboardInterrupt:
             pass
-        finally:
-            sys.settrace(None)
-        hit = left[0] <= 0
+        place = tracer.place
         for seed in (1, 2):
             obs, _ = envs.reset(seed=seed)
             assert [decode(row[0])[3] for row in obs] == [0] * N
@@ -192,7 +177,7 @@ with AsyncVectorEnv(factories, num_workers=2, on_fault="restart", max_restarts=l
             assert [decode(row[0])[0] for row in obs] == list(range(N)), "its own rows"
             assert [decode(row[0])[3] for row in obs] == [1] * N, "of this step"
         assert envs.exec_func(lambda env: 5) == (5,) * N
-print(count)
+print(line)
 """
 
 

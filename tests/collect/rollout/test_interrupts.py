@@ -6,11 +6,9 @@ is missing that was not declared lost; every env goes on; and nothing waits for 
 
 from __future__ import annotations
 
-import linecache
 import sys
 from collections import Counter
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from marlvec.errors import BrokenError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.vector import VectorEnv
 from tests.collect.rollout.test_driven_by_others import check_rows
+from tests.tracer import Tracer
 from tests.vector.pools.test_pool import factories_of, pooled
 from tests.vector.support.world_pool import PoolShop
 
@@ -275,53 +274,6 @@ def test_in_code_of_others(where: Callable[..., Any], at: int, overlap: bool, mo
 
 
 # --- at any line
-
-
-class Tracer:
-    """Raises KeyboardInterrupt at one line of code in some folders, as Ctrl-C does.
-
-    Not where CPython looks for no signal: where a ``with`` block is left, so that a lock is never left behind; and on
-    lines that say so, on which things are stored and nothing is called, the one that returns a batch among them.
-
-    Args:
-        folders: Parts of file names.
-        line: The how manieth line that is run; from 1.
-    """
-
-    def __init__(self, folders: tuple[str, ...], line: int) -> None:
-        self.folders, self.left = folders, line
-        self.place: str | None = None
-        self._seen: set[tuple[int, int]] = set()
-
-    def __enter__(self) -> Tracer:
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self._line if any(part in frame.f_code.co_filename for part in self.folders) else None
-
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event != "line":
-            return self._line
-        name, line = frame.f_code.co_filename, frame.f_lineno
-        text = linecache.getline(name, line).strip()
-        if "# not interrupted" in text or text == "return batch":
-            return self._line
-        if text.startswith("with "):
-            key = id(frame), line
-            if key in self._seen:
-                self._seen.discard(key)
-                return self._line
-            self._seen.add(key)
-        self.left -= 1
-        if self.left == 0:
-            sys.settrace(None)
-            self.place = f"{name.rpartition('marlvec/')[2]}:{line}"
-            raise KeyboardInterrupt
-        return self._line
 
 
 COLLECT = ("/marlvec/collect/",)

@@ -10,7 +10,7 @@ import pytest
 from marlvec.vector.processes.channel import pair
 from marlvec.vector.processes.closing import closer
 from marlvec.vector.processes.stack_dump import StackDump
-from tests.collect.rollout.test_interrupts import Tracer
+from tests.tracer import Tracer
 
 
 def made(kind: str) -> tuple[Any, list[int]]:
