@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import sys
 from types import FrameType
@@ -17,22 +18,32 @@ class Tracer:
     Args:
         folders: Parts of file names.
         line: The how manieth line that is run; from 1.
+        but: Parts of the names of files in them where none comes.
+
+    Attributes:
+        left: So many lines are still to come.
+        place: In which file and line it came; None: it did not.
     """
 
-    def __init__(self, folders: tuple[str, ...], line: int) -> None:
-        self.folders, self.left = folders, line
+    def __init__(self, folders: tuple[str, ...], line: int, *, but: tuple[str, ...] = ()) -> None:
+        self.folders, self.left, self._but = folders, line, but
         self.place: str | None = None
         self._seen: set[tuple[int, int]] = set()
 
     def __enter__(self) -> Tracer:
+        gc.disable()  # what is collected may close itself, line by line, and nobody hears of Ctrl-C there
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        gc.enable()
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self._line if any(part in frame.f_code.co_filename for part in self.folders) else None
+        name = frame.f_code.co_filename
+        if any(part in name for part in self.folders) and not any(part in name for part in self._but):
+            return self._line
+        return None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event != "line":

@@ -5,12 +5,9 @@ At some lines here, at every single one in the soak. What runs beside the envs i
 
 from __future__ import annotations
 
-import gc
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,37 +16,11 @@ import pytest
 import marlvec.distributed
 from marlvec.distributed import Collectors
 from tests.distributed.helpers import MANY, Shift, check_metrics, check_rows, plain
+from tests.tracer import Tracer
 
 HERE = str(Path(marlvec.distributed.__file__).parent)
 ELSEWHERE = tuple(f"{HERE}/{name}" for name in ("server", "engines/sync_engine"))
 CHAINS: Any = {"agent_connectors": [], "action_connectors": []}
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt at the n-th line of the head that is run inside `with`, as a signal does."""
-
-    def __init__(self, number: int) -> None:
-        self.left, self.where = number, ""
-
-    def __enter__(self) -> None:
-        gc.disable()  # what is collected closes itself, line by line
-        sys.settrace(self._trace)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        gc.enable()
-
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        name = frame.f_code.co_filename
-        if not name.startswith(HERE) or name.startswith(ELSEWHERE):
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                sys.settrace(None)
-                self.where = f"{name[len(HERE) + 1 :]}:{frame.f_lineno}, in {frame.f_code.co_name}"
-                raise KeyboardInterrupt
-        return self._trace
 
 
 def publish(many: Collectors) -> None:
@@ -81,15 +52,15 @@ def interrupted(name: str, sync: bool, number: int, on_fault: Any = "restart") -
         publish(many)
         batches.append(many.collect(env_steps=12))
         before(many)
-        interrupter = Interrupter(number)
+        tracer = Tracer((HERE,), number, but=ELSEWHERE)
         try:
-            with interrupter:
+            with tracer:
                 call(many)
         except KeyboardInterrupt:
             pass
         else:
-            assert interrupter.left > 0, f"nobody heard of Ctrl-C at {interrupter.where}"
-            return interrupter.left
+            assert tracer.left > 0, f"nobody heard of Ctrl-C at {tracer.place}"
+            return tracer.left
         try:
             if name == "add" and "b" in many.policies:
                 publish(many)  # it was added
@@ -112,7 +83,7 @@ def interrupted(name: str, sync: bool, number: int, on_fault: Any = "restart") -
             assert sums.restarts <= (name == "die")
             assert len(many.places) == {"grow": 3, "shrink": 1}.get(name, 2), "Ctrl-C costs no collector"
         except BaseException as error:
-            error.add_note(f"after Ctrl-C at line {number}: {interrupter.where}")
+            error.add_note(f"after Ctrl-C at line {number}: {tracer.place}")
             raise
         return 0
 
