@@ -261,7 +261,7 @@ class WorkerProcess:
             self._stack_file.close()
 
     def __del__(self) -> None:
-        """Where Ctrl-C came before anybody had it: the process ends when its channel does."""
+        """Where Ctrl-C came before it was stored anywhere: the process ends when its channel does."""
         if hasattr(self, "channel"):
             self.close()
 
