@@ -6,7 +6,7 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -326,15 +326,13 @@ class Collector(StatefulCollector):
         return sample_target(amounts, steps, self._count_by, call)
 
     def _check_foreground(self, call: str) -> None:
-        background = self._background
-        if background is None:
+        if self._background is None:
             return
-        if background.is_in_use:
+        if self._background.is_in_use:
             raise StateError(
-                f"{call}() while batches are collected in the background: take them from there, or leave its `with` "
-                f"block first"
+                f"{call}() while batches are collected in the background: take them from there, or leave its `with`"
             )
-        background.close()  # it was, but Ctrl-C may have come before its thread had ended
+        self._background.close()  # it was, but Ctrl-C may have come before its thread had ended
         self._background = None
 
     # --- many
@@ -347,8 +345,7 @@ class Collector(StatefulCollector):
         """
         if self._batch_size is None:
             raise StateError(
-                "how much is a batch? Give the collector a batch_size, or say "
-                "`for batch in collector.batches(env_steps=...)`"
+                "how much is a batch? Give the collector a batch_size, or ask collector.batches(env_steps=...)"
             )
         return self.batches(self._batch_size)
 
@@ -384,26 +381,18 @@ class Collector(StatefulCollector):
         """
         goal = self._goal("batches", steps, env_steps, agent_steps, episodes)
         course = BatchSchedule(goal, None if total is None else count_from(total, f"batches(total={total!r})"))
-        return self._run(course, self._progress_bar(goal.unit, course.total) if progress else nullcontext())
+        bar: AbstractContextManager[Any] = nullcontext()
+        if progress:
+            from marlvec.collect.progress_bar import collecting  # here, since rich takes its time
 
-    def _run(
-        self, course: BatchSchedule, bar: AbstractContextManager[Callable[[int], None] | None]
-    ) -> Iterator[MultiAgentBatch]:
+            bar = collecting(goal.unit, course.total, self.metrics)
+        return self._run(course, bar)
+
+    def _run(self, course: BatchSchedule, bar: AbstractContextManager[Any]) -> Iterator[MultiAgentBatch]:
         with bar as show:
             while course.next_goal is not None:
                 self._check_foreground("batches")
                 yield self._fill(course, show=show)
-
-    @contextmanager
-    def _progress_bar(self, unit: Unit, total: int | None) -> Iterator[Callable[[int], None]]:
-        from marlvec.progress_bar import ProgressBar  # here, since rich takes its time
-
-        def show(done: int) -> None:
-            mean = self.metrics.returns.mean
-            bar.show(done, note="" if np.isnan(mean) else f"mean return {mean:.4g}")
-
-        with ProgressBar("collect", unit.replace("_", " "), total) as bar:
-            yield show
 
     # --- in the background
 

@@ -278,7 +278,7 @@ def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
     if progress is False or (progress is None and not sys.stderr.isatty()):
         yield lambda games: None
         return
-    from marlvec.progress_bar import ProgressBar  # here, since rich takes its time
+    from marlvec.collect.progress_bar import ProgressBar  # here, since rich takes its time
 
     with ProgressBar("match", "games", total) as bar:
         yield bar.show

@@ -138,7 +138,7 @@ def _progress_bar(total: int, progress: bool) -> Iterator[Callable[[bool], None]
     if not progress:
         yield lambda over: None
         return
-    from marlvec.progress_bar import ProgressBar  # here, since rich takes its time
+    from marlvec.collect.progress_bar import ProgressBar  # here, since rich takes its time
 
     calls = done = 0
     began = perf_counter()

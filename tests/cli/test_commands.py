@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from marlvec import VectorEnv, __version__, make
 from marlvec.cli import app
-from marlvec.progress_bar import ProgressBar
+from marlvec.collect.progress_bar import ProgressBar
 from tests.terminal import at_a_terminal
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from marlvec.collect import Collector
+from marlvec.collect.progress_bar import ProgressBar
 from marlvec.env_ids import EnvIds
 from marlvec.envs.rendering import check_frame, tile_frames
 from marlvec.envs.wrappers.video import FORMATS, VideoFile, check_fps, find_ffmpeg, own_fps
 from marlvec.errors import ArgumentError
-from marlvec.progress_bar import ProgressBar
 from marlvec.vector import VectorEnv, VectorStep, load_state
 from marlvec.vector.data.report import Report
 

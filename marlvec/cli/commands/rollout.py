@@ -12,7 +12,7 @@ from rich.console import Console
 from marlvec.cli.display.rollout_table import Rollout, Setting, tracks
 from marlvec.collect import Collector, SampleBatch
 from marlvec.collect.callbacks import LiveTable
-from marlvec.progress_bar import ProgressBar
+from marlvec.collect.progress_bar import ProgressBar
 from marlvec.vector import AsyncVectorEnv, VectorEnv
 
 __all__ = ["roll_out"]

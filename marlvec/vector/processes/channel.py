@@ -15,11 +15,11 @@ import select
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from marlvec.vector.processes.closing import closer
-
-__all__ = ["Channel", "ChannelClosed", "Garbled", "Message", "AdaptivePoller", "pair"]
+__all__ = ["Channel", "ChannelClosed", "Garbled", "Message", "AdaptivePoller", "closer", "pair"]
 
 _HEADER = struct.Struct("<HHIQ")
 _MARK = 0xA7D3 << 48  # in the last field, above the size
@@ -374,3 +374,12 @@ def pair() -> tuple[Channel, tuple[int, int]]:
     os.set_blocking(down_w, False)
     os.set_blocking(up_r, False)
     return Channel(up_r, down_w), (down_r, up_w)
+
+
+def closer(*fds: int) -> Callable[[], object]:
+    """What closes these, each once, however often it is called, and whatever has ended a call in the middle.
+
+    The number of a closed descriptor is the next one that is given away: who closes it again closes what is not theirs.
+    So it is taken from the list and closed in one step of the interpreter; an interrupt comes between steps alone.
+    """
+    return partial(deque, map(os.close, iter(fds)), 0)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from marlvec.vector.processes import shared_memory
-from marlvec.vector.processes.closing import closer
+from marlvec.vector.processes.channel import closer
 
 __all__ = ["ASK", "StackDump", "write_stacks_to"]
 

@@ -25,8 +25,7 @@ from marlvec.vector.faults.recovery import Survived, survived_failures
 from marlvec.vector.faults.restarts import RestartBudget
 from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes import limits, shared_memory
-from marlvec.vector.processes.channel import AdaptivePoller, ChannelClosed, Garbled
-from marlvec.vector.processes.closing import closer
+from marlvec.vector.processes.channel import AdaptivePoller, ChannelClosed, Garbled, closer
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES, progress_of
 from marlvec.vector.processes.worker import WorkerPlan
 from marlvec.vector.processes.worker_process import WorkerProcess

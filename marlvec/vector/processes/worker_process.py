@@ -20,8 +20,7 @@ from typing import Any
 
 from marlvec.errors import ArgumentError, ResourceError
 from marlvec.vector.processes import limits
-from marlvec.vector.processes.channel import pair
-from marlvec.vector.processes.closing import closer
+from marlvec.vector.processes.channel import closer, pair
 from marlvec.vector.processes.fork_server.client import ensure_server, no_fork, worker_environ
 from marlvec.vector.processes.fork_server.process_reaper import new_mark
 from marlvec.vector.processes.fork_server.server import isolate

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -10,7 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-__all__ = ["ProgressBar"]
+from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.sample_target import Unit
+
+__all__ = ["ProgressBar", "collecting"]
 
 _WIDEST, _NARROWEST = 40, 4  # of the bar itself
 
@@ -73,6 +78,18 @@ class ProgressBar:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._progress.stop()
+
+
+@contextmanager
+def collecting(unit: Unit, total: int | None, metrics: Metrics) -> Iterator[Callable[[int], None]]:
+    """Draw a bar; yields what shows how much is collected, and the mean return."""
+    with ProgressBar("collect", unit.replace("_", " "), total) as bar:
+
+        def show(done: int) -> None:
+            mean = metrics.returns.mean
+            bar.show(done, note="" if math.isnan(mean) else f"mean return {mean:.4g}")
+
+        yield show
 
 
 class _WholeColumns(Progress):

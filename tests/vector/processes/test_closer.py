@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from marlvec.vector.processes.channel import pair
-from marlvec.vector.processes.closing import closer
+from marlvec.vector.processes.channel import closer, pair
 from marlvec.vector.processes.stack_dump import StackDump
 from tests.tracer import Tracer
 
