@@ -23,14 +23,12 @@ _WIDEST, _NARROWEST = 40, 4  # of the bar itself
 class ProgressBar:
     """A bar, from where a ``with`` block is entered to where it is left.
 
-    Where there is no terminal nothing is drawn but its end.
-
     Args:
         name: What runs.
         unit: What is counted.
         total: How many there will be; None: they are only counted.
         speed_unit: What the speed counts; ``""``: the same.
-        console: Where it is drawn; None: on stderr.
+        console: Where it is drawn, if it is a terminal; None: on stderr, and where that is none, its end alone.
         disable: Whether to draw nothing at all.
     """
 
@@ -56,7 +54,7 @@ class ProgressBar:
             TextColumn(" {task.fields[note]}", table_column=whole()),
             TimeRemainingColumn(compact=True, table_column=whole()),
             console=console or Console(stderr=True, emoji=False),
-            disable=disable,
+            disable=disable or not (console is None or console.is_terminal),
         )
         self._task = self._progress.add_task(name, total=total, speed=0.0, note="")
 

@@ -75,14 +75,8 @@ def bench(
     running: dict[str, VectorEnv] = {}
     refused: dict[str, str] = {}
     rounds = 0
-    bar = ProgressBar(
-        f"{env} × {num_envs}",
-        "rounds",
-        len(_SIMPLEST) * (_ROUNDS + 1),
-        speed_unit="env steps",
-        console=console,
-        disable=not console.is_terminal,
-    )
+    total = len(_SIMPLEST) * (_ROUNDS + 1)
+    bar = ProgressBar(f"{env} × {num_envs}", "rounds", total, speed_unit="env steps", console=console)
     with ExitStack() as stack, bar:
         for backend in _SIMPLEST:
             workers = num_workers if backend in ("async", "thread") else None

@@ -262,15 +262,8 @@ def record_episodes(
     interrupted = False
     try:
         began = perf_counter()
-        bar = ProgressBar(
-            envs.spec.name,
-            "episodes",
-            episodes * envs.num_envs,
-            speed_unit="frames",
-            console=console,
-            disable=not console.is_terminal,
-        )
-        with bar:
+        total = episodes * envs.num_envs
+        with ProgressBar(envs.spec.name, "episodes", total, speed_unit="frames", console=console) as bar:
             try:
                 while not camera.done:
                     collector.collect(env_steps=envs.num_envs)

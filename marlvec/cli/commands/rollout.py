@@ -43,7 +43,7 @@ def roll_out(
     done, chunk, interrupted = 0, envs.num_envs, False
     began = last = perf_counter()
     shown: AbstractContextManager[object] = nullcontext() if table is None else table
-    hidden = table is not None or not console.is_terminal
+    hidden = table is not None
     with shown, ProgressBar(envs.spec.name, "env steps", env_steps, console=console, disable=hidden) as bar:
         try:
             while done < env_steps:
