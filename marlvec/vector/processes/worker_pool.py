@@ -183,7 +183,7 @@ class WorkerPool:
             for w, (lo, hi) in enumerate(pairwise(partition.starts))
         ]
         self._memory_fd = -1  # the memory that all share, while it is open here
-        self._close_memory = closer()  # lets go of it; it stays mapped where it is
+        self._close_fd = closer()
         self._attach = b""  # what ATTACH says
         self._survived_lately: list[Survived] = []
         self.shared_generators: frozenset[str] = frozenset()
@@ -210,7 +210,7 @@ class WorkerPool:
         num_envs = len(self.partition.owner)
         limits.check_descriptors(len(self._plans))
         self._memory_fd = shared_memory.create()
-        self._close_memory = closer(self._memory_fd)
+        self._close_fd = closer(self._memory_fd)
         for w in range(len(self._plans)):
             self.workers.append(WorkerProcess(self._context, self._memory_fd))
             self.note(w, WorkerEvent.START)
@@ -523,6 +523,11 @@ class WorkerPool:
         time.sleep(_MOMENT)
         gone = [w for w, worker in enumerate(self.workers) if self.states[w] is not _REAPED and worker.poll()]
         return sorted([first, *(self.reap(w, None, call) for w in gone)], key=lambda worker_exit: worker_exit.worker)
+
+    def _close_memory(self) -> None:
+        """Let go of the memory's descriptor; it stays mapped where it is."""
+        self._memory_fd = -1
+        self._close_fd()
 
     def shut_down(self, timeout: float | None) -> list[Failure]:
         """Ask the workers to close, wait, kill what is left.
