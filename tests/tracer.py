@@ -19,14 +19,17 @@ class Tracer:
         folders: Parts of file names.
         line: The how manieth line that is run; from 1.
         but: Parts of the names of files in them where none comes.
+        everywhere: Whether it comes where CPython looks for no signal, too.
 
     Attributes:
         left: So many lines are still to come.
         place: In which file and line it came; None: it did not.
     """
 
-    def __init__(self, folders: tuple[str, ...], line: int, *, but: tuple[str, ...] = ()) -> None:
-        self.folders, self.left, self._but = folders, line, but
+    def __init__(
+        self, folders: tuple[str, ...], line: int, *, but: tuple[str, ...] = (), everywhere: bool = False
+    ) -> None:
+        self.folders, self.left, self._but, self._everywhere = folders, line, but, everywhere
         self.place: str | None = None
         self._seen: set[tuple[int, int]] = set()
 
@@ -49,18 +52,23 @@ class Tracer:
         if event != "line":
             return self._line
         name, line = frame.f_code.co_filename, frame.f_lineno
-        text = linecache.getline(name, line).strip()
-        if "# not interrupted" in text or text == "return batch":
+        if not self._everywhere and self._is_left_out(frame, name, line):
             return self._line
-        if text.startswith("with "):
-            key = id(frame), line
-            if key in self._seen:
-                self._seen.discard(key)
-                return self._line
-            self._seen.add(key)
         self.left -= 1
         if self.left == 0:
             sys.settrace(None)
             self.place = f"{name.rpartition('marlvec/')[2]}:{line}"
             raise KeyboardInterrupt
         return self._line
+
+    def _is_left_out(self, frame: FrameType, name: str, line: int) -> bool:
+        text = linecache.getline(name, line).strip()
+        if "# not interrupted" in text or text == "return batch":
+            return True
+        if text.startswith("with "):
+            key = id(frame), line
+            if key in self._seen:
+                self._seen.discard(key)
+                return True
+            self._seen.add(key)
+        return False

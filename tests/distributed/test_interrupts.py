@@ -52,7 +52,7 @@ def interrupted(name: str, sync: bool, number: int, on_fault: Any = "restart") -
         publish(many)
         batches.append(many.collect(env_steps=12))
         before(many)
-        tracer = Tracer((HERE,), number, but=ELSEWHERE)
+        tracer = Tracer((HERE,), number, but=ELSEWHERE, everywhere=True)
         try:
             with tracer:
                 call(many)

@@ -17,7 +17,7 @@ SOME = pytest.mark.time_limit(240)
 EVERY_LINE = pytest.param(1, marks=[pytest.mark.soak, pytest.mark.time_limit(7200)])
 
 PROGRAM = """
-import faulthandler, logging, os, sys
+import faulthandler, logging, os
 from functools import partial
 import numpy as np
 import marlvec
@@ -25,27 +25,13 @@ from marlvec import RestartLimit
 from marlvec.testing.scripted import CounterEnv, decode
 from marlvec.errors import EnvRaised
 from marlvec.vector.call_state import CallPhase
+from tests.tracer import Tracer
 from tests.vector.support.kinds import vectorize
 
 logging.getLogger("marlvec").setLevel("ERROR")  # each restart is a warning there
 N, A = 3, 2
 HERE = os.path.dirname(marlvec.__file__)
 acts = np.ones((N, A), np.int64)
-
-def interrupt_at(count):
-    # A trace function that raises at the count-th line of marlvec's; and how many are still to come.
-    left = [count]
-    def trace(frame, event, _):
-        if not frame.f_code.co_filename.startswith(HERE):
-            return None
-        frame.f_trace_opcodes = OPCODES
-        if event == ("opcode" if OPCODES else "line"):
-            left[0] -= 1
-            if left[0] == 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-    return trace, left
 
 class Fallible(CounterEnv):
     failing = False
@@ -79,24 +65,21 @@ CALLS = {
 }
 
 def run(name, mode, step):
-    call, count, hit = CALLS[name], 0, True
+    call, line, place = CALLS[name], 0, ""
     factories = [partial(Fallible, 4, agent_num=A, env_index=i) for i in range(N)]
     with vectorize(BACKEND, factories, on_fault=mode, max_restarts=RestartLimit(10**6, backoff=0.0)) as envs:
-        while hit:
-            count += step
+        while place is not None:
+            line += step
             faulthandler.dump_traceback_later(45, exit=True)
             envs.reset(seed=1)
             if name == "fall":
                 envs.exec_func(fail_once, [1])
-            trace, left = interrupt_at(count)
-            sys.settrace(trace)
             try:
-                call(envs)
+                with Tracer((HERE,), line, everywhere=True) as tracer:
+                    call(envs)
             except KeyboardInterrupt:
                 pass
-            finally:
-                sys.settrace(None)
-            hit = left[0] <= 0
+            place = tracer.place
             if envs._call_state.pending in ("send", "async_reset") and envs._call_state.phase is not CallPhase.TORN:
                 envs.drain()  # a stream goes on where it was
             for seed in (1, 2):
@@ -111,10 +94,23 @@ def run(name, mode, step):
                     assert [decode(row[0])[0] for row in obs] == list(range(N)), "its own rows"
                     assert [decode(row[0])[3] for row in obs] == [1] * N, "of this step"
             assert envs._call_state.pending is None and envs.exec_func(lambda env: 5) == (5,) * N
-    return count
+    return line
 
 print(sum(run(name, mode, STEP) for name in NAMES for mode in MODES))
 """
+
+
+def interrupt(head: str, program: str, every: int) -> None:
+    """Run a program that interrupts a call at every so manieth line, and prints how many there are."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"STEP = {every}\n{head}\n{program}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=220 if every > 1 else 7000,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 300, "lines"
 
 
 @pytest.mark.checklist(75)
@@ -126,16 +122,7 @@ print(sum(run(name, mode, STEP) for name in NAMES for mode in MODES))
     [(["step", "reset", "some", "stream", "exec_func"], ["raise"]), (["fall"], ["raise", "restart"])],
 )
 def test_ctrl_c_at_any_line(backend: str, names: list[str], modes: list[str], every: int) -> None:
-    head = f"BACKEND, NAMES, MODES, STEP, OPCODES = {backend!r}, {names}, {modes}, {every}, False\n"
-    done = subprocess.run(
-        [sys.executable, "-c", head + PROGRAM],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=220 if every > 1 else 7000,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) > 300, "lines"
+    interrupt(f"BACKEND, NAMES, MODES = {backend!r}, {names}, {modes}", PROGRAM, every)
 
 
 DYING = """
@@ -185,12 +172,4 @@ print(line)
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("every", [pytest.param(149, marks=SOME), EVERY_LINE])
 def test_ctrl_c_while_a_dead_worker_is_replaced(every: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"STEP = {every}\n{DYING}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=220 if every > 1 else 7000,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) > 300, "lines"
+    interrupt("", DYING, every)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from marlvec.errors import ArgumentError, CheckpointError, EnvsDriven, StateErro
 from marlvec.policies import RandomPolicy
 from marlvec.serialization.archive import write_archive
 from tests.collect.state.saved import batches_of, without_clock
+from tests.tracer import Tracer
 from tests.vector.api.test_saved_states import same
 from tests.vector.support.kinds import vectorize
 from tests.vector.support.walks import walks
@@ -144,39 +143,6 @@ def _closed() -> Any:
         _MADE.clear()
 
 
-class Interrupted:
-    """Ctrl-C at the n-th line that is run in marlvec.
-
-    Args:
-        at: Which.
-
-    Attributes:
-        left: How many lines are still to come before it; not positive where it came.
-    """
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __enter__(self) -> Interrupted:
-        self._before = sys.gettrace()
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, kind: Any, error: Any, tb: Any) -> bool:
-        sys.settrace(self._before)
-        return kind is KeyboardInterrupt
-
-    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._line if "/marlvec/" in frame.f_code.co_filename else None
-
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line" and self.left > 0:
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-        return self._line
-
-
 def test_an_interrupt_leaves_the_old_state_or_the_new_one_or_asks_for_a_reset() -> None:
     collector = make()
     with collector.envs:
@@ -189,9 +155,12 @@ def test_an_interrupt_leaves_the_old_state_or_the_new_one_or_asks_for_a_reset() 
         at = 1
         while True:
             collector.set_state(old)
-            with Interrupted(at) as interrupt:
-                collector.set_state(new)
-            if interrupt.left > 0:
+            try:
+                with Tracer(("/marlvec/",), at, everywhere=True) as tracer:
+                    collector.set_state(new)
+            except KeyboardInterrupt:
+                pass
+            if tracer.place is None:
                 break
             at += 53
             try:

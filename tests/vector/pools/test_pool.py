@@ -34,6 +34,7 @@ from marlvec.vector.backends.pool import PoolVectorEnv
 from marlvec.vector.call_state import CallPhase
 from marlvec.vector.pools.envpool import EnvPoolAdapter
 from marlvec.vector.pools.form import form_of
+from tests.tracer import Tracer
 from tests.vector.support.reference import MODES, Call, record, replay
 from tests.vector.support.world_pool import PoolShop, tell_elapsed
 
@@ -491,30 +492,13 @@ def test_envpool_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch)
 # --- Ctrl-C
 
 
-def interrupt_at(count: int) -> tuple[Any, list[int]]:
-    """A trace function that raises at the count-th line of the vectorizer's, and how many are still to come."""
-    left = [count]
-    here = str(Path(marlvec.__file__).parent / "vector")
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(here):
-            return None
-        if event == "line":
-            left[0] -= 1
-            if left[0] == 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    return trace, left
-
-
 def streamed(envs: VectorEnv) -> None:
     envs.send(np.ones((4, 1), np.int64))
     envs.recv(min_envs=1)
     envs.drain()
 
 
+HERE = str(Path(marlvec.__file__).parent / "vector")
 LONG = [partial(SingleEnv, 9, env_index=i) for i in range(4)]
 POOLS: dict[str, Callable[[], VectorEnv]] = {
     "at once": lambda: pooled(PoolShop(LONG), 4),
@@ -536,19 +520,16 @@ def test_after_ctrl_c_at_any_line_the_next_reset_works(kind: str, call: str, eve
     if (kind, call) == ("Gymnasium's", "stream"):
         pytest.skip("it steps all its envs at once")
     with POOLS[kind]() as envs:
-        count, was_hit = 0, True
-        while was_hit:
+        count, place = 0, ""
+        while place is not None:
             count += every
             envs.reset()
-            trace, left = interrupt_at(count)
-            sys.settrace(trace)
             try:
-                INTERRUPTED[call](envs)
+                with Tracer((HERE,), count, everywhere=True) as tracer:
+                    INTERRUPTED[call](envs)
             except KeyboardInterrupt:
                 pass
-            finally:
-                sys.settrace(None)
-            was_hit = left[0] <= 0
+            place = tracer.place
             if envs._call_state.pending == "send" and envs._call_state.phase is CallPhase.PENDING:
                 envs.drain()  # a stream goes on where it was
             obs, _ = envs.reset(seed=5)
