@@ -19,7 +19,9 @@ from tests.properties.worlds import Design, Seat
 
 pytestmark = pytest.mark.many_processes
 
-EXAMPLES, WITH_PROCESSES = 400, 60  # of `make test`, where each canary is found in as many
+# In this process, and with worker processes; of `make test`, and of `make test-all`.
+EXAMPLES, WITH_PROCESSES = 120, 8
+MANY, MANY_WITH_PROCESSES = 400, 60
 LINES = (10, 13, 15, 23, 34, 41, 42, 44, 45, 46, 47, 50, 51, 55, 56, 57, 63)
 
 BIT = Seat(Discrete(2), Discrete(2))
@@ -34,6 +36,18 @@ def proves(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.time_limit(1800)(test)  # shrinking a counterexample takes its time
 
 
+def without_leaves(backend: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Draw actions that hold nothing always: a dict without keys was once taken for actions agent by agent."""
+
+    def add(test: Callable[..., None]) -> Callable[..., None]:
+        for n, space in enumerate((Tuple([Dict()]), Tuple([Dict(), Dict()]), Dict(), Tuple([])), 1):
+            design = Design("single", (Seat(Discrete(2), space),))
+            test = example(setup=Setup(design, n=min(n, 2), backend=backend))(test)
+        return test
+
+    return add
+
+
 @proves
 @settings(max_examples=EXAMPLES)
 @given(setup=setups(IN_PROCESS))
@@ -42,17 +56,36 @@ def proves(test: Callable[..., None]) -> Callable[..., None]:
 @example(setup=Setup(Design("parallel", (BIT,), state=Box(0, 1, (), np.float16)), state=True))
 @example(setup=Setup(Design("single", (Seat(Tuple([MultiBinary(1), Dict(a=Discrete(3))]), Discrete(2)),))))
 @example(setup=Setup(Design("parallel", (Seat(Discrete(3), Discrete(4), "info"),) * 2, talk=0.0), episodes=20))
+@without_leaves("sync")
 def test_in_this_process(setup: Setup) -> None:
+    check(setup)
+
+
+@pytest.mark.slow("draws many programs")
+@proves
+@settings(max_examples=MANY)
+@given(setup=setups(IN_PROCESS))
+def test_in_this_process_at_length(setup: Setup) -> None:
     check(setup)
 
 
 @proves
 @settings(max_examples=WITH_PROCESSES)
 @given(setup=setups(PROCESSES))
+@without_leaves("async")
 def test_in_processes(setup: Setup) -> None:
     check(setup)
 
 
+@pytest.mark.slow("draws many programs")
+@proves
+@settings(max_examples=MANY_WITH_PROCESSES)
+@given(setup=setups(PROCESSES))
+def test_in_processes_at_length(setup: Setup) -> None:
+    check(setup)
+
+
+@pytest.mark.slow("starts processes from nothing")
 @pytest.mark.time_limit(1800)
 @settings(max_examples=4)
 @given(setup=setups(PROCESSES, context=st.sampled_from(("forkserver", "forkserver", "spawn"))))

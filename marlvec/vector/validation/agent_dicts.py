@@ -26,7 +26,9 @@ __all__ = ["is_by_agent", "join_agents"]
 
 
 def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
-    """Whether actions have one of the two forms: the keys are agents, and not those of the action space, or of groups.
+    """Return whether actions have one of the two forms.
+
+    Actions that have the structure of the action space, or of the groups, are read as such, whatever their keys.
 
     Args:
         spec: What the envs look like.
@@ -34,15 +36,16 @@ def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
         actions: Anything.
         n: For how many envs they are.
     """
+    first = spec.groups[0]
     if not isinstance(actions, Mapping):
         return (
             isinstance(actions, (list, tuple))
             and len(actions) == n > 0
             and all(isinstance(own, Mapping) and all(key in spec.agents for key in own) for own in actions)
+            and (grouped or not _is_tuple_action(first, actions))
         )
     if not actions or not all(key in spec.agents for key in actions):
         return False
-    first = spec.groups[0]
     if grouped:
         # A group of one agent has its name, too: what distinguishes the two forms is the axis of agents.
         return actions.keys() != {group.name for group in spec.groups} or _lacks_axis(first, actions[first.name])
@@ -84,6 +87,17 @@ def join_agents(
             leaves = _read_agents(spec, group, actions, len(env_ids))
         joined[group.name] = group.action_tree.unflatten(leaves)
     return joined if grouped else joined[spec.groups[0].name]
+
+
+def _is_tuple_action(group: AgentGroup, actions: Sequence[Any]) -> bool:
+    """Return whether these are the parts of a Tuple action, such as ``({},)`` for ``Tuple(Dict())``."""
+    if not isinstance(group.action_space, spaces.Tuple):
+        return False
+    try:
+        group.action_tree.flatten(actions)
+    except ContractError:
+        return False
+    return True
 
 
 def _lacks_axis(group: AgentGroup, value: Any) -> bool:
