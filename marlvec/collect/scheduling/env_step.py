@@ -182,9 +182,12 @@ class EnvStep:
         for leaves, new_leaves in zip(self.obs, other.obs, strict=True):
             for leaf, new in zip(leaves, new_leaves, strict=True):
                 leaf[at] = new
-        for mask, new_mask in zip(self.masks, other.masks, strict=True):
-            if mask is not None and new_mask is not None:
-                mask[at] = new_mask
+        for g, (mask, new_mask) in enumerate(zip(self.masks, other.masks, strict=True)):
+            if new_mask is None:
+                continue
+            if mask is None:  # no env has given one before
+                self.masks[g] = mask = np.ones((len(self.env_ids), *new_mask.shape[1:]), np.bool_)
+            mask[at] = new_mask
         if self.state is not None:
             self.state[at] = other.state
         self.given = [given for given in self.given if given[0] not in other.env_ids] + other.given

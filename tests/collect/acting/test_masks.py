@@ -42,10 +42,18 @@ class Late(gymnasium.Env[Any, Any]):
         return obs, 1.0, False, self.t == LENGTH, info
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_a_mask_that_comes_late_joins_the_batches(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [
+        ("sync", "same_step"),
+        ("async", "same_step"),
+        ("sync", "next_step"),
+        ("sync", "disabled"),
+    ],
+)
+def test_a_mask_that_comes_late_joins_the_batches(backend: str, mode: str) -> None:
     """One env gives masks from its third episode on, one never; what came before allowed everything."""
-    with marlvec.make([partial(Late, 2), partial(Late, 99)], backend=backend) as envs:
+    with marlvec.make([partial(Late, 2), partial(Late, 99)], backend=backend, autoreset_mode=mode) as envs:
         collector = marlvec.Collector(envs, marlvec.RandomPolicy(), seed=0)
         batches = [collector.collect(env_steps=6)["main"] for _ in range(6)]
     assert "action_mask" not in batches[0]
