@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec.collect import Collector
 from marlvec.connectors import AgentPipeline, FrameStack, NormalizeObs, Rows
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy, RandomPolicy
-from marlvec.testing.scripted import CounterEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.faults.restarts import RestartLimit
+from tests.collect.helpers.mortal import Deaths, dying_counters
+from tests.collect.helpers.plans import FEW_OR_MANY, for_examples
 from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, sync
-
-pytestmark = pytest.mark.many_processes
 
 Key = tuple[int, int, int]  # episode, agent, number of its decision
 
@@ -40,12 +38,14 @@ class Player(EchoPolicy):
 
 def keyed(batch: Any) -> dict[Key, tuple[str, dict[str, Any]]]:
     """A batch's rows by who did what when."""
-    found = {}
+    found: dict[Key, tuple[str, dict[str, Any]]] = {}
     for policy, rows in batch.items():
+        columns = {name: column.tolist() for name, column in rows.items() if name != "unroll_id"}
         for i in range(len(rows)):
-            key = int(rows["eps_id"][i]), int(rows["agent_index"][i]), int(rows["t"][i])
+            row = {name: values[i] for name, values in columns.items()}
+            key = row["eps_id"], row["agent_index"], row["t"]
             assert key not in found
-            found[key] = policy, {name: column[i] for name, column in rows.items() if name != "unroll_id"}
+            found[key] = policy, row
     return found
 
 
@@ -58,73 +58,72 @@ def all_of(collector: Collector, amounts: list[int]) -> dict[Key, tuple[str, dic
     return found
 
 
-def whole(kind: str, seats: tuple[int, int], amounts: list[int], **options: Any) -> dict[Key, Any]:
-    """Rows of a run of these amounts in which one policy played all along."""
-    with sync(kind, *seats) as envs:
-        return all_of(Collector(envs, EchoPolicy(0), seed=0, **options), amounts)
+def without_names(rows: dict[Key, Any]) -> dict[Key, Any]:
+    """Rows, whoever played."""
+    return {key: row for key, (_, row) in rows.items()}
 
 
-def same_rows(mine: dict[Key, Any], other: dict[Key, Any]) -> None:
-    assert mine.keys() == other.keys()
-    for key, (_, columns) in mine.items():
-        assert columns.keys() == other[key][1].keys()
-        for name, value in columns.items():
-            np.testing.assert_array_equal(value, other[key][1][name], err_msg=f"{key} {name}")
+def remove_when_it_can_be(collector: Collector, name: str) -> dict[Key, Any]:
+    """Remove a policy that no episode will name any more; returns the rows that are collected until it is gone."""
+    rows: dict[Key, Any] = {}
+    while True:
+        try:
+            collector.remove_policy(name)
+        except StateError:
+            rows |= all_of(collector, [3])
+        else:
+            return rows
 
 
-@pytest.mark.time_limit(600)  # ten seconds, as a rule; beside fifteen busy processes 180 were not enough
-@settings(max_examples=40)
-@given(
-    kind=st.sampled_from(sorted(KINDS)),
-    mode=st.sampled_from(MODES),
-    batch_mode=st.sampled_from(["truncate", "complete"]),
-    amounts=st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    copy=st.booleans(),
-)
-def test_a_policy_that_is_removed_is_not_asked_again_and_no_row_differs(
-    kind: str, mode: str, batch_mode: Any, amounts: list[int], copy: bool
-) -> None:
+@pytest.mark.slow("collects whole runs on several backends")
+@FEW_OR_MANY
+def test_a_policy_that_is_removed_is_not_asked_again_and_no_row_differs(examples: int) -> None:
     """Named by nobody any more it plays its episodes to their ends, is removed, and its last rows still come."""
-    after = [13, 25, 9, 30, 60]
 
-    def run(*, remove: bool) -> tuple[dict[Key, Any], list[Player], Collector]:
-        players = [Player(name) for name in "abc"]
-        named = players[:]
+    def check(kind: str, mode: str, batch_mode: Any, amounts: list[int], copy: bool) -> None:
+        def run(*, remove: bool) -> tuple[dict[Key, Any], list[Player], Collector]:
+            players = [Player(name) for name in "abc"]
+            named = players[:]
 
-        def mapping(name: str, episode: Any) -> str:
-            return named[(int(name[-1]) + episode.number) % len(named)].name
+            def mapping(name: str, episode: Any) -> str:
+                return named[(int(name[-1]) + episode.number) % len(named)].name
 
-        with sync(kind, 3, 3, mode, copy=copy) as envs:
-            collector = Collector(envs, {p.name: p for p in players}, mapping, batch_mode=batch_mode, seed=2)
-            rows = all_of(collector, amounts)
-            for player in players[:2] if remove else ():
-                named.remove(player)
-                while True:
-                    try:
-                        collector.remove_policy(player.name)
-                    except StateError:
-                        rows |= all_of(collector, [3])
-                    else:
-                        player.gone = True
-                        break
-            rows |= all_of(collector, after)
-            return rows, players, collector
+            with sync(kind, 3, 3, mode, copy=copy) as envs:
+                collector = Collector(envs, {p.name: p for p in players}, mapping, batch_mode=batch_mode, seed=2)
+                rows = all_of(collector, amounts)
+                for player in players[:2] if remove else ():
+                    named.remove(player)
+                    rows |= remove_when_it_can_be(collector, player.name)
+                    player.gone = True
+                rows |= all_of(collector, [13, 25, 9, 30, 60])
+                return rows, players, collector
 
-    mine, players, collector = run(remove=True)
-    rows, *_ = run(remove=False)
-    both = mine.keys() & rows.keys()  # the amounts differ, and so do the last rows
-    assert len(both) >= min(len(mine), len(rows)) > 0 or batch_mode == "complete"
-    same_rows({key: mine[key] for key in both}, {key: rows[key] for key in both})
-    asked = {key: player.name for player in players for key in player.asked}
-    assert sum(len(player.asked) for player in players) == len(asked) == collector.metrics.agent_steps
-    for key, (policy, columns) in mine.items():
-        assert policy == asked[key]  # rows come under the id of who decided
-        assert columns["seen"] == columns["obs"].sum()
-    assert list(collector.policies) == ["c"]
-    if batch_mode == "truncate":  # all that is known has come
-        assert len(mine) > len(asked) - 10
+        mine, players, collector = run(remove=True)
+        rows, *_ = run(remove=False)
+        both = mine.keys() & rows.keys()  # the amounts differ, and so do the last rows
+        assert len(both) >= min(len(mine), len(rows)) > 0 or batch_mode == "complete"
+        assert all(mine[key][1] == rows[key][1] for key in both)
+        asked = {key: player.name for player in players for key in player.asked}
+        assert sum(len(player.asked) for player in players) == len(asked) == collector.metrics.agent_steps
+        for key, (policy, row) in mine.items():
+            assert policy == asked[key]  # rows come under the id of who decided
+            assert row["seen"] == np.sum(row["obs"])
+        assert list(collector.policies) == ["c"]
+        if batch_mode == "truncate":  # all that is known has come
+            assert len(mine) > len(asked) - 10
+
+    for_examples(
+        examples,
+        check,
+        kind=st.sampled_from(sorted(KINDS)),
+        mode=st.sampled_from(MODES),
+        batch_mode=st.sampled_from(["truncate", "complete"]),
+        amounts=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+        copy=st.booleans(),
+    )
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(107)
 @pytest.mark.fault("E5")
 @pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])
@@ -141,7 +140,9 @@ def test_removing_a_policy_that_plays_raises(kind: str) -> None:
             collector.remove_policy("a")
         with pytest.raises(KeyError, match=r"'x'.*\['a', 'b'\]"):
             collector.remove_policy("x")
-        same_rows(first | all_of(collector, [20]), whole(kind, (2, 2), [9, 20]))
+        rows = without_names(first | all_of(collector, [20]))
+        with sync(kind, 2, 2) as others:  # where one policy plays all along
+            assert rows == without_names(all_of(Collector(others, EchoPolicy(0), seed=0), [9, 20]))
 
         function = Collector(envs, players, lambda name, episode: "ab"[episode.number % 2], seed=0)
         function.collect(env_steps=2)
@@ -179,14 +180,7 @@ def test_rows_of_a_removed_policy_still_come_and_then_it_is_gone() -> None:
         )
         collector.collect(episodes=1)
         who[0] = "b"
-        rows = {}
-        while True:
-            try:
-                collector.remove_policy("a")
-            except StateError:
-                rows |= keyed(collector.collect(episodes=1))  # more than these end meanwhile
-            else:
-                break
+        rows = remove_when_it_can_be(collector, "a")  # more episodes end meanwhile
         assert list(collector.policies) == ["b"]
         with pytest.raises(StateError, match="rows that are still to come"):
             collector.add_policy("a", Player("a"))
@@ -210,11 +204,9 @@ def test_a_removed_policy_takes_no_memory_however_many_come_and_go() -> None:
             for name in list(collector.policies)[:-1]:
                 with suppress(StateError):
                     collector.remove_policy(name)
-        while list(collector.policies) != ["p30"]:
-            collector.collect(env_steps=10)
-            for name in list(collector.policies)[:-1]:
-                with suppress(StateError):
-                    collector.remove_policy(name)
+        for name in list(collector.policies)[:-1]:
+            remove_when_it_can_be(collector, name)
+        assert list(collector.policies) == ["p30"]
         collector.collect(env_steps=40)
         collector.collect(env_steps=40)
         assert len(collector._policy_set.runners) == 1  # nothing public counts them
@@ -289,20 +281,12 @@ def test_an_added_policy_may_have_copies_of_anothers_connectors() -> None:
         assert repr(collector.agent_connectors["b"]) == repr(AgentPipeline.default())
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 def test_faults_in_the_middle_of_a_change_lose_what_they_lose_and_no_more() -> None:
     """Every decision is in a batch, lost, or still open: whatever happens to envs while somebody leaves."""
-    calls = [0]
-
-    class Shaky(CounterEnv):
-        def step(self, actions: Any) -> Any:
-            calls[0] += 1
-            if calls[0] % 7 == 0:
-                raise RuntimeError("no")
-            return super().step(actions)
-
-    with SyncVectorEnv(
-        [lambda i=i: Shaky([5, 9], env_index=i) for i in range(3)], on_fault="restart", max_restarts=10**6
-    ) as envs:
+    deaths: Deaths = {(i, k): ("step", 6, False) for i in range(3) for k in range(9)}
+    limit = RestartLimit(count=100, backoff=0.0)
+    with dying_counters(deaths, 3, length=[5, 9], agent_num=3, max_restarts=limit) as envs:
         collector = Collector(envs, {"p0": Player("p0")}, lambda *_: who[0], seed=0)
         got, who = 0, ["p0"]
         for i in range(12):
@@ -334,6 +318,5 @@ def test_policies_have_their_rows_however_many_there_were_before_them(before: in
             return all_of(collector, [40, 40, 40])
 
     few, many = played(1), played(before)
-    same_rows(few, many)
-    assert {key: name for key, (name, _) in few.items()} == {key: name for key, (name, _) in many.items()}
+    assert few == many
     assert len({name for name, _ in many.values()}) == 2

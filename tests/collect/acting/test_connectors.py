@@ -30,6 +30,7 @@ from marlvec.errors import ArgumentError, ContractError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import WIDTH, CounterEnv, SampledEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
+from tests.collect.helpers.mortal import dying_counters
 from tests.collect.helpers.players import MODES, EchoPolicy, sync
 
 Key = tuple[int, int, int, int, bool]  # eps_id, env, agent, t, last
@@ -413,30 +414,13 @@ def test_action_connectors_see_the_inputs_and_may_change_states_and_extras() -> 
         assert not rows["state_in"][rows["t"] == 0].any()
 
 
-class Breaks(CounterEnv):
-    """Fails once, in the middle of its second episode; the one built in its place does not."""
-
-    def __init__(self, failed: list[int], env_index: int) -> None:
-        super().__init__(5, env_index=env_index)
-        self.failed, self.steps = failed, 0
-
-    def step(self, actions: Any) -> Any:
-        self.steps += 1
-        if self.steps == 8 and not self.failed:
-            self.failed.append(self.steps)
-            raise ValueError("broken")
-        return super().step(actions)
-
-
 @pytest.mark.checklist(93)
 @pytest.mark.parametrize("on_fault", ["restart", "mask"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_fault_resets_that_envs_state_in_the_connectors_of_all_policies(mode: str, on_fault: Any) -> None:
     """Of one that does not play in the lost episode, too; and nobody else's."""
-    spies, failed = {"left": Spy(), "right": Spy()}, list[int]()
-    factories = [lambda i=i: CounterEnv(5, env_index=i) for i in range(3)]
-    factories[1] = lambda: Breaks(failed, 1)
-    with SyncVectorEnv(factories, autoreset_mode=mode, on_fault=on_fault) as envs:
+    spies = {"left": Spy(), "right": Spy()}
+    with dying_counters({(1, 0): ("step", 7, False)}, 3, autoreset_mode=mode, on_fault=on_fault) as envs:
         collector = Collector(
             envs,
             {"left": EchoPolicy(), "right": EchoPolicy()},
@@ -447,7 +431,6 @@ def test_a_fault_resets_that_envs_state_in_the_connectors_of_all_policies(mode: 
         collector.collect(env_steps=3 * 7)
         before = {name: len(spy.resets) for name, spy in spies.items()}
         collector.collect(env_steps=3)
-        assert failed
         assert collector.metrics.episodes_faulty == 1
         for name, spy in spies.items():
             assert spy.resets[before[name] :] == [[1]]

@@ -10,7 +10,6 @@ import pytest
 from marlvec.collect import Collector, Episode
 from marlvec.connectors import AgentPipeline, LearnerConnector, LearnerPipeline, NormalizeObs, Rows
 from marlvec.errors import StateError
-from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.helpers.players import KINDS, EchoPolicy, sync
 
 
@@ -58,6 +57,7 @@ def test_a_frozen_policy_is_in_no_batch_and_its_connectors_learn_nothing(batch_m
         assert not learning.training
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 def test_rows_of_frozen_policies_that_nobody_reads_change_nothing(kind: str, batch_mode: Any) -> None:
@@ -102,30 +102,6 @@ def test_learner_connectors_that_come_too_late_for_rows_of_frozen_policies_say_s
         collector.reset()
         collector.collect(env_steps=9)
         assert seen.shown == {"main", "old"}
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_record_says_whose_end_was_a_truncation(kind: str) -> None:
-    ends: dict[tuple[int, int, int], tuple[bool, bool]] = {}
-
-    def on_episode_step(step: Any) -> None:
-        for i, episode in enumerate(step.episodes):
-            for a in np.flatnonzero(step.terminated[i] | step.truncated[i]):
-                ends[episode.env_id, episode.number, int(a)] = bool(step.terminated[i, a]), bool(step.truncated[i, a])
-
-    with sync(kind, 3, 3) as envs:
-        assert isinstance(envs, SyncVectorEnv)
-        collector = Collector(envs, EchoPolicy(), callbacks=[on_episode_step], seed=0, window=999)
-        collector.collect(env_steps=200)
-        records = collector.metrics.episodes
-    assert len(records) > 10
-    for record in records:
-        for a in range(3):
-            terminated, truncated = ends.get((record.env_id, record.number, a), (False, False))
-            assert record.truncated_A[a] == (truncated and not terminated)
-    told = [record.truncated_A.any() for record in records]
-    assert any(told)
-    assert not all(told)
 
 
 def test_a_stream_is_shared_by_all_episodes_and_by_nobody_else() -> None:

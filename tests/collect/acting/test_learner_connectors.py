@@ -23,7 +23,6 @@ from marlvec.connectors import (
     learner_connector,
 )
 from marlvec.errors import ArgumentError
-from marlvec.making import make
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
@@ -155,19 +154,3 @@ def test_a_function_is_one_too_and_modes_reach_it() -> None:
     assert not collector.learner_connectors["main"][0].training
     collector.train()
     assert collector.learner_connectors["main"][0].training
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_global_state_is_a_column_and_the_next_one_too(mode: str) -> None:
-    """simple_spread's state is all agents' observations in a row: so it tells on itself, final ones included."""
-    with make("simple_spread", num_envs=3, backend="sync", state=True, autoreset_mode=mode, max_cycles=7) as envs:
-        collector = Collector(envs, RandomPolicy(), seed=5)
-        rows = collector.collect(env_steps=90)["main"]
-        assert rows["state"].shape == (270, 54)
-        ended = 0
-        for i in range(270):
-            own = slice(18 * rows["agent_index"][i], 18 * (rows["agent_index"][i] + 1))
-            np.testing.assert_array_equal(rows["state"][i, own], rows["obs"][i])
-            np.testing.assert_array_equal(rows["next_state"][i, own], rows["next_obs"][i])
-            ended += int(rows["truncated"][i])
-        assert ended > 30

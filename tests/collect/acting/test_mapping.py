@@ -12,9 +12,9 @@ from gymnasium.spaces import Box, Discrete
 from marlvec.collect import Collector, Episode
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import RandomPolicy
-from marlvec.testing.scripted import CounterEnv, SampledEnv
+from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
-from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, sync
+from tests.collect.helpers.players import MODES, EchoPolicy, sync
 
 
 def duo() -> dict[str, EchoPolicy]:
@@ -129,65 +129,6 @@ def test_a_mapping_function_that_raises_ends_the_call_and_reset_goes_on(mode: st
     for name, rows in expected.items():
         for column in ("env_id", "agent_index", "t", "terminated", "truncated"):  # the env counts its resets
             np.testing.assert_array_equal(after[name][column], rows[column])
-
-
-def test_an_episodes_random_stream_depends_on_seed_env_and_number_alone() -> None:
-    def draws(num_envs: int, seed: int) -> dict[tuple[int, int], list[float]]:
-        found: dict[tuple[int, int], list[float]] = {}
-
-        def mapping(name: str, episode: Episode) -> str:
-            found.setdefault((episode.env_id, episode.number), []).append(episode.rng.random())
-            return "main"
-
-        with sync("parallel", num_envs, 2) as envs:
-            Collector(envs, RandomPolicy(), mapping, seed=seed).collect(episodes=8)
-        return found
-
-    few, many, other = draws(2, 5), draws(4, 5), draws(2, 6)
-    shared = few.keys() & many.keys()
-    assert {key: few[key] for key in shared} == {key: many[key] for key in shared}
-    assert len({tuple(draw) for draw in few.values()}) == len(few)
-    assert all(len(draw) == 2 for draw in few.values())
-    assert few[0, 0] != other[0, 0]
-
-
-@pytest.mark.checklist(105)
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_call_per_policy_and_tick_covers_all_its_ready_rows(kind: str) -> None:
-    """That the rows went back to the right agents is seen in `seen`, and in the actions the env noted."""
-    num_envs, agent_num = 4, 3
-    with sync(kind, num_envs, agent_num) as envs:
-        policies = duo()
-        collector = Collector(
-            envs, policies, {name: ["left", "right"][a % 2] for a, name in enumerate(envs.agents)}, seed=2
-        )
-        for amount, ticks in ((num_envs * 10, 10), (6, 2), (num_envs, 1), (3, 1), (num_envs * 5, 5)):
-            before = {name: len(policy.calls) for name, policy in policies.items()}
-            sent = collector.metrics.agent_steps
-            batch = collector.collect(env_steps=amount)
-            calls = [call for name, policy in policies.items() for call in policy.calls[before[name] :]]
-            assert all(len(policy.calls) - before[name] <= ticks for name, policy in policies.items())
-            assert sum(map(len, calls)) == collector.metrics.agent_steps - sent
-            for call in calls:
-                assert call == sorted(set(call))
-            for rows in batch.values():
-                np.testing.assert_array_equal(rows["seen"], rows["obs"].sum(axis=1))
-        if kind in ("parallel", "masked", "buffer"):  # nearly all act: fewer calls would have been single rows
-            assert max(map(len, policies["left"].calls)) == num_envs * 2
-
-
-@pytest.mark.checklist(105)
-def test_rows_of_two_calls_go_back_to_the_agents_they_came_from() -> None:
-    """Every reward carries the action that earned it, whoever was stepped together with whom."""
-    with SyncVectorEnv([lambda i=i: CounterEnv([3, 4], env_index=i) for i in range(5)]) as envs:
-        policy = RandomPolicy()
-        collector = Collector(envs, policy, seed=0)
-        for amount in (3, 3, 7, 1, 12, 4, 33):
-            rows = collector.collect(env_steps=amount)["main"]
-            codes = np.round((rows["rewards"] % 1) * 4096).astype(int)
-            np.testing.assert_array_equal(codes, rows["actions"])
-            np.testing.assert_array_equal(rows["obs"][:, 0], rows["env_id"])
-            np.testing.assert_array_equal(rows["obs"][:, 4], rows["agent_index"])
 
 
 @pytest.mark.checklist(106)

@@ -1,11 +1,10 @@
-"""Policies that answer wrongly or not at all: nothing reaches an env, and the collector goes on from there."""
+"""Policies that answer wrongly, late or not at all: nothing reaches an env, and the collector goes on from there."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,18 +13,30 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from marlvec.collect import Collector
 from marlvec.connectors import Rows
-from marlvec.errors import ContractError
+from marlvec.errors import ActionError, ContractError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.helpers.players import EchoPolicy, sync
-from tests.collect.helpers.reference import Reference, check_batch
+from tests.collect.helpers.reference import Reference, check_batch, same_batch
+from tests.vector.validation.test_actions import Careless
 
-OBS = Box(-1, 1, (3,), np.float32)
+NUM_ENVS, AGENTS, ROWS = 2, 2, 4
+OBS, DISCRETE, BOX = Box(-1, 1, (3,), np.float32), Discrete(5), Box(-1, 1, (2,), np.float32)
+PAIR = Dict(a=Discrete(2), b=Discrete(2))
 
 
-def sampled(action_space: Any, num_envs: int = 2) -> SyncVectorEnv:
-    return SyncVectorEnv([lambda i=i: SampledEnv(OBS, action_space, env_index=i) for i in range(num_envs)])
+def sampled(action_space: Any, **options: Any) -> SyncVectorEnv:
+    factories = [lambda i=i: SampledEnv(OBS, action_space, env_index=i) for i in range(NUM_ENVS)]
+    return SyncVectorEnv(factories, validate="strict", **options)
+
+
+def zeros(space: Any, n: int = ROWS) -> Any:
+    if isinstance(space, Dict):
+        return {key: zeros(sub, n) for key, sub in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(zeros(sub, n) for sub in space.spaces)
+    return np.zeros((n, *space.shape), space.dtype)
 
 
 class OnDevice:
@@ -51,52 +62,94 @@ class OnDevice:
         return self._array
 
 
-BAD: list[tuple[Any, Callable[[Rows], Any], str]] = [
-    (Discrete(5), lambda rows: np.zeros(len(rows) - 1, int), r"given 4 rows.*shape \(3,\); expected 4 on the"),
-    (Discrete(5), lambda rows: np.zeros((1, len(rows)), int), r"given 4 rows.*shape \(1, 4\)"),
-    (Discrete(5), lambda rows: np.zeros((len(rows), 2), int), r"shape \(4, 2\)"),
-    (Discrete(5), lambda rows: np.zeros(len(rows)), "float64"),
-    (Discrete(5), lambda rows: None, "given 4 rows"),
-    (Discrete(5), lambda rows: [[0], [0, 1], [0], [0]], "given 4 rows"),
-    (Discrete(5), lambda rows: (0 for _ in range(len(rows))), "given 4 rows"),
-    (Discrete(5), lambda rows: (np.zeros(4, int), {}, {}), "tuple of 3"),
-    (Discrete(5), lambda rows: (np.zeros(4, int), {"logp": np.zeros(3)}), r"'logp' of shape \(3,\)"),
-    (Discrete(5), lambda rows: (np.zeros(4, int), {"logp": 0.0}), r"'logp' of shape \(\)"),
-    (Discrete(5), lambda rows: (np.zeros(4, int), {"t": np.zeros(4)}), r"columns named \['t'\]"),
-    (Discrete(5), lambda rows: (np.zeros(4, int), {"rewards": np.zeros(4)}), r"columns named \['rewards'\]"),
-    (Box(-1, 1, (2,)), lambda rows: np.full((4, 2), np.nan, np.float32), "NaN, first for env 0, agent 0"),
-    (Box(-1, 1, (2,)), lambda rows: np.array([[0.0, 0.0]] * 3 + [[0.0, np.nan]]), "NaN, first for env 1, agent 1"),
-    (Box(-1, 1, (2,)), lambda rows: np.zeros((4, 3), np.float32), r"shape \(4, 3\)"),
-    (
-        Dict(a=Discrete(2), b=Discrete(2)),
-        lambda rows: {"a": np.zeros(4, int)},
-        r"expected a dict with keys \['a', 'b'\]",
+ENV_1 = "env 1, agent 'agent_0': "
+INT = zeros(DISCRETE)
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "above": (DISCRETE, np.array([0, 0, 5, 0]), rf"{ENV_1}5 is not in Discrete\(5\)"),
+    "below": (DISCRETE, np.array([0, 0, -1, 0]), f"{ENV_1}-1 is not in"),
+    "outside": (BOX, np.array([[0, 0]] * 2 + [[0, 1.5], [0, 0]], np.float32), rf"{ENV_1}.* 1\.5.* is not in Box"),
+    "NaN": (BOX, np.full((4, 2), np.nan, np.float32), "NaN, first for env 0, agent 0"),
+    "one NaN": (
+        BOX,
+        np.array([[0, 0]] * 3 + [[0, np.nan]]),
+        "gave 'actions_for_env' with NaN, first for env 1, agent 1",
     ),
-    (Tuple((Discrete(2), Discrete(2))), lambda rows: np.zeros(4, int), "expected a tuple of length 2"),
-]
+    "dtype": (DISCRETE, INT + 0.5, "gave 'actions' as float64.*int64"),
+    "too few": (DISCRETE, INT[1:], r"was given 4 rows.*shape \(3,\); expected 4 on the"),
+    "too many": (DISCRETE, np.repeat(INT, 2), "was given 4 rows"),
+    "turned": (DISCRETE, INT[None], r"was given 4 rows.*shape \(1, 4\)"),
+    "two choices": (DISCRETE, np.zeros((4, 2), int), r"shape \(4, 2\)"),
+    "none": (DISCRETE, None, "was given 4 rows"),
+    "ragged": (DISCRETE, [[0], [0, 1], [0], [0]], "was given 4 rows"),
+    "generator": (DISCRETE, iter([0] * 4), "was given 4 rows"),
+    "tuple of 3": (DISCRETE, (INT, {}, {}), "tuple of 3"),
+    "short column": (DISCRETE, (INT, {"logp": np.zeros(3)}), r"'logp' of shape \(3,\)"),
+    "one number": (DISCRETE, (INT, {"logp": 0.0}), r"'logp' of shape \(\)"),
+    "column t": (DISCRETE, (INT, {"t": np.zeros(4)}), r"columns named \['t'\]"),
+    "column rewards": (DISCRETE, (INT, {"rewards": np.zeros(4)}), r"columns named \['rewards'\]"),
+    "narrow": (BOX, np.zeros((4, 1), np.float32), r"\(4, 1\)"),
+    "wide": (BOX, np.zeros((4, 3), np.float32), r"shape \(4, 3\)"),
+    "key missing": (PAIR, {"a": INT}, r"expected a dict with keys \['a', 'b'\]"),
+    "no tuple": (Tuple((Discrete(2), Discrete(2))), INT, "expected a tuple of length 2"),
+}
+"""Space, answer, and what is said of it; where the action is in no space, the policy is not named."""
+OF_ENVS = ("above", "below", "outside")
 
 
+class Slipping(Policy):
+    """All zeros, but for what it is to give in some of its answers."""
+
+    def __init__(self, space: Any, answer: Any, wrong: range) -> None:
+        self.space, self.answer, self.wrong, self.asked = space, answer, wrong, 0
+
+    def act(self, rows: Rows, *, explore: bool = True) -> Any:
+        self.asked += 1
+        return self.answer if self.asked in self.wrong else zeros(self.space, len(rows))
+
+
+LATE = 1000
+
+
+@pytest.mark.fault("E1")
 @pytest.mark.fault("E3")
-@pytest.mark.parametrize(("space", "answer", "message"), BAD)
-def test_a_wrong_answer_names_the_policy_and_reaches_no_env(space: Any, answer: Any, message: str) -> None:
-    with sampled(space) as envs:
-        honest = Collector(envs, FunctionPolicy(lambda rows: _zeros(space, len(rows))), seed=0).collect(env_steps=20)
-        wrong = [False]
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [(name, 3) for name in WRONG]
+    + [
+        pytest.param(name, LATE, marks=pytest.mark.slow("a thousand steps"))
+        for name in [*OF_ENVS, "NaN", "dtype", "too few"]
+    ],
+)
+def test_a_wrong_answer_is_named_and_reaches_no_env_however_late_it_comes(name: str, at: int) -> None:
+    """And the next call goes on: its batch holds what came before, too."""
+    space, answer, message = WRONG[name]
+    chain = {"action_connectors": []} if name in (*OF_ENVS, "one NaN") else {}  # else they were clipped
+    found = []
+    for wrong in (range(at, at + 2), range(0)):
+        with sampled(space) as envs:
+            collector = Collector(envs, {"culprit": Slipping(space, answer, wrong)}, seed=0, **chain)
+            collector.collect(env_steps=NUM_ENVS * (at - 2))
+            for _ in wrong:
+                with pytest.raises(ActionError if name in OF_ENVS else ContractError, match=message) as caught:
+                    collector.collect(env_steps=NUM_ENVS * 20)
+                assert name in OF_ENVS or "'culprit'" in str(caught.value)
+                assert collector.metrics.env_steps == NUM_ENVS * (at - 1)
+            found.append(collector.collect(env_steps=NUM_ENVS * 20))
+            assert collector.metrics.env_steps == NUM_ENVS * (at + 18)
+    same_batch(*found)
 
-        def act(rows: Rows) -> Any:
-            return answer(rows) if wrong[0] else _zeros(space, len(rows))
 
-        collector = Collector(envs, {"culprit": FunctionPolicy(act)}, seed=0)
-        collector.collect(env_steps=8)
-        wrong[0] = True
-        for _ in range(2):
-            with pytest.raises(ContractError, match=message) as caught:
-                collector.collect(env_steps=12)
-            assert "'culprit'" in str(caught.value)
-        wrong[0] = False
-        rest = collector.collect(env_steps=12)  # as if nothing had happened
-        np.testing.assert_array_equal(rest["culprit"].obs, _rest(honest["main"], "obs", rest["culprit"]))
-        assert collector.metrics.env_steps == 20
+@pytest.mark.fault("E1")
+@pytest.mark.parametrize("name", ["above", "below"])
+def test_where_a_sample_of_calls_is_looked_at_it_is_found_within_sixteen(name: str) -> None:
+    """As `make(validate=…)` says; what is no matter of values is looked at in every call."""
+    space, answer, message = WRONG[name]
+    with SyncVectorEnv([lambda i=i: Careless(env_index=i) for i in range(NUM_ENVS)], validate="sample") as envs:
+        policy = Slipping(space, answer, range(LATE, 10**9))
+        collector = Collector(envs, {"culprit": policy}, action_connectors=[], seed=0)
+        with pytest.raises(ActionError, match=message):
+            collector.collect(env_steps=NUM_ENVS * (LATE + 50))
+        assert LATE <= policy.asked < LATE + 16
 
 
 @pytest.mark.fault("E3")
@@ -225,19 +278,3 @@ def test_a_policy_may_write_into_its_rows_without_harm() -> None:
         rows = Collector(envs, FunctionPolicy(act), seed=0).collect(env_steps=60)["main"]
         np.testing.assert_array_equal(rows["seen"], rows["obs"].sum(axis=1))
         assert set(rows["env_id"].tolist()) == {0, 1, 2}
-
-
-def _zeros(space: Any, n: int) -> Any:
-    if isinstance(space, Dict):
-        return {key: _zeros(sub, n) for key, sub in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(_zeros(sub, n) for sub in space.spaces)
-    return np.zeros((n, *space.shape), space.dtype)
-
-
-def _rest(whole: Any, name: str, part: Any) -> Any:
-    """The rows of ``whole`` that ``part`` should consist of: each lane's last ones."""
-    keys = zip(whole["eps_id"].tolist(), whole["agent_index"].tolist(), whole["t"].tolist(), strict=True)
-    where = {key: i for i, key in enumerate(keys)}
-    wanted = zip(part["eps_id"].tolist(), part["agent_index"].tolist(), part["t"].tolist(), strict=True)
-    return whole[name][[where[key] for key in wanted]]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marlvec.collect import Collector
@@ -17,24 +16,14 @@ from marlvec.errors import ArgumentError
 from marlvec.policies.row_draws import RowDraws
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
-from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, factories, sync
-from tests.collect.scheduling.test_overlap import Scattered, same_batch
+from tests.collect.helpers.plans import FEW_OR_MANY, for_examples
+from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, Scattered, factories, sync
+from tests.collect.helpers.reference import same_batch
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
-@given(
-    num_envs=st.integers(1, 4),
-    random_steps=st.integers(0, 40),
-    amounts=st.lists(st.integers(1, 15), min_size=1, max_size=5),
-    mode=st.sampled_from(MODES),
-    order=st.integers(0, 2**32),
-)
-@example(num_envs=2, random_steps=1, amounts=[2], mode="same_step", order=0)  # with overlap `off_policy` comes first
-def test_the_first_steps_are_random_and_marked(
-    kind: str, num_envs: int, random_steps: int, amounts: list[int], mode: str, order: int
+def check_first_steps(
+    kind: str, num_envs: int, random_steps: int, amounts: list[int], mode: str, order: int | None
 ) -> None:
-    share = [random_steps // num_envs + (i < random_steps % num_envs) for i in range(num_envs)]
     policy = EchoPolicy()
     options: dict[str, Any] = {"random_steps": random_steps, "seed": 3}
     settings = {"autoreset_mode": mode, "validate": "strict"}
@@ -45,15 +34,28 @@ def test_the_first_steps_are_random_and_marked(
             batch = collector.collect(env_steps=amount)
             same_batch(overlapping.collect(env_steps=amount), batch)
             for rows in batch.values():
-                for i in range(len(rows)):
-                    if "action_mask" in rows:
-                        assert rows["action_mask"][i][rows["actions"][i]]
-        asked = {pair for call in policy.calls for pair in call}
-        steps = sum(amounts)
+                if "action_mask" in rows:
+                    assert rows["action_mask"][np.arange(len(rows)), rows["actions"]].all()
+        asked = {env for call in policy.calls for env, _ in call}
         for env in range(num_envs):
-            of_env = steps // num_envs + (env < steps % num_envs)
-            if of_env <= share[env]:
-                assert not any(i == env for i, _ in asked)
+            share, steps = ((n + num_envs - 1 - env) // num_envs for n in (random_steps, sum(amounts)))
+            assert steps > share or env not in asked
+
+
+@pytest.mark.slow("collects whole runs on several backends")
+@FEW_OR_MANY
+def test_the_first_steps_are_random_and_marked(examples: int) -> None:
+    check_first_steps("parallel", 2, 1, [2], "same_step", 0)  # with overlap `off_policy` comes first
+    for_examples(
+        examples,
+        check_first_steps,
+        kind=st.sampled_from(list(KINDS)),
+        num_envs=st.integers(1, 4),
+        random_steps=st.integers(0, 40),
+        amounts=st.lists(st.integers(1, 15), min_size=1, max_size=5),
+        mode=st.sampled_from(MODES),
+        order=st.integers(0, 2**32),
+    )
 
 
 def test_every_row_tells_whether_its_policy_was_asked() -> None:
@@ -71,6 +73,7 @@ def test_every_row_tells_whether_its_policy_was_asked() -> None:
         assert marked[rows["env_id"] == 0].tolist() == sorted(marked[rows["env_id"] == 0].tolist(), reverse=True)
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 def test_random_actions_reach_every_choice_alike() -> None:
     with sync("buffer", 4, 3) as envs:
         rows = Collector(envs, EchoPolicy(), random_steps=4000, seed=0).collect(env_steps=2000)["main"]

@@ -17,7 +17,7 @@ from marlvec.policies import FunctionPolicy, Policy
 from marlvec.testing.scripted import RaisingEnv
 from marlvec.vector import AsyncVectorEnv
 from tests.collect.helpers.players import EchoPolicy, asynchronous, sync
-from tests.collect.scheduling.test_overlap import same_batch
+from tests.collect.helpers.reference import same_batch
 from tests.waiting import LONG, until
 
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
@@ -196,6 +196,7 @@ class Versioned(Policy):
         return np.zeros(len(rows), int), {"used": used}
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.fault("E14")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_row_carries_the_version_of_the_weights_that_decided_it(overlap: bool) -> None:

@@ -16,7 +16,7 @@ from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, RaisingEnv
 from marlvec.vector import SyncVectorEnv
 from tests.collect.helpers.players import MODES, EchoPolicy, asynchronous, sync
-from tests.collect.scheduling.test_overlap import same_batch
+from tests.collect.helpers.reference import same_batch
 
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
@@ -39,6 +39,7 @@ class Remembering(RandomPolicy):
         return super().act(rows, explore=explore), {"asked": np.full(len(rows), self.asked)}
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.checklist(112)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("overlap", [False, True])
@@ -72,6 +73,7 @@ def test_training_goes_on_as_if_nothing_had_happened(mode: str, overlap: bool) -
     np.testing.assert_equal(with_evaluation[2], plain[2])
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),

@@ -80,6 +80,7 @@ def batches(draw: st.DrawFn, parquet: bool = False) -> SampleBatch:
     return SampleBatch({**columns, "t": np.arange(n)})
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(116)
 @OFTEN
 @given(batches(), st.dictionaries(st.text(max_size=5), batches(), max_size=3), st.integers(0, 99))
@@ -237,6 +238,7 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(116)
 @OFTEN
 @given(batches(parquet=True))

@@ -137,6 +137,7 @@ def test_sizes_that_are_none_are_refused_at_once(wrong: Any) -> None:
 # --- cutting
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(116)
 @given(row_lists(), st.integers(1, 9))
 def test_timeslices_end_with_a_remainder(rows: list[Row], k: int) -> None:
@@ -144,6 +145,7 @@ def test_timeslices_end_with_a_remainder(rows: list[Row], k: int) -> None:
     assert [rows_of(part) for part in parts] == [rows[i : i + k] for i in range(0, len(rows), k)]
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(115)
 @pytest.mark.checklist(116)
 @settings(max_examples=300)
@@ -170,6 +172,7 @@ def test_neighbours_that_differ_in_one_number_stay_two(name: str) -> None:
     assert [rows_of(part) for part in batch_of(other).split_by_fragment()] == [other[:2], other[2:]]
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(116)
 @settings(max_examples=300)
 @given(row_lists(), st.integers(0, 99) | st.none())
@@ -245,6 +248,7 @@ def test_cutting_needs_its_column() -> None:
 # --- sequences
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(115)
 @pytest.mark.checklist(116)
 @settings(max_examples=200)

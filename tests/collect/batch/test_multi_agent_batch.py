@@ -32,6 +32,7 @@ def rows_by_policy(batch: MultiAgentBatch) -> dict[str, list[Row]]:
     return {name: rows_of(own) for name, own in batch.items()}
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(116)
 @settings(max_examples=300)
 @given(row_lists(), st.integers(1, 5))

@@ -9,241 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from marlvec.collect import Collector
 from marlvec.collect.callbacks import HOOKS, Callback, EpisodeStep, LossReason, RunningEpisode
 from marlvec.collect.metrics.metrics import EpisodeRecord, Stats
 from marlvec.connectors import AgentConnector, LearnerConnector, Rows
-from marlvec.errors import ArgumentError, EnvFault, RestartQuietly, StateError
+from marlvec.errors import ArgumentError, EnvFault, StateError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, Script, ScriptedParallelEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
-from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, sync
-from tests.collect.helpers.reference import Reference, check_batch
-from tests.collect.rollout.test_lost_episodes import Doomed, counters
-from tests.collect.rollout.test_reference import CALLS, SALTS, by_agent, by_episode, given_mapping, one
+from tests.collect.helpers.mortal import dying_counters
+from tests.collect.helpers.players import MODES, EchoPolicy
+from tests.collect.helpers.reference import same_batch
+from tests.collect.helpers.spy import Spy
 
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
 
-class Life:
-    """One episode, as it was told."""
-
-    def __init__(self, episode: RunningEpisode) -> None:
-        self.episode = episode
-        self.stage = "created"
-        self.rewards: list[list[float]] = []
-        self.ended: set[int] = set()
-        self.record: EpisodeRecord | None = None
-        self.why: LossReason | None = None
-
-    def come_to(self, stage: str, *before: str) -> None:
-        assert self.stage in before, f"{self.episode} came from {self.stage} to {stage}"
-        self.stage = stage
-
-
-class Spy(Callback):
-    """Keeps all it is told, and objects to what comes out of turn.
-
-    Attributes:
-        lives: eps_id → what was told of the episode.
-        running: env id → the episode it is in.
-        calls: How often each hook was called.
-        batches: Env steps and rows of each batch.
-    """
-
-    def __init__(self) -> None:
-        self.lives: dict[int, Life] = {}
-        self.running: dict[int, Life] = {}
-        self.calls = dict.fromkeys(HOOKS, 0)
-        self.batches: list[tuple[int, int]] = []
-
-    def on_episode_created(self, episode: RunningEpisode) -> None:
-        self.calls["on_episode_created"] += 1
-        assert episode.eps_id not in self.lives
-        assert episode.env_id not in self.running
-        self.lives[episode.eps_id] = self.running[episode.env_id] = Life(episode)
-
-    def on_episode_start(self, episode: RunningEpisode) -> None:
-        self.calls["on_episode_start"] += 1
-        self._life(episode).come_to("started", "created")
-
-    def on_episode_step(self, step: EpisodeStep) -> None:
-        self.calls["on_episode_step"] += 1
-        assert len(step) > 0
-        assert (np.diff(step.env_ids) > 0).all()
-        assert [episode.env_id for episode in step.episodes] == step.env_ids.tolist()
-        for k, episode in enumerate(step.episodes):
-            life = self._life(episode)
-            life.come_to("last step" if step.done[k] else "stepped", "started", "stepped")
-            life.rewards.append(step.rewards[k].tolist())
-            ended = set(np.flatnonzero(step.terminated[k] | step.truncated[k]).tolist())
-            assert not ended & life.ended
-            life.ended |= ended
-
-    def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
-        self.calls["on_episode_end"] += 1
-        life = self._life(episode)
-        life.come_to("ended", "last step")
-        life.record = record
-        del self.running[episode.env_id]
-
-    def on_episode_lost(self, episode: RunningEpisode, why: LossReason) -> None:
-        self.calls["on_episode_lost"] += 1
-        life = self._life(episode)
-        life.come_to("lost", "created", "started", "stepped")
-        life.why = why
-        del self.running[episode.env_id]
-
-    def on_sample_end(self, batch: Any, metrics: Any) -> None:
-        self.calls["on_sample_end"] += 1
-        self.batches.append((batch.env_steps, batch.agent_steps))
-
-    def _life(self, episode: RunningEpisode) -> Life:
-        life = self.running[episode.env_id]
-        assert life.episode is episode
-        return life
-
-    def check(self, collector: Collector) -> None:
-        """What was told adds up to what the metrics say."""
-        metrics = collector.metrics
-        ended = [life for life in self.lives.values() if life.record is not None]
-        reasons = [life.why for life in self.lives.values()]
-        assert metrics.episodes_total == len(ended)
-        assert metrics.episodes_faulty == reasons.count("fault")
-        assert metrics.episodes_restarted == reasons.count("restart")
-        assert len(self.lives) == len(ended) + len(self.running) + sum(why is not None for why in reasons)
-        failed = metrics.episodes_faulty + metrics.episodes_restarted  # the step in which it was lost is one, too
-        assert metrics.env_steps == sum(len(life.rewards) for life in self.lives.values()) + failed
-        known = {record.eps_id: record for record in metrics.episodes}
-        for life in ended:
-            record, episode = life.record, life.episode
-            assert record is not None
-            assert (record.eps_id, record.env_id, record.number) == (episode.eps_id, episode.env_id, episode.number)
-            assert record.policies == episode.policies
-            assert record.length == len(life.rewards)
-            assert record.returns_A.tolist() == np.sum(life.rewards, axis=0).tolist()
-            assert set(np.flatnonzero(record.present_A).tolist()) == life.ended
-            assert known.get(record.eps_id, record) is record
-        per_env: dict[int, int] = {}
-        for life in self.lives.values():  # in the order of their creation
-            assert life.episode.number == per_env.get(life.episode.env_id, -1) + 1
-            per_env[life.episode.env_id] = life.episode.number
-
-    def story(self, *, rewards: bool = True) -> list[Any]:
-        """All of it, to be compared with another's; times are left out."""
-        found = []
-        for life in self.lives.values():
-            steps = life.rewards if rewards else len(life.rewards)
-            found.append((str(life.episode), life.episode.policies, life.stage, life.why, sorted(life.ended), steps))
-        return found
-
-
-@pytest.mark.checklist(118)
-@pytest.mark.checklist(119)
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15)
-@given(
-    num_envs=st.integers(1, 4),
-    agent_num=st.integers(1, 3),
-    seed=st.integers(0, 2**32),
-    mapping=st.sampled_from([one, by_agent, by_episode]),
-    batch_mode=st.sampled_from(["truncate", "complete"]),
-    calls=CALLS,
-    copy=st.booleans(),
-)
-def test_what_is_told_is_what_happened_in_every_autoreset_mode(
-    kind: str,
-    num_envs: int,
-    agent_num: int,
-    seed: int,
-    mapping: Any,
-    batch_mode: Any,
-    calls: list[tuple[str, int]],
-    copy: bool,
-) -> None:
-    stories = []
-    for mode in MODES:
-        spy = Spy()
-        with sync(kind, num_envs, agent_num, mode, copy=copy) as envs:
-            policies = {name: EchoPolicy(salt) for name, salt in SALTS.items()}
-            collector = Collector(
-                envs,
-                policies,
-                given_mapping(mapping, envs.agents),
-                batch_mode=batch_mode,
-                callbacks=[spy],
-                seed=seed,
-                window=10_000,
-            )
-            reference = Reference(kind, num_envs, agent_num, seed, mapping=mapping, salts=SALTS)
-            for unit, amount in calls:
-                expected = getattr(reference, batch_mode)(unit, amount)
-                check_batch(reference, collector.collect(**{unit: amount}), expected)
-            spy.check(collector)
-        assert spy.calls["on_episode_step"] == reference.ticks, "one call for all envs of a step"
-        assert spy.calls["on_sample_end"] == len(calls)
-        assert [(e.eps_id, e.env, e.number, e.length, e.returns, e.policies) for e in reference.records] == [
-            (r.eps_id, r.env_id, r.number, r.length, r.returns_A.tolist(), r.policies)
-            for r in collector.metrics.episodes
-        ]
-        for world in reference.worlds:
-            running = spy.running[world.env]
-            assert running.stage in ("started", "stepped")
-            assert (running.episode.eps_id, running.episode.number) == (world.eps_id, world.number)
-            assert running.episode.policies == world.policies
-            assert len(running.rewards) == world.length
-        stories.append(spy.story())
-    assert stories[0] == stories[1] == stories[2]
-
-
-DOOM = st.dictionaries(
-    st.tuples(st.integers(0, 2), st.integers(1, 15)), st.sampled_from(["fault", "quiet", "mask"]), max_size=5
-)
-
-
 @pytest.mark.checklist(118)
 @pytest.mark.fault("E13")
-@settings(max_examples=60)
-@given(
-    doom=DOOM,
-    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
-    failing_begins=st.integers(0, 2),
-    batch_mode=st.sampled_from(["truncate", "complete"]),
-    amounts=st.lists(st.integers(1, 20), min_size=1, max_size=4),
-    reset=st.booleans(),
-)
-def test_every_episode_ends_or_is_lost_or_runs(
-    doom: dict[tuple[int, int], str],
-    lengths: list[int],
-    failing_begins: int,
-    batch_mode: Any,
-    amounts: list[int],
-    reset: bool,
-) -> None:
-    doom = {(i, k): "fault" if i == 0 and kind == "mask" else kind for (i, k), kind in doom.items()}  # env 0 lives on
-    stories = []
-    for mode in MODES:
-        spy = Spy()
-        begins = failing_begins if mode != "same_step" else 0
-        with Doomed(counters(3, length=lengths), doom, failing_begins=begins, autoreset_mode=mode) as envs:
-            collector = Collector(envs, noop, batch_mode=batch_mode, callbacks=[spy], seed=0, window=10_000)
-            for amount in amounts:
-                collector.collect(env_steps=amount)
-            if reset:
-                running = list(spy.running.values())
-                collector.reset()
-                assert [life.why for life in running] == ["reset"] * len(running)
-                collector.collect(env_steps=7)
-            spy.check(collector)
-            assert set(spy.running) == {0, 1, 2} - envs.masked
-        stories.append(spy.story(rewards=False))
-    if len(set(lengths)) == 1:  # else it matters that in same-step mode an env may have begun one episode more by then
-        assert stories[0] == stories[1] == stories[2]
-
-
 @pytest.mark.parametrize(
     ("where", "on_fault"),
     [("step", "restart"), ("step", "mask"), ("reset", "restart"), ("reset", "mask"), ("init", "restart")],
@@ -281,15 +65,6 @@ def test_a_call_that_an_env_ends_leaves_its_episodes_to_be_lost_by_reset(mode: s
         assert sorted(spy.running) == [0, 1]
 
 
-def test_an_env_that_asks_for_a_restart() -> None:
-    spy, births = Spy(), count()
-    with SyncVectorEnv([lambda: RaisingEnv(9, at=4 - 9 * next(births), error=RestartQuietly, agent_num=1)]) as vector:
-        collector = Collector(vector, noop, callbacks=[spy], seed=0)
-        collector.collect(env_steps=12)
-        spy.check(collector)
-        assert [life.why for life in spy.lives.values()] == ["restart", None, None]
-
-
 # --- order
 
 
@@ -317,7 +92,7 @@ def test_hooks_connectors_and_learner_connectors_come_in_this_order(mode: str) -
 
         return listen
 
-    with SyncVectorEnv(counters(2, length=2, agent_num=1), autoreset_mode=mode) as envs:
+    with dying_counters({}, length=2, agent_num=1, autoreset_mode=mode) as envs:
         collector = Collector(
             envs,
             noop,
@@ -345,7 +120,7 @@ def test_callbacks_and_plain_functions_stack_in_order() -> None:
         def on_sample_end(self, *_: Any) -> None:
             told.append("batch")
 
-    with SyncVectorEnv(counters(1, length=3)) as envs:
+    with dying_counters({}, 1, length=3) as envs:
         entry = {"on_episode_end": lambda *_: told.append("entry")}
         collector = Collector(envs, noop, callbacks=(Loud(), on_episode_end, entry, Louder(), Callback(), Loud()))
         collector.collect(env_steps=3)
@@ -356,7 +131,7 @@ def test_one_object_may_serve_two_collectors_and_a_method_may_be_set_on_it() -> 
     told = []
     listener = Callback()
     listener.on_sample_end = lambda batch, metrics: told.append((batch.env_steps, metrics))  # type: ignore[method-assign]
-    with SyncVectorEnv(counters(1)) as a, SyncVectorEnv(counters(2)) as b:
+    with dying_counters({}, 1) as a, dying_counters({}) as b:
         first, second = (Collector(envs, FunctionPolicy(noop.function), callbacks=[listener]) for envs in (a, b))
         first.collect(env_steps=3)
         second.collect(env_steps=4)
@@ -378,13 +153,14 @@ def test_one_object_may_serve_two_collectors_and_a_method_may_be_set_on_it() -> 
     ],
 )
 def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
-    with SyncVectorEnv(counters(1)) as envs, pytest.raises(ArgumentError, match=message):
+    with dying_counters({}, 1) as envs, pytest.raises(ArgumentError, match=message):
         Collector(envs, noop, callbacks=callbacks)
 
 
 # --- failures
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="pairs")
 @pytest.mark.fault("E11")
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("hook", HOOKS[:5])
@@ -392,18 +168,18 @@ def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
 def test_a_callback_that_raises_is_named_and_nothing_is_lost(mode: str, hook: str, kind: type[BaseException]) -> None:
     """The others hear all there is to hear, and the rows are those of a collector without callbacks."""
     error = kind("no idea")
-    doom = {(1, 4): "fault", (0, 13): "quiet"}
+    deaths = {(1, 0): ("step", 3, False), (0, 0): ("step", 12, True)}
     times = count()
 
     def fail(*_: Any) -> None:
         if next(times) % 3 == 0:
             raise error
 
-    with Doomed(counters(2, length=3), doom, autoreset_mode=mode) as envs:
+    with dying_counters(deaths, length=3, autoreset_mode=mode) as envs:
         plain = Collector(envs, EchoPolicy(), seed=0)
         expected = [plain.collect(env_steps=9) for _ in range(5)]
     before, after = Spy(), Spy()
-    with Doomed(counters(2, length=3), doom, autoreset_mode=mode) as envs:
+    with dying_counters(deaths, length=3, autoreset_mode=mode) as envs:
         collector = Collector(envs, EchoPolicy(), callbacks=[before, {hook: fail}, after], seed=0)
         batches: list[Any] = []
         caught: list[BaseException] = []
@@ -417,10 +193,8 @@ def test_a_callback_that_raises_is_named_and_nothing_is_lost(mode: str, hook: st
     assert caught
     assert {id(one) for one in caught} == {id(error)}
     assert all(note.startswith((f"in {hook} of callbacks[1], fail", "besides ")) for note in error.__notes__)
-    assert [(b.env_steps, b.agent_steps) for b in batches] == [(b.env_steps, b.agent_steps) for b in expected]
     for got, want in zip(batches, expected, strict=True):
-        for name in ("obs", "next_obs", "rewards", "eps_id", "t"):
-            np.testing.assert_array_equal(got["main"][name], want["main"][name])
+        same_batch(got, want)
 
 
 @pytest.mark.fault("E11")
@@ -432,7 +206,7 @@ def test_a_batch_that_could_not_be_told_of_comes_again() -> None:
         if failing[0]:
             raise OSError("disk full")
 
-    with SyncVectorEnv(counters(2)) as envs:
+    with dying_counters({}) as envs:
         entry = {"on_sample_end": lambda batch, metrics: told.append(batch.env_steps)}
         collector = Collector(envs, noop, callbacks=[on_sample_end, entry], seed=0)
         for _ in range(2):
@@ -456,7 +230,7 @@ def test_of_several_failures_ctrl_c_comes_first_and_names_the_others() -> None:
 
         return {"on_episode_step": listen}
 
-    with SyncVectorEnv(counters(1)) as envs:
+    with dying_counters({}, 1) as envs:
         callbacks = [fail(ValueError("one")), fail(KeyboardInterrupt()), fail(OSError("three"))]
         collector = Collector(envs, noop, callbacks=callbacks, seed=0)
         with pytest.raises(KeyboardInterrupt) as caught:
@@ -471,12 +245,12 @@ def test_of_several_failures_ctrl_c_comes_first_and_names_the_others() -> None:
 
 @pytest.mark.parametrize("hook", HOOKS[:4])
 def test_a_callback_may_not_reset_in_the_middle_of_a_step(hook: str) -> None:
-    with SyncVectorEnv(counters(1, length=2)) as envs:
+    with dying_counters({}, 1, length=2) as envs:
         collector: Collector
         collector = Collector(envs, noop, callbacks=[{hook: lambda *_: collector.reset()}], seed=0)
         with pytest.raises(StateError, match=rf"may not reset its collector in {hook}\(\)"):
             collector.collect(env_steps=4)
-    with SyncVectorEnv(counters(1, length=2)) as envs:
+    with dying_counters({}, 1, length=2) as envs:
         collector = Collector(envs, noop, callbacks=[{"on_sample_end": lambda *_: collector.reset()}], seed=0)
         assert collector.collect(env_steps=3).env_steps == 3  # but between two calls it may
         assert collector.metrics.env_steps_lost == 0
@@ -489,7 +263,7 @@ def test_what_reset_tells_may_fail_too() -> None:
             raise ValueError("what a loss")
 
     spy = Fussy()
-    with SyncVectorEnv(counters(2)) as envs:
+    with dying_counters({}) as envs:
         collector = Collector(envs, noop, callbacks=[spy], seed=0)
         collector.collect(env_steps=4)
         with pytest.raises(ValueError, match="what a loss"):
@@ -501,6 +275,7 @@ def test_what_reset_tells_may_fail_too() -> None:
 # --- what a step brings
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.checklist(110)
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("mode", MODES)
@@ -557,7 +332,7 @@ def test_an_agent_that_comes_only_to_end_is_heard_of(mode: str) -> None:
 
 def test_what_a_step_brings_can_be_kept() -> None:
     kept: list[EpisodeStep] = []
-    with SyncVectorEnv(counters(2, length=3), copy=False) as envs:
+    with dying_counters({}, length=3, copy=False) as envs:
         Collector(envs, noop, callbacks=[{"on_episode_step": kept.append}], seed=0).collect(env_steps=14)
     assert [step.done.tolist() for step in kept] == [[k % 3 == 2] * 2 for k in range(7)]
     numbers = [[episode.number for episode in step.episodes] for step in kept]

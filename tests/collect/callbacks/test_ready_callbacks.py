@@ -19,8 +19,7 @@ from marlvec.collect import Collector
 from marlvec.collect.callbacks import JSONLinesLogger, LiveTable, RunningEpisode, TensorBoardLogger
 from marlvec.errors import ArgumentError, MissingExtraError
 from marlvec.policies import FunctionPolicy
-from marlvec.vector.backends.sync import SyncVectorEnv
-from tests.collect.rollout.test_lost_episodes import Doomed, counters
+from tests.collect.helpers.mortal import dying_counters
 
 
 def noop() -> FunctionPolicy:
@@ -52,7 +51,7 @@ def read_events(folder: Path) -> list[tuple[int, dict[str, float]]]:
 def test_tensorboard_can_read_the_metrics_of_each_batch(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     folder = tmp_path / "runs" / "first"
-    with Doomed(counters(2, length=3), {(1, 5): "fault"}) as envs, TensorBoardLogger(folder) as logger:
+    with dying_counters({(1, 0): ("step", 4, False)}, length=3) as envs, TensorBoardLogger(folder) as logger:
         collector = Collector(
             envs,
             {"p": noop(), "q": noop()},
@@ -100,7 +99,7 @@ def test_a_value_is_written_as_it_was_given_last(tmp_path: Path) -> None:
     """However many came before: a curve of means would say 0.103 where it is 0.061."""
     pytest.importorskip("tensorboard")
     given = [0.4 * 0.9**k for k in range(20)]
-    with SyncVectorEnv(counters(1)) as envs, TensorBoardLogger(tmp_path / "a") as logger:
+    with dying_counters({}, 1) as envs, TensorBoardLogger(tmp_path / "a") as logger:
         collector = Collector(envs, noop(), callbacks=[logger])
         for value in given:
             collector.metrics.add_value("exploitability", value)
@@ -114,7 +113,7 @@ def test_a_value_is_written_as_it_was_given_last(tmp_path: Path) -> None:
 
 def test_every_curve_that_is_a_mean_over_episodes_is_called_one(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    with SyncVectorEnv(counters(2, length=[2, 3])) as envs, TensorBoardLogger(tmp_path / "a") as logger:
+    with dying_counters({}, length=[2, 3]) as envs, TensorBoardLogger(tmp_path / "a") as logger:
         collector = Collector(envs, noop(), callbacks=[on_episode_end, logger])
         collector.metrics.add_value("loss", 1)
         collector.collect(env_steps=20)
@@ -128,7 +127,7 @@ def test_every_curve_that_is_a_mean_over_episodes_is_called_one(tmp_path: Path) 
 
 def test_agents_may_be_left_out(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    with SyncVectorEnv(counters(1)) as envs, TensorBoardLogger(str(tmp_path / "a"), agents=False) as logger:
+    with dying_counters({}, 1) as envs, TensorBoardLogger(str(tmp_path / "a"), agents=False) as logger:
         Collector(envs, noop(), callbacks=[logger]).collect(env_steps=10)
     ((_, values),) = read_events(tmp_path / "a")
     assert "policies/main/return_mean" in values
@@ -140,7 +139,7 @@ def test_curves_are_of_the_policies_that_were_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     for chosen, written in ((None, {"old", "new"}), (["new"], {"new"}), ([], set())):
         folder = tmp_path / str(chosen)
-        with SyncVectorEnv(counters(1)) as envs, TensorBoardLogger(folder, policies=chosen) as logger:
+        with dying_counters({}, 1) as envs, TensorBoardLogger(folder, policies=chosen) as logger:
             players = ["old"]
             collector = Collector(envs, {"old": noop()}, lambda *_, players=players: players[-1], callbacks=[logger])
             collector.collect(episodes=2)
@@ -154,7 +153,7 @@ def test_curves_are_of_the_policies_that_were_asked_for(tmp_path: Path) -> None:
 
 def test_curves_go_on_where_a_checkpoint_was(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    with SyncVectorEnv(counters(1)) as envs, TensorBoardLogger(tmp_path / "a", first_step=700) as logger:
+    with dying_counters({}, 1) as envs, TensorBoardLogger(tmp_path / "a", first_step=700) as logger:
         collector = Collector(envs, noop(), callbacks=[logger])
         for steps in (10, 20):
             collector.collect(env_steps=steps)
@@ -170,6 +169,7 @@ def test_without_tensorboard_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 def test_neither_torch_nor_what_callbacks_draw_with_is_imported_unasked() -> None:
     code = (
         "import sys, marlvec.collect.callbacks as c; bad = {'torch', 'tensorboard', 'rich'} & set(sys.modules); "
@@ -184,7 +184,7 @@ def test_neither_torch_nor_what_callbacks_draw_with_is_imported_unasked() -> Non
 def test_a_line_of_json_for_each_episode(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text('{"eps_id": -1}\n')
-    with SyncVectorEnv(counters(2, length=[2, 3])) as envs, JSONLinesLogger(path) as logger:
+    with dying_counters({}, length=[2, 3]) as envs, JSONLinesLogger(path) as logger:
         collector = Collector(envs, noop(), callbacks=[on_episode_end, logger], seed=0)
         collector.collect(env_steps=10)
         lines = [json.loads(line) for line in path.read_text().splitlines()]  # on disk at once
@@ -232,8 +232,8 @@ def terminal(**options: Any) -> tuple[Console, io.StringIO]:
     return Console(file=text, width=100, color_system=None, legacy_windows=False, **options), text
 
 
-def collect(table: LiveTable, calls: int = 3, *, doom: Any = None) -> Collector:
-    with Doomed(counters(2, length=[2, 3]), doom or {}) as envs:
+def collect(table: LiveTable, calls: int = 3, *, deaths: Any = None) -> Collector:
+    with dying_counters(deaths or {}, length=[2, 3]) as envs:
         policies = {"p": noop(), "q": noop()}
         mapping = {"agent_0": "q", "agent_1": "p"}
         collector = Collector(envs, policies, mapping, callbacks=[on_episode_end, table], seed=0)
@@ -245,7 +245,7 @@ def collect(table: LiveTable, calls: int = 3, *, doom: Any = None) -> Collector:
 def test_on_a_terminal_the_table_is_redrawn_in_place() -> None:
     console, text = terminal(force_terminal=True)
     with LiveTable(30, title="counters", console=console, refresh_seconds=1e-9) as table:
-        collector = collect(table, doom={(0, 7): "fault"})
+        collector = collect(table, deaths={(0, 0): ("step", 6, False)})
     metrics = collector.metrics
     shown = screen(text.getvalue())
     assert shown[0] == "counters"
@@ -276,7 +276,7 @@ def test_on_a_terminal_the_table_is_redrawn_in_place() -> None:
 @pytest.mark.parametrize("options", [{"force_terminal": True}, {}])
 def test_a_value_is_shown_as_it_was_given_last(options: Any) -> None:
     console, text = terminal(**options)
-    with LiveTable(console=console) as table, SyncVectorEnv(counters(1)) as envs:
+    with LiveTable(console=console) as table, dying_counters({}, 1) as envs:
         collector = Collector(envs, noop(), callbacks=[table])
         for loss in (9.0, 0.25):
             collector.metrics.add_value("loss", loss)
@@ -324,7 +324,7 @@ def test_a_table_of_some_policies_shows_no_others() -> None:
 def test_neither_a_name_nor_a_number_is_cut_at_80_columns() -> None:
     text, name = io.StringIO(), "a_policy_with_a_name_that_is_longer_than_half_a_line"
     console = Console(file=text, width=80, color_system=None, legacy_windows=False, force_terminal=True)
-    with LiveTable(10**12, console=console) as table, SyncVectorEnv(counters(2, length=[2, 3])) as envs:
+    with LiveTable(10**12, console=console) as table, dying_counters({}, length=[2, 3]) as envs:
         collector = Collector(envs, {name: noop()}, name, callbacks=[table], seed=0)
         collector.collect(env_steps=10)
     shown = screen(text.getvalue())

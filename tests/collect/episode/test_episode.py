@@ -18,9 +18,9 @@ from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, SampledEnv, Script, ScriptedParallelEnv
 from marlvec.trees import tree_leaves
 from marlvec.vector.backends.sync import SyncVectorEnv
+from tests.collect.helpers.plans import SALTS, by_agent, by_episode, given_mapping, one
 from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, sync
 from tests.collect.helpers.reference import Reference, Row
-from tests.collect.rollout.test_reference import SALTS, by_agent, by_episode, given_mapping, one
 
 FILL = -7
 
@@ -102,6 +102,7 @@ WORLDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
 @pytest.mark.checklist(108)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=20)
@@ -146,6 +147,7 @@ def check_track(track: SingleAgentEpisode, own: list[Row]) -> None:
     assert track.get("obs", stop=1).tolist() == [own[0].obs.tolist()]
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=8)
 @pytest.mark.checklist(111)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12)
@@ -190,6 +192,7 @@ def check_lookback(track: SingleAgentEpisode, before: list[Row], lookback: int) 
     assert len(track.rows()["t"]) == len(track) == len(track["actions"]) == len(track["obs"]) - 1
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(111)
 @settings(max_examples=40)
 @given(
@@ -208,6 +211,7 @@ def test_a_slice_is_two_cuts(span: tuple[int, int], lookback: int, **world: Any)
         assert got == [(row.agent, row.t) for row in want]
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(108)
 @pytest.mark.checklist(111)
 @settings(max_examples=40)
@@ -228,6 +232,7 @@ def test_batches_cut_an_episode_as_cut_does(size: int, **world: Any) -> None:
         assert_same(pieces[episode.eps_id], episode, leave_out=("unroll_id",))
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(111)
 @settings(max_examples=40)
 @given(kind=st.sampled_from(sorted(KINDS)), **WORLDS, lookback=st.integers(0, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -11,12 +12,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from marlvec.errors import RestartQuietly
+from marlvec.testing.scripted import CounterEnv
 from marlvec.testing.scripted.scripted_state import count_incarnation
+from marlvec.vector.backends.sync import SyncVectorEnv
 from marlvec.vector.seeding import restart_seed
 from tests.collect.helpers.players import build
 from tests.collect.helpers.reference import DRIVERS, Reference, World
 
-__all__ = ["DEATHS", "Deaths", "Died", "MortalReference", "mortals"]
+__all__ = ["DEATHS", "Deaths", "Died", "MortalReference", "dying_counters", "mortals"]
 
 
 class Died(Exception):
@@ -59,6 +62,19 @@ def mortals(kind: str, num_envs: int, agent_num: int, deaths: Deaths, marks: Pat
     return [partial(bear, kind, i, agent_num, deaths, marks) for i in range(num_envs)]
 
 
+def dying_counters(
+    deaths: Deaths, num_envs: int = 2, *, length: Any = 5, agent_num: int = 2, **settings: Any
+) -> SyncVectorEnv:
+    """Counter envs that die, in this process; by default they are built anew at once."""
+    births: Counter[int] = Counter()
+
+    def bear_counter(i: int) -> Any:
+        births[i] += 1
+        return mortal(CounterEnv(length, agent_num=agent_num, env_index=i), deaths.get((i, births[i] - 1)))
+
+    return SyncVectorEnv([partial(bear_counter, i) for i in range(num_envs)], **{"on_fault": "restart"} | settings)
+
+
 class MortalReference(Reference):
     """The reference, for envs that die and are built anew or masked.
 
@@ -72,14 +88,19 @@ class MortalReference(Reference):
         self.kind, self.deaths, self.masks = kind, deaths, masks
         self.incarnations: dict[int, int] = {}
         self.seeds: dict[int, int] = {}
+        self.restarts: dict[int, int] = {}  # since the env was seeded
         super().__init__(kind, *args, **options)
 
     def _begin(self, world: World, seed: int | None) -> None:
         i = world.env
         if i not in self.incarnations:
-            assert seed is not None
-            self.incarnations[i], self.seeds[i] = 0, seed
+            self.incarnations[i] = 0
             mortal(world.driver.env, self.deaths.get((i, 0)))  # type: ignore[attr-defined]
+        if seed is not None:
+            self.seeds[i], self.restarts[i] = seed, 0
+        self._try_to_begin(world, seed)
+
+    def _try_to_begin(self, world: World, seed: int | None) -> None:
         try:
             super()._begin(world, seed)
         except (Died, RestartQuietly) as death:
@@ -91,10 +112,10 @@ class MortalReference(Reference):
             return
         i = world.env
         self.incarnations[i] += 1
-        k = self.incarnations[i]
-        env = mortal(build(self.kind, i, len(world.names)), self.deaths.get((i, k)))
+        self.restarts[i] += 1
+        env = mortal(build(self.kind, i, len(world.names)), self.deaths.get((i, self.incarnations[i])))
         world.driver = DRIVERS[self.kind](env)
-        self._begin(world, restart_seed(self.seeds[i], k))
+        self._try_to_begin(world, restart_seed(self.seeds[i], self.restarts[i]))
 
     def _step(self, world: World) -> bool:
         try:
@@ -105,9 +126,8 @@ class MortalReference(Reference):
             dropped = [item for item in self.closed if item[1].eps_id == world.eps_id]
             self.closed = [item for item in self.closed if item[1].eps_id != world.eps_id]
             self.lost_rows += len(dropped) + len(world.open)
-            if isinstance(death, Died):
-                self.faulty += 1
-            else:
-                self.restarted += 1
+            self.lost[world.eps_id] = "fault" if isinstance(death, Died) else "restart"
+            self.faulty += isinstance(death, Died)
+            self.restarted += not isinstance(death, Died)
             self._go_on(world, death)
             return False

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from marlvec.collect import MultiAgentBatch
+from marlvec.trees import tree_leaves
 from marlvec.vector.seeding import env_seeds
-from tests.collect.helpers.players import build, choose
+from tests.collect.helpers.players import GAMES, build, choose
 
 Seen = tuple[Any, Any]  # one agent's observation and action mask (or None)
 
@@ -107,14 +109,9 @@ class TurnDriver:
 
 
 DRIVERS: dict[str, Callable[[Any], Driver]] = {
-    "parallel": ParallelDriver,
-    "buffer": ParallelDriver,
-    "masked": ParallelDriver,
-    "turns": TurnDriver,
-    "masked turns": TurnDriver,
-    "late turns": TurnDriver,
-    "keyed": KeyedDriver,
-    "keyed, no last obs": KeyedDriver,
+    **dict.fromkeys(("parallel", "buffer", "masked"), ParallelDriver),
+    **dict.fromkeys(("turns", "masked turns", "late turns", *GAMES), TurnDriver),
+    **dict.fromkeys(("keyed", "keyed, no last obs"), KeyedDriver),
 }
 
 
@@ -151,6 +148,7 @@ class Record:
     returns: list[float]
     decisions: list[int]
     present: list[bool]
+    truncated: list[bool]
     policies: tuple[str, ...]
 
 
@@ -170,6 +168,7 @@ class World:
     returns: dict[int, float] = field(default_factory=dict)
     decisions: dict[int, int] = field(default_factory=dict)
     present: set[int] = field(default_factory=set)
+    truncated: set[int] = field(default_factory=set)
     policies: tuple[str, ...] = ()
     steps: int = 0
     stepped: int = 0
@@ -192,11 +191,16 @@ class Reference:
         worth: What they make of a reward.
         send: What the action connectors make of an action.
         learns: Which policies get batches.
+        stream: Where ids begin.
 
     Attributes:
         made, decided: Env steps and decisions of all envs, from the start.
         lost_steps, lost_rows: Those of them that no batch will ever hold.
         faulty, restarted: Episodes lost, by why; here nobody dies.
+        told: Rounds of steps of which at least one was not lost.
+        calls: By policy, the (env, agent) pairs of each call.
+        paid: By episode, the rewards of each step.
+        lost: By episode that was lost: why.
     """
 
     def __init__(
@@ -212,13 +216,17 @@ class Reference:
         worth: Callable[[float], float] = lambda reward: reward,
         send: Callable[[int], int] = lambda action: action,
         learns: Callable[[str], bool] = lambda policy: True,
+        stream: int = 0,
     ) -> None:
         self.mapping, self.salts, self.see, self.worth, self.send = mapping, salts, see, worth, send
         self.learns = learns
         self.made = self.decided = self.lost_steps = self.lost_rows = 0
         self.handed_steps = self.handed_rows = self.faulty = self.restarted = 0
-        self.num_envs, self.first_id, self.most_begun = num_envs, 0, 0
-        self.unroll_count = self.ticks = 0
+        self.num_envs, self.first_id, self.most_begun = num_envs, stream << 43, 0
+        self.unroll_count, self.ticks, self.told, self.results = stream << 43, 0, 0, 0
+        self.calls: dict[str, list[list[tuple[int, int]]]] = {policy: [] for policy in salts}
+        self.paid: dict[int, list[list[float]]] = {}
+        self.lost: dict[int, str] = {}
         self.records: list[Record] = []
         self.closed: list[tuple[int, Row]] = []  # tick and row, not handed out
         self.finished: list[Record] = []  # not handed out
@@ -235,8 +243,9 @@ class Reference:
         world.begun += 1
         self.most_begun = max(self.most_begun, world.begun)
         world.open, world.owed, world.returns, world.decisions = {}, {}, {}, {}
-        world.acting, world.present = news.acting, set(news.present)
+        world.acting, world.present, world.truncated = news.acting, set(news.present), set()
         world.policies = tuple(self.mapping(name, world.env, world.number) for name in world.names)
+        self.paid[world.eps_id] = []
 
     def reset(self, seed: int | None) -> None:
         """Begin anew everywhere; what was not handed out is lost."""
@@ -245,12 +254,14 @@ class Reference:
         self.lost_steps, self.lost_rows = self.made - self.handed_steps, self.decided - self.handed_rows
         self.closed, self.finished = [], []
         self.first_id, self.most_begun = self.first_id + self.most_begun * self.num_envs, 0
-        seeds: Sequence[int | None] = [None] * len(self.worlds) if seed is None else env_seeds(seed, len(self.worlds))
-        for world, env_seed in zip(list(self.worlds), seeds, strict=True):
+        seeds: Sequence[int | None] = [None] * self.num_envs if seed is None else env_seeds(seed, self.num_envs)
+        for world in list(self.worlds):
+            if world.eps_id >= 0:
+                self.lost[world.eps_id] = "reset"
             world.steps = world.stepped = world.begun = 0
             if seed is not None:
                 world.number = -1
-            self._begin(world, env_seed)
+            self._begin(world, seeds[world.env])
 
     def _step(self, world: World) -> bool:
         """Step one env; returns whether its episode ended."""
@@ -274,11 +285,14 @@ class Reference:
         for agent, reward in news.rewards.items():
             world.owed[agent] = world.owed.get(agent, 0.0) + reward
             world.returns[agent] = world.returns.get(agent, 0.0) + reward
+        self.paid[world.eps_id].append([news.rewards.get(a, 0.0) for a in range(len(world.names))])
         for agent, (obs, terminated, truncated) in news.ended.items():
             self._close(world, agent, obs, terminated, truncated)
+            world.truncated |= {agent} if truncated and not terminated else set()
         for agent, (obs, _) in news.acting.items():
             self._close(world, agent, obs, terminated=False, truncated=False)
         world.acting = news.acting
+        self.results += 1
         return news.over
 
     def _close(self, world: World, agent: int, obs: Any, terminated: bool, truncated: bool) -> None:
@@ -294,7 +308,12 @@ class Reference:
         """Step the k envs that have waited longest."""
         self.ticks += 1
         order = sorted(self.worlds, key=lambda world: (world.stepped, world.steps, world.env))[:k]
-        for world in sorted(order, key=lambda world: world.env):
+        order.sort(key=lambda world: world.env)
+        for policy, calls in self.calls.items():
+            asked = [(w.env, a) for w in order for a in sorted(w.acting) if w.policies[a] == policy]
+            calls += [asked] if asked else []
+        before = self.results
+        for world in order:
             world.stepped = self.ticks
             if self._step(world):
                 assert not world.open
@@ -307,11 +326,13 @@ class Reference:
                     [world.returns.get(a, 0.0) for a in seats],
                     [world.decisions.get(a, 0) for a in seats],
                     [a in world.present for a in seats],
+                    [a in world.truncated for a in seats],
                     world.policies,
                 )
                 self.records.append(record)
                 self.finished.append(record)
                 self._begin(world, None)
+        self.told += self.results > before
 
     # --- what collect() should return: (rows by policy, env steps)
 
@@ -373,6 +394,27 @@ class Reference:
                 self.unroll_count += 1
             ids.append(self.unroll_count - 1)
         return ids
+
+
+def same_batch(got: MultiAgentBatch, want: MultiAgentBatch) -> None:
+    """Check that two batches are equal bit for bit, ids and order included."""
+    assert (got.env_steps, got.agent_steps, list(got)) == (want.env_steps, want.agent_steps, list(want))
+    for policy, rows in want.items():
+        assert list(got[policy].keys()) == list(rows.keys())
+        for name, column in rows.items():
+            for (path, leaf), (other, own) in zip(tree_leaves(got[policy][name]), tree_leaves(column), strict=True):
+                assert path == other
+                np.testing.assert_array_equal(leaf, own, err_msg=f"{policy} {name} {path}", strict=True)
+
+
+def check_rows(batch: Any) -> None:
+    """Check that rows of one lane and episode follow each other: what came next is what the next row saw."""
+    for rows in batch.values():
+        order = np.lexsort((rows["t"], rows["agent_index"], rows["eps_id"]))
+        obs, after = rows["obs"][order], rows["next_obs"][order]
+        same = (np.diff(rows["eps_id"][order]) == 0) & (np.diff(rows["agent_index"][order]) == 0)
+        assert (np.diff(rows["t"][order])[same] == 1).all()
+        np.testing.assert_array_equal(after[:-1][same], obs[1:][same])
 
 
 def check_batch(reference: Reference, batch: Any, expected: tuple[dict[str, list[Row]], int]) -> None:

@@ -45,6 +45,7 @@ def plain(record: Any) -> list[Any]:
     return values + [array.tolist() for array in arrays] + [dict(record.custom)]
 
 
+@pytest.mark.slow("a hundred tables, each read in full after each row")
 @given(
     window=st.integers(1, 12),
     adds=st.lists(st.tuples(st.integers(0, 9), st.sets(st.integers(0, 6), min_size=1)), max_size=12),

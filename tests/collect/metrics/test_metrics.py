@@ -17,7 +17,7 @@ from marlvec.collect.metrics.metrics import TIMERS, Stats
 from marlvec.connectors import ClipReward
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
-from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
+from marlvec.testing.scripted import CounterEnv, Script, ScriptedParallelEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.helpers.players import MODES, sync
 
@@ -78,42 +78,6 @@ def test_returns_and_lengths_equal_a_count_by_hand(mode: str) -> None:
             metrics.agent("agent_9")
         with pytest.raises(KeyError, match="no policy 'r'"):
             metrics.policy("r")
-
-
-@pytest.mark.checklist(52)
-@pytest.mark.fault("D7")
-@pytest.mark.parametrize("mode", MODES)
-def test_no_reward_is_lost_however_seldom_an_agent_is_asked(mode: str) -> None:
-    """Agents wait, come late and go early; all they are paid meanwhile is in their rows, episode by episode."""
-    paid: dict[tuple[int, int, int], float] = {}
-
-    class Payroll(KeyedEnv):
-        def step(self, actions: dict[Any, Any]) -> Any:
-            result = super().step(actions)
-            for name, reward in result[1].items():
-                key = (self.world.env_index, self.world.episode, self.possible_agents.index(name))
-                paid[key] = paid.get(key, 0.0) + reward
-            return result
-
-    with SyncVectorEnv(
-        [lambda i=i: Payroll(agent_num=3, env_index=i, waits=lambda t, a: (t + a) % 4 != 0) for i in range(3)],
-        autoreset_mode=mode,
-    ) as envs:
-        collector = Collector(envs, RandomPolicy(), batch_mode="complete", seed=8)
-        rows = collector.collect(episodes=40)["main"]
-        records = {record.eps_id: record for record in collector.metrics.episodes}
-        got: dict[tuple[int, int, int], float] = {}
-        for e, a, reward in zip(
-            rows["eps_id"].tolist(), rows["agent_index"].tolist(), rows["rewards"].tolist(), strict=True
-        ):
-            key = (records[e].env_id, records[e].number, a)
-            got[key] = got.get(key, 0.0) + reward
-        assert len(got) > 80
-        assert got == {key: paid[key] for key in got}
-        assert len(rows) < collector.metrics.env_steps * 2  # they do wait
-        for record in records.values():
-            for a in range(3):
-                assert record.returns_A[a] == paid.get((record.env_id, record.number, a), 0.0)
 
 
 @pytest.mark.fault("D6")

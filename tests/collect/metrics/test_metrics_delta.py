@@ -26,6 +26,7 @@ def sent(delta: Any) -> Any:
     return pickle.loads(pickle.dumps(delta))
 
 
+@pytest.mark.slow("sixty tables, each read in full after each row")
 @settings(max_examples=60)
 @given(window=st.integers(1, 12), head_window=st.integers(1, 12), adds=ADDS, seed=st.integers(0, 2**16))
 def test_deltas_of_three_are_the_list_of_all_records(window: int, head_window: int, adds: Any, seed: int) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from marlvec.collect import Collector, Episode, MultiAgentBatch
-from marlvec.connectors import AgentPipeline, NormalizeObs, Rows
-from marlvec.errors import ArgumentError, ClosedError, ContractError, EnvRaised
+from marlvec.collect import Collector, MultiAgentBatch
+from marlvec.connectors import AgentPipeline, Rows
+from marlvec.errors import ArgumentError, ClosedError, ContractError, EnvRaised, StateError
 from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, RaisingEnv, SampledEnv, Script, ScriptedParallelEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
 from marlvec.vector.vector_step import VectorStep
-from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, asynchronous, build, sync
+from tests.collect.helpers.plans import LAST_STREAM
+from tests.collect.helpers.players import MODES, EchoPolicy, sync
 
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
@@ -30,81 +30,6 @@ def same(a: MultiAgentBatch, b: MultiAgentBatch) -> bool:
 
 
 # --- amounts
-
-
-@pytest.mark.checklist(112)
-@pytest.mark.parametrize("kind", KINDS)
-def test_truncate_mode_gives_exactly_what_was_asked_and_goes_on_where_it_stopped(kind: str) -> None:
-    with sync(kind, 4, 3) as envs:
-        collector = Collector(envs, EchoPolicy(), seed=0)
-        last: dict[tuple[int, int], int] = {}
-        steps = 0
-        for amount in (1, 2, 3, 4, 5, 17, 64, 3):
-            batch = collector.collect(env_steps=amount)
-            assert batch.env_steps == amount
-            steps += amount
-            _follows_on(batch, last)
-        for amount in (1, 2, 7, 40):
-            batch = collector.collect(agent_steps=amount)
-            assert batch.agent_steps == amount
-            steps += batch.env_steps
-            _follows_on(batch, last)
-        ended = collector.metrics.episodes_total
-        batch = collector.collect(episodes=5)
-        assert collector.metrics.episodes_total - ended >= 5
-        _follows_on(batch, last)
-        assert collector.metrics.env_steps == steps + batch.env_steps
-
-
-def _follows_on(batch: MultiAgentBatch, last: dict[tuple[int, int], int]) -> None:
-    """Every agent's rows go on where the batch before stopped."""
-    for rows in batch.values():
-        for e, a, t in zip(*(rows[name].tolist() for name in ("eps_id", "agent_index", "t")), strict=True):
-            assert t == last.get((e, a), -1) + 1
-            last[e, a] = t
-
-
-@pytest.mark.checklist(112)
-@pytest.mark.parametrize("kind", KINDS)
-def test_complete_mode_gives_whole_episodes_and_keeps_the_rest(kind: str) -> None:
-    with sync(kind, 4, 3) as envs:
-        collector = Collector(envs, EchoPolicy(), batch_mode="complete", seed=0, window=1000)
-        given: list[int] = []
-        for ask in ({"episodes": 1}, {"episodes": 7}, {"env_steps": 30}, {"agent_steps": 25}, {"steps": 9}):
-            before = len(given)
-            batch = collector.collect(**ask)
-            records = {record.eps_id: record for record in collector.metrics.episodes}
-            decided: dict[tuple[int, int], list[int]] = {}
-            for rows in batch.values():
-                for e, a, t in zip(*(rows[name].tolist() for name in ("eps_id", "agent_index", "t")), strict=True):
-                    decided.setdefault((e, a), []).append(t)
-            order = [record.eps_id for record in collector.metrics.episodes]
-            # Episodes come in the order in which they ended, none twice, none left out, and no more than needed.
-            count = ask.get("episodes") or next(
-                n
-                for n in range(1, len(order))
-                if sum(_size(records[e], ask) for e in order[before : before + n]) >= next(iter(ask.values()))
-            )
-            chosen = order[before : before + count]
-            given += chosen
-            assert {e for e, _ in decided} == {e for e in chosen if records[e].lengths_A.any()}
-            assert batch.env_steps == sum(records[e].length for e in chosen)
-            for e in chosen:
-                for a, length in enumerate(records[e].lengths_A.tolist()):
-                    assert decided.get((e, a), []) == list(range(length))
-
-
-def _size(record: Any, ask: dict[str, int]) -> int:
-    return int(record.lengths_A.sum()) if "agent_steps" in ask else int(record.length)
-
-
-def test_env_steps_are_shared_out_evenly() -> None:
-    with SyncVectorEnv([lambda i=i: CounterEnv(4, agent_num=1, env_index=i) for i in range(5)]) as envs:
-        collector = Collector(envs, noop, seed=0)
-        counts = np.zeros(5, int)
-        for amount in (3, 3, 3, 1, 7, 2, 2, 2, 2):
-            counts += np.bincount(collector.collect(env_steps=amount)["main"]["env_id"], minlength=5)
-            assert counts.max() - counts.min() <= 1
 
 
 def test_count_by_says_what_a_bare_number_counts() -> None:
@@ -150,115 +75,12 @@ def test_wrong_constructor_arguments_are_refused() -> None:
 # --- rows
 
 
-@pytest.mark.checklist(115)
-@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_row_says_where_it_belongs_and_no_sequence_crosses_an_episode(kind: str, batch_mode: Any) -> None:
-    with sync(kind, 3, 3) as envs:
-        collector = Collector(envs, EchoPolicy(), batch_mode=batch_mode, seed=0)
-        unrolls: set[int] = set()
-        lanes: dict[tuple[int, int], int] = {}
-        for _ in range(5):
-            rows = collector.collect(env_steps=23)["main"]
-            names = ("unroll_id", "eps_id", "env_id", "agent_index", "t")
-            assert all(rows[name].dtype == np.int64 for name in names)
-            unroll, eps, env, agent, t = (rows[name] for name in names)
-            fresh = set(unroll.tolist())
-            assert not fresh & unrolls
-            unrolls |= fresh
-            new = np.flatnonzero(np.diff(unroll)) + 1
-            assert len(new) + 1 == len(fresh)  # rows of one fragment stand together
-            for part in np.split(np.arange(len(rows)), new):
-                assert len({(eps[i], env[i], agent[i]) for i in part}) == 1
-                np.testing.assert_array_equal(np.diff(t[part]), 1)
-                ends = (rows["terminated"] | rows["truncated"])[part]
-                assert not ends[:-1].any()
-            # Who saw this is written into the observation.
-            np.testing.assert_array_equal(rows["obs"][:, 0], env)
-            np.testing.assert_array_equal(rows["obs"][:, 4], agent)
-            for e, i in zip(eps.tolist(), env.tolist(), strict=True):
-                assert lanes.setdefault((e,), i) == i  # type: ignore[arg-type]  # one env per episode
-        assert collector.metrics.episodes_total > 5
-
-
-@pytest.mark.checklist(100)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", [sync, asynchronous])
-def test_next_obs_is_the_next_observation_or_the_final_one_as_the_stamps_say(
-    backend: Callable[..., Any], mode: str
-) -> None:
-    """One buffer for all observations, all modes: what was overwritten would carry another stamp."""
-    with backend("buffer", 4, 3, mode, copy=False) as envs:
-        collector = Collector(envs, EchoPolicy(), seed=3)
-        for _ in range(4):
-            rows = collector.collect(env_steps=61)["main"]
-            now, then = rows["obs"], rows["next_obs"]
-            np.testing.assert_array_equal(then[:, :3], now[:, :3])  # same env, incarnation and episode
-            np.testing.assert_array_equal(then[:, 3], now[:, 3] + 1)  # one step later
-            np.testing.assert_array_equal(then[:, 4], now[:, 4])  # same agent
-            np.testing.assert_array_equal(
-                then[:, 5], (now[:, 5] * 31 + rows["actions"] + 1) % 65_521
-            )  # after this action
-        assert collector.metrics.episodes_total > 20
-
-
-@pytest.mark.checklist(105)
-@pytest.mark.parametrize("mode", MODES)
-def test_the_order_in_which_envs_reply_changes_nothing(mode: str) -> None:
-    class Shuffled(SyncVectorEnv):
-        def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
-            step = super().recv(min_envs, timeout)
-            if len(step.env_ids) == self.num_envs:
-                return step  # all of them come in order
-            turned = np.arange(len(step.env_ids))[::-1]
-            for name in ("env_ids", "rewards", "terminated", "truncated", "done", "alive", "acting", "reset_mask"):
-                setattr(step, name, getattr(step, name)[turned])
-            same = step.final_leaves is step.obs_leaves
-            step.obs_leaves = [[leaf[turned] for leaf in leaves] for leaves in step.obs_leaves]
-            step.final_leaves = step.obs_leaves if same else [[x[turned] for x in xs] for xs in step.final_leaves]
-            step.action_masks = [mask[turned] for mask in step.action_masks if mask is not None]
-            return step
-
-    amounts = (3, 2, 3, 7, 1, 2, 30, 3)
-    factories = [lambda i=i: build("masked", i, 3) for i in range(4)]
-    with SyncVectorEnv(factories, autoreset_mode=mode) as envs:
-        collector = Collector(envs, RandomPolicy(), seed=2, agent_connectors=[NormalizeObs()])
-        expected = [collector.collect(env_steps=amount) for amount in amounts]
-    with Shuffled(factories, autoreset_mode=mode, copy=False) as envs:
-        collector = Collector(envs, RandomPolicy(), seed=2, agent_connectors=[NormalizeObs()])
-        assert all(same(collector.collect(env_steps=n), want) for n, want in zip(amounts, expected, strict=True))
-
-
-@pytest.mark.checklist(114)
-@pytest.mark.parametrize("mode", MODES)
-def test_there_is_one_row_for_each_decision_that_got_an_outcome_and_no_other(mode: str) -> None:
-    """Two agents, one born in step 1 and gone in step 3; episodes of 4 steps: 4 + 2 decisions each."""
-    script = Script([0, 1], [4, 3], ["truncated", "terminated"])
-    with SyncVectorEnv(
-        [lambda i=i: ScriptedParallelEnv(script, agent_num=2, env_index=i) for i in range(3)], autoreset_mode=mode
-    ) as envs:
-        collector = Collector(envs, noop, seed=0)
-        rows = collector.collect(env_steps=3 * 4 * 5)["main"]
-        assert len(rows) == 3 * 5 * (4 + 2)
-        assert (rows["terminated"].sum(), rows["truncated"].sum()) == (15, 15)
-        assert rows["terminated"][rows["t"] == 1].sum() == 15
-        assert (rows["rewards"] != 0).all()  # an autoreset's dummy row would have none
-
-
 def test_rewards_come_in_the_dtype_asked_for() -> None:
     with sync("parallel", 2, 2) as envs:
         assert Collector(envs, EchoPolicy(), seed=0).collect(env_steps=4)["main"].rewards.dtype == np.float64
         collector = Collector(envs, EchoPolicy(), seed=0, reward_dtype=np.float32)
         assert collector.collect(env_steps=4)["main"].rewards.dtype == np.float32
         assert collector.metrics.summary()["return"]["count"] >= 0
-
-
-def test_large_batches_grow_as_they_need() -> None:
-    with SyncVectorEnv([lambda: CounterEnv(7, agent_num=2)]) as envs:
-        rows = Collector(envs, noop, seed=0).collect(env_steps=3000)["main"]
-        assert len(rows) == 6000
-        np.testing.assert_array_equal(rows["obs"][:3000, 3], np.arange(3000) % 7)
-        np.testing.assert_array_equal(rows["next_obs"][:3000, 3], np.arange(3000) % 7 + 1)
 
 
 def test_a_policy_that_changes_between_calls_decides_with_what_it_has_now() -> None:
@@ -349,23 +171,6 @@ def test_reset_begins_anew_and_leaves_nothing_behind(mode: str) -> None:
             np.testing.assert_array_equal(got, column, err_msg=name)
 
 
-def test_a_new_seed_counts_each_envs_episodes_from_0_again() -> None:
-    numbers: list[tuple[int, int]] = []
-
-    def mapping(name: str, episode: Episode) -> str:
-        numbers.append((episode.env_id, episode.number))
-        return "main"
-
-    with SyncVectorEnv([lambda i=i: CounterEnv(3, agent_num=1, env_index=i) for i in range(2)]) as envs:
-        collector = Collector(envs, noop, mapping, seed=0)
-        collector.collect(env_steps=7)  # env 0 is in its second episode, one step from the end of it
-        assert numbers == [(0, 0), (1, 0), (0, 1), (1, 1)]
-        collector.reset()
-        assert numbers[4:] == [(0, 2), (1, 2)]  # the abandoned ones count
-        collector.reset(seed=0)
-        assert numbers[6:] == [(0, 0), (1, 0)]
-
-
 @pytest.mark.parametrize(("seed", "reset_seed"), [(4, 9), (9, None)])
 def test_reset_before_the_first_collect_counts_as_the_first(seed: int, reset_seed: int | None) -> None:
     with sync("parallel", 2, 2) as envs:
@@ -407,6 +212,7 @@ class Interrupted(SyncVectorEnv):
         return super().recv(min_envs, timeout)
 
 
+@pytest.mark.slow("interrupts many times")
 @pytest.mark.fault("E11")
 @pytest.mark.parametrize("mode", MODES)
 def test_wherever_a_wait_is_interrupted_collecting_goes_on(mode: str) -> None:
@@ -523,6 +329,7 @@ def test_a_tuple_of_actions_may_come_with_columns_or_without() -> None:
         assert not rows.actions[1]["x"].any()
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 def test_simple_spread_and_simple_tag_and_tictactoe() -> None:
     import pettingzoo
     from mpe2 import simple_spread_v3, simple_tag_v3
@@ -583,3 +390,20 @@ def test_policy_mapping_fn_is_policy_mapping() -> None:
                 ArgumentError, match="^policy_mapping and policy_mapping_fn are two names of one argument"
             ):
                 Collector(envs, {"a": noop}, "a", policy_mapping_fn=given)
+
+
+def test_a_stream_that_has_no_ids_is_refused() -> None:
+    with sync("parallel", 1, 1) as envs:
+        for stream in (-1, LAST_STREAM + 1, 0.5, True, None):
+            with pytest.raises(ArgumentError, match=r"stream must be an integer from 0 to 2\*\*20 - 1"):
+                Collector(envs, EchoPolicy(), stream=stream)  # type: ignore[arg-type]
+
+
+def test_a_stream_is_set_before_anything_was_collected() -> None:
+    with sync("parallel", 1, 1) as envs:
+        collector = Collector(envs, EchoPolicy())
+        collector.stream = 3
+        assert collector.collect(env_steps=2)["main"].eps_id[0] == 3 << 43
+        with pytest.raises(StateError, match=r"has collected with stream=3; give Collector\(stream=4\)"):
+            collector.stream = 4
+        assert collector.stream == 3

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-import marlvec
 from marlvec import external
 from marlvec.collect import Collector
 from marlvec.errors import ArgumentError, EnvsDriven, StateError
 from marlvec.policies import FunctionPolicy
 from marlvec.vector import VectorEnv
-from tests.collect.helpers.players import MODES, EchoPolicy, factories
+from tests.collect.helpers.players import MODES, EchoPolicy, envs_on, factories
+from tests.collect.helpers.reference import check_rows
 from tests.external.exchange.test_thread import ONE, Game
-from tests.vector.pools.test_pool import factories_of, pooled
-from tests.vector.support.world_pool import PoolShop
 
 N = 4
 
@@ -27,18 +24,8 @@ noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 BACKENDS = ("sync", "thread", "async", "native", "pool")
 
 
-@contextmanager
-def made(backend: str, mode: str = "same_step") -> Iterator[VectorEnv]:
-    options: dict[str, Any] = {"num_workers": 2} if backend in ("thread", "async") else {}
-    if backend == "native":
-        pytest.importorskip("numba")
-        envs = marlvec.make("simple_spread", num_envs=N, backend="native", autoreset_mode=mode)
-    elif backend == "pool":
-        envs = pooled(PoolShop(factories_of("single", N), num_spares=1), N, autoreset_mode=mode)
-    else:
-        envs = marlvec.make(factories("parallel", N, 2), backend=backend, autoreset_mode=mode, **options)
-    with envs:
-        yield envs
+def made(backend: str, mode: str = "same_step") -> VectorEnv:
+    return envs_on(backend, factories("parallel", N, 2), mode)
 
 
 def policy_of(envs: VectorEnv) -> Any:
@@ -69,16 +56,7 @@ OTHERS: dict[str, Callable[[VectorEnv], Any]] = {
 }
 
 
-def check_rows(batch: Any) -> None:
-    """Rows of one lane and episode follow each other: what came next is what the next row saw."""
-    for rows in batch.values():
-        order = np.lexsort((rows["t"], rows["agent_index"], rows["eps_id"]))
-        obs, after = rows["obs"][order], rows["next_obs"][order]
-        same = (np.diff(rows["eps_id"][order]) == 0) & (np.diff(rows["agent_index"][order]) == 0)
-        assert (np.diff(rows["t"][order])[same] == 1).all()
-        np.testing.assert_array_equal(after[:-1][same], obs[1:][same])
-
-
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("backend", BACKENDS)

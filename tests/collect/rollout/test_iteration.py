@@ -13,7 +13,7 @@ from marlvec.collect import Collector
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import FunctionPolicy
 from tests.collect.helpers.players import EchoPolicy, sync
-from tests.collect.scheduling.test_overlap import same_batch
+from tests.collect.helpers.reference import same_batch
 
 
 @pytest.mark.checklist(112)
@@ -42,6 +42,7 @@ def test_without_a_batch_size_it_says_what_to_do() -> None:
                 Collector(envs, EchoPolicy(), batch_size=size)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @settings(max_examples=40)
 @given(
     amount=st.integers(1, 20),

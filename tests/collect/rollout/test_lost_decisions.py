@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marlvec.collect import Collector
 from marlvec.errors import EnvFault, StateError
 from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.helpers.mortal import DEATHS, Deaths, mortals
+from tests.collect.helpers.plans import BATCH_MODES, FEW_OR_MANY, for_examples
 from tests.collect.helpers.players import MODES, EchoPolicy
 
 Key = tuple[int, int, int]  # episode, agent, its turn
@@ -53,36 +54,36 @@ def _quiet() -> Iterator[None]:
     log.setLevel(before)
 
 
-@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
-@pytest.mark.parametrize("on_fault", ["restart", "mask", "raise"])
-@settings(max_examples=30)
-@given(
-    kind=st.sampled_from(TURNS),
-    mode=st.sampled_from(MODES),
-    agent_num=st.integers(2, 4),
-    deaths=DEATHS,
-    overlap=st.booleans(),
-    calls=st.lists(
-        st.tuples(st.sampled_from(["env_steps", "agent_steps", "episodes", "reset"]), st.integers(1, 12)),
-        min_size=2,
-        max_size=7,
-    ),
-)
-@example(
-    kind="turns",
-    mode="same_step",
-    agent_num=3,
-    deaths={(0, 0): ("step", 4, False), (1, 0): ("step", 7, False)},
-    overlap=False,
-    calls=[("env_steps", 7), ("env_steps", 7), ("reset", 1), ("agent_steps", 5), ("reset", 1)],
-)
-def test_decisions_of_lost_episodes_are_all_counted(
+@pytest.mark.slow("collects whole runs on several backends")
+@FEW_OR_MANY
+def test_decisions_of_lost_episodes_are_all_counted(tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
+    deaths: Deaths = {(0, 0): ("step", 4, False), (1, 0): ("step", 7, False)}
+    calls = [("env_steps", 7), ("env_steps", 7), ("reset", 1), ("agent_steps", 5), ("reset", 1)]
+    for on_fault in ("restart", "mask", "raise"):
+        for batch_mode in BATCH_MODES:
+            recount(tmp_path_factory, "turns", "same_step", 3, on_fault, batch_mode, deaths, False, calls)
+    units = st.sampled_from(["env_steps", "agent_steps", "episodes", "reset"])
+    for_examples(
+        examples,
+        partial(recount, tmp_path_factory),
+        kind=st.sampled_from(TURNS),
+        mode=st.sampled_from(MODES),
+        agent_num=st.integers(2, 4),
+        on_fault=st.sampled_from(["restart", "mask", "raise", "raise"]),
+        batch_mode=st.sampled_from(BATCH_MODES),
+        deaths=DEATHS,
+        overlap=st.booleans(),
+        calls=st.lists(st.tuples(units, st.integers(1, 12)), min_size=2, max_size=7),
+    )
+
+
+def recount(
     tmp_path_factory: pytest.TempPathFactory,
-    batch_mode: Any,
-    on_fault: str,
     kind: str,
     mode: str,
     agent_num: int,
+    on_fault: str,
+    batch_mode: Any,
     deaths: Deaths,
     overlap: bool,
     calls: list[tuple[Any, int]],

@@ -16,6 +16,7 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.time_limit(600)
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 def test_half_a_million_agent_rows_leave_memory_flat(batch_mode: str) -> None:

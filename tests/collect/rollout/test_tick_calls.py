@@ -13,6 +13,7 @@ from marlvec.making import make
 from tests.vector.api.test_call_counts import calls_by_file
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 74, 28), ("async", 82, 28)])
 def test_tick(backend: str, calls: int, files: int) -> None:
     options = {"num_workers": 2} if backend == "async" else {}

@@ -123,6 +123,7 @@ amounts = st.lists(
 )
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     plan=st.builds(
@@ -147,6 +148,7 @@ def test_batches_are_those_of_the_run_that_went_on(plan: Plan, before: Amounts, 
         goes_on_alike(plan.make, Path(folder), before, after)
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 def test_likewise_in_processes(batch_mode: str, tmp_path: Path) -> None:
     plan = Plan("turns", "async", batch_mode=batch_mode, policies="by lot", connectors="memory", follows=True)

@@ -93,6 +93,7 @@ def paths(value: Any, upto: tuple[Any, ...] = ()) -> list[list[Any]]:
 _OPEN = {"living", "numbers", "actions", "actions_for_env", "policy_version", "autoreset"}
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @settings(max_examples=120)
 @given(data=st.data())
 def test_bad_states_change_nothing(data: st.DataObject) -> None:
@@ -143,6 +144,7 @@ def _closed() -> Any:
         _MADE.clear()
 
 
+@pytest.mark.slow("interrupts at many lines")
 def test_an_interrupt_leaves_the_old_state_or_the_new_one_or_asks_for_a_reset() -> None:
     collector = make()
     with collector.envs:
