@@ -74,6 +74,7 @@ def test_the_reference_has_every_public_name() -> None:
     assert len(entries()) == len(set(entries()))
 
 
+@pytest.mark.slow("runs a program of its own")
 @pytest.mark.parametrize("name", IN_TWO_PAGES)
 def test_a_class_in_two_pages_has_each_of_its_methods_on_one(name: str) -> None:
     pages = [(ROOT / "docs" / "api" / f"{page}.md").read_text(encoding="utf-8") for page in IN_TWO_PAGES[name]]
@@ -104,6 +105,7 @@ def test_the_changelog_has_each_release_on_one_page() -> None:
     ]
 
 
+@pytest.mark.slow("runs a program of its own")
 def test_every_public_name_says_what_it_takes_and_gives() -> None:
     names = [name for name in entries() if name.rpartition(".")[0] not in IN_TWO_PAGES]  # as methods of their classes
     missing = {name: what for name in sorted(names) if (what := lacks(name))}

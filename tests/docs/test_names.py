@@ -97,6 +97,7 @@ def own_names(page: Path) -> set[str]:
     return set(re.findall(r"^(?:class|def) (\w+)", page.read_text(encoding="utf-8"), re.M))
 
 
+@pytest.mark.slow("runs a program of its own")
 def test_names_on_the_pages_are_in_the_sources() -> None:
     unknown = {
         page.name: {part for name in names_of(page) for part in name.split(".")} - own_names(page) - set(OTHERS.split())
@@ -159,6 +160,7 @@ def found_in(text: str) -> Iterator[tuple[int, str]]:
                 yield k, f"{hit!r}: write {instead}"
 
 
+@pytest.mark.slow("runs a program of its own")
 def test_no_page_no_example_and_no_docstring_speaks_in_images() -> None:
     assert [f"{where}:{first + k}: {fault}" for where, first, text in texts() for k, fault in found_in(text)] == []
 

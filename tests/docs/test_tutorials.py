@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.docs.warm import WarmInterpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path for path in (ROOT / "docs" / "tutorials").glob("*.md") if path.stem != "index")
@@ -25,9 +24,10 @@ _BLOCK = re.compile(
 )
 
 
+@pytest.mark.slow("runs a program of its own")
 @pytest.mark.time_limit(600)  # trainings
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_tutorial_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
+def test_a_tutorial_runs_as_it_stands(page: Path, tmp_path: Path, warm: WarmInterpreter) -> None:
     for library in NEEDS.get(page.stem, ()):
         pytest.importorskip(library)
     text, script, said = page.read_text(encoding="utf-8"), "", ""
@@ -40,11 +40,8 @@ def test_a_tutorial_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
     assert text.count("```python\n") == len(_BLOCK.findall(text)) >= 3
     assert text.count("<!-- output -->") == sum(bool(block["output"]) for block in _BLOCK.finditer(text))
     (tmp_path / "tutorial.py").write_text(script, encoding="utf-8")
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-    command = [sys.executable, "tutorial.py"]
-    result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == said
+    ran = warm.run(tmp_path / "tutorial.py")
+    assert ran == (0, said, "")
     for name in re.findall(r'savefig\("(.*?)"', script):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 

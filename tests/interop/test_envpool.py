@@ -19,7 +19,7 @@ from marlvec import VectorEnv, env_seeds
 from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.vector.backends.pool import PoolVectorEnv
 from marlvec.vector.pools.envpool import EnvPoolFastPath
-from tests.test_docs import run
+from tests.docs.test_pages import run
 from tests.vector.support.reference import MODES
 from tests.vector.support.trees import flatten
 

@@ -8,7 +8,6 @@ what it prints. The ```pycon blocks of a page are one session, from its first li
 from __future__ import annotations
 
 import doctest
-import os
 import re
 import subprocess
 import sys
@@ -19,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from marlvec.connectors import catalogue
+from tests.docs.warm import WarmInterpreter, environ_of_scripts
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 CONNECTORS = sorted((DOCS / "connectors").glob("*.md"))
@@ -53,19 +53,21 @@ BLOCKS = [
 
 
 def run(script: Path, folder: Path) -> str:
-    """The script's output; it ends well and has nothing to complain about."""
-    environ = {key: value for key, value in os.environ.items() if key != "PYGAME_HIDE_SUPPORT_PROMPT"}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    result = subprocess.run([sys.executable, script], cwd=folder, env=environ, capture_output=True, text=True)
-    assert result.stderr == ""
-    assert result.returncode == 0
-    return result.stdout
+    """Run a script in a fresh interpreter; it ends well, has nothing to complain about, and its output is returned."""
+    ran = subprocess.run([sys.executable, script], cwd=folder, env=environ_of_scripts(), capture_output=True, text=True)
+    assert ran.stderr == ""
+    assert ran.returncode == 0
+    return ran.stdout
 
 
-def run_text(code: str, folder: Path) -> str:
+def run_text(code: str, folder: Path, warm: WarmInterpreter) -> str:
+    """Run code that a reader copies, likewise; in a process of its own that has imported marlvec before."""
     script = folder / "copied.py"
     script.write_text(code, encoding="utf-8")
-    return run(script, folder)
+    ran = warm.run(script)
+    assert ran.errors == ""
+    assert ran.code == 0
+    return ran.output
 
 
 def sessions(page: Path) -> Iterator[doctest.DocTest]:
@@ -93,13 +95,16 @@ def readme() -> str:
     return (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow("runs a program of its own")
 def test_the_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", readme(), re.S | re.M)
     assert len(blocks) == 1
     (code,) = blocks
     assert len(code.splitlines()) <= 10
     assert "__main__" not in code
-    lines = run_text(code, tmp_path).splitlines()
+    script = tmp_path / "copied.py"
+    script.write_text(code, encoding="utf-8")
+    lines = run(script, tmp_path).splitlines()
     assert lines[0] == "MultiAgentBatch: 4096 env steps, 12288 agent steps"
     assert [line.split()[:2] for line in lines[2:]] == [["main", "12288"]]
 
@@ -144,9 +149,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
 
 
+@pytest.mark.slow("runs a program of its own")
 @pytest.mark.parametrize(("code", "output"), BLOCKS)
-def test_a_page_says_what_its_code_prints(code: str, output: str | None, tmp_path: Path) -> None:
-    printed = [line.rstrip() for line in run_text(code, tmp_path).rstrip().splitlines()]
+def test_a_page_says_what_its_code_prints(code: str, output: str | None, tmp_path: Path, warm: WarmInterpreter) -> None:
+    printed = [line.rstrip() for line in run_text(code, tmp_path, warm).rstrip().splitlines()]
     assert printed == (output or "").splitlines()
 
 
@@ -198,6 +204,7 @@ def test_every_connector_has_an_example(name: str) -> None:
     assert any(re.search(rf"\b{name}\(", example.source) for example in own.examples)
 
 
+@pytest.mark.slow("runs a program of its own")
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_an_example_runs_as_it_stands(path: Path, tmp_path: Path) -> None:
     for name in LIBRARIES:
@@ -206,6 +213,7 @@ def test_an_example_runs_as_it_stands(path: Path, tmp_path: Path) -> None:
     assert run(path, tmp_path).strip()
 
 
+@pytest.mark.slow("runs a program of its own")
 def test_the_quickstart_shows_shapes_and_batches(tmp_path: Path) -> None:
     printed = run(QUICKSTART, tmp_path)
     assert "obs (16, 3, 18) float32, rewards (16, 3), terminated (16, 3)" in printed

@@ -1,0 +1,132 @@
+"""`WarmInterpreter`: runs scripts, each in a process of its own, without importing marlvec for each of them again.
+
+A clean interpreter imports what scripts of the docs import, and forks for each script. There the script is the main
+program, with its own folder, output and process group; no script sees what another one did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+__all__ = ["Ran", "WarmInterpreter", "environ_of_scripts"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Ran(NamedTuple):
+    """How a script ended, and what it wrote."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def environ_of_scripts() -> dict[str, str]:
+    """The environment of a script that a reader starts: marlvec can be imported, and pygame greets."""
+    environ = {key: value for key, value in os.environ.items() if key != "PYGAME_HIDE_SUPPORT_PROMPT"}
+    return environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+
+
+class WarmInterpreter:
+    """Runs scripts; a context manager.
+
+    Args:
+        libraries: What it imports besides marlvec and its names.
+    """
+
+    def __init__(self, *libraries: str) -> None:
+        self._libraries = libraries
+
+    def __enter__(self) -> WarmInterpreter:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__)), *self._libraries],
+            env=environ_of_scripts(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.communicate()
+
+    def run(self, script: Path) -> Ran:
+        """Run a script in its own folder, as ``python script.py`` does there."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{json.dumps(str(script))}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"the interpreter that runs scripts has ended with {self._process.wait()}"
+        return Ran(*json.loads(answer))
+
+
+def main(libraries: Sequence[str]) -> None:
+    """Serve scripts: one path a line comes in, one result a line goes out."""
+    del sys.path[0]  # the folder of this file
+    import marlvec
+
+    for name in marlvec.__all__:
+        getattr(marlvec, name)
+    for library in libraries:
+        __import__(library)
+    for line in sys.stdin:
+        print(json.dumps(_run(json.loads(line))), flush=True)
+
+
+def _run(script: str) -> tuple[int, str, str]:
+    folder = Path(tempfile.mkdtemp())  # no TemporaryDirectory: the script, too, would remove it when it ends
+    output, errors = folder / "output", folder / "errors"
+    if not (pid := os.fork()):
+        code = 70
+        try:
+            os.setsid()
+            os.chdir(Path(script).parent)
+            for number, path in enumerate((Path(os.devnull), output, errors)):
+                os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+            code = _be(script)
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    written = output.read_text(), errors.read_text()
+    shutil.rmtree(folder)
+    return os.waitstatus_to_exitcode(status), *written
+
+
+def _be(script: str) -> int:
+    """Run a script in this process to its very end, as the interpreter does it; returns its exit code."""
+    import atexit
+    import runpy
+    import threading
+    import traceback
+
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+    sys.argv, code = [script], 0
+    sys.path.insert(0, str(Path(script).parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, and so does the interpreter
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
