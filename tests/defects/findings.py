@@ -19,7 +19,7 @@ MISTAKES = (AttributeError, NameError, TypeError)
 """The same where they have happened in a worker, and an error above tells of them."""
 
 _LAST_FRAME_IS_OURS = re.compile(
-    r'  File "[^"\n]*/tests/(?:defects|properties)/(?:vector|collect|states|canaries)\.py", line \d+, in .*\n'
+    r'  File "[^"\n]*/tests/(?:defects|properties)/(?!test_)\w+\.py", line \d+, in .*\n'
     r"(?:    .*\n)*"  # the line itself, and what Python marks below it
     rf"(?:{'|'.join(error.__name__ for error in MISTAKES)})\b"
 )

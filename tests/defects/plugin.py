@@ -9,29 +9,43 @@ something else failed, a mistake in the defect perhaps, it is `WRONG`.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 
 from marlvec.vector.backends.process import AsyncVectorEnv
-from tests.defects import collect, states  # noqa: F401  (their defects are in the registry then)
+from tests.checklist import stable_id
+from tests.defects import (  # noqa: F401  (their defects are in the registry then)
+    checkpoints,
+    collect,
+    connectors,
+    distributed,
+    external,
+    interop,
+    native,
+    selfplay,
+    states,
+)
 from tests.defects.findings import is_find
-from tests.defects.registry import DEFECTS
+from tests.defects.registry import DEFECTS, FINDERS, VARIABLE, WRONG
 from tests.defects.worker import Loop, put_in
+from tests.properties import canaries  # noqa: F401  (likewise)
 
-__all__ = ["VARIABLE", "WRONG"]
-
-VARIABLE = "MARLVEC_TEST_DEFECT"
-WRONG = 70
-
-_found = pytest.StashKey[bool]()
+_found = pytest.StashKey[list[str]]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """After tests/conftest.py has loaded its own profile."""
+    seed = session.config.getoption("--hypothesis-seed")
     settings.register_profile(
-        "hunt", settings(), phases=[Phase.generate], database=None, derandomize=False, report_multiple_bugs=False
+        "hunt",
+        settings(),
+        phases=[Phase.explicit, Phase.generate],  # no shrinking
+        database=None,
+        derandomize=seed is None,  # as in CI
+        report_multiple_bugs=False,
     )
     settings.load_profile("hunt")
     # What tests of a defect come to is not how they end otherwise.
@@ -56,10 +70,14 @@ def give_to_workers(name: str) -> None:
 def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
     if call.excinfo is not None and call.when == "call":
         said = "\n".join(text for _, text in report.sections)
-        node.session.stash[_found] = is_find(call.excinfo.value, said)
+        if is_find(call.excinfo.value, said):
+            node.session.stash.setdefault(_found, []).append(stable_id(node.nodeid))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.exitstatus == pytest.ExitCode.TESTS_FAILED and not session.stash.get(_found, False):
+    finders = session.stash.get(_found, [])
+    if session.exitstatus == pytest.ExitCode.TESTS_FAILED and not finders:
         session.exitstatus = WRONG
+    if path := os.environ.get(FINDERS):
+        Path(path).write_text("".join(f"{finder}\n" for finder in finders))

@@ -7,7 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["DEFECTS", "Defect", "Patch", "after", "during", "found_by"]
+__all__ = ["DEFECTS", "FINDERS", "VARIABLE", "WRONG", "Defect", "Patch", "after", "during", "found_by"]
+
+VARIABLE = "MARLVEC_TEST_DEFECT"
+"""The variable of the environment that names the defect of a run."""
+FINDERS = "MARLVEC_TEST_FINDERS"
+"""The variable that names a file for the ids of the tests that found it, one a line."""
+WRONG = 70
+"""The exit code of a run in which something else failed."""
 
 
 class Patch(Protocol):

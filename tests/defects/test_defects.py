@@ -1,77 +1,48 @@
-"""Our tests have teeth: every defect that is put into marlvec is found."""
+"""The suite finds every defect that is put into marlvec, most of them in `make test`."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from collections.abc import Sequence
-from os import environ
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.defects.plugin import VARIABLE, WRONG
-from tests.defects.registry import DEFECTS, Defect
+from tests.conftest import COLLECTED
+from tests.defects import plugin  # noqa: F401  (all defects are in the registry then)
+from tests.defects.finders import QUICK, files_of, read_table
+from tests.defects.hunting import FOUND, NOT_FOUND, Hunter
+from tests.defects.registry import DEFECTS, WRONG, Defect
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = (
-    "alive_taken_after",
-    "collected_idle_rewards_dropped",
-    "collected_leftovers_doubled",
-    "last_reply_lost_before_a_death",
-    "lost_idle_env_not_told",
-    "seed_not_advanced",
-    "fault_flag_forgotten",
-    "stale_reply_after_a_timeout",
-)
-SEEDS = range(1, 6)
 LONGEST = 900  # seconds that the tests of one defect may take
-FOUND, NOT_FOUND = 1, 0  # exit codes of pytest
+SEEDS = range(1, 6)
 
 every_defect = pytest.mark.parametrize("defect", DEFECTS.values(), ids=lambda defect: defect.name)
+from_many_seeds = pytest.mark.parametrize("seeded", SEEDS, indirect=True)
 
 
-def run(tests: Sequence[str], seed: int, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run these tests until one fails."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "tests.defects.plugin"]
-    return subprocess.run(
-        [*command, f"--hypothesis-seed={seed}", *tests],
-        cwd=ROOT,
-        env={name: value for name, value in environ.items() if name != VARIABLE} | {"CI": ""} | more,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-    )
+def hunt(hunter: Hunter, tests: tuple[str, ...], defect: Defect) -> None:
+    outcome = hunter.run(tests, defect=defect.name)
+    what = {NOT_FOUND: "not found", WRONG: "wrong itself"}.get(outcome.code, f"pytest ended with {outcome.code}")
+    assert outcome.code == FOUND, f"{what}: {defect.title}\n{outcome.output[-3000:]}"
 
 
-def hunt(defect: Defect, seed: int) -> None:
-    ran = run(defect.tests, seed, **{VARIABLE: defect.name})
-    what = {NOT_FOUND: "not found", WRONG: "wrong itself"}.get(ran.returncode, f"pytest ended with {ran.returncode}")
-    assert ran.returncode == FOUND, f"{what}: {defect.title}\n{ran.stdout[-3000:]}"
+@pytest.fixture(scope="module")
+def hunter() -> Iterator[Hunter]:
+    with Hunter(files_of(DEFECTS.values())) as started:
+        yield started
 
 
-def hunt_in_vain(test: str, seed: int) -> None:
-    ran = run([test], seed)
-    assert ran.returncode == NOT_FOUND, ran.stdout[-3000:]
-
-
-def finders_of(*names: str) -> list[str]:
-    """The tests that find these defects, each once."""
-    return sorted({test for name in names for test in DEFECTS[name].tests})
-
-
-def test_there_are_enough_of_them() -> None:
-    assert len(DEFECTS) >= 40
-    assert sum(name.startswith("collected_") for name in DEFECTS) >= 12
-    assert set(QUICK) < set(DEFECTS)
+@pytest.fixture(scope="module")
+def seeded(request: pytest.FixtureRequest) -> Iterator[Hunter]:
+    with Hunter(files_of(DEFECTS.values()), seed=request.param) as started:
+        yield started
 
 
 @every_defect
-def test_it_can_be_put_into_the_code_of_today(defect: Defect) -> None:
+def test_defect_can_be_put_into_the_code_of_today(defect: Defect) -> None:
     assert re.fullmatch(r"[A-Z].*\.", defect.title)
     for test in defect.tests:
         file, _, name = test.partition("::")
@@ -80,24 +51,49 @@ def test_it_can_be_put_into_the_code_of_today(defect: Defect) -> None:
         defect.apply(patch)  # raises where a name is gone
 
 
-@pytest.mark.time_limit(LONGEST)
-@pytest.mark.parametrize("name", QUICK)
-def test_it_is_found(name: str) -> None:
-    hunt(DEFECTS[name], 1)
+def test_every_defect_has_a_finder_and_four_in_five_a_quick_one() -> None:
+    table = read_table()
+    assert table.keys() == DEFECTS.keys(), "make the table anew: python -m tests.defects.finders"
+    assert len(table) >= 95
+    assert sum(found.tier == QUICK for found in table.values()) >= 0.8 * len(table)
 
 
-@pytest.mark.soak
+def test_parts_of_marlvec_have_defects() -> None:
+    parts = Counter(Path(defect.apply.__code__.co_filename).stem for defect in DEFECTS.values())
+    least = {"collect": 12, "connectors": 5, "selfplay": 3, "external": 4, "distributed": 3, "interop": 3, "native": 2}
+    assert {part: parts[part] for part, number in least.items() if parts[part] < number} == {}
+
+
+def test_table_names_tests_of_the_tier_that_it_says(request: pytest.FixtureRequest) -> None:
+    """Of the files that this run has collected; in `make test` and `make test-all` these are all."""
+    collected = request.config.stash[COLLECTED]
+    files = {test.partition("::")[0] for test in collected}
+    for found in read_table().values():
+        for test in found.tests:
+            if test.partition("::")[0] in files:
+                assert collected.get(test) == found.tier, test
+
+
+@pytest.mark.slow("runs the tests of another run")
 @pytest.mark.time_limit(LONGEST)
-@pytest.mark.parametrize("seed", SEEDS)
 @every_defect
-def test_it_is_found_from_wherever_one_begins(defect: Defect, seed: int) -> None:
-    hunt(defect, seed)
+def test_defect_is_found_by_its_finder(defect: Defect, hunter: Hunter) -> None:
+    hunt(hunter, read_table()[defect.name].tests[:1], defect)
 
 
 @pytest.mark.soak
 @pytest.mark.time_limit(LONGEST)
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("test", finders_of(*DEFECTS))
-def test_without_a_defect_nothing_is_found(test: str, seed: int) -> None:
-    """Else the others would prove nothing. In `make test` these tests run by themselves."""
-    hunt_in_vain(test, seed)
+@from_many_seeds
+@every_defect
+def test_defect_is_found_from_any_seed(defect: Defect, seeded: Hunter) -> None:
+    hunt(seeded, defect.tests, defect)
+
+
+@pytest.mark.soak
+@pytest.mark.time_limit(LONGEST)
+@from_many_seeds
+@pytest.mark.parametrize("test", sorted({test for defect in DEFECTS.values() for test in defect.tests}))
+def test_nothing_is_found_without_a_defect(test: str, seeded: Hunter) -> None:
+    """Else the others would prove nothing. In `make test-all` these tests run by themselves."""
+    outcome = seeded.run([test])
+    assert outcome.code == NOT_FOUND, outcome.output[-3000:]

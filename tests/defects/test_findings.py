@@ -12,11 +12,11 @@ from marlvec.errors import ContractError, EnvRaised
 from marlvec.vector.processes.worker_pool import WorkerState
 from marlvec.vector.shards.shard import Shard
 from tests.defects.findings import is_find
-from tests.defects.plugin import WRONG
-from tests.defects.registry import DEFECTS
-from tests.defects.test_defects import FOUND, NOT_FOUND, run
+from tests.defects.hunting import FOUND, NOT_FOUND, Hunter
+from tests.defects.registry import DEFECTS, WRONG
 
 
+@pytest.mark.slow("runs the tests of another run")
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -28,8 +28,9 @@ from tests.defects.test_defects import FOUND, NOT_FOUND, run
 def test_the_exit_code_says_what_it_was(text: str, code: int, tmp_path: Path) -> None:
     path = tmp_path / "test_one.py"
     path.write_text(f"def test_one():\n    {text}\n")
-    ran = run([str(path)], 1)
-    assert ran.returncode == code, ran.stdout
+    with Hunter([]) as hunter:
+        outcome = hunter.run([str(path)])
+    assert outcome.code == code, outcome.output
 
 
 def test_what_the_tests_and_marlvec_itself_raise_is_a_find() -> None:

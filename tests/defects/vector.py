@@ -25,14 +25,17 @@ from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_step import VectorStep
 from tests.defects.registry import Patch, after, during, found_by
 
-MACHINE = "tests/faults/test_machine.py"
+MACHINE = (
+    "tests/faults/test_machine.py::test_some_calls_whatever_happens",
+    "tests/faults/test_machine.py::test_any_calls_whatever_happens",
+)
 RESTART = "tests/faults/test_restart.py"
 
 
 # --- what rows tell of an episode that was lost
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def alive_taken_after(patch: Patch) -> None:
     """Who was alive is taken from the new episode's row, not from what the caller last heard."""
 
@@ -42,7 +45,7 @@ def alive_taken_after(patch: Patch) -> None:
     after(patch, Recovery, "_write_fault", take)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def truncated_all(patch: Patch) -> None:
     """Of a lost episode all agents are truncated, those that had left before too."""
 
@@ -52,7 +55,7 @@ def truncated_all(patch: Patch) -> None:
     after(patch, Recovery, "_write_fault", truncate)
 
 
-@found_by(MACHINE, in_workers=True)
+@found_by(*MACHINE, in_workers=True)
 def reward_of_the_step_before(patch: Patch) -> None:
     """A row of an env whose idle worker died still has the reward of the step before."""
     write_fault, restart = Recovery._write_fault, Shard.restart
@@ -72,7 +75,7 @@ def reward_of_the_step_before(patch: Patch) -> None:
     patch.setattr(Shard, "restart", keep)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def fault_flag_forgotten(patch: Patch) -> None:
     """The row of a lost episode does not say that it was lost."""
 
@@ -82,7 +85,7 @@ def fault_flag_forgotten(patch: Patch) -> None:
     after(patch, Recovery, "complete_rows", forget)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def final_obs_of_a_lost_episode(patch: Patch) -> None:
     """A lost episode is said to have final observations."""
     infos = VectorStep.infos.fget
@@ -94,7 +97,7 @@ def final_obs_of_a_lost_episode(patch: Patch) -> None:
     patch.setattr(VectorStep, "infos", property(whole))
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def whole_episode_told_as_lost(patch: Patch) -> None:
     """An episode that had ended is told as lost when the next one cannot begin."""
     restart = Recovery._restart
@@ -105,7 +108,7 @@ def whole_episode_told_as_lost(patch: Patch) -> None:
     patch.setattr(Recovery, "_restart", lose)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def masked_end_told_again(patch: Patch) -> None:
     """A masked env tells of its end in each row."""
     split = Recovery.divert
@@ -120,7 +123,7 @@ def masked_end_told_again(patch: Patch) -> None:
     patch.setattr(Recovery, "divert", tell)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def quiet_ones_are_logged(patch: Patch) -> None:
     """A quiet restart is told like a fault."""
     note = FaultLog.note
@@ -130,7 +133,7 @@ def quiet_ones_are_logged(patch: Patch) -> None:
 # --- who is lost
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def in_flight_env_not_revived(patch: Patch) -> None:
     """Envs in flight when their worker died are handed out as they were."""
     worker_lost = Recovery.worker_lost
@@ -142,7 +145,7 @@ def in_flight_env_not_revived(patch: Patch) -> None:
     patch.setattr(Recovery, "worker_lost", hand_out)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def lost_idle_env_not_told(patch: Patch) -> None:
     """An env that was idle when its worker died is not known to be lost."""
     worker_lost = Recovery.worker_lost
@@ -158,7 +161,7 @@ def lost_idle_env_not_told(patch: Patch) -> None:
     patch.setattr(Recovery, "worker_lost", forget)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def only_the_culprit_is_lost(patch: Patch) -> None:
     """Of a dead worker's envs only the one at work is taken to be lost."""
     worker_lost = Recovery.worker_lost
@@ -174,7 +177,7 @@ def only_the_culprit_is_lost(patch: Patch) -> None:
     patch.setattr(Recovery, "worker_lost", blame)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def neighbour_lost_too(patch: Patch) -> None:
     """Where one env raises, its neighbour loses its episode."""
 
@@ -187,7 +190,7 @@ def neighbour_lost_too(patch: Patch) -> None:
     after(patch, Recovery, "_restart", lose)
 
 
-@found_by(MACHINE, in_workers=True)
+@found_by(*MACHINE, in_workers=True)
 def siblings_rows_cleared(patch: Patch) -> None:
     """A new worker clears the rows of all its envs, of those too that have a result to hand out."""
 
@@ -214,7 +217,7 @@ def wrong_env_blamed(patch: Patch) -> None:
 # --- the next incarnation
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def incarnation_not_counted(patch: Patch) -> None:
     """Envs that were lost with their neighbour's worker are not counted as built anew."""
     worker_lost, anew = Recovery.worker_lost, Recovery._count_restarts
@@ -227,7 +230,7 @@ def incarnation_not_counted(patch: Patch) -> None:
     patch.setattr(Recovery, "worker_lost", lose)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def seed_not_advanced(patch: Patch) -> None:
     """A new incarnation gets the seed of the one before it."""
 
@@ -238,7 +241,7 @@ def seed_not_advanced(patch: Patch) -> None:
     after(patch, Recovery, "_count_restarts", keep)
 
 
-@found_by(MACHINE, in_workers=True)
+@found_by(*MACHINE, in_workers=True)
 def seed_of_the_restart_kept(patch: Patch) -> None:
     """The seed of a new incarnation's first reset is used for its later resets, too."""
     reset_env = Shard._reset_env
@@ -251,7 +254,7 @@ def seed_of_the_restart_kept(patch: Patch) -> None:
     patch.setattr(Shard, "_reset_env", keep)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def options_of_a_lost_reset_forgotten(patch: Patch) -> None:
     """A reset that is repeated in a new incarnation goes without its options."""
     revival = Recovery._revival
@@ -263,7 +266,7 @@ def options_of_a_lost_reset_forgotten(patch: Patch) -> None:
     patch.setattr(Recovery, "_revival", forget)
 
 
-@found_by(MACHINE, in_workers=True)
+@found_by(*MACHINE, in_workers=True)
 def lost_step_sent_again(patch: Patch) -> None:
     """A step that was lost is made up for in the new incarnation."""
 
@@ -275,7 +278,7 @@ def lost_step_sent_again(patch: Patch) -> None:
     after(patch, Shard, "restart", make_up)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def masked_env_comes_back(patch: Patch) -> None:
     """An explicit reset brings back an env that was masked."""
     note_reset = Recovery.note_reset
@@ -287,7 +290,7 @@ def masked_env_comes_back(patch: Patch) -> None:
     patch.setattr(Recovery, "note_reset", unmask)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def wrong_envs_in_a_new_worker(patch: Patch) -> None:
     """A new worker builds the envs of another one."""
     start = WorkerPool.start
@@ -299,7 +302,7 @@ def wrong_envs_in_a_new_worker(patch: Patch) -> None:
     patch.setattr(WorkerPool, "start", confuse)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def restarts_without_limit(patch: Patch) -> None:
     """Restarts are counted by process, not by worker."""
     worker_lost = Recovery.worker_lost
@@ -315,7 +318,7 @@ def restarts_without_limit(patch: Patch) -> None:
 # --- requests and replies
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def double_delivery(patch: Patch) -> None:
     """The first part of an answer is delivered again with the second."""
     take = AsyncVectorEnv._read_reply
@@ -331,7 +334,7 @@ def double_delivery(patch: Patch) -> None:
     patch.setattr(AsyncVectorEnv, "_read_reply", again)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def last_reply_lost_before_a_death(patch: Patch) -> None:
     """What a worker had said before it died is not read."""
     take, go_on = AsyncVectorEnv._read_reply, WorkerPool.advance
@@ -350,7 +353,7 @@ def last_reply_lost_before_a_death(patch: Patch) -> None:
     patch.setattr(WorkerPool, "advance", lose_news)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def outstanding_requests_not_cleared(patch: Patch) -> None:
     """A worker that was replaced still owes the answers of the one before it."""
     loss_of = AsyncVectorEnv._lost
@@ -364,7 +367,7 @@ def outstanding_requests_not_cleared(patch: Patch) -> None:
     patch.setattr(AsyncVectorEnv, "_lost", owe)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def stale_reply_after_a_timeout(patch: Patch) -> None:
     """A fetch that runs out of time forgets its request; the late answer is taken for that to the next one."""
     wait_for, take = VectorEnvBase._wait, AsyncVectorEnv._read_reply
@@ -385,7 +388,7 @@ def stale_reply_after_a_timeout(patch: Patch) -> None:
     patch.setattr(AsyncVectorEnv, "_read_reply", mistake)
 
 
-@found_by(MACHINE)
+@found_by(*MACHINE)
 def ended_env_has_an_episode(patch: Patch) -> None:
     """With autoreset disabled, an env that was lost needs no reset."""
     deliver = VectorEnvBase._deliver

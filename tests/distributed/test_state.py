@@ -118,6 +118,7 @@ def collects(*steps: int, weights: bool = True) -> Do:
     return do
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
 @pytest.mark.parametrize("sync_states", [1, 2, None])
 def test_merged_statistics_go_on(kind: str, sync_states: Any, tmp_path: Path) -> None:
@@ -125,6 +126,7 @@ def test_merged_statistics_go_on(kind: str, sync_states: Any, tmp_path: Path) ->
     goes_on_alike(make, tmp_path, collects(31, 20, 31), collects(31, 9, 40))
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 @pytest.mark.parametrize("kind", ["python", "keyed", "native"])
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 def test_whole_runs_go_on(kind: str, batch_mode: str, tmp_path: Path) -> None:
@@ -134,11 +136,13 @@ def test_whole_runs_go_on(kind: str, batch_mode: str, tmp_path: Path) -> None:
     goes_on_alike(make, tmp_path, collects(31, 20), collects(31, 9, 40))
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 def test_nothing_was_collected_yet(tmp_path: Path) -> None:
     make = partial(Collectors, partial(learning, exact=True), 2, "sync", seed=3)
     goes_on_alike(make, tmp_path, collects(), collects(31, 9))
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 @pytest.mark.parametrize("sync_states", [1, 3])
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
 def test_fragments_on_their_way_are_saved_and_handed_out_once(kind: str, sync_states: int, tmp_path: Path) -> None:
@@ -155,6 +159,7 @@ def notes(episode: Any, record: Any) -> None:
     episode.custom["even"] = float(record.length % 2)
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 def test_more_and_fewer_collectors(tmp_path: Path) -> None:
     make = partial(Collectors, partial(learning, kind="parallel", exact=True), 2, "sync", seed=3)
 
@@ -171,6 +176,7 @@ def test_more_and_fewer_collectors(tmp_path: Path) -> None:
     goes_on_alike(make, tmp_path, before, after, lambda many, _: many.resize(3))
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 def test_policies_that_have_come_and_gone(tmp_path: Path) -> None:
     """New collectors get those that were there by the same calls; an id that was used is not used again."""
     make = partial(Collectors, partial(learning, kind="parallel", exact=True), 2, "sync", seed=3)
@@ -197,6 +203,7 @@ def test_policies_that_have_come_and_gone(tmp_path: Path) -> None:
     goes_on_alike(make, tmp_path, before, after, again)
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 def test_a_policy_that_is_leaving_is_waited_for(tmp_path: Path) -> None:
     with Collectors(partial(learning, exact=True), 2, "sync", seed=3) as many:
         many.collect(env_steps=31)
@@ -217,6 +224,7 @@ def test_a_policy_that_is_leaving_is_waited_for(tmp_path: Path) -> None:
         same(columns([other.collect(env_steps=31) for _ in range(2)]), columns(want))
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 def test_a_batch_that_was_not_finished_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = partial(Collectors, partial(learning, exact=True), 3, "sync", seed=3)
 
@@ -278,6 +286,7 @@ class Seen(LearnerConnector):
         self.batches = state["batches"]
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 def test_callbacks_and_learner_connectors_of_the_head_go_on(tmp_path: Path) -> None:
     def make() -> Collectors:
         build = partial(learning, kind="parallel", exact=True)
@@ -286,10 +295,19 @@ def test_callbacks_and_learner_connectors_of_the_head_go_on(tmp_path: Path) -> N
     goes_on_alike(make, tmp_path, collects(31, 20), collects(31, 9))
 
 
+def test_learner_connectors_of_the_head_see_each_batch_once() -> None:
+    with Collectors(plain, 2, "sync", learner_connectors=[Seen()]) as many:
+        for number in (1, 2, 3):
+            (batch,) = many.collect(env_steps=12).values()
+            assert "seen" in list(batch.keys())
+            assert batch["seen"].tolist() == [number] * len(batch)
+
+
 class Draws(RandomPolicy):
     """Draws actions from its own stream, and has no weights."""
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 def test_each_has_the_random_stream_of_its_own(tmp_path: Path) -> None:
     def build(place: Place) -> Collector:
         return Collector(envs_of("parallel", 2, place.seed, exact=True), Draws(), seed=place.seed, overlap=True)
@@ -328,6 +346,7 @@ def test_envs_without_a_state_begin_new_episodes(sync: bool, tmp_path: Path) -> 
     assert sums.outstanding == kept.outstanding
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 2**32),
@@ -409,6 +428,7 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.mostly_slow("many collectors, each in a process or thread of its own", quick=3)
 @pytest.mark.parametrize(("make", "message"), REFUSED)
 def test_what_belongs_to_others_is_refused_and_nothing_changes(make: Make, message: str, tmp_path: Path) -> None:
     with Collectors(plain, 2, "sync", seed=1) as many:
@@ -500,6 +520,7 @@ def at_times(place: Place) -> Collector:
     return plain(place, exact=True)
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
 def test_where_one_cannot_be_built_the_next_call_goes_on(kind: type[BaseException], tmp_path: Path) -> None:
     with Collectors(at_times, 3, "sync", seed=3) as many, Collectors(at_times, 3, "sync", seed=3) as other:

@@ -14,7 +14,8 @@ from tests.faults.harness.machine import Machine
 pytestmark = pytest.mark.many_processes
 
 CALLS = 30
-# `make test` makes few; who hunts for a defect (tests/defects) goes on until it is found, and `make soak` makes many.
+FEW_RUNS = 30  # of `make test`
+# `make test-all` makes more; a hunt for a defect (tests/defects) goes on until it is found; `make soak` makes most.
 RUNS = 400 if "MARLVEC_TEST_DEFECT" in os.environ else 50
 LONG_RUNS, LONG_CALLS = 5_000, 50
 
@@ -48,6 +49,12 @@ def proves(test: Callable[[], None]) -> Callable[[], None]:
     return pytest.mark.time_limit(3600)(test)
 
 
+@proves
+def test_some_calls_whatever_happens() -> None:
+    run(FEW_RUNS, CALLS)
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
 @proves
 def test_any_calls_whatever_happens() -> None:
     run(RUNS, CALLS)

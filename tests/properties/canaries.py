@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 from marlvec.envs import slot as action_reader
 from marlvec.envs.adapters import parallel
@@ -20,23 +19,21 @@ from marlvec.vector.shards.phase import EnvEvent, EnvPhase
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
-from tests.defects.registry import after
+from tests.defects.registry import Patch, after, found_by
 
-__all__ = ["CANARIES", "Canary"]
+__all__ = ["PROGRAMS"]
 
-Canary = Callable[[pytest.MonkeyPatch], None]
-
-CANARIES: dict[str, Canary] = {}
+PROGRAMS = "tests/properties/test_programs.py"
 
 
-def canary(defect: Canary) -> Canary:
-    """Keep a defect under its name."""
-    CANARIES[defect.__name__] = defect
-    return defect
+def canary(defect: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    """Keep a defect; its name is its title."""
+    defect.__doc__ = f"{defect.__name__.replace('_', ' ').capitalize()}."
+    return found_by(f"{PROGRAMS}::test_in_this_process", f"{PROGRAMS}::test_in_this_process_at_length")(defect)
 
 
 @canary
-def final_obs_taken_after_the_reset(patch: pytest.MonkeyPatch) -> None:
+def final_obs_taken_after_the_reset(patch: Patch) -> None:
     snapshot, late = Buffers.snapshot, {}
 
     def remember(buffers: Buffers, i: int, ended: Any) -> None:
@@ -54,7 +51,7 @@ def final_obs_taken_after_the_reset(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def autoreset_flag_kept_after_an_explicit_reset(patch: pytest.MonkeyPatch) -> None:
+def autoreset_flag_kept_after_an_explicit_reset(patch: Patch) -> None:
     reset = Shard.reset
 
     def keep(shard: Shard, ids: Any, *rest: Any) -> Any:
@@ -68,7 +65,7 @@ def autoreset_flag_kept_after_an_explicit_reset(patch: pytest.MonkeyPatch) -> No
 
 
 @canary
-def rows_in_the_order_of_the_dict(patch: pytest.MonkeyPatch) -> None:
+def rows_in_the_order_of_the_dict(patch: Patch) -> None:
     mapping = parallel.mapping
 
     def by_place(value: Any, env: str, call: str, what: str) -> Any:
@@ -79,18 +76,18 @@ def rows_in_the_order_of_the_dict(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def mask_inverted(patch: pytest.MonkeyPatch) -> None:
+def mask_inverted(patch: Patch) -> None:
     write = Slot.write_mask
     patch.setattr(Slot, "write_mask", lambda slot, a, value: write(slot, a, np.equal(value, 0)))
 
 
 @canary
-def mask_kept_while_others_move(patch: pytest.MonkeyPatch) -> None:
+def mask_kept_while_others_move(patch: Patch) -> None:
     patch.setattr(Slot, "clear_mask", lambda slot, a: None)
 
 
 @canary
-def reward_of_the_boundary_step_dropped(patch: pytest.MonkeyPatch) -> None:
+def reward_of_the_boundary_step_dropped(patch: Patch) -> None:
     def drop(_: Any, shard: Shard, i: int, *rest: Any) -> None:
         shard._buffers.reward[i] = 0
 
@@ -98,7 +95,7 @@ def reward_of_the_boundary_step_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def rewards_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
+def rewards_of_the_step_before(patch: Patch) -> None:
     last: dict[int, Any] = {}
 
     def delay(_: Any, shard: Shard, ids: Any) -> None:
@@ -111,7 +108,7 @@ def rewards_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def request_forgotten_at_a_timeout(patch: pytest.MonkeyPatch) -> None:
+def request_forgotten_at_a_timeout(patch: Patch) -> None:
     wait_for = VectorEnvBase._wait
 
     def forget(engine: VectorEnvBase, wanted: int, timeout: float | None, call: str) -> None:
@@ -129,7 +126,7 @@ def request_forgotten_at_a_timeout(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def rows_delivered_twice(patch: pytest.MonkeyPatch) -> None:
+def rows_delivered_twice(patch: Patch) -> None:
     hand_out, last = CallState.hand_out, {}
 
     def again(calls: CallState) -> Any:
@@ -143,13 +140,13 @@ def rows_delivered_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def sent_rows_in_env_order(patch: pytest.MonkeyPatch) -> None:
+def sent_rows_in_env_order(patch: Patch) -> None:
     send = VectorEnv._request_step
     patch.setattr(VectorEnv, "_request_step", lambda envs, call, actions, ids: send(envs, call, actions, np.sort(ids)))
 
 
 @canary
-def received_rows_in_env_order(patch: pytest.MonkeyPatch) -> None:
+def received_rows_in_env_order(patch: Patch) -> None:
     rows = VectorEnvBase._selection
 
     def in_order(engine: VectorEnvBase, ids: Any) -> Any:
@@ -160,7 +157,7 @@ def received_rows_in_env_order(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def reset_mask_missing(patch: pytest.MonkeyPatch) -> None:
+def reset_mask_missing(patch: Patch) -> None:
     def hide(_: Any, shard: Shard, i: int, *rest: Any) -> None:
         shard._buffers.reset_mask[i] = False
 
@@ -168,7 +165,7 @@ def reset_mask_missing(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def infos_of_reset_and_last_step_swapped(patch: pytest.MonkeyPatch) -> None:
+def infos_of_reset_and_last_step_swapped(patch: Patch) -> None:
     def swap(_: Any, shard: Shard, i: int, slot: Slot, report: Any) -> None:
         first, last = report.infos.pop(i, None), report.final_infos.pop(i, None)
         if last:
@@ -180,7 +177,7 @@ def infos_of_reset_and_last_step_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def infos_of_a_neighbour(patch: pytest.MonkeyPatch) -> None:
+def infos_of_a_neighbour(patch: Patch) -> None:
     def rotate(report: Any, shard: Shard, ids: Any) -> None:
         n = len(shard.envs)
         report.infos = {(i + 1) % n: info for i, info in report.infos.items()}
@@ -189,12 +186,12 @@ def infos_of_a_neighbour(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def obs_of_an_ended_agent_not_cleared(patch: pytest.MonkeyPatch) -> None:
+def obs_of_an_ended_agent_not_cleared(patch: Patch) -> None:
     patch.setattr(Shard, "_clear_ended", lambda shard, ids: None)
 
 
 @canary
-def partial_reset_touches_a_neighbour(patch: pytest.MonkeyPatch) -> None:
+def partial_reset_touches_a_neighbour(patch: Patch) -> None:
     def touch(_: Any, shard: Shard, ids: Any, *rest: Any) -> None:
         for i in {(i + 1) % len(shard.envs) for i in ids} - set(ids):
             for leaves in shard._buffers.obs:
@@ -205,7 +202,7 @@ def partial_reset_touches_a_neighbour(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def nan_normalised(patch: pytest.MonkeyPatch) -> None:
+def nan_normalised(patch: Patch) -> None:
     def normalise(_: Any, shard: Shard, ids: Any) -> None:
         for leaves in shard._buffers.obs:
             for leaf in leaves:
@@ -216,7 +213,7 @@ def nan_normalised(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def one_seed_for_all_envs(patch: pytest.MonkeyPatch) -> None:
+def one_seed_for_all_envs(patch: Patch) -> None:
     spread = vector_env.spread_seeds
 
     def share(seed: Any, ids: Any, n: int) -> Any:
@@ -227,7 +224,7 @@ def one_seed_for_all_envs(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def views_in_place_of_copies(patch: pytest.MonkeyPatch) -> None:
+def views_in_place_of_copies(patch: Patch) -> None:
     step = VectorStep.__init__
 
     def view(result: VectorStep, buffers: Any, ids: Any, rows: Any, report: Any, **options: Any) -> None:
@@ -238,7 +235,7 @@ def views_in_place_of_copies(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def over_only_if_all_end_alike(patch: pytest.MonkeyPatch) -> None:
+def over_only_if_all_end_alike(patch: Patch) -> None:
     look_after = Shard._after_step
 
     def miss(shard: Shard, i: int, slot: Slot, report: Any) -> None:
@@ -252,7 +249,7 @@ def over_only_if_all_end_alike(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def flags_told_as_one(patch: pytest.MonkeyPatch) -> None:
+def flags_told_as_one(patch: Patch) -> None:
     def merge(_: Any, shard: Shard, ids: Any) -> None:
         shard._buffers.terminated[...] &= ~shard._buffers.truncated
 
@@ -260,7 +257,7 @@ def flags_told_as_one(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def actions_not_copied(patch: pytest.MonkeyPatch) -> None:
+def actions_not_copied(patch: Patch) -> None:
     def read(reader: Any, k: int) -> list[Any]:
         if reader._is_bare[k]:
             return reader._rows[k].tolist()  # type: ignore[no-any-return]  # a list, by numpy's word
@@ -270,7 +267,7 @@ def actions_not_copied(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def final_state_taken_after_the_reset(patch: pytest.MonkeyPatch) -> None:
+def final_state_taken_after_the_reset(patch: Patch) -> None:
     def take(_: Any, shard: Shard, i: int, *rest: Any) -> None:
         if shard._keep_state and shard._buffers.state is not None and shard._buffers.final_state is not None:
             shard._buffers.final_state[i] = shard._buffers.state[i]
@@ -279,13 +276,13 @@ def final_state_taken_after_the_reset(patch: pytest.MonkeyPatch) -> None:
 
 
 @canary
-def answers_in_env_order(patch: pytest.MonkeyPatch) -> None:
+def answers_in_env_order(patch: Patch) -> None:
     chosen = VectorEnv._chosen_ids
     patch.setattr(VectorEnv, "_chosen_ids", lambda envs, call, indices: np.sort(chosen(envs, call, indices)))
 
 
 @canary
-def everyone_alive_acts(patch: pytest.MonkeyPatch) -> None:
+def everyone_alive_acts(patch: Patch) -> None:
     def act(_: Any, shard: Shard, ids: Any) -> None:
         shard._buffers.acting[...] = shard._buffers.alive
 

@@ -1,0 +1,38 @@
+"""Defects of checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marlvec.policies import training_checkpoint
+from tests.defects.registry import Patch, found_by
+
+SAVE, PARTS = "tests/checkpoints/test_save_checkpoint.py", "tests/checkpoints/test_parts.py"
+
+
+@found_by(SAVE, PARTS)
+def checkpoint_learner_not_restored(patch: Patch) -> None:
+    """The learner's part of a checkpoint is saved as it was at first."""
+    states: dict[int, Any] = {}
+    state_of = training_checkpoint._without_tensors
+
+    def at_first(value: Any, place: list[Any], tensors: list[list[Any]]) -> Any:
+        if place == ["learner"]:
+            value = states.setdefault(0, value)
+        return state_of(value, place, tensors)
+
+    patch.setattr(training_checkpoint, "_without_tensors", at_first)
+
+
+@found_by(SAVE, PARTS)
+def checkpoint_best_is_the_last(patch: Patch) -> None:
+    """The best checkpoint is replaced by every new one."""
+    patch.setattr(training_checkpoint, "_score_of", lambda best: -float("inf"))
+
+
+@found_by(SAVE)
+def checkpoint_older_ones_in_another_order(patch: Patch) -> None:
+    """Of the checkpoints before the last the oldest is found first."""
+    kept = training_checkpoint._kept
+
+    patch.setattr(training_checkpoint, "_kept", lambda last: kept(last)[::-1])

@@ -1,0 +1,120 @@
+"""Defects of connectors and their pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from marlvec.connectors import NormalizeObs, Rows
+from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors.agent.memory.frame_stack import FrameStack
+from marlvec.connectors.learner import advantages
+from marlvec.connectors.pipeline import Pipeline
+from tests.defects.registry import Patch, after, found_by
+
+AGENT = "tests/connectors/agent"
+LEARNER = "tests/connectors/learner"
+PIPELINE = "tests/connectors/pipeline"
+
+
+@found_by(f"{AGENT}/test_frame_stack.py", f"{PIPELINE}/test_batching.py")
+def connector_frames_of_the_episode_before(patch: Patch) -> None:
+    """Frames of an episode that has ended are stacked with those of the next one."""
+    push = FrameStack.__call__
+
+    def keep(stack: FrameStack, rows: Rows) -> Rows:
+        return push(stack, rows.replace(first=np.zeros(len(rows), np.bool_)) if "first" in rows else rows)
+
+    patch.setattr(FrameStack, "__call__", keep)
+    patch.setattr(FrameStack, "reset", lambda stack, env_ids=None: None)
+
+
+@found_by("tests/connectors/test_table.py", f"{AGENT}/test_frame_stack.py")
+def connector_memory_of_all_envs_reset(patch: Patch) -> None:
+    """Where the episode of one env begins, what connectors remember of all envs is forgotten."""
+    reset = AgentTable.reset
+    patch.setattr(AgentTable, "reset", lambda table, env_ids=None: reset(table))
+
+
+@found_by("tests/connectors/test_table.py")
+def connector_memory_shared_by_state(patch: Patch) -> None:
+    """A saved state is the connector's own array, and changes with it."""
+    patch.setattr(AgentTable, "state_dict", lambda table: {"values": table.values})
+
+
+@found_by(f"{AGENT}/test_normalize_obs.py")
+def connector_learns_while_evaluating(patch: Patch) -> None:
+    """Statistics go on being learnt after eval()."""
+    learn = NormalizeObs.__call__
+
+    def always(connector: NormalizeObs, rows: Rows) -> Rows:
+        training, connector.training = connector.training, True
+        try:
+            return learn(connector, rows)
+        finally:
+            connector.training = training
+
+    patch.setattr(NormalizeObs, "__call__", always)
+
+
+@found_by(f"{LEARNER}/test_returns.py", f"{LEARNER}/test_real_batches.py", f"{LEARNER}/test_unknown_outcome.py")
+def connector_truncated_has_no_value(patch: Patch) -> None:
+    """An episode that was cut off counts as one that was over: nothing is expected after it."""
+    patch.setattr(advantages, "end_values", lambda rows, fragments, function: np.zeros(len(fragments)))
+
+
+@found_by(f"{LEARNER}/test_returns.py", f"{LEARNER}/test_fragments.py", f"{LEARNER}/test_real_batches.py")
+def connector_advantages_cross_fragments(patch: Patch) -> None:
+    """Advantages run on from one fragment into the one before it."""
+    scan = advantages.Fragments.scan
+
+    def across(fragments: Any, deltas: Any, factor: float) -> Any:
+        found, total = scan(fragments, deltas, factor), 0.0
+        for k in reversed(range(len(deltas))):
+            found[k] = total = deltas[k] + factor * total
+        return found
+
+    patch.setattr(advantages.Fragments, "scan", across)
+
+
+@found_by(f"{PIPELINE}/test_pipeline.py", f"{PIPELINE}/test_pipeline_binding.py")
+def pipeline_inserted_one_too_late(patch: Patch) -> None:
+    """A connector that is inserted comes after the one that it should come before."""
+    insert = Pipeline._insert
+    patch.setattr(Pipeline, "_insert", lambda chain, where, piece: insert(chain, min(where + 1, len(chain)), piece))
+
+
+@found_by(f"{PIPELINE}/test_pipeline.py", f"{PIPELINE}/test_pipeline_binding.py", f"{PIPELINE}/test_spaces.py")
+def pipeline_edit_kept_although_refused(patch: Patch) -> None:
+    """A connector that does not fit stays in the pipeline that refused it."""
+    put = Pipeline._put
+
+    def forward_only(chain: Any, stages: Any) -> None:
+        if len(stages) >= len(chain._stages):
+            put(chain, stages)
+
+    patch.setattr(Pipeline, "_put", forward_only)
+
+
+@found_by(f"{PIPELINE}/test_pipeline.py", f"{PIPELINE}/test_connector.py", f"{PIPELINE}/test_restoring.py")
+def pipeline_state_of_the_first_alone(patch: Patch) -> None:
+    """Of a pipeline's state the first connector's part alone is loaded."""
+    load = Pipeline.load_state_dict
+
+    def first(chain: Any, state: Mapping[str, Any]) -> None:
+        now = chain.state_dict()
+        load(chain, {name: state[name] if k == 0 and name in state else now[name] for k, name in enumerate(now)})
+
+    patch.setattr(Pipeline, "load_state_dict", first)
+
+
+@found_by(f"{PIPELINE}/test_compiled.py", f"{PIPELINE}/test_pipeline.py", f"{PIPELINE}/test_survival.py")
+def pipeline_answers_not_passed_on(patch: Patch) -> None:
+    """Connectors that look at the policy's answers are not shown them once the pipeline was edited."""
+
+    def forget(_: Any, chain: Any, stages: Any) -> None:
+        chain._program = chain._compile()._replace(watchful=())
+
+    after(patch, Pipeline, "_edit", forget)
