@@ -20,13 +20,13 @@ FAMILIES = $(patsubst %,tests/families/test_%.py,joint_families openspiel other_
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop families distributed lint format bench docs soak coverage checklist faults clean
+.PHONY: help demo test test-all interop families distributed lint format bench docs soak coverage checklist faults finders clean
 # Two pip runs in one virtual environment would trip over each other.
 .NOTPARALLEL:
 .SUFFIXES:
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(VENV)/.stamp-run ## Set up, then the main job: simple_spread in 16 envs, a table and a plot
 	$(BIN)/python examples/quickstart.py
@@ -34,18 +34,21 @@ demo: $(VENV)/.stamp-run ## Set up, then the main job: simple_spread in 16 envs,
 		--policy evolve=examples/policies.py:Evolve --policy examples/policies.py:seek --mapping agent_2=seek \
 		--connectors "evolve=FlattenObs, NormalizeObs(clip=5), AgentIndicator" --plot demo.png
 
-test: $(VENV)/.stamp-test ## Set up, then all tests but the soak
+test: $(VENV)/.stamp-test ## Set up, then the quick tests: four minutes on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-all: test ## All tests but the soak: the quick ones first, then the slow ones; fifteen minutes
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow and not soak" $(ARGS)
 
 interop: $(INTEROP:%=.venv-interop/%/.stamp) ## Tests of libraries that get a virtual environment each; INTEROP="envpool" for some
 	@for name in $(INTEROP); do echo "marlvec: tests/interop/test_$$name*.py"; \
-		.venv-interop/$$name/bin/python -m pytest -n $(JOBS) tests/interop/test_$$name*.py $(ARGS) || exit 1; done
+		.venv-interop/$$name/bin/python -m pytest -n $(JOBS) -m "not soak" tests/interop/test_$$name*.py $(ARGS) || exit 1; done
 
 families: .venv-interop/families/.stamp ## Tests of envs that others wrote, in a virtual environment of their own
-	.venv-interop/families/bin/python -m pytest -n $(JOBS) $(FAMILIES) $(ARGS)
+	.venv-interop/families/bin/python -m pytest -n $(JOBS) -m "not soak" $(FAMILIES) $(ARGS)
 
 distributed: .venv-interop/distributed/.stamp ## Tests of marlvec.distributed on Ray, in a virtual environment of its own; 5 minutes
-	.venv-interop/distributed/bin/python -m pytest -n 0 tests/distributed/test_ray.py tests/distributed/faults $(ARGS)
+	.venv-interop/distributed/bin/python -m pytest -n 0 -m "not soak" tests/distributed/test_ray.py tests/distributed/faults $(ARGS)
 
 lint: $(VENV)/.stamp-lint ## ruff, mypy --strict and import-linter
 	$(BIN)/ruff check .
@@ -71,7 +74,7 @@ soak: $(VENV)/.stamp-test .venv-interop/distributed/.stamp ## The long tests: ho
 
 coverage: $(VENV)/.stamp-test ## All tests but the soak, and which lines they never reach
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage run -m pytest -m "not soak" $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
@@ -80,6 +83,9 @@ checklist: $(VENV)/.stamp-test ## Which lines of the checklist no passing test c
 
 faults: $(VENV)/.stamp-test ## The catalogue of faults, and the tests that cover each line
 	$(BIN)/python -m tests.faults.harness.table
+
+finders: $(VENV)/.stamp-test ## Make the table of injected defects and the tests that find them anew; some minutes
+	$(BIN)/python -m tests.defects.finders $(ARGS)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .venv-interop site dist build demo.png htmlcov .coverage .coverage.* .checklist.json \

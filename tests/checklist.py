@@ -6,6 +6,7 @@ Their words are in tests/catalogue: behaviours.md has the checklist, faults.md t
     python -m tests.checklist --run               run the tests first
     python -m tests.checklist --faults            the catalogue of faults instead
     python -m tests.checklist --require 1-10,15   exit 1 unless these are covered
+    python -m tests.checklist --unmarked          lines that no test of `make test-all` is marked with
 
 Tests say what they prove with `@pytest.mark.checklist(45)` and `@pytest.mark.fault("C13")`. Every pytest run records
 the outcomes of the marked tests it ran in `.checklist.json`; what it did not run keeps its last outcome. The command
@@ -178,15 +179,20 @@ def texts(path: Path) -> dict[str, str]:
     return {line: text.strip() for line, text in rows}
 
 
-def collect() -> dict[str, Marks]:
+def collect(marked: str = "") -> dict[str, Marks]:
     """The marked tests as they are now, soak tests included.
+
+    Args:
+        marked: The expression for pytest's ``-m``; empty: all tests.
 
     Raises:
         SystemExit: The tests cannot be collected.
     """
     finder = _Finder()
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        code = pytest.main(["--collect-only", "-q", "-m", "", "--rootdir", str(ROOT), str(ROOT / "tests")], [finder])
+        code = pytest.main(
+            ["--collect-only", "-q", "-m", marked, "--rootdir", str(ROOT), str(ROOT / "tests")], [finder]
+        )
     if code != pytest.ExitCode.OK:
         sys.exit(output.getvalue())
     return finder.marks
@@ -196,8 +202,8 @@ class _Finder:
     def __init__(self) -> None:
         self.marks: dict[str, Marks] = {}
 
-    def pytest_itemcollected(self, item: pytest.Item) -> None:
-        self.marks[stable_id(item.nodeid)] = read_marks(item)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.marks = {stable_id(item.nodeid): read_marks(item) for item in session.items}
 
 
 def parse_ranges(text: str) -> tuple[str, ...]:
@@ -223,10 +229,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--require", type=parse_ranges, default=(), metavar="LINES", help="fail unless these are covered"
     )
+    parser.add_argument("--unmarked", action="store_true", help="lines that no test outside the soak is marked with")
     options = parser.parse_args(arguments)
 
+    if options.unmarked:
+        marks = collect("not soak")
+        marked = {line for mark in marks.values() for line in (*mark.checklist, *mark.faults)}
+        print("\n".join(line for line in (*CHECKLIST, *FAULTS) if line not in marked))
+        return 0
     if options.run:
-        subprocess.run([sys.executable, "-m", "pytest"], cwd=ROOT, check=False)
+        subprocess.run([sys.executable, "-m", "pytest", "-m", "not soak"], cwd=ROOT, check=False)
     marks = collect()
     outcomes = read_record(RECORD)
     by_line = statuses(((nodeid, (*mark.checklist, *mark.faults)) for nodeid, mark in marks.items()), outcomes)

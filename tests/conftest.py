@@ -15,8 +15,9 @@ from hypothesis import settings
 import marlvec
 from marlvec.vector.processes.fork_server import client
 from marlvec.vector.processes.worker_process import ensure_server
-from tests.checklist import Recorder
+from tests.checklist import Recorder, stable_id
 from tests.leaks import Snapshot, leaks, mark_descendants
+from tests.tiers import mark_slow, tier_of
 
 # A shell that runs this in the background, or nohup, has these ignored, and every program we start would have, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,14 +37,24 @@ settings.register_profile("marlvec-ci", settings.get_profile("marlvec"), derando
 settings.load_profile("marlvec-ci" if os.environ.get("CI") else "marlvec")
 
 
+COLLECTED = pytest.StashKey[dict[str, str]]()
+"""Of every test that was collected, also where this run leaves it out, its tier: quick, slow or soak."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Recorder(config), "marlvec-checklist")
     for name in marlvec.__all__:  # now, and not for the first time where a test has put something in its place
         getattr(marlvec, name)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start hundreds of processes go first: a process that has grown takes three times as long to fork."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note the tiers before pytest leaves any out; and start with the tests of hundreds of processes.
+
+    A process that has grown takes three times as long to fork.
+    """
+    mark_slow(items)
+    config.stash[COLLECTED] = {stable_id(item.nodeid): tier_of(item) for item in items}
     items.sort(key=lambda item: item.get_closest_marker("many_processes") is None)  # stable
 
 

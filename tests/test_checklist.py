@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,18 @@ def run(pytester: pytest.Pytester, *arguments: str) -> tuple[Recorder, dict[str,
     return recorders[0], read_record(path)
 
 
+ELSEWHERE = {"F13", "H1", "H2", "H3", "H4", "H5", "H6", "H7", "H12"}
+"""A leak of memory is a matter of hours (`make soak`), and what dies on a cluster needs one (`make distributed`)."""
+
+
+@pytest.mark.slow("collects all tests")
+def test_every_line_is_marked_on_a_test_of_test_all() -> None:
+    command = [sys.executable, "-m", "tests.checklist", "--unmarked"]
+    ran = subprocess.run(command, cwd=checklist.ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert set(ran.stdout.split()) <= ELSEWHERE
+
+
 def test_there_are_131_lines_and_126_faults() -> None:
     assert (len(CHECKLIST), CHECKLIST[0], CHECKLIST[-1]) == (131, "1", "131")
     assert (len(FAULTS), FAULTS[0], FAULTS[-1]) == (126, "A1", "H12")
@@ -99,6 +113,7 @@ def test_collecting_alone_records_nothing(pytester: pytest.Pytester) -> None:
     assert outcomes == {}
 
 
+@pytest.mark.slow("starts programs of its own")
 @pytest.mark.parametrize("mark", ["checklist(132)", "checklist('1')", "checklist(1, 2)", "checklist()", "fault('I1')"])
 def test_a_mark_that_names_no_line_ends_the_run(pytester: pytest.Pytester, mark: str) -> None:
     pytester.makepyfile(test_suite=f"import pytest\n@pytest.mark.{mark}\ndef test_it(): pass")

@@ -37,6 +37,7 @@ print(json.dumps({{
 """
 
 
+@pytest.mark.mostly_slow("starts programs of its own", quick=8)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -69,6 +70,7 @@ print(json.dumps([codes, [name for name in {heavy!r} if name in sys.modules]]))
 """
 
 
+@pytest.mark.slow("starts programs of its own")
 def test_help_is_answered_without_the_library() -> None:
     heavy = ("numpy", "gymnasium", "pettingzoo", "tree", "marlvec.vector", "marlvec.collect", "marlvec.connectors")
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{HELP.format(heavy=heavy)}"

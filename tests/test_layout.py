@@ -118,6 +118,7 @@ def _is_re_export(node: ast.stmt) -> bool:
     return False
 
 
+@pytest.mark.slow("starts programs of its own")
 def test_no_module_imports_the_root() -> None:
     """Names are imported from where they live, or every import of one would be an import of all, and in a circle."""
     roots = [f"{path}:{line}: {text}" for path in MODULES for line, text in _imports_of_the_root(path)]

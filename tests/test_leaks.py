@@ -115,6 +115,7 @@ def test_what_only_a_reference_cycle_holds_is_no_leak(before: Snapshot, tmp_path
     assert leaks(before, grace=0.1) == []
 
 
+@pytest.mark.slow("starts programs of its own")
 def test_a_child_is_a_leak_until_somebody_has_waited_for_it(before: Snapshot) -> None:
     child = subprocess.Popen(["sleep", "60"])
     assert "sleep 60" in only(leaks(before, grace=0))
@@ -125,6 +126,7 @@ def test_a_child_is_a_leak_until_somebody_has_waited_for_it(before: Snapshot) ->
     assert leaks(before) == []
 
 
+@pytest.mark.slow("starts programs of its own")
 def test_an_orphaned_grandchild_is_still_ours(before: Snapshot) -> None:
     # The shell ends at once, and the kernel gives its child to another process.
     shell = subprocess.run(

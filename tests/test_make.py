@@ -50,6 +50,7 @@ def rewards_of(steps: int = 3, **settings: Any) -> np.ndarray:
         return np.stack([envs.step(np.zeros((2, 1), np.int64))[1] for _ in range(steps)])
 
 
+@pytest.mark.slow("starts programs of its own")
 @pytest.mark.checklist(1)
 @pytest.mark.parametrize("settings", [{}, {"backend": "sync"}], ids=["default", "sync"])
 def test_simple_spread_works_by_its_name(settings: dict[str, Any]) -> None:
@@ -69,6 +70,7 @@ def test_simple_spread_works_by_its_name(settings: dict[str, Any]) -> None:
         assert state.tobytes() == obs.reshape(16, 54).tobytes()
 
 
+@pytest.mark.mostly_slow("starts programs of its own", quick="each")
 @pytest.mark.checklist(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
@@ -124,6 +126,7 @@ def test_arguments_may_differ_per_env_and_a_factory_that_asks_is_told_its_place(
         marlvec.make(CounterEnv, num_envs=3, backend=backend, env_kwargs=7)  # type: ignore[arg-type]  # on purpose
 
 
+@pytest.mark.mostly_slow("starts programs of its own", quick=3)
 @pytest.mark.checklist(6)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_wrappers_go_round_every_env_innermost_first(backend: str) -> None:

@@ -62,6 +62,7 @@ def tree(folder: str, name: str) -> Iterator[str]:
             yield f"{name}/{path.relative_to(ROOT / folder)}"
 
 
+@pytest.mark.slow("builds a wheel and installs it")
 def test_the_wheel_has_every_file_of_the_tree_and_no_other(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     expected = {
@@ -74,6 +75,7 @@ def test_the_wheel_has_every_file_of_the_tree_and_no_other(wheel: Path) -> None:
     assert "marlvec/connectors/agent/__init__.py" in names
 
 
+@pytest.mark.slow("builds a wheel and installs it")
 def test_the_sdist_has_each_file_once(dist: Path) -> None:
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
@@ -84,6 +86,7 @@ def test_the_sdist_has_each_file_once(dist: Path) -> None:
     assert not any(name.startswith("marlvec/connectors") for name in names)
 
 
+@pytest.mark.slow("builds a wheel and installs it")
 def test_every_module_imports_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
     code = """
 import importlib, json, pkgutil, sys
@@ -117,6 +120,7 @@ print(json.dumps([files, missing]))
     assert [file for file in files.values() if not Path(file).is_relative_to(python.parent.parent)] == []
 
 
+@pytest.mark.slow("builds a wheel and installs it")
 @pytest.mark.checklist(1)
 def test_simple_spread_works_after_a_plain_install(python: Path, tmp_path: Path) -> None:
     code = """
@@ -140,5 +144,6 @@ print("done")
     assert run(python, "-c", code, cwd=tmp_path).splitlines()[-1] == "done"
 
 
+@pytest.mark.slow("builds a wheel and installs it")
 def test_the_command_is_installed(python: Path, tmp_path: Path) -> None:
     assert "rollout" in run(python.parent / "marlvec", "--help", cwd=tmp_path)

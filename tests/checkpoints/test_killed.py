@@ -128,6 +128,7 @@ def hunt(case: str, folder: Path, seeds: range, kills: int) -> Count:
     return count
 
 
+@pytest.mark.slow("kills trainings and trains again")
 @pytest.mark.time_limit(400)
 @pytest.mark.parametrize("case", CASES)
 def test_batches_are_those_of_the_training_that_was_never_killed(case: str, tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def _actions(said: Any) -> Any:
 RATINGS: dict[str, Callable[[], Any]] = {"Elo": Elo, "BradleyTerry": BradleyTerry, "OpenSkill": OpenSkill}
 
 
+@pytest.mark.mostly_slow("trains, saves and goes on", quick=3)
 @pytest.mark.parametrize("kind", RATINGS)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32), half=st.integers(0, 30))
@@ -199,6 +200,7 @@ class League:
         self.board.load_state_dict(state[3])
 
 
+@pytest.mark.slow("trains, saves and goes on")
 @pytest.mark.parametrize("kept", [None, "folder"])
 def test_a_league_goes_on_with_its_opponents(kept: str | None, tmp_path: Path) -> None:
     """Also where the run that was killed had changed the pool after its state was saved."""

@@ -91,6 +91,7 @@ def test_policies_connectors_and_the_rest_come_back(exact: bool, tmp_path: Path)
         )
 
 
+@pytest.mark.slow("trains, saves and goes on")
 def test_a_collector_comes_back_whole(tmp_path: Path) -> None:
     """In the middle of episodes, with rows in no batch; and its policies go into one of another size."""
     make: dict[str, Any] = {"env": "simple_spread", "backend": "sync", "env_state": "deepcopy"}
@@ -135,6 +136,7 @@ _VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow("trains, saves and goes on")
 @settings(max_examples=30)
 @given(value=_VALUES)
 def test_plain_values_come_back_as_they_were(value: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -301,6 +303,7 @@ for at in range(1, 300):
 """
 
 
+@pytest.mark.slow("trains, saves and goes on")
 @pytest.mark.fault("H8")
 @pytest.mark.parametrize("score", ["5", "-5"], ids=["a new best", "no new best"])
 def test_a_training_killed_while_it_saves_goes_on_from_a_whole_checkpoint(score: str, tmp_path: Path) -> None:

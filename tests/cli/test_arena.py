@@ -55,6 +55,7 @@ def arena(*args: str, env: str = "tictactoe", backend: str = "sync") -> Any:
     return result
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_who_is_better_stands_above_and_every_number_adds_up() -> None:
     result = arena("random", "players.py:corner", "players.py:make@pool", "--games", "30", "--plot", "arena.png")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -132,6 +133,7 @@ def test_no_number_is_cut_where_the_terminal_is_narrow(monkeypatch: pytest.Monke
     assert len(ratings) == 5
 
 
+@pytest.mark.mostly_slow("runs commands as programs", quick=3)
 @pytest.mark.parametrize(("kind", "module"), [("elo", "marlvec"), ("skill", "openskill"), ("alpha-rank", "pyspiel")])
 def test_players_can_be_rated_in_other_ways(kind: str, module: str) -> None:
     pytest.importorskip(module)
@@ -170,6 +172,7 @@ def first(rows):
 """
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_torch_has_as_many_threads_as_there_are_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a container's quota is one core of several; torch is there already, or is imported by a policy."""
     pytest.importorskip("torch")

@@ -13,6 +13,7 @@ from marlvec.cli.commands.bench import Figures, recommended
 QUICK = ("--num-envs", "2", "--seconds", "0.01")
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_it_says_what_each_backend_does_and_which_to_take() -> None:
     result = CliRunner().invoke(app, ["bench", "simple_spread", *QUICK, "--set", "max_cycles=5"])
     assert result.exit_code == 0, result.output

@@ -26,6 +26,7 @@ def test_an_env_that_is_fine() -> None:
     assert (result.exit_code, result.stdout) == (0, f"{GOOD}: nothing found\n"), result.output
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_at_a_terminal_a_bar_says_how_far_it_is() -> None:
     """The episodes are played four times over; the bar is on stderr, and the findings are on stdout."""
     code, printed, seen = at_a_terminal([sys.executable, "-m", "marlvec.cli", "check", GOOD, "--episodes", "2"])

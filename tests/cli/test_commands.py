@@ -119,6 +119,7 @@ def test_the_table_counts_what_happened() -> None:
     assert "time went to: envs " in printed
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_a_seed_gives_the_same_table_whatever_runs_it() -> None:
     def table(*args: str) -> list[str]:
         return cells(small(*args), "random")
@@ -154,6 +155,7 @@ def test_one_chain_for_every_policy() -> None:
     assert cells(printed, "b")[1:4] == ["agent_0", "200", "(n, 36) float32"]
 
 
+@pytest.mark.mostly_slow("runs commands as programs", quick=3)
 @pytest.mark.parametrize("what", ["left", "Own", "instance", "Plain", "plain"])
 def test_what_can_be_a_policy(what: str) -> None:
     assert cells(small("--policy", f"players:{what}"), what)[2] == "600"
@@ -209,6 +211,7 @@ def test_ctrl_c_ends_early_with_what_there_is() -> None:
     assert cells(result.stdout, "stop")[2] == steps[2]
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_the_command_itself_with_a_terminal_for_errors(folder: Path) -> None:
     """The bar is on stderr, where it is a terminal; stdout has the table and nothing else."""
     command = [sys.executable, "-m", "marlvec.cli", "rollout", "simple_spread", "--env-steps", "800"]
@@ -242,6 +245,7 @@ def test_the_bar_cuts_no_number_where_the_terminal_is_narrow(name: str, width: i
 # --- plots
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_a_plot_is_a_picture(folder: Path) -> None:
     from matplotlib import image
 
@@ -255,6 +259,7 @@ def test_a_plot_is_a_picture(folder: Path) -> None:
     assert len({tuple(pixel) for pixel in pixels[::5, ::5, :3].reshape(-1, 3).tolist()}) > 20
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_a_plot_of_episodes_of_many_lengths_and_agents_that_differ(folder: Path) -> None:
     small("--seed", "0", "--plot", "out.svg", env="tictactoe", steps=1500)
     drawn = (folder / "out.svg").read_text(encoding="utf-8")
@@ -329,6 +334,7 @@ def test_a_policy_file_whose_neighbour_is_not_there(folder: Path) -> None:
 # --- the command itself
 
 
+@pytest.mark.slow("runs commands as programs")
 @pytest.mark.parametrize("module", ["marlvec", "marlvec.cli"])
 def test_python_m_is_the_command(module: str) -> None:
     def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -355,6 +361,7 @@ def test_the_oldest_typer_that_works_is_asked_for() -> None:
 SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "--env-steps", "10")
 
 
+@pytest.mark.mostly_slow("runs commands as programs", quick=3)
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
@@ -431,6 +438,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setattr("marlvec.cli.console._WIDTH_IN_A_PIPE", width)
 
 
+@pytest.mark.slow("runs commands as programs")
 @pytest.mark.parametrize("width", [60, 80, 99])
 def test_no_number_is_cut_where_the_terminal_is_narrow(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow(monkeypatch, width)
@@ -452,6 +460,7 @@ def test_ids_are_whole_where_the_terminal_is_narrow(monkeypatch: pytest.MonkeyPa
     assert re.findall(r"^ (\w+) ", succeed("connectors"), re.M)[:2] == ["connector", "ActionMaskFromObs"]
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_json_of_a_rollout_has_its_figures() -> None:
     found = json.loads(small("--seed", "0", "--json"))
     assert (found["env_steps"], found["agent_steps"], found["episodes"], found["num_envs"]) == (200, 600, 8, 4)
@@ -476,6 +485,7 @@ def test_json_of_lists() -> None:
     assert [(row["name"], row["side"]) for row in found] == [("ClipActions", "action")]
 
 
+@pytest.mark.slow("compiles")
 def test_compiling_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     event = pytest.importorskip("numba.core.event")
 

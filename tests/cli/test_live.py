@@ -43,6 +43,7 @@ def test_an_error_comes_after_what_was_shown() -> None:
     assert error.startswith("error: env 0 raised in step(): ValueError")
 
 
+@pytest.mark.slow("runs commands as programs")
 @pytest.mark.parametrize("stop", [False, True])
 def test_on_a_terminal_the_table_takes_the_place_of_the_bar(stop: bool, tmp_path: Path) -> None:
     (tmp_path / "players.py").write_text(

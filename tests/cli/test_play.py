@@ -60,6 +60,7 @@ def play(*args: str, typed: str) -> Any:
     return result
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_a_game_is_won_at_a_terminal_and_the_next_one_left() -> None:
     ask = "(q to quit)"
     command = [sys.executable, "-m", "marlvec.cli", "play", *LOWEST]
@@ -75,6 +76,7 @@ def test_a_game_is_won_at_a_terminal_and_the_next_one_left() -> None:
     assert seen.rstrip().endswith("games won 1, drawn 0, lost 0")
 
 
+@pytest.mark.slow("runs commands as programs")
 @pytest.mark.parametrize(("key", "code"), [("\x03", 130), ("\x04", 0)], ids=["Ctrl-C", "Ctrl-D"])
 def test_it_can_be_left_by_a_key(key: str, code: int) -> None:
     command = [sys.executable, "-m", "marlvec.cli", "play", *LOWEST]
@@ -83,6 +85,7 @@ def test_it_can_be_left_by_a_key(key: str, code: int) -> None:
     assert "Traceback" not in seen
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_ctrl_c_that_came_just_before_the_wait_ends_it(folder: Path) -> None:
     """``interrupt_main`` wakes nobody from a system call, as a signal does not that came a moment too early."""
     (folder / "late.py").write_text(
@@ -124,6 +127,7 @@ def test_who_moves_at_the_same_time_is_told_of_afterwards() -> None:
     assert "you win: 1 against -1, after 1 moves" in result.stdout
 
 
+@pytest.mark.slow("compiles the games")
 def test_cards_are_shown_and_moves_have_names() -> None:
     pytest.importorskip("numba", reason="poker is a compiled world")
     result = play("kuhn_poker", "--policy", "players.py:lowest", "--games", "1", "--seed", "0", typed="raise\nb\n")

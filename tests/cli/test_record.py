@@ -164,6 +164,7 @@ def test_policies_play_and_their_returns_are_told() -> None:
     assert places_of(Path("m.gif")) == [(0, 0, t) for t in range(4)], "random policies keep to the masks"
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_a_real_env(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SDL_VIDEODRIVER")
     out = succeed("simple_spread", "-o", "spread.gif", "--episodes", "2", "--max-episode-steps", "4", "--seed", "1")
@@ -217,6 +218,7 @@ def test_a_missing_extra_is_named_before_anything_runs(monkeypatch: pytest.Monke
         video.find_ffmpeg()
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_a_terminal_sees_a_bar_over_episodes(folder: Path) -> None:
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "marlvec.cli", "record", PAINTER, "-o", "out.gif", "--episodes", "3"]
@@ -277,6 +279,7 @@ def saved_moments(path: str, backend: str = "sync") -> list[int]:
         return [int(envs.get_attr("t")[k]) for k in range(2)]
 
 
+@pytest.mark.mostly_slow("runs commands as programs", quick=3)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_film_begins_with_the_moment_that_was_saved(backend: str) -> None:
     begins = saved_moments("saved.npz", backend)
@@ -293,6 +296,7 @@ def test_a_film_begins_with_the_moment_that_was_saved(backend: str) -> None:
         assert places == [*range(3, 10), *range(10)], "the second episode is whole"
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_a_moment_of_an_env_that_was_not_drawn_is_drawn_and_what_follows_is_what_followed() -> None:
     pytest.importorskip("numba", reason="native envs need it")
     for kind in ("sync", "native"):

@@ -99,6 +99,7 @@ def learner(number: int) -> Policy:
     return policy
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_a_trained_policy_answers_with_what_its_connectors_know(tmp_path: Path) -> None:
     policy = learner(3)
     with marlvec.make("simple_spread", 2, backend="sync") as envs:
@@ -127,6 +128,7 @@ def test_a_trained_policy_answers_with_what_its_connectors_know(tmp_path: Path) 
             client.end_episode(episode)
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_who_acts_in_another_space_than_the_env_cannot_be_told_what_was_done() -> None:
     options = ("simple_spread", "--set", "continuous_actions=true")
     with serving(*options) as url, Client(url, timeout=60) as client:
@@ -139,6 +141,7 @@ def test_who_acts_in_another_space_than_the_env_cannot_be_told_what_was_done() -
             client.end_episode(episode)
 
 
+@pytest.mark.slow("runs commands as programs")
 def test_an_opponent_of_a_pool_answers_with_the_connectors_it_was_kept_with(tmp_path: Path) -> None:
     pool = OpponentPool(lambda: learner(0), folder=tmp_path / "pool")
     for number in (1, 3):
@@ -162,6 +165,7 @@ def rows_of(obs: Any) -> Rows:
     return Rows({**columns, "rewards": np.zeros(n), "last": ~yes, "terminated": ~yes, "truncated": ~yes})
 
 
+@pytest.mark.slow("runs commands as programs")
 @pytest.mark.parametrize(
     ("options", "token", "line"),
     [

@@ -70,6 +70,7 @@ def _agrees(question: str, out: Any, obs: NDArray[np.float32]) -> None:
         np.testing.assert_array_equal(np.array(out)[:, -1], obs)
 
 
+@pytest.mark.slow("draws many batches")
 def test_it_runs_as_it_stands() -> None:
     command = [sys.executable, "benchmarks/connectors.py", "--rounds", "1", "--seconds", "0.0001"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -38,6 +38,7 @@ def test_what_rllib_gets_wrong_and_what_it_writes_in_its_examples(spec: str, wan
     assert parse_shifts(spec) == wanted
 
 
+@pytest.mark.mostly_slow("draws many batches", quick=5)
 @pytest.mark.parametrize(
     "spec",
     [

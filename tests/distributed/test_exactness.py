@@ -144,6 +144,7 @@ class Stored(bytes):
         Stored.alive -= 1
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 @pytest.mark.parametrize("sync", [True, False])
 def test_of_a_thousand_versions_few_are_kept(sync: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those alone that fragments on their way name."""

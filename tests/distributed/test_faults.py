@@ -37,6 +37,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Engines:
     return use
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 @settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
@@ -84,6 +85,7 @@ def test_accounting_balances_and_rows_are_whole_whatever_dies(
         assert many.accounting.outstanding == 0
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.05, 0.2]), sync=st.booleans())
 def test_statistics_are_merged_whatever_dies_in_a_round(seed: int, rate: float, sync: bool) -> None:

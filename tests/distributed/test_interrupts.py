@@ -88,6 +88,7 @@ def interrupted(name: str, sync: bool, number: int, on_fault: Any = "restart") -
         return 0
 
 
+@pytest.mark.slow("interrupts at many lines")
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("name", list(CALLS))
 def test_at_some_lines(name: str, sync: bool) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from marlvec.distributed.accounting.pacing import Pacing
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 @settings(max_examples=200)
 @given(st.integers(1, 6), st.integers(0, 4), st.integers(0, 2**32))
 def test_lag_is_bounded_whatever_comes_when_and_is_lost(fragments: int, lag: int, seed: int) -> None:

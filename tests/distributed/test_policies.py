@@ -171,6 +171,7 @@ def test_what_cannot_be_changed_changes_nothing() -> None:
         assert many.collect(env_steps=8).env_steps == 8
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 @settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**32),

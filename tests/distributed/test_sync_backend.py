@@ -14,6 +14,7 @@ from marlvec.distributed.place import seed_at
 from tests.distributed.helpers import check_metrics, check_rows, learning, plain, same_batch
 
 
+@pytest.mark.mostly_slow("many collectors, each in a process or thread of its own", quick=5)
 @pytest.mark.parametrize("kind", ["python", "turns", "keyed", "native"])
 def test_a_batch_is_what_each_brings_alone_with_states_merged_in_between(kind: str) -> None:
     """To the bit: ids, draws, running statistics."""
@@ -44,6 +45,7 @@ def test_a_batch_is_what_each_brings_alone_with_states_merged_in_between(kind: s
         collector.envs.close()
 
 
+@pytest.mark.mostly_slow("many collectors", quick="each")
 @pytest.mark.parametrize("unit", ["env_steps", "agent_steps", "episodes"])
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 @pytest.mark.parametrize("sync", [True, False])
@@ -61,6 +63,7 @@ def test_nothing_comes_twice_and_nothing_is_missing(unit: Any, batch_mode: Any, 
     assert collectors.accounting.lost_by == ({} if sync else {"closed": 3})
 
 
+@pytest.mark.slow("many collectors, each in a process or thread of its own")
 def test_rows_name_the_weights_that_decided_them_and_lag_is_bounded() -> None:
     for lag in (0, 1, 3):
         with Collectors(plain, 2, "sync", sync=False, max_policy_lag=lag, fragment=4, seed=0) as collectors:

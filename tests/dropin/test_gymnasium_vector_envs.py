@@ -205,6 +205,7 @@ def mode_of(name: str) -> AutoresetMode:
     return AutoresetMode[name.upper()]
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
 @PLACES
 def test_every_space_for_observations_and_actions(place: Place) -> None:
     for space in SPACES.values():
@@ -235,6 +236,7 @@ def told(pair: Any) -> Any:
     return pair[0].tolist(), {key: value.tolist() for key, value in pair[1].items()}
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
 @pytest.mark.parametrize("kind", [GymnasiumVectorEnv, CleanRLVectorEnv, SuperSuitVecEnv])
 def test_a_view_that_is_thrown_away_closes_nothing(kind: Any) -> None:
     """Gymnasium up to 1.2 closes it: then the vectorizer under it, which may be in use; or what was never finished."""

@@ -85,6 +85,7 @@ def test_help_is_shown_before_anything_large_is_imported() -> None:
         assert "(default: " in str(said)
 
 
+@pytest.mark.slow("trains")
 def test_what_shows_things_has_help_too_and_runs_at_another_size(tmp_path: Path) -> None:
     shown = [EXAMPLES / f"{name}.py" for name in ("custom_connectors", "quickstart")]
     found, modules = run_all(["--help"], scripts=shown)
@@ -127,6 +128,7 @@ def test_a_plot_says_whose_numbers_it_shows(path: Path) -> None:
     assert re.search(r"\b(team|agent)\b", label), label
 
 
+@pytest.mark.slow("trains")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torchrl warns of itself when it is imported
 @pytest.mark.parametrize("name", SHORT)
 def test_a_run_goes_on_and_says_what_it_wrote(

@@ -15,6 +15,7 @@ SMALL = ("--num-envs", 16, "--games", 16, "--seed", 3, "--track")
 UPDATE = 16 * 25  # env steps
 
 
+@pytest.mark.slow("trains")
 def test_agents_learn_to_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(
         "ppo_simple_spread",
@@ -34,6 +35,7 @@ def test_agents_learn_to_spread(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert trained > 0.88 * random  # seeds 0 to 4 come to 0.81, 0.80, 0.76, 0.74, 0.77 of it
 
 
+@pytest.mark.slow("trains")
 def test_hunters_learn_to_catch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--games", 300, "--backend", "native", "--checkpoint", tmp_path, "--video")
     run("mappo_simple_tag", "--total-timesteps", 25_600, *options)
@@ -45,6 +47,7 @@ def test_hunters_learn_to_catch(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert touches["hunters", "random_prey"] > 2 * touches["random_hunters", "random_prey"]
 
 
+@pytest.mark.slow("trains")
 @pytest.mark.parametrize(
     ("script", "backend"),
     [("ppo_simple_spread", "native"), ("ppo_simple_spread", "sync"), ("mappo_simple_tag", "native")],
@@ -61,6 +64,7 @@ def test_a_training_that_goes_on_comes_to_the_same_numbers(script: str, backend:
     assert list(parts.glob("*.png"))
 
 
+@pytest.mark.slow("trains")
 @pytest.mark.time_limit(600)  # two trainings
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_backend_comes_to_the_same_numbers(script: str, tmp_path: Path) -> None:
@@ -69,6 +73,7 @@ def test_every_backend_comes_to_the_same_numbers(script: str, tmp_path: Path) ->
     assert learned(tmp_path / "native") == learned(tmp_path / "sync")
 
 
+@pytest.mark.slow("trains")
 def test_many_collectors_go_on_to_the_same_numbers(tmp_path: Path) -> None:
     """Also their envs, what their connectors have learnt, and metrics."""
     pytest.importorskip("numba", reason="the Python env of simple_spread has no state: new episodes would begin")

@@ -45,6 +45,7 @@ def steps_of(folder: Path) -> list[int]:
     return [event.step for event in events if event.HasField("summary")]
 
 
+@pytest.mark.slow("trains")
 @pytest.mark.time_limit(600)  # a whole training
 def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = ("--num-envs", "128", "--snapshot-every", "16384")
@@ -78,11 +79,13 @@ def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.Captur
     assert re.search(r"games won \d, drawn \d, lost \d", result.stdout)
 
 
+@pytest.mark.mostly_slow("trains", quick=3)
 @pytest.mark.parametrize("name", ["selfplay_connect_four", "selfplay_kuhn"])
 def test_a_batch_of_one_step_has_no_decision_of_the_learner_and_ends_well(name: str, run: Run) -> None:
     assert run(name, "--num-envs", "64", "--total-timesteps", "1", "--games", "2")["done"] == 1
 
 
+@pytest.mark.slow("trains")
 def test_kuhn_poker_runs_to_its_end_without_openspiel(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -94,6 +97,7 @@ def test_kuhn_poker_runs_to_its_end_without_openspiel(
     assert last == f"wrote last.npz, pool, kuhn.png, logs into {tmp_path / 'kept'}"
 
 
+@pytest.mark.slow("trains")
 def test_kuhn_poker_is_learned(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("pyspiel", reason="OpenSpiel says how far from perfect it is")
     short = ("--batch", "2048", "--num-envs", "512", "--snapshots", "5", "--games", "10")

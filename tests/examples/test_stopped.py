@@ -46,6 +46,7 @@ def run_until(number: int, monkeypatch: pytest.MonkeyPatch, name: str, *argument
         run(name, *arguments)
 
 
+@pytest.mark.slow("trains")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_stopped_script_goes_on_bit_by_bit(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, arguments = SCRIPTS[script]

@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed, and `run` looks aft
 pytestmark = pytest.mark.checklist(125)
 
 
+@pytest.mark.slow("trains")
 @pytest.mark.parametrize(
     ("script", "amount", "gain"),
     [("gymnasium_wrappers", ("--total-timesteps", 144_000), 2), ("cleanrl_ppo", ("--total-timesteps", 57_600), 1)],
@@ -31,6 +32,7 @@ def test_agents_learn_to_spread(
     assert (tmp_path / "return.png").stat().st_size > 5_000
 
 
+@pytest.mark.slow("trains")
 def test_pettingzoo_q_learning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("pettingzoo_q_learning", "--total-timesteps", 9_600, "--test-games", 100, "--checkpoint", tmp_path)
     found = re.search(r"lost against random moves: (\d+)% before, (\d+)% after 96\d\d moves", capsys.readouterr().out)

@@ -52,6 +52,7 @@ def test_the_table_has_every_env_of_every_family() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
+@pytest.mark.slow("plays real envs on every backend")
 @pytest.mark.parametrize("row", params())
 def test_two_whole_episodes_are_the_same_everywhere(row: Row, capfd: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(SEED)

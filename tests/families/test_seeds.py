@@ -50,6 +50,7 @@ def test_hanabi_gets_small_seeds_as_they_are() -> None:
     assert seen[0].tobytes() == seen[1].tobytes()
 
 
+@pytest.mark.slow("plays real envs on every backend")
 def test_atari_players_may_lose_one_by_one() -> None:
     """A whole game beside PettingZoo's own env, whose agents leave `agents` when they have no life left."""
     game = "pettingzoo/atari/mario_bros_v3"

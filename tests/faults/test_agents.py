@@ -73,6 +73,7 @@ def tampered(kind: Any, tamper: Callable[[Any, Any], None], **options: Any) -> A
     return partial(Tampered, **options)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("D1")
 @pytest.mark.parametrize(("what", "place"), PLACES)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
@@ -106,6 +107,7 @@ def test_one_that_is_left_out_rllibs_way_waits(backend: str) -> None:
             assert not (terminated | truncated).any()
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("D1")
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_a_player_that_vanishes_from_a_game(backend: str) -> None:
@@ -119,6 +121,7 @@ def test_a_player_that_vanishes_from_a_game(backend: str) -> None:
     breaks(backend, good, bad, 3, r"agent 'player_\d' left env.agents without a flag")
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
 @pytest.mark.fault("D2")
 @pytest.mark.parametrize("agent", ["agent_9", "__all__", "", 7, ("agent_0",), None, b"agent_0"], ids=repr)
 @pytest.mark.parametrize(("form", "backend"), [("parallel", "sync"), ("parallel", "async"), ("keyed", "thread")])
@@ -180,6 +183,7 @@ def test_names_that_are_none(backend: str, form: str) -> None:
             vectorize(backend, [named(GAMES[form], ["a", "b", "c"]), named(GAMES[form], names)])
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("D2")
 @pytest.mark.parametrize(
     ("form", "words"), [("parallel", "env.agents name the unknown agent"), ("turns", "unknown agent")]
@@ -198,6 +202,7 @@ def test_unhashable_names_in_the_middle_of_an_episode(backend: str, form: str, w
     breaks(backend, good, tampered(GAMES[form], spoil, script=script, agent_num=3), 2, rf"{words} \['\w+'\]")
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
 @pytest.mark.fault("D4")
 @pytest.mark.parametrize("form", ["parallel", "keyed", "turns"])
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
@@ -246,6 +251,7 @@ def test_agents_come_and_go_and_come_again_in_the_next_episode(backend: str, mod
                 flags[...], seen = 0, infos["alive"].copy()
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
 @pytest.mark.fault("D3")
 @pytest.mark.parametrize("form", list(GAMES))
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
@@ -350,6 +356,7 @@ def rows_kept() -> Callable[[], int]:
     return lambda: sum(len(found) for found in trajectories() if not any(found is other for other in others))
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("D6")
 def test_one_who_never_acts_again_holds_up_nothing(rows_kept: Callable[[], int]) -> None:
     """In an episode without end: what is kept does not grow, and ``reset`` ends it at any time."""
@@ -368,6 +375,7 @@ def test_one_who_never_acts_again_holds_up_nothing(rows_kept: Callable[[], int])
     assert rows["t"].min() == 0
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("D6")
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 @pytest.mark.parametrize("limit", [None, 7])
@@ -435,6 +443,7 @@ def test_what_is_paid_between_two_turns_is_in_the_row_of_the_first(mode: str, pl
 # --- D8: ends at the boundary of a fragment
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
 @pytest.mark.fault("D8")
 @pytest.mark.parametrize("kind", ["together", "early", "turns", "waits"])
 @pytest.mark.parametrize("mode", MODES)
@@ -622,6 +631,7 @@ class Crowd(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type inform
         return {agent: self._rows[agent] for agent in agents}
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("D11")
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_thousand_agents_in_a_hundred_envs(backend: str) -> None:
@@ -682,6 +692,7 @@ def work_of(agent_num: int, kinds: int) -> tuple[dict[str, int], float]:
     return calls, best
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("D11")
 @pytest.mark.parametrize("kinds", ["one", "all"])
 def test_ten_times_the_agents_are_ten_times_the_work(kinds: str) -> None:
@@ -724,6 +735,7 @@ def test_names_of_any_kind_in_metrics() -> None:
 # --- D12: games
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("D12")
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_an_illegal_move_is_the_games_own_affair(backend: str) -> None:
@@ -748,6 +760,7 @@ def test_an_illegal_move_is_the_games_own_affair(backend: str) -> None:
         envs.reset(env_ids=[1])
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=5)
 @pytest.mark.fault("D12")
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
 @pytest.mark.fault("A5")
 @pytest.mark.parametrize(("context", "how"), PLACES)
 def test_a_crash_says_where(context: str, how: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +145,7 @@ class Threaded(HangingEnv):
         threading.Event().wait()
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("A9")
 @pytest.mark.fault("A10")
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -210,6 +212,7 @@ class SlowToStart(CounterEnv):
         super().__init__()
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_asking_a_worker_that_is_starting_up_does_it_no_harm(context: str) -> None:
     stop, said = threading.Event(), []
@@ -235,6 +238,7 @@ def test_asking_a_worker_that_is_starting_up_does_it_no_harm(context: str) -> No
         thread.join()
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A7")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_an_env_without_memory_raises_and_one_that_is_killed_may_have_had_none(context: str) -> None:

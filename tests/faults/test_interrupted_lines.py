@@ -113,6 +113,7 @@ def interrupt(head: str, program: str, every: int) -> None:
     assert int(done.stdout) > 300, "lines"
 
 
+@pytest.mark.slow("interrupts at many lines")
 @pytest.mark.checklist(75)
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("every", [pytest.param(7, marks=SOME), EVERY_LINE])
@@ -168,6 +169,7 @@ print(line)
 """
 
 
+@pytest.mark.slow("interrupts at many lines")
 @pytest.mark.checklist(75)
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("every", [pytest.param(149, marks=SOME), EVERY_LINE])

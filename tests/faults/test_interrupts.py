@@ -88,6 +88,7 @@ signal.signal(signal.SIGALRM, signal.default_int_handler)
 """
 
 
+@pytest.mark.slow("interrupts at many lines")
 @pytest.mark.checklist(75)
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("backend", ["async", "sync"])
@@ -139,6 +140,7 @@ def unheard_ctrl_c() -> Iterator[None]:
     assert not late.is_set(), "it was not heard until the wait ended"
 
 
+@pytest.mark.slow("interrupts at many lines")
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("backend", ["thread", "async"])
 def test_a_wait_for_envs_hears_of_ctrl_c_that_came_just_before_it(backend: str, tmp_path: Path) -> None:
@@ -151,6 +153,7 @@ def test_a_wait_for_envs_hears_of_ctrl_c_that_came_just_before_it(backend: str, 
             gate.let_through(100)
 
 
+@pytest.mark.slow("interrupts at many lines")
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("wait", ["collect", "collect in the background", "get_action", "begin"])
 def test_a_wait_for_the_other_side_hears_of_ctrl_c_that_came_just_before_it(wait: str) -> None:

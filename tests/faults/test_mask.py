@@ -46,6 +46,7 @@ def vec(backend: str, how: str, factories: list[Any], **options: Any) -> VectorE
     return vectorize(backend, factories, on_fault="mask", **options)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.checklist(70)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("backend", "how"), PLACES)
@@ -156,6 +157,7 @@ def test_a_worker_that_dies_between_calls() -> None:
         assert envs.masked_env_ids == (2, 3)
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.checklist(70)
 @pytest.mark.parametrize(("how", "error"), [("raises", EnvRaised), ("exits", WorkerDied), ("hangs", EnvTimeout)])
 def test_when_nobody_is_left_it_raises(how: str, error: type[Exception]) -> None:

@@ -109,6 +109,7 @@ def survives(envs: AsyncVectorEnv, on_fault: str, kind: type[EnvFault], words: s
     assert len(envs.faults) == 1
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize("on_fault", MODES)
 def test_noise_in_a_step(on_fault: str, name: str) -> None:
@@ -126,6 +127,7 @@ def test_noise_in_a_step(on_fault: str, name: str) -> None:
         survives(envs, on_fault, kind, words, envs.worker_pids[0])
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=5)
 @pytest.mark.parametrize(
     ("on_fault", "size"), [("raise", 1), ("raise", 1000), ("restart", 15), ("restart", 16), ("mask", 17)]
 )

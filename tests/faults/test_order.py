@@ -376,6 +376,7 @@ FORMS: dict[str, Callable[..., Any]] = {
 KINDS: dict[str, Any] = {"parallel": CounterEnv, "turns": TurnEnv, "keyed": KeyedEnv, "single": SingleEnv}
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=5)
 @pytest.mark.fault("B14")
 @pytest.mark.parametrize(
     ("backend", "form", "which"),

@@ -91,6 +91,7 @@ def begin(envs: AsyncVectorEnv) -> list[list[int]]:
     return families
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("A17")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_daemons_of_an_env_live_as_long_as_its_worker(context: str) -> None:
@@ -152,6 +153,7 @@ class Outer(CounterEnv):
         return obs, {**infos, "pids": np.array([server, *self.inner.worker_pids, *daemons])}
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A17")
 @pytest.mark.fault("A18")
 @pytest.mark.parametrize(
@@ -182,6 +184,7 @@ END
 ENDS = {"SIGKILL": "time.sleep(60)", "os._exit": "os._exit(0)", "exit": ""}
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A17")
 @pytest.mark.fault("A21")
 @pytest.mark.parametrize(

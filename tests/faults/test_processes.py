@@ -70,6 +70,7 @@ class Witness(CounterEnv):
         (self.folder / f"closed by {os.getpid()}").touch()
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A4")
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 def test_a_worker_killed_at_any_moment_never_blocks_its_peer(context: str, tmp_path: Path) -> None:
@@ -138,6 +139,7 @@ def pipes_of(pid: int) -> set[str]:
     return found
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A24")
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_no_process_holds_the_channel_of_a_worker(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +204,7 @@ def test_no_process_holds_the_channel_of_a_worker(context: str, monkeypatch: pyt
             os.waitpid(pid, 0)
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A24")
 def test_forks_do_not_wait_for_each_other(tmp_path: Path) -> None:
     """Others have hooks at forks, too, with locks, as `concurrent.futures` has: all take them in the same order."""
@@ -228,6 +231,7 @@ def test_forks_do_not_wait_for_each_other(tmp_path: Path) -> None:
     assert run(textwrap.dedent(program), tmp_path) == ["no deadlock"]
 
 
+@pytest.mark.mostly_slow("interrupts at many lines", quick=3)
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_an_interrupt_while_a_worker_is_being_started(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +275,7 @@ class Nesting(CounterEnv):
         self.inner.close()
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A18")
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 def test_vectorizers_inside_of_vectorizers_come_to_an_end(context: str, tmp_path: Path) -> None:
@@ -340,6 +345,7 @@ class Rude(CounterEnv):
             resource.setrlimit(which, (0, 0))
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=5)
 @pytest.mark.fault("A20")
 @pytest.mark.parametrize(
     ("context", "shared_memory"), [("forkserver", True), ("forkserver", False), ("spawn", True), ("fork", False)]
@@ -385,6 +391,7 @@ for context in ("forkserver", "spawn", "fork"):
 """
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 def test_a_parent_that_ignores_its_children_and_blocks_every_signal(tmp_path: Path) -> None:
     expected = ["forkserver -9 True", "spawn -9 True", "fork None True"]  # whose end nobody can be told
     assert run(CHILDREN_IGNORED, tmp_path) == expected

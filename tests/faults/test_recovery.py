@@ -41,6 +41,7 @@ ACTIONS = np.ones((2, 3), np.int64)
 # --- a worker dies
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_death_is_noticed_at_once(context: str) -> None:
     # Hundredths of a second, as a rule; and not when a sibling is done.
@@ -83,6 +84,7 @@ def test_a_death_is_heard_of_though_it_is_time_to_look_for_hangs(fetch: Any, mon
 # --- an env hangs
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A9")
 @pytest.mark.fault("A10")
 @pytest.mark.parametrize("kind", HANGS)
@@ -151,6 +153,7 @@ def test_what_the_others_have_said_by_then_comes_with_the_error(culprit: int, tm
 # --- and is replaced
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.parametrize(("context", "limit", "share"), [("forkserver", 0.6, 1), ("fork", 0.45, 1), ("spawn", 3.5, 3)])
 def test_a_worker_is_back_soon(context: str, limit: float, share: float, tmp_path: Path) -> None:
     """In a program of its own: to fork this one, with all that tests have left in its memory, takes long.
@@ -178,6 +181,7 @@ class Late(CounterEnv):
             gate.wait()
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 def test_siblings_go_on_meanwhile(tmp_path: Path) -> None:
     """Each makes its fifty steps while a worker comes back, which it does not before. How fast: `keep_pace`."""
     gate = Gate(tmp_path)
@@ -200,6 +204,7 @@ def test_siblings_go_on_meanwhile(tmp_path: Path) -> None:
     assert keep_pace("forkserver", rounds=1, seconds=0.4).min() > 0
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A15")
 def test_a_thousand_restarts_in_a_row() -> None:
     """Of an env in its worker; those of whole workers are for the soak."""
@@ -230,6 +235,7 @@ def test_a_thousand_workers_in_a_row(context: str) -> None:
 # --- the parent dies, or closes
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A21")
 def test_everybody_goes_with_the_parent() -> None:
     """Of every start method, and whatever they have started: tests/vector/api/test_scripts.py."""
@@ -237,6 +243,7 @@ def test_everybody_goes_with_the_parent() -> None:
         assert seconds.max() < 10, state  # tenths of a second, as a rule; infinite where they stay
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_closing_takes_no_time(context: str) -> None:
     # Hundredths of a second, as a rule; and less than the five seconds that it has.
@@ -244,6 +251,7 @@ def test_closing_takes_no_time(context: str) -> None:
     assert close_takes(context, 1, num_envs=64 if context == "fork" else 8).max() < 4
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("B3")
 def test_closing_takes_the_time_it_is_given_where_envs_hang() -> None:
     took = close_takes("forkserver", 2, timeout=0.5)

@@ -66,6 +66,7 @@ def started(*_: Any, **__: Any) -> Any:
 # --- file descriptors
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("F3")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_too_few_descriptors_are_known_before_anything_starts(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +86,7 @@ def test_too_few_descriptors_are_known_before_anything_starts(context: str, monk
     works(context)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("F3")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_descriptors_that_run_out_on_the_way(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +117,7 @@ def test_a_fork_server_without_descriptors_says_so(tmp_path: Path) -> None:
     works("forkserver")
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("F3")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_worker_takes_three_descriptors(context: str) -> None:
@@ -127,6 +130,7 @@ def test_a_worker_takes_three_descriptors(context: str) -> None:
     assert counts[0] <= 3 + 16
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("F3")
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("number", [errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EMFILE])
@@ -205,6 +209,7 @@ def bind_to_limits() -> None:
     assert libc.capset(head, sets) == 0
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("F4")
 def test_no_more_processes(tmp_path: Path) -> None:
     """In the parent and in the fork server: an error once those that were started are gone; fewer can be started."""
@@ -266,6 +271,7 @@ def pixels(n: int) -> list[Any]:
     return [lambda: SampledEnv(Box(0, 255, (64, 64, 3), np.uint8), Discrete(3))] * n
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("F2")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_memory_is_looked_at_before_it_is_taken(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +373,7 @@ for context in ("forkserver", "spawn", "fork"):
 """
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("F1")
 @pytest.mark.fault("F12")
 def test_a_full_dev_shm_and_disks_that_cannot_be_written_to(tmp_path: Path) -> None:

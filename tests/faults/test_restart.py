@@ -128,6 +128,7 @@ def told(rows: list[Row]) -> list[tuple[int, int, int]]:
     return [tuple(decode(row["obs"][0])[1:4]) for row in rows if row["alive"][0][0]]
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.checklist(69)
 @pytest.mark.fault("C1")
 @pytest.mark.parametrize("mode", MODES)
@@ -254,6 +255,7 @@ def test_after_too_many_restarts_the_others_go_on(tmp_path: Path) -> None:
         assert envs.get_attr("num_agents") == (A,) * N
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 def test_backoff_grows_and_siblings_do_not_wait_for_it(tmp_path: Path) -> None:
     limit = RestartLimit(4, backoff=0.2)
     assert [limit.pause(k) for k in (1, 2, 3, 4, 99)] == [0, 0.2, 0.4, 0.8, 2.0]
@@ -343,6 +345,7 @@ def test_what_goes_wrong_while_a_new_worker_builds_its_envs_is_noted(tmp_path: P
         assert envs.incarnations.tolist() == [1, 2]
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 def test_what_had_arrived_is_in_the_error_also_when_the_death_shows_in_sending(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     factories = [partial(GatedEnv, gate, env_index=i, only_env=1) for i in range(3)]
@@ -435,6 +438,7 @@ def test_raise_names_all_that_died_together() -> None:
         assert caught.value.env_ids == tuple(range(N))
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.checklist(72)
 @pytest.mark.fault("A9")
 @pytest.mark.parametrize("where", ["step", "reset"])
@@ -453,6 +457,7 @@ def test_a_hung_env_is_a_timeout(where: str, monkeypatch: pytest.MonkeyPatch) ->
     assert "in strike" in str(caught.value), "where it was"
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.checklist(72)
 def test_slow_is_not_hung() -> None:
     """Each env of a worker has the time to itself, and a caller that is away for long is no fault of theirs."""
@@ -470,6 +475,7 @@ def test_slow_is_not_hung() -> None:
         envs.step_fetch()
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("A8")
 @pytest.mark.parametrize("after", [0.15, 2.0])
 def test_a_stopped_worker(after: float) -> None:

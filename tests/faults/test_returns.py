@@ -137,6 +137,7 @@ def rows(step: Any, envs: list[int]) -> list[Any]:
     return [pick(OBS_SPACE, step.obs, i, a) for i in envs for a in range(step.rewards.shape[1])]
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.parametrize(
     ("fault", "form", "backend"), [pytest.param(*case, marks=pytest.mark.fault(case[0])) for case in CASES]
 )
@@ -282,6 +283,7 @@ def test_a_picture_that_raises_is_told_like_a_step_and_costs_no_episode(backend:
 ODD = ("plain", "unpicklable", "many arguments", "mute", "huge")
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("C1")
 @pytest.mark.fault("C2")
 @pytest.mark.fault("C3")
@@ -333,6 +335,7 @@ def of_100_mb() -> Exception:
     return ValueError("x" * 100_000_000)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("C3")
 @pytest.mark.parametrize("backend", ["sync", "thread", "async"])
 def test_a_message_of_100_mb_is_cut(backend: str) -> None:
@@ -535,6 +538,7 @@ FROM_A_PROCESS = {
 }
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("C12")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_no_info_is_an_error_of_its_env(backend: str) -> None:
@@ -582,6 +586,7 @@ def test_no_info_is_none_at_all_and_lists_may_contain_themselves(backend: str) -
         assert infos_to_list(infos, envs.agents, N)[1]["agent_1"]["deep"] == {"a": {"b": {"c": [1, {"d": None}]}}}
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("C12")
 @pytest.mark.parametrize(("shared_memory", "final"), [(True, True), (False, False)])
 def test_infos_that_come_from_a_process_are_bounded(shared_memory: bool, final: bool) -> None:
@@ -654,6 +659,7 @@ def test_reserved_keys_of_an_env_displace_none_of_marlvecs(backend: str) -> None
 # --- C14: views
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("C14")
 @pytest.mark.parametrize("backends", [("sync", "thread"), ("async", "pipes")])
 def test_views_kept_for_ever_never_crash(backends: tuple[str, ...], tmp_path: Path) -> None:
@@ -727,6 +733,7 @@ print(sum(len(found) for found in kept) > 50)
 # --- C18: determinism
 
 
+@pytest.mark.mostly_slow("plays whole episodes", quick=4)
 @pytest.mark.fault("C18")
 @pytest.mark.parametrize("t", [0, 1, 2, 17, 40])
 @pytest.mark.parametrize("what", ["observation", "reward", "truncation"])

@@ -41,6 +41,7 @@ def campaign(form: str, **settings: Any) -> Campaign:
     return Campaign(mode, style, seed=list(FORMS).index(form), **{**FORMS[form], **settings})
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A1")
 @pytest.mark.fault("A2")
 @pytest.mark.fault("A8")
@@ -61,6 +62,7 @@ def test_every_step_is_delivered_or_declared_lost(form: str, tmp_path: Path) -> 
     assert figures.hangs + figures.exits >= 1
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.parametrize("mode", MODES)
 def test_where_only_envs_raise_nobody_else_loses_anything(mode: str, tmp_path: Path) -> None:
     orders = {Order.RAISE_EARLY: 20, Order.RAISE_LATE: 20, Order.RAISE_IN_RESET: 20}
@@ -131,6 +133,7 @@ def tear(folder: Path, bursts: int) -> Audit:
     return audit
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A3")
 @pytest.mark.time_limit(300)
 def test_no_observation_is_torn(tmp_path: Path) -> None:

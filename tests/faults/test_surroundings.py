@@ -65,6 +65,7 @@ finally:
 """
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("F6")
 def test_what_others_left_is_never_opened(tmp_path: Path) -> None:
     """Memory has no name, so none can be taken for another, and nobody can plant any."""
@@ -97,6 +98,7 @@ print("played on")
 """
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("F8")
 def test_there_is_no_resource_tracker_and_nobody_misses_another_ones(tmp_path: Path) -> None:
     assert run(TRACKERS, tmp_path) == ["none of ours", "played on"]
@@ -192,6 +194,7 @@ def test_only_clocks_that_cannot_jump_are_asked() -> None:
     assert asked <= {"monotonic", "perf_counter", "sleep", "thread_time"}
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("F11")
 def test_a_machine_under_load_raises_no_false_alarm() -> None:
     """At default settings: nobody is taken for dead or hung."""

@@ -334,6 +334,7 @@ with AsyncVectorEnv([CounterEnv] * 2, num_workers=1) as envs:
 """
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 def test_ctrl_c_passes() -> None:
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(

@@ -74,6 +74,7 @@ def check_parallel_view() -> None:
         view.close()
 
 
+@pytest.mark.slow("steps or trains with another library")
 @pytest.mark.checklist(127)
 def test_both_views_pass_the_checkers_of_their_libraries() -> None:
     """Gymnasium has none of its own for vector envs, so its own vector env is the measure."""

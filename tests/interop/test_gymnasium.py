@@ -97,6 +97,7 @@ def test_cart_pole_is_gymnasiums(mode: str, backend: str) -> None:
     theirs.close()
 
 
+@pytest.mark.mostly_slow("steps two vectorizers", quick="each")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("space", SPACES)
 def test_every_space_is_gymnasiums(space: str, mode: str) -> None:
@@ -467,6 +468,7 @@ def refusal_of(wrapper: Callable[[Any], Any], envs: Any) -> str:
     return ""
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
 @pytest.mark.parametrize("pair", COMPARABLE, indirect=True, ids=lambda case: f"{case[0]}, {case[1]}")
 def test_a_wrapper_says_the_same_over_both(pair: tuple[Any, Any, Any]) -> None:
     """Or refuses both, in a mode that it cannot work in."""
@@ -526,6 +528,7 @@ def test_episode_statistics_are_right(mode: str) -> None:
     envs.close()
 
 
+@pytest.mark.slow("steps or trains with another library")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_video_can_be_recorded(mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Up to the library that writes the file, of which only the name is needed here."""

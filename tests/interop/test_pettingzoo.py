@@ -111,6 +111,7 @@ def test_the_state_test_passes() -> None:
         view.close()
 
 
+@pytest.mark.slow("steps or trains with another library")
 def test_the_render_test_passes() -> None:
     made: list[ParallelView] = []
 
@@ -243,6 +244,7 @@ REAL = {
 }
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=5)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_env_says_what_it_says_without_the_view(name: str, backend: str) -> None:

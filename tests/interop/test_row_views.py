@@ -44,6 +44,7 @@ def calls_of(kind: str) -> list[Call]:
     return record(factories(kind), "same_step") if kind == ARCHERS else recorded(kind, N, "same_step")
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick="each")
 @pytest.mark.parametrize("kind", [*SCRIPTED, "single", "simple_spread", CONNECT_FOUR, ARCHERS])
 def test_rows_are_what_a_plain_loop_gives(view: type[Seen], kind: str) -> None:
     """Agents that enter, wait and leave; games of two; archers that die while the others fight on."""
@@ -78,6 +79,7 @@ def test_what_is_handed_out_stays_as_it_is(name: str) -> None:
 # --- several groups
 
 
+@pytest.mark.mostly_slow("builds views of several libraries", quick=2)
 @pytest.mark.parametrize("name", VIEWS)
 def test_several_groups_are_refused_and_padding_makes_them_one(name: str) -> None:
     """A predator and the prey see, as rows, what they see in the raw env."""

@@ -275,6 +275,7 @@ class Flaky(TurnEnv):
         return super().step(action)
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
 @pytest.mark.parametrize(
     ("kind", "make_env"),
     [
@@ -304,6 +305,7 @@ def test_decisions_are_learned_from_and_nothing_else(kind: str, make_env: Callab
     view.close()
 
 
+@pytest.mark.slow("trains with Stable-Baselines3")
 @pytest.mark.parametrize("algorithm", [PPO, A2C])
 def test_nothing_changes_where_everyone_decides(algorithm: Any) -> None:
     """The same weights, to the last bit, as from Stable-Baselines3's own buffer."""
@@ -373,6 +375,7 @@ def test_masks_reach_maskable_ppo() -> None:
     view.close()
 
 
+@pytest.mark.slow("trains with Stable-Baselines3")
 def test_ppo_learns_to_reach_more() -> None:
     """A world that pays action 1: the view's rows and rewards belong together."""
 

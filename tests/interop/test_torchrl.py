@@ -154,6 +154,7 @@ def replay(view: TorchRLEnv, calls: list[Call]) -> None:
 # --- the same numbers
 
 
+@pytest.mark.mostly_slow("steps with TorchRL", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["parallel", "masked", "turns", "turns, masked", "keyed", "float32"])
 def test_whole_episodes_of_scripts_are_the_same(kind: str, mode: str) -> None:
@@ -175,6 +176,7 @@ def test_whole_episodes_are_the_same_from_workers(backend: str) -> None:
     replay(view, recorded("masked", N, "same_step"))
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
 @pytest.mark.parametrize("env", ["simple_tag", "knights_archers_zombies", "connect_four"])
 def test_whole_episodes_of_real_envs_are_the_same(env: str) -> None:
     """Two groups; agents that die; turns and masks."""
@@ -215,6 +217,7 @@ def test_states_and_last_states_are_told() -> None:
         view.close()
 
 
+@pytest.mark.slow("steps with TorchRL")
 @pytest.mark.parametrize("env", ["simple_spread", "connect_four"])
 def test_a_seed_decides_whole_episodes(env: str) -> None:
     """Not one step, as PettingZoo's own test does: several episodes, and other seeds give others."""
@@ -313,6 +316,7 @@ def test_tensors_are_nested_by_groups_and_share_memory_and_wrong_groups_are_name
     view.close()
 
 
+@pytest.mark.mostly_slow("steps with TorchRL", quick="each")
 @pytest.mark.parametrize("categorical", [True, False])
 @pytest.mark.parametrize("space", SPACES)
 def test_every_space_has_specs_and_actions_arrive(space: str, categorical: bool) -> None:
@@ -325,6 +329,7 @@ def test_every_space_has_specs_and_actions_arrive(space: str, categorical: bool)
     view.close()
 
 
+@pytest.mark.mostly_slow("steps with TorchRL", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", SCRIPTED)
 def test_the_specs_of_scripts_hold(kind: str, mode: str) -> None:

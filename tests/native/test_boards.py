@@ -90,6 +90,7 @@ def play_lot(game: str, seed: int) -> set[tuple[float, float, bool, bool]]:
     return ends
 
 
+@pytest.mark.slow("compiles, and plays whole games")
 @pytest.mark.parametrize("game", TURNS)
 def test_boards_show_what_pettingzoo_shows_after_every_move(game: str) -> None:
     ends = set().union(*(play_lot(game, seed) for seed in range(GAMES // LOT)))
@@ -101,6 +102,7 @@ def test_boards_show_what_pettingzoo_shows_after_every_move(game: str) -> None:
 ROCKS = [(LOT, 3, 2, seed) for seed in range(GAMES // LOT)] + [(50, 3, 15, 0), (200, 7, 4, 0), (5, 5, 0, 0)]
 
 
+@pytest.mark.mostly_slow("compiles the game", quick=6)
 @pytest.mark.parametrize(("games", "num_actions", "max_cycles", "seed"), ROCKS)
 def test_rock_paper_scissors_is_pettingzoos(games: int, num_actions: int, max_cycles: int, seed: int) -> None:
     arguments = {"num_actions": num_actions, "max_cycles": max_cycles}
@@ -140,6 +142,7 @@ def test_rock_paper_scissors_refuses_what_pettingzoo_cannot_play(arguments: dict
         RockPaperScissors(2, **arguments)
 
 
+@pytest.mark.slow("compiles, and plays whole games")
 @pytest.mark.parametrize("game", TURNS)
 def test_a_game_that_is_cut_short_is_observed_by_both(game: str) -> None:
     """As the AEC adapter has it: the one who waits has not seen its own move, and sees it then."""
@@ -161,6 +164,7 @@ def test_a_game_that_is_cut_short_is_observed_by_both(game: str) -> None:
     assert not obs[1].any(), "another world's rows were touched"
 
 
+@pytest.mark.slow("compiles every game, and draws")
 @pytest.mark.parametrize("game", [*TURNS, "rps_v2"])
 def test_a_world_as_pettingzoos_own_env_looks_the_same(game: str) -> None:
     native = TURNS.get(game, RockPaperScissors)

@@ -82,6 +82,7 @@ class Pair:
         return np.where(infos["acting"], chances.argmax(axis=2), 77)
 
 
+@pytest.mark.slow("compiles, and plays whole games")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_whole_games_on_both_backends(name: str, mode: str) -> None:
@@ -89,6 +90,7 @@ def test_whole_games_on_both_backends(name: str, mode: str) -> None:
         assert pair.play(120, np.random.default_rng(1), illegal=0.05) > 10
 
 
+@pytest.mark.slow("compiles, and plays whole games")
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_whatever_is_asked_for(data: st.DataObject) -> None:
@@ -116,11 +118,13 @@ def test_many_games_on_both_backends(name: str) -> None:
             assert pair.play(20_000, np.random.default_rng(seed), illegal=0.02, reset=0.001) > 1_000
 
 
+@pytest.mark.slow("compiles every game")
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_the_contract_suite_passes(name: str) -> None:
     check_vector_env(partial(marlvec.make, name, num_envs=3, backend="native"), seed=1)
 
 
+@pytest.mark.slow("compiles games")
 @pytest.mark.parametrize("name", ["connect_four_v3", "leduc_poker"])
 def test_a_collector_brings_the_same_batches(name: str) -> None:
     with Pair(name, num_envs=4) as pair:
@@ -167,6 +171,7 @@ def test_arguments_that_there_are_not_raise() -> None:
         marlvec.make("rps_v2", backend="native", num_actions=4)
 
 
+@pytest.mark.slow("compiles, and plays whole games")
 @pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker"])
 def test_poker_has_a_form_for_every_backend(name: str) -> None:
     made = partial(marlvec.make, name, num_envs=3)

@@ -27,6 +27,7 @@ print(use.double_of(3.0), sum(use.double_of.stats.cache_hits.values()))
 """
 
 
+@pytest.mark.slow("compiles, and plays whole games")
 @pytest.mark.parametrize("folder", ["kernels", "kernels/deep/deeper"])
 def test_what_a_kernel_calls_is_a_part_of_its_stamp(folder: str, tmp_path: Path) -> None:
     """A change in another file of the package, however deep, is seen, which numba alone would not."""

@@ -20,6 +20,7 @@ from tests.vector.support.reference import MODES, record, replay
 SHORT = 7
 
 
+@pytest.mark.slow("compiles, and plays whole games")
 @pytest.mark.parametrize("case", CASES, ids=words)
 def test_whole_episodes_are_the_reference(case: tuple[str, dict[str, Any]]) -> None:
     """Three episodes each, with resets of some in the middle, seeded and not."""
@@ -71,6 +72,7 @@ HYPOTHETICAL = {
 }
 
 
+@pytest.mark.slow("compiles, and plays whole games")
 @settings(max_examples=25)
 @given(st.data(), st.sampled_from(sorted(ARGUMENTS)), st.integers(0, 2**64 - 1), st.sampled_from(MODES))
 def test_any_arguments_and_seeds_are_the_reference(data: Any, name: str, seed: int, mode: str) -> None:
@@ -82,6 +84,7 @@ def test_any_arguments_and_seeds_are_the_reference(data: Any, name: str, seed: i
         replay(envs, calls)
 
 
+@pytest.mark.slow("compiles every scenario")
 @pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
 def test_no_adapter_stands_between(name: str, continuous: bool) -> None:
@@ -139,6 +142,7 @@ def test_episodes_that_reach_their_goal_are_terminated() -> None:
         assert not truncated.any()
 
 
+@pytest.mark.slow("compiles every scenario")
 @pytest.mark.parametrize("case", CASES, ids=words)
 def test_a_reference_built_from_a_world_goes_on_as_the_world_does(case: tuple[str, dict[str, Any]]) -> None:
     """Over the end of the episode, too: goals, random stream and time come along."""

@@ -48,6 +48,7 @@ def same(first: Any, second: Any) -> None:
         assert first.tobytes() == second.tobytes()
 
 
+@pytest.mark.mostly_slow("compiles, and plays whole games", quick=5)
 @pytest.mark.parametrize("name", ["simple_spread", "simple_tag"])
 @pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
 def test_it_keeps_the_contract(name: str, continuous: bool) -> None:
@@ -105,6 +106,7 @@ def pair(name: str, num_envs: int, **options: Any) -> tuple[VectorEnv, VectorEnv
     return make(name, num_envs, backend="native", **options), make(name, num_envs, backend="sync", **options)
 
 
+@pytest.mark.slow("compiles, and plays whole games")
 @settings(max_examples=25)
 @given(
     st.data(),
@@ -239,6 +241,7 @@ def test_what_is_not_supported_says_which_backend_is(words: str, options: dict[s
         native("simple_spread", 2, **options)
 
 
+@pytest.mark.slow("compiles scenarios")
 @pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("name", ["simple_speaker_listener", "simple_crypto", "simple_world_comm", "simple_spread"])
 def test_padded_worlds_are_padded_envs(name: str, continuous: bool) -> None:
@@ -386,6 +389,7 @@ def test_an_interrupt_costs_the_episodes_and_no_more() -> None:
         envs.reset()
 
 
+@pytest.mark.slow("compiles scenarios")
 @pytest.mark.parametrize("name", ["simple_spread", "simple_tag"])
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 def test_the_collector_brings_what_it_brings_of_sync(name: str, batch_mode: str) -> None:

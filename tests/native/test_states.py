@@ -34,6 +34,7 @@ N = 5
 SCRATCH = {"_exp", "_seen", "_reached", "_inside", "_shared", "_stray", "_order", "_key", "_angle"}
 
 
+@pytest.mark.slow("compiles, and plays whole games")
 @settings(max_examples=60)
 @given(
     case=st.sampled_from(ALL),

@@ -121,6 +121,7 @@ def episodes(policies: Any, **options: Any) -> Any:
         return Collector(each, policies, batch_mode="complete", seed=0, **options).collect(episodes=6)
 
 
+@pytest.mark.mostly_slow("collects whole runs with many policies", quick=3)
 @forms
 def test_a_collector_takes_it(form: Callable[[], Any]) -> None:
     expected = episodes(Reference())
@@ -134,6 +135,7 @@ def test_a_collector_takes_it(form: Callable[[], Any]) -> None:
         assert collector.metrics.episodes_total >= 6
 
 
+@pytest.mark.mostly_slow("collects whole runs with many policies", quick=8)
 @forms
 def test_one_may_come_later_or_take_anothers_place(form: Callable[[], Any]) -> None:
     found, who = [], ["a"]
@@ -152,6 +154,7 @@ def test_one_may_come_later_or_take_anothers_place(form: Callable[[], Any]) -> N
         same(one, other)
 
 
+@pytest.mark.mostly_slow("collects whole runs with many policies", quick=8)
 @forms
 def test_it_is_evaluated(form: Callable[[], Any]) -> None:
     def returns(policy: Any) -> list[float]:
@@ -275,6 +278,7 @@ def no_arguments() -> Policy:
     return Reference()
 
 
+@pytest.mark.mostly_slow("imports libraries", quick=2)
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -143,6 +143,7 @@ def test_a_masked_choice_is_always_allowed(mask: list[list[bool]], seed: int, st
     assert allowed[np.arange(len(mask)), actions - start].all()
 
 
+@pytest.mark.slow("collects whole runs with many policies")
 @given(mask=masks, seed=st.integers(0, 1000))
 def test_masks_of_a_multidiscrete_stand_one_after_the_other(mask: list[list[bool]], seed: int) -> None:
     allowed = np.array([[*row[:3], any(row[3:]) or True, row[4]] if any(row[:3]) else [True] * 5 for row in mask])

@@ -95,6 +95,7 @@ def test_weights_come_back_to_the_bit(tmp_path: Path) -> None:
     assert (back.observation_space, back.action_space) == (OBS, ACTIONS)
 
 
+@pytest.mark.slow("collects whole runs with many policies")
 @given(asked=st.lists(st.integers(0, 5), max_size=40), capacity=st.integers(1, 6))
 def test_the_one_asked_for_longest_ago_goes_first_and_nothing_is_lost(asked: list[int], capacity: int) -> None:
     policies = nets(6, capacity)
@@ -132,6 +133,7 @@ def test_what_is_given_as_it_is_stays_and_does_not_count() -> None:
     assert policies.in_memory == ("a",)  # looking whether it is there swaps nothing in
 
 
+@pytest.mark.slow("collects whole runs with many policies")
 def test_what_the_caller_holds_is_not_swapped_out_under_its_hands() -> None:
     policies = nets(4, 1)
     mine = policies["p0"]
@@ -149,6 +151,7 @@ def test_what_the_caller_holds_is_not_swapped_out_under_its_hands() -> None:
     assert (policies["p0"].weights["w"] == 5.0).all()  # type: ignore[attr-defined]  # a Net
 
 
+@pytest.mark.slow("collects whole runs with many policies")
 def test_a_policy_that_refers_to_itself_is_swapped_out_too() -> None:
     class Loop(Net):
         def __init__(self) -> None:
@@ -299,6 +302,7 @@ def test_what_is_no_policy_is_refused() -> None:
         policies[3] = Net  # type: ignore[index]  # on purpose
 
 
+@pytest.mark.slow("collects whole runs with many policies")
 @pytest.mark.checklist(107)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])

@@ -57,6 +57,7 @@ def races(rng: np.random.Generator, true: dict[str, float], games: int, sides: i
 # --- the order of games
 
 
+@pytest.mark.slow("plays and rates many matches")
 @given(GAMES, st.randoms(use_true_random=False), st.booleans())
 def test_games_in_another_order_give_the_same_ratings_to_the_bit(games: Any, random: Any, anchored: bool) -> None:
     fixed = {"a": 0.0} if anchored else None
@@ -97,6 +98,7 @@ def test_four_hundred_games_against_a_fixed_player_say_one_thing() -> None:
 # --- what is known of the model
 
 
+@pytest.mark.mostly_slow("plays and rates many matches", quick=8)
 @pytest.mark.parametrize("sides", [2, 3, 6])
 @pytest.mark.parametrize("anchored", [False, True])
 def test_intervals_hold_the_truth_as_often_as_they_say(sides: int, anchored: bool) -> None:
@@ -125,6 +127,7 @@ def test_it_finds_the_strengths_of_a_match_of_two() -> None:
     assert found.interval("nobody") == (-math.inf, math.inf)
 
 
+@pytest.mark.slow("plays and rates many matches")
 def test_what_it_finds_is_the_fixed_point_of_hunters_minorize_maximize() -> None:
     """Hunter (2004): a strength is its wins over what is expected of one of strength 1."""
     rng = np.random.default_rng(0)
@@ -299,6 +302,7 @@ def test_a_wrong_state_changes_nothing(state: Any) -> None:
     assert found.rating("a") > found.rating("b")
 
 
+@pytest.mark.slow("plays and rates many matches")
 def test_a_hundred_thousand_games_of_twenty_take_no_time() -> None:
     """Games are counted, not kept; what is asked for after each is fitted to counts."""
     rng = np.random.default_rng(5)

@@ -35,6 +35,7 @@ def serial(policies: Any, games: int, **options: Any) -> Any:
     return evaluate_match(policies, env, games, backend="sync", **options)
 
 
+@pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(129)
 def test_a_match_is_the_same_in_one_process_and_in_many() -> None:
     def match(seed: int, run: dict[str, Any]) -> Any:

@@ -116,6 +116,7 @@ def _rule() -> Policy:
     return player(0.7)
 
 
+@pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(129)
 def test_equal_seeds_give_equal_runs_in_one_process_and_in_many() -> None:
     first = train(5)
@@ -141,6 +142,7 @@ print(run["games"], run["pool"])
 """
 
 
+@pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(129)
 def test_nothing_hangs_on_a_salted_hash() -> None:
     """In RLlib's example who plays is hash(episode_id) % 2, another one in each process."""
@@ -202,6 +204,7 @@ class Counting(Policy):
         self.salt = state["salt"]
 
 
+@pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(131)
 def test_opponents_are_asked_once_a_tick_about_all_their_rows_with_their_own_memory() -> None:
     """Nim raises at a move that is not allowed, and each policy checks that its state is its own agent's."""
@@ -260,6 +263,7 @@ class Watched(Net):
         self.salt = state["salt"]
 
 
+@pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(131)
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 def test_who_began_an_episode_plays_it_to_its_end(mode: str) -> None:

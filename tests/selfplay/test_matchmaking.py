@@ -59,6 +59,7 @@ def test_latest_and_uniform() -> None:
     assert shares(Mirror()) == {"main": 1.0}
 
 
+@pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(128)
 def test_prioritised_by_win_rate() -> None:
     table = MatchTable()
@@ -105,6 +106,7 @@ def test_a_mixture_gives_each_its_share() -> None:
     near(shares(maker), {"main": 0.75, "rival_0": 0.25})
 
 
+@pytest.mark.slow("plays and rates many matches")
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=6), st.integers(0, 2**32))
 def test_whom_has_no_weight_is_never_drawn(weights: list[float], seed: int) -> None:
     names = [f"main_{i}" for i in range(len(weights))]

@@ -55,6 +55,7 @@ def statistics(pipeline: AgentPipeline) -> str:
     return repr(pipeline.state_dict())
 
 
+@pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(128)
 @pytest.mark.parametrize("bounded", [False, True], ids=["dict", "PolicyMap"])
 def test_an_opponent_stays_what_it_was_while_its_learner_goes_on(bounded: bool, tmp_path: Path) -> None:
@@ -95,6 +96,7 @@ def test_an_opponent_stays_what_it_was_while_its_learner_goes_on(bounded: bool, 
             np.testing.assert_array_equal(weights, pool[name].policy_state()["weights"])
 
 
+@pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(128)
 def test_a_pool_comes_back_from_the_disk_exactly(tmp_path: Path) -> None:
     table = MatchTable()
@@ -139,6 +141,7 @@ def test_a_pool_comes_back_from_the_disk_exactly(tmp_path: Path) -> None:
             assert all(arrays[name].dtype.kind != "O" for name in arrays)
 
 
+@pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(128)
 @settings(max_examples=12)
 @given(
@@ -357,6 +360,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         answers(pool["a"].policy())
 
 
+@pytest.mark.slow("plays and rates many matches")
 def test_a_temporary_pool_goes_with_its_object() -> None:
     pool = OpponentPool(Net)
     pool.add("a", Net(), agent_connectors=AgentPipeline([]), action_connectors=ActionPipeline([]))

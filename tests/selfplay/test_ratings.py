@@ -51,6 +51,7 @@ def assert_in_order(table: Ratings) -> None:
     assert table.expected("skill 0.0", "skill 1.0") == pytest.approx(1 - table.expected("skill 1.0", "skill 0.0"))
 
 
+@pytest.mark.mostly_slow("plays and rates many matches", quick=3)
 @pytest.mark.checklist(130)
 @pytest.mark.parametrize("seed", range(3))
 def test_ratings_find_the_order_of_players_of_graded_strength(seed: int) -> None:
@@ -83,6 +84,7 @@ GAMES = st.lists(
 )
 
 
+@pytest.mark.slow("plays and rates many matches")
 @given(GAMES)
 def test_elo_makes_no_points_where_sides_are_of_equal_size(games: Any) -> None:
     elo = Elo()
@@ -95,6 +97,7 @@ def test_elo_makes_no_points_where_sides_are_of_equal_size(games: Any) -> None:
     assert again.ranking() == elo.ranking()
 
 
+@pytest.mark.slow("plays and rates many matches")
 @given(GAMES)
 def test_who_did_better_does_not_fall_below_who_did_worse(games: Any) -> None:
     """Of equals the winner gains, the loser loses, a draw moves neither; whatever came before, a win helps."""
@@ -195,6 +198,7 @@ def test_without_a_library_it_says_what_to_install(
 # --- the table
 
 
+@pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(130)
 @given(GAMES)
 def test_the_table_counts_each_pair_both_ways(games: Any) -> None:
@@ -300,6 +304,7 @@ def _paid(record: Any) -> bool:
 # --- where nobody beats all
 
 
+@pytest.mark.slow("plays and rates many matches")
 def test_alpha_rank_gives_rock_paper_and_scissors_a_third_each() -> None:
     pytest.importorskip("pyspiel")
     table = MatchTable()

@@ -96,6 +96,7 @@ class League:
 SAVED, END = 16, 24
 
 
+@pytest.mark.mostly_slow("plays and rates many matches", quick=2)
 @pytest.mark.parametrize(("batch_mode", "bound"), [("truncate", None), ("complete", 2)])
 def test_a_league_goes_on_in_a_new_collector(batch_mode: Any, bound: int | None, tmp_path: Path) -> None:
     """Which has no opponents yet; and in the one that had gone on, whose newest opponents the state does not know."""
@@ -127,6 +128,7 @@ def test_a_league_goes_on_in_a_new_collector(batch_mode: Any, bound: int | None,
         assert there == held or bound is not None, "files of opponents that are nowhere any more are gone"
 
 
+@pytest.mark.slow("plays and rates many matches")
 def test_a_league_goes_on_with_the_pool_that_the_other_left_behind(tmp_path: Path) -> None:
     """Which had gone on after its state was saved: the folder follows the state."""
     with League(tmp_path / "pool") as first:
@@ -215,6 +217,7 @@ def test_another_opponent_of_the_same_id_is_replaced_unless_it_plays() -> None:
         same(without_clock(third.collector.get_state()), before)
 
 
+@pytest.mark.slow("plays and rates many matches")
 def test_the_mapping_has_the_same_opponents_where_the_state_was_set_twice() -> None:
     with League() as first, League() as second:
         first.train(range(SAVED))

@@ -120,6 +120,7 @@ for at in range(1, 200):
 """
 
 
+@pytest.mark.slow("starts programs of its own")
 @pytest.mark.fault("H8")
 def test_a_process_killed_while_it_writes_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     """Killed before each write, flush, fsync and the rename, one after the other; what is there is read each time."""
@@ -182,6 +183,7 @@ def test_a_file_cut_anywhere_is_refused(file: Path, tmp_path: Path) -> None:
     refused(tmp_path / "cut.npz", content + b"0", "its end was lost")
 
 
+@pytest.mark.slow("starts programs of its own")
 @pytest.mark.fault("H9")
 def test_a_file_with_one_bit_turned_is_refused(file: Path, tmp_path: Path) -> None:
     """Every byte once, a bit of each in turn; of the end, which holds the digest, every bit."""
@@ -428,6 +430,7 @@ def bombs(file: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow("starts programs of its own")
 @pytest.mark.fault("H11")
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_small_file_never_takes_much_memory(file: Path, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def all_spaces() -> st.SearchStrategy[Space[Any]]:
     return any_space(st.one_of(array_spaces(), object_spaces()))
 
 
+@pytest.mark.slow("starts programs of its own")
 @pytest.mark.checklist(64)
 @settings(max_examples=200)
 @given(space=all_spaces(), seed=st.integers(0, 2**31 - 1))
@@ -111,6 +112,7 @@ def test_flatten_and_unflatten_are_each_others_inverse(space: Space[Any], seed: 
     assert all(a is b for a, b in zip(again, batches, strict=True))
 
 
+@pytest.mark.slow("starts programs of its own")
 @settings(max_examples=100)
 @given(space=all_spaces(), seed=st.integers(0, 2**31 - 1))
 def test_a_batched_space_is_one_of_arrays_and_its_samples_are_seeded_members(space: Space[Any], seed: int) -> None:
@@ -155,6 +157,7 @@ def test_an_array_of_objects_and_what_is_none() -> None:
     assert masked.tolist() == ["aa"] * 4
 
 
+@pytest.mark.slow("starts programs of its own")
 @settings(max_examples=150)
 @given(space=all_spaces())
 def test_a_space_differs_from_its_copy_in_nothing(space: Space[Any]) -> None:

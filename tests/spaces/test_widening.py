@@ -35,6 +35,7 @@ def pairs(draw: Any) -> tuple[Box, Box]:
     return found[0], found[1]
 
 
+@pytest.mark.slow("starts programs of its own")
 @given(pair=pairs())
 def test_the_wider_space_holds_the_members_of_both(pair: tuple[Box, Box]) -> None:
     for wrap in (lambda box: box, lambda box: Dict({"a": Tuple([box]), "b": Discrete(3)})):

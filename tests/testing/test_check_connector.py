@@ -145,6 +145,7 @@ CASES = [(check, make, said) for check, cases in BROKEN.items() for make, said i
 LEARNERS = [(check, make, said) for check, cases in LEARNER.items() for make, said in cases]
 
 
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=12)
 @pytest.mark.parametrize(("check", "make", "said"), CASES, ids=[make.__name__ for _, make, _ in CASES])
 def test_a_broken_one_is_caught_by_the_right_check_and_told_why(check: str, make: type[Connector], said: str) -> None:
     space = UNIT if check == "inside" or issubclass(make, connectors.ActionConnector) else VECTOR
@@ -167,6 +168,7 @@ def test_every_broken_one_was_tried() -> None:
     assert len(tried) >= 20
 
 
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=12)
 @pytest.mark.parametrize(
     "make", [sound.Change, sound.Centre, sound.Team, sound.Noise, sound.Awake], ids=lambda make: make.__name__
 )
@@ -206,11 +208,13 @@ OURS: dict[str, Callable[[], Connector]] = {
 }
 
 
+@pytest.mark.slow("checks whole envs or connectors many times")
 @pytest.mark.parametrize("make", OURS.values(), ids=OURS)
 def test_ours_pass_on_every_space_they_take(make: Callable[[], Connector]) -> None:
     check_connector(make)
 
 
+@pytest.mark.slow("checks whole envs or connectors many times")
 def test_functions_pass() -> None:
     @agent_connector
     def same(rows: Rows) -> Rows:

@@ -85,12 +85,14 @@ PLAIN: dict[str, Any] = {
 }
 
 
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=8)
 @pytest.mark.parametrize("build", SCRIPTED.values(), ids=SCRIPTED)
 def test_scripted_envs_of_all_forms_pass(build: Callable[[], Any]) -> None:
     for seed in range(5):
         check_env(rewound(build), episodes=4, seed=seed)
 
 
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=3)
 @pytest.mark.parametrize("build", SCRIPTED.values(), ids=SCRIPTED)
 def test_and_so_do_envs_that_write_into_slots(build: Callable[[], Any]) -> None:
     check_env(lambda: TimeLimit(adapt(rewound(build)()), 3), episodes=4)
@@ -731,6 +733,7 @@ CASES = [
 ]
 
 
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=3)
 @pytest.mark.checklist(14)
 @pytest.mark.parametrize(("build", "told"), CASES, ids=[build.__name__ for build, _ in BROKEN])
 def test_what_is_broken_is_caught_and_told(build: Callable[[], Any], told: str) -> None:

@@ -35,6 +35,7 @@ NAMES = (
 )
 
 
+@pytest.mark.slow("checks whole envs or connectors many times")
 @pytest.mark.parametrize("kind", ["parallel", "turns, masked", "keyed", "single", "simple_tag"])
 def test_sync_passes(kind: str) -> None:
     """One group and several, masks, agents that wait and that come late."""
@@ -46,6 +47,7 @@ def test_threads_pass() -> None:
     assert check_vector_env(partial(vectorize, "thread", factories_of("parallel", N))) == NAMES
 
 
+@pytest.mark.slow("checks whole envs or connectors many times")
 @pytest.mark.checklist(59)
 @pytest.mark.parametrize("kind", ["parallel", "single"])
 def test_processes_pass(kind: str) -> None:
@@ -262,6 +264,7 @@ MUTANTS: list[tuple[type[SyncVectorEnv], str]] = [
 ]
 
 
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=12)
 @pytest.mark.parametrize(("mutant", "told"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
 def test_mutants_are_caught_and_told(mutant: type[SyncVectorEnv], told: str) -> None:
     factories = factories_of("masked" if mutant is IgnoresMasks else "parallel", N)

@@ -99,6 +99,7 @@ def ticks_of(piece: ActionPipeline, count: int, mask: int | None, seed: int = 0)
     return ticks
 
 
+@pytest.mark.mostly_slow("draws many batches", quick=12)
 @each_piece
 @settings(max_examples=20)  # each is a rollout of several calls for every row
 @given(data=st.data())

@@ -24,6 +24,7 @@ def row_of(rows: Rows, i: int) -> Any:
     return rows.take([i]).actions
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), p=st.sampled_from([0.0, 0.3, 0.9, 1.0]), seed=st.integers(0, 5), data=st.data())
 def test_sticky_against_a_loop_over_rows(space: Any, p: float, seed: int, data: st.DataObject) -> None:
     """Any space, episodes that come and go, resets: the last sent action of each agent, kept in a dict."""
@@ -42,6 +43,7 @@ def test_sticky_against_a_loop_over_rows(space: Any, p: float, seed: int, data: 
         last = {pair: action for pair, action in last.items() if pair[0] != env}
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), k=st.integers(1, 4), data=st.data())
 def test_repeat_against_a_loop_over_rows(space: Any, k: int, data: st.DataObject) -> None:
     """Decisions 0, k, 2k, … of each agent's episode are sent, whatever the agents of other rows are at."""

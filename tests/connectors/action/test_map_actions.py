@@ -64,6 +64,7 @@ def test_what_is_no_function_or_space_and_another_number_of_rows() -> None:
     assert MapActions(steer, spaces.Discrete(3)).params() == {"function": steer, "policy_space": spaces.Discrete(3)}
 
 
+@pytest.mark.slow("draws many batches")
 @given(
     n=st.integers(1, 6), more=st.integers(0, 3), start=st.integers(-3, 3), dtype=st.sampled_from([np.int64, np.int8])
 )
@@ -79,6 +80,7 @@ def test_what_the_env_does_not_have_becomes_the_invalid_action(n: int, more: int
         assert out[n:].tolist() == [start if invalid is None else invalid] * more
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), seed=st.integers(0, 9))
 def test_each_discrete_of_a_tree_is_widened_and_the_rest_stays(space: Any, seed: int) -> None:
     pipeline = ActionPipeline([PadActions(7)])

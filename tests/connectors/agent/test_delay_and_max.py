@@ -35,6 +35,7 @@ def bound(piece: AgentConnector, space: Space) -> Any:
     return piece
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(87)
 @given(space=any_spaces(), k=st.integers(0, 4), game=ticks(), cut=st.integers(0, 9))
 def test_observations_are_those_of_k_rows_ago_and_stay_in_their_episode(
@@ -56,6 +57,7 @@ def test_observations_are_those_of_k_rows_ago_and_stay_in_their_episode(
             same_tree(again.state_dict(), piece.state_dict())
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(87)
 @given(k=st.integers(1, 4), game=ticks(), cut=st.integers(0, 9))
 def test_the_maximum_is_over_the_last_k_of_the_episode(k: int, game: list[Tick], cut: int) -> None:

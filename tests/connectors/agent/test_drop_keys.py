@@ -29,6 +29,7 @@ def bound(piece: Any, space: Space, action_space: Space | None = None) -> AgentP
     return pipeline
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), n=st.integers(0, 3), data=st.data())
 def test_what_is_dropped_is_gone_and_all_else_is_untouched(space: Space, n: int, data: st.DataObject) -> None:
     """Any paths of any space: the leaves that are left are the very same arrays, at the same paths, in order."""

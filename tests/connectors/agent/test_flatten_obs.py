@@ -20,6 +20,7 @@ def bound(space: Space, **kwargs: Any) -> AgentPipeline:
     return pipeline
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), n=st.integers(0, 4))
 def test_it_flattens_as_gymnasium_does(space: Space, n: int) -> None:
     pipeline, obs = bound(space), batch(space, n)
@@ -31,6 +32,7 @@ def test_it_flattens_as_gymnasium_does(space: Space, n: int) -> None:
         np.testing.assert_array_equal(flat[i], np.asarray(spaces.flatten(space, unbatch(space, obs, i)), dtype))
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), data=st.data())
 def test_keys_to_keep_or_to_drop(space: Space, data: st.DataObject) -> None:
     """Any set of paths, of leaves or of what holds them: keep is what drop of the others is."""

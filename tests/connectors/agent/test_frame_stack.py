@@ -55,6 +55,7 @@ def joined(frames: list[Any], axis: int, *, new_axis: bool) -> Any:
     return np.concatenate(frames, axis=axis)
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(87)
 @given(
     space=boxes(ranks=(0, 1, 2, 3)),
@@ -91,6 +92,7 @@ def test_history_is_each_agents_own_and_ends_with_its_episode(
             model.reset(env)
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), k=st.integers(1, 3), pad=st.sampled_from(["zero", "repeat"]))
 def test_every_leaf_of_a_tree_has_its_history(space: Space, k: int, pad: Any) -> None:
     piece = make(space, k, pad=pad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ def chain(*, per_agent: bool) -> AgentPipeline:
     return pipeline
 
 
+@pytest.mark.slow("draws many batches")
 @settings(max_examples=60)
 @given(
     per_agent=st.booleans(),

@@ -200,6 +200,7 @@ def test_channels_go_first_without_a_copy() -> None:
     )
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), axes=st.sampled_from([(1, 0), (2, 0, 1), (0, 2, 1), (0,)]), n=st.integers(0, 3))
 def test_any_order_of_axes_of_boxes_of_that_rank(space: Space, axes: tuple[int, ...], n: int) -> None:
     leaves = SpaceTree(space).leaves
@@ -231,6 +232,7 @@ def nested_with_camera(inner: Space, height: int, width: int) -> spaces.Dict:
     return spaces.Dict({"eye": spaces.Dict({"left": camera, "mode": spaces.Discrete(3, start=1)}), "rest": inner})
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(86)
 @given(inner=any_spaces(), height=st.integers(2, 6), width=st.integers(2, 6), n=st.integers(0, 3), drop=st.booleans())
 def test_images_and_choices_anywhere_in_a_space_become_what_a_network_takes(

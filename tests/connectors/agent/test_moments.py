@@ -71,6 +71,7 @@ def see(piece: NormalizeObs, data: Any) -> None:
     piece(rows_of(pairs, data))
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(84)
 @pytest.mark.fault("E10")
 @given(rounds=st.lists(st.tuples(datasets(), cuts()), min_size=1, max_size=4), ticks=st.sampled_from([1, 3, 100]))
@@ -104,6 +105,7 @@ def test_merged_over_any_split_the_statistics_are_those_of_the_pooled_data(
     same_tree(workers[0].merge_states([]), merged)
 
 
+@pytest.mark.slow("draws many batches")
 @given(data=datasets(), at=cuts(), agents=st.integers(1, 4), seed=st.integers(0, 9))
 def test_each_agents_statistics_are_exact_too(data: Any, at: list[int], agents: int, seed: int) -> None:
     group = np.random.default_rng(seed).integers(agents, size=len(data))
@@ -114,6 +116,7 @@ def test_each_agents_statistics_are_exact_too(data: Any, at: list[int], agents: 
         assert_exact(merged.state_dict(), data[group == agent], agent)
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.parametrize("offset", OFFSETS)
 def test_many_small_steps_lose_nothing(offset: float) -> None:
     """20,000 calls of one row each: rounding does not add up."""

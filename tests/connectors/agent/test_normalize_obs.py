@@ -57,6 +57,7 @@ def arrays(n: st.SearchStrategy[int]) -> st.SearchStrategy[Any]:
     return n.flatmap(lambda k: hnp.arrays(np.float64, (k, 2), elements=values))
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(84)
 @given(data=arrays(st.integers(1, 30)), cuts=st.lists(st.integers(0, 30), max_size=4), rounds=st.integers(1, 3))
 def test_merged_statistics_are_those_of_the_pooled_data(data: Any, cuts: list[int], rounds: int) -> None:

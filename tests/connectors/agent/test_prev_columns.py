@@ -39,6 +39,7 @@ def bound(piece: Any, actions: Space | None = None, space: Space = VECTOR) -> An
     return piece
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(88)
 @given(actions=any_spaces(), n=st.integers(1, 3), game=ticks())
 def test_previous_actions_and_rewards_of_any_action_space(actions: Space, n: int, game: list[Tick]) -> None:

@@ -81,6 +81,7 @@ class Loop:
         return self.returns.get(agent, []) if agent is not None else [x for part in self.returns.values() for x in part]
 
 
+@pytest.mark.slow("draws many batches")
 @given(
     game=ticks(),
     gamma=st.sampled_from([0.0, 0.9, 1.0]),
@@ -149,6 +150,7 @@ def test_one_endless_episode_is_normalised_as_gymnasium_does_it() -> None:
         assert ours == pytest.approx(env.step(0)[1], rel=1e-10)
 
 
+@pytest.mark.slow("draws many batches")
 @given(seed=st.integers(0, 99), parts=st.lists(st.integers(0, 12), min_size=1, max_size=5), per_agent=st.booleans())
 def test_merged_statistics_are_those_of_all_returns(seed: int, parts: list[int], per_agent: bool) -> None:
     """Over two rounds, with workers that saw nothing; the returns of running episodes stay with their worker."""

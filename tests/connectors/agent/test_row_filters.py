@@ -53,6 +53,7 @@ class Reference:
         return False, paid
 
 
+@pytest.mark.slow("draws many batches")
 @given(game=ticks(14), cut=st.integers(0, 13), k=st.one_of(st.none(), st.integers(1, 4)))
 def test_what_is_taken_out_is_said_by_the_next_row_that_stays(game: list[Tick], cut: int, k: int | None) -> None:
     """For FilterRows and FrameSkip, also where the state was taken over mid-episode. No reward is lost."""

@@ -55,6 +55,7 @@ class Team:
         self.seen = {pair: value for pair, value in self.seen.items() if pair[0] != env}
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), with_episodes=st.booleans(), data=st.data())
 def test_each_sees_what_its_team_last_saw(space: Space, with_episodes: bool, data: st.DataObject) -> None:
     """Episodes of 3 envs × 3 agents that come, take turns, end and are lost, rows in any order; against a plain dict.
@@ -185,6 +186,7 @@ def joint(team_obs_nA: Any, team_mask_nA: Any, rows: Rows) -> Any:
     return np.concatenate([team_obs_nA.reshape(len(rows), -1), team_mask_nA], axis=1)
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(91)
 @given(mode=st.sampled_from(["one_hot", "type"]), data=st.data())
 def test_who_i_am_padding_death_functions_and_the_team_in_one_chain(mode: Any, data: st.DataObject) -> None:

@@ -55,6 +55,7 @@ def test_time_refuses() -> None:
         TimeFeature(4)(Rows(t=np.zeros(1)))
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), state_space=any_spaces(), n=st.integers(0, 3))
 def test_the_state_stands_beside_any_observation(space: Space, state_space: Space, n: int) -> None:
     pipeline = bound(StateInObs(state_space), space)
@@ -98,6 +99,7 @@ def test_the_state_refuses() -> None:
             pipeline(Rows(obs=obs, state=state))
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), data=st.data())
 def test_the_dead_see_nothing(space: Space, data: st.DataObject) -> None:
     """Any space, any rows: the terminated are blank, all others untouched, and the blank is a member of the space."""

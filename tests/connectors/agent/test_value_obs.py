@@ -36,6 +36,7 @@ def through(piece: AgentConnector, space: Space, obs: Any) -> Any:
     return bound(piece, space)(Rows(obs=obs)).obs
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), n=st.integers(0, 4), data=st.data())
 def test_leaves_of_another_kind_pass_and_the_rest_lies_in_its_space(space: Space, n: int, data: st.DataObject) -> None:
     """Any space, each piece: what is not of its kind is the very same array, and all that comes out is declared."""

@@ -58,6 +58,7 @@ SOURCES: dict[str, tuple[Any, Any, int]] = {
 }
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(90)
 @given(data=st.data(), source=st.sampled_from(list(SOURCES)), game=ticks(), cut=st.integers(0, 9))
 def test_a_view_shows_what_the_agents_own_rows_held(
@@ -114,6 +115,7 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
     return found
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(89)
 @given(game=ticks(), tuples=st.booleans(), cut=st.integers(0, 9))
 def test_the_state_of_a_recurrent_policy_is_its_last_output_per_agent(game: list[Tick], tuples: bool, cut: int) -> None:

@@ -13,6 +13,7 @@ ONE = Fragment((1.0, 2.0), (10.0, 20.0), "truncated", 30.0, (0.0, 0.0), (0.0, 0.
 TWO = Fragment((3.0,), (40.0,), "terminated", 50.0, (0.0,), (0.0,))
 
 
+@pytest.mark.slow("draws many batches")
 @given(batch=batches())
 def test_one_row_after_each_fragment(batch: list[Fragment]) -> None:
     rows = rows_of(batch)

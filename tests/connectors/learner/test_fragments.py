@@ -12,6 +12,7 @@ from marlvec.errors import ContractError
 from tests.connectors.learner.fragments import Fragment, batches, rows_of
 
 
+@pytest.mark.slow("draws many batches")
 @given(batch=batches())
 def test_where_they_are(batch: list[Fragment]) -> None:
     found = Fragments(rows_of(batch))

@@ -113,6 +113,7 @@ def test_where_a_batch_is_cut_changes_no_return(env_id: str) -> None:
         np.testing.assert_allclose(targets, true, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.mostly_slow("draws many batches", quick=3)
 @pytest.mark.parametrize("env_id", ENVS)
 def test_one_pass_over_all_sequences_values_everything(env_id: str) -> None:
     """The chain of a policy that remembers: values of all rows at once, phantom ones included, in sequences."""

@@ -29,6 +29,7 @@ from tests.connectors.learner.fragments import (
 )
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(101)
 @given(batch=batches(), gamma=GAMMAS, lambda_=GAMMAS, n=st.integers(1, 12))
 def test_every_row_is_what_its_definition_says(batch: list[Fragment], gamma: float, lambda_: float, n: int) -> None:
@@ -61,6 +62,7 @@ def test_every_row_is_what_its_definition_says(batch: list[Fragment], gamma: flo
         np.testing.assert_array_equal(asked["obs"], rows["next_obs"][ends])
 
 
+@pytest.mark.slow("draws many batches")
 @given(batch=batches(min_size=1), gamma=GAMMAS)
 def test_a_fragment_alone_gives_the_same_bits(batch: list[Fragment], gamma: float) -> None:
     pieces = (GeneralAdvantageEstimation(gamma, 0.9, Critic()), ReturnsToGo(gamma, Critic()), NStep(3, gamma))
@@ -71,6 +73,7 @@ def test_a_fragment_alone_gives_the_same_bits(batch: list[Fragment], gamma: floa
         same_tree(Rows.concat(alone), together)
 
 
+@pytest.mark.slow("draws many batches")
 @given(batch=batches(), gamma=GAMMAS)
 def test_phantom_rows_give_the_same_numbers_as_the_value_function(batch: list[Fragment], gamma: float) -> None:
     """Where the values of all rows, phantom ones included, are computed in one pass after AddLastObs."""

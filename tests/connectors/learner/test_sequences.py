@@ -40,6 +40,7 @@ def chunks(batch: list[Fragment], max_len: int) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(103)
 @given(batch=batches(), max_len=st.integers(1, 10), masked=st.booleans())
 def test_sequences_and_back(batch: list[Fragment], max_len: int, masked: bool) -> None:
@@ -75,6 +76,7 @@ def blank(column: Any, n: int) -> Any:
     return map_tree(lambda leaf: np.full((n, *leaf.shape[1:]), None if leaf.dtype == object else 0, leaf.dtype), column)
 
 
+@pytest.mark.slow("draws many batches")
 @given(batch=batches(min_size=1), max_len=st.integers(1, 4))
 def test_columns_added_to_sequences_come_back_as_rows(batch: list[Fragment], max_len: int) -> None:
     """As where values are computed by a network that remembers; phantom rows are rows like any other here."""

@@ -24,6 +24,7 @@ def reference(values: list[float], epsilon: float) -> list[float]:
     return [(x - mean) / (deviation + epsilon) for x in values]
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(102)
 @given(batch=batches(min_size=1), max_len=st.integers(1, 5), epsilon=st.sampled_from([1e-8, 0.5]))
 def test_padding_and_phantom_rows_do_not_count(batch: list[Fragment], max_len: int, epsilon: float) -> None:

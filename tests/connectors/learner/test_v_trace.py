@@ -44,6 +44,7 @@ def test_every_row_is_what_the_paper_says(batch: list[Fragment], gamma: float, l
         assert not with_phantoms[name][phantom].any()
 
 
+@pytest.mark.slow("draws many batches")
 @given(batch=batches(), gamma=GAMMAS)
 def test_on_policy_it_is_the_whole_return(batch: list[Fragment], gamma: float) -> None:
     """Section 4.1 of the paper: with both policies the same, vs is the n-step Bellman target."""

@@ -110,6 +110,7 @@ def _rows(space: spaces.Space[Any], pairs: list[tuple[int, int]], seed: int) -> 
     return rows.take(np.array([everyone.index(pair) for pair in pairs], np.int64))
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(94)
 @pytest.mark.parametrize(("make", "space"), MAKERS, ids=lambda value: repr(value()) if callable(value) else "")
 @given(data=st.data())

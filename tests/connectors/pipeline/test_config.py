@@ -117,6 +117,7 @@ OTHER_SPACES: list[Space] = [
 ]
 
 
+@pytest.mark.slow("draws many batches")
 @given(st.one_of(any_spaces(), st.sampled_from(OTHER_SPACES)))
 def test_spaces_come_back_as_they_were(space: Space) -> None:
     rebuilt = decode(encode(space, "the space"))
@@ -219,6 +220,7 @@ def test_a_hostile_text_is_a_typed_error_of_bounded_size(text: str) -> None:
         assert len(str(raised.value)) < 2000
 
 
+@pytest.mark.slow("draws many batches")
 def test_what_is_nested_too_deeply_is_a_typed_error() -> None:
     lists: Any = []
     tuples: Any = {"$tuple": []}

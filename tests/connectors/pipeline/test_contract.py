@@ -134,6 +134,7 @@ def _make(name: str, args: Any) -> Connector:
     return piece
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(94)
 @pytest.mark.parametrize(
     ("name", "args", "space", "more"), CASES, ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)]

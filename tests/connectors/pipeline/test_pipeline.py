@@ -58,6 +58,7 @@ def run(pipeline: AgentPipeline) -> str:
     return str(pipeline(Rows(obs=np.array([""], "U64"))).obs[0])
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(80)
 @pytest.mark.fault("E9")
 @given(data=st.data())

@@ -173,6 +173,7 @@ def test_a_learner_function_may_change_the_number_of_rows_where_it_says_so() -> 
 # --- resets
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(93)
 @given(pipeline=st.one_of(agent_pipelines(), action_pipelines()), gone=st.sampled_from([(0,), (1, 2), None]))
 def test_a_reset_reaches_all_pieces_and_takes_exactly_the_named_envs(pipeline: Any, gone: Any) -> None:
@@ -241,6 +242,7 @@ class Counts(AgentConnector):
         return rows
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.fault("E8")
 @given(pipeline=agent_pipelines(), where=st.integers(0, 5))
 def test_each_row_passes_each_piece_once(pipeline: AgentPipeline, where: int) -> None:

@@ -48,6 +48,7 @@ from tests.connectors.helpers.samples import any_spaces, same_tree
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow("interrupts at many lines")
 @pytest.mark.checklist(83)
 @given(pipeline=st.one_of(agent_pipelines(), action_pipelines()), cut=st.integers(0, 12), training=st.booleans())
 def test_restored_mid_episode_a_pipeline_goes_on_as_if_never_interrupted(
@@ -73,6 +74,7 @@ def test_restored_mid_episode_a_pipeline_goes_on_as_if_never_interrupted(
         assert other.training == training
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(82)
 @pytest.mark.checklist(83)
 @pytest.mark.fault("E10")
@@ -101,6 +103,7 @@ def test_a_process_that_was_killed_is_gone_on_with_in_another(tmp_path: Path) ->
     assert not loaded["norm"][0].training  # type: ignore[index]  # a pipeline
 
 
+@pytest.mark.slow("draws many batches")
 @given(space=any_spaces())
 def test_a_pipeline_bound_to_any_space_is_loaded_bound_to_it(space: Any) -> None:
     pipeline = AgentPipeline([FlattenObs()])
@@ -213,6 +216,7 @@ def test_the_file_of_another_side_or_of_one_not_bound_is_refused(saved: Path, tm
         bound.restore(tmp_path / "unbound.npz")
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.fault("H10")
 def test_chains_of_a_new_collector_are_restored_once_it_knows_who_plays_whom(tmp_path: Path) -> None:
     """Which group of agents a policy plays, and so its chain's spaces, a function tells when episodes begin."""

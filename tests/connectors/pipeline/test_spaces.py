@@ -56,6 +56,7 @@ def pieces() -> st.SearchStrategy[AgentConnector]:
     return st.one_of(stacks, norms, indicators, nested, *others)
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.checklist(81)
 @given(space=any_spaces(), data=st.data())
 def test_spaces_follow_every_edit_and_hold_what_comes_out(space: Space, data: st.DataObject) -> None:

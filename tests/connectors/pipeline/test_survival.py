@@ -76,6 +76,7 @@ def run_forever(path: str) -> None:
         sys.stdout.flush()
 
 
+@pytest.mark.slow("draws many batches")
 @pytest.mark.fault("E10")
 @pytest.mark.parametrize("ticks", [1, 6, 11])
 def test_after_a_kill_every_worker_goes_on_as_if_nothing_had_been(ticks: int, tmp_path: Path) -> None:

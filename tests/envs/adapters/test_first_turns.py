@@ -53,6 +53,7 @@ def bare(env: Any) -> Any:
     return env
 
 
+@pytest.mark.slow("plays whole episodes of many envs")
 @given(seed=st.integers(0, 10_000), agent_num=st.integers(1, 4), dead_first=st.booleans(), masked=st.booleans())
 @pytest.mark.parametrize("outside", [bare, OrderEnforcingWrapper])
 def test_games_are_those_of_a_loop_over_last(
@@ -67,6 +68,7 @@ def test_games_are_those_of_a_loop_over_last(
         assert_same(rig_says(rig, np.random.default_rng(game), game), expected)
 
 
+@pytest.mark.mostly_slow("plays whole episodes of many envs", quick=8)
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("limit", [None, 1, 2, 5])
 def test_backends_agree_and_who_had_no_turn_has_zeros(mode: str, limit: int | None) -> None:

@@ -82,6 +82,7 @@ def assert_infos_equal(got: Any, expected: Any) -> None:
     np.testing.assert_equal(got, expected)
 
 
+@pytest.mark.slow("plays whole episodes of many envs")
 @pytest.mark.fault("C13")
 @pytest.mark.fault("D3")
 @given(seed=st.integers(0, 10_000), agent_num=st.integers(1, 5), reuse=st.booleans(), old_api=st.booleans())

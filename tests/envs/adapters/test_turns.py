@@ -98,6 +98,7 @@ def assert_same(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> No
                 np.testing.assert_array_equal(a["mask"], b["mask"] != 0)
 
 
+@pytest.mark.slow("plays whole episodes of many envs")
 @pytest.mark.fault("D3")
 @given(
     seed=st.integers(0, 10_000),

@@ -81,6 +81,7 @@ def padded_like(row: np.ndarray, own: np.ndarray) -> np.ndarray:
     return out
 
 
+@pytest.mark.slow("films whole episodes")
 @given(data=st.data(), agent_num=st.integers(1, 4), seed=st.integers(0, 1000))
 def test_whole_episodes_are_what_the_env_itself_says_padded(data: Any, agent_num: int, seed: int) -> None:
     spaces = data.draw(observations(agent_num)), data.draw(actions(agent_num))

@@ -78,6 +78,7 @@ def names(folder: Path) -> list[str]:
 # --- what is in a video
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick=5)
 @pytest.mark.checklist(78)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("backend", "form"), [("sync", "gif"), ("thread", "mp4"), ("async", "mp4"), ("async", "gif")])
@@ -109,6 +110,7 @@ def test_the_step_that_ends_an_episode_brings_its_video(mode: str, tmp_path: Pat
         assert videos(tmp_path) == {"painter-env0-episode0.mp4": episode(0, 0, 3)}
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick="each")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("env", "options"),
@@ -188,6 +190,7 @@ def test_real_envs(backend: str, tmp_path: Path) -> None:
 # --- nothing else changes
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick="each")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_what_envs_return_is_the_same(backend: str, mode: str, tmp_path: Path) -> None:
@@ -229,6 +232,7 @@ def test_control_calls_reach_the_users_env(backend: str, tmp_path: Path) -> None
 # --- which episodes, which envs, what names
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick=3)
 @pytest.mark.parametrize(
     ("episodes", "chosen"),
     [
@@ -510,6 +514,7 @@ def test_no_process_outlives_close(backend: str, tmp_path: Path) -> None:
     assert names(tmp_path) == ["painter-env0-episode0-cut.mp4", "painter-env1-episode0-cut.mp4"]
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick=3)
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 def test_no_process_outlives_a_worker_that_is_killed(context: str, tmp_path: Path) -> None:
     record = RecordVideo(tmp_path)

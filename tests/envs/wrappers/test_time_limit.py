@@ -75,6 +75,7 @@ def check_episodes(envs: marlvec.VectorEnv, scripts: list[Script], limit: int, c
             assert not any(array.any() for array in (rewards, terminated, truncated))
 
 
+@pytest.mark.slow("films whole episodes")
 @pytest.mark.checklist(11)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])

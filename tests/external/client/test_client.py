@@ -84,6 +84,7 @@ def test_in_rounds_batches_are_the_same_bit_for_bit(kind: str) -> None:
         assert other.metrics.episodes_total > 2
 
 
+@pytest.mark.slow("many clients and connections")
 @pytest.mark.checklist(124)
 def test_four_processes_give_the_batches_of_four_envs_inside() -> None:
     kind, num = "simple_tag", 4
@@ -388,6 +389,7 @@ def served_spaces() -> Any:
     return {name: (spaces.Box(-1000, 1000, (3,)), spaces.Discrete(50)) for name in ("a", "b")}
 
 
+@pytest.mark.slow("many clients and connections")
 def test_a_client_decides_as_the_server_would() -> None:
     """Through connectors that remember and that have learned; the same batches, but for what only a policy can say."""
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,6 +162,7 @@ def carry_out(order: Any, gateway: EpisodeGateway) -> tuple[list[Told], int]:
     return every, ended
 
 
+@pytest.mark.slow("many clients and connections")
 @settings(max_examples=50, deadline=None)
 @given(ORDERS)
 def test_what_was_said_is_what_a_batch_holds(order: Any) -> None:

@@ -49,6 +49,7 @@ def same(found: MultiAgentBatch, wanted: MultiAgentBatch) -> None:
             assert one[name].dtype == leaf.dtype, name
 
 
+@pytest.mark.mostly_slow("many clients and connections", quick=3)
 @pytest.mark.parametrize("kind", CASES)
 def test_episodes_come_out_as_they_went_in(kind: str, tmp_path: Path) -> None:
     wanted = recorded(kind, 1, episodes=5)

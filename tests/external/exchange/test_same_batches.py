@@ -86,6 +86,7 @@ def assert_same(one: MultiAgentBatch, other: MultiAgentBatch) -> None:
     assert (one.env_steps, one.agent_steps) == (other.env_steps, other.agent_steps)
 
 
+@pytest.mark.mostly_slow("many clients and connections", quick=8)
 @pytest.mark.checklist(123)
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 @pytest.mark.parametrize("kind", CASES)

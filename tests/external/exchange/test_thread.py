@@ -389,6 +389,7 @@ def test_run_is_called_again_where_time_was_up() -> None:
     assert rows.truncated.tolist() == [False, False, True] * 4
 
 
+@pytest.mark.slow("many clients and connections")
 @pytest.mark.fault("G9")
 def test_an_episode_of_which_nothing_is_heard_is_lost() -> None:
     with external.make(ONE, num_envs=2, idle_timeout=1.0) as envs:

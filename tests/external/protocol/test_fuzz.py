@@ -128,6 +128,7 @@ def hunt(frames: int, seed: int) -> tuple[int, int]:
     return sound, most
 
 
+@pytest.mark.slow("many clients and connections")
 def test_mutated_frames() -> None:
     """A share of what `make soak` does: goal R12."""
     sound, most = hunt(200_000, seed=0)
@@ -155,6 +156,7 @@ LARGE: dict[str, bytes] = {
 }
 
 
+@pytest.mark.mostly_slow("many clients and connections", quick=3)
 @pytest.mark.fault("G6")
 @pytest.mark.parametrize("name", LARGE)
 def test_no_message_makes_more_than_it_is(name: str) -> None:

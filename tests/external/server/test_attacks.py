@@ -128,6 +128,7 @@ def raw_step(extension: Any) -> bytes:
     return pack_frame(Frame(Type.STEP, 2, 0, body))
 
 
+@pytest.mark.slow("many clients and connections")
 @pytest.mark.fault("G7")
 def test_nothing_of_an_attack_is_ever_run() -> None:
     corpus = list(payloads())

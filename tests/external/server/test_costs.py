@@ -101,6 +101,7 @@ def say(there: Served, raw: Raw, sayings: Sayings) -> list[Message]:
     return [message for message in raw.wait_for_end() if message.type is Type.ERROR]
 
 
+@pytest.mark.slow("many clients and connections")
 @pytest.mark.fault("G10")
 @pytest.mark.parametrize("how", GROWS)
 def test_whatever_grows_is_counted_and_refused(how: str) -> None:

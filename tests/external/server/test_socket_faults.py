@@ -243,6 +243,7 @@ STRANGERS: dict[str, bytes] = {
 }
 
 
+@pytest.mark.mostly_slow("many clients and connections", quick=8)
 @pytest.mark.fault("G3")
 @pytest.mark.parametrize("what", STRANGERS)
 def test_strangers(what: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -260,6 +261,7 @@ def test_strangers(what: str, caplog: pytest.LogCaptureFixture) -> None:
         assert there.envs.gateway.episodes == ()
 
 
+@pytest.mark.slow("many clients and connections")
 @pytest.mark.fault("G4")
 @pytest.mark.parametrize(
     "length",
@@ -298,6 +300,7 @@ def test_after_the_welcome_a_message_may_be_as_long_as_the_limits_say() -> None:
             client.get_action("e", {"a": obs_of(1), "b": obs_of(1)})
 
 
+@pytest.mark.mostly_slow("many clients and connections", quick=3)
 @pytest.mark.fault("G5")
 @pytest.mark.parametrize("how", ["nothing", "half a request", "a byte at a time", "half a header", "half a message"])
 def test_who_never_gets_to_the_point(how: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -618,6 +621,7 @@ def test_a_client_has_limits_of_its_own() -> None:
         assert "wait for the collector" in errors[0].fields["text"]
 
 
+@pytest.mark.slow("many clients and connections")
 @pytest.mark.fault("G10")
 def test_a_thousand_clients_in_small() -> None:
     """Goal R13 with 100 clients; `make soak` has the thousand."""
@@ -631,6 +635,7 @@ def test_a_thousand_clients_in_small() -> None:
 # --- G11
 
 
+@pytest.mark.slow("many clients and connections")
 @pytest.mark.fault("G11")
 @pytest.mark.checklist(124)
 def test_a_client_that_does_not_read() -> None:
@@ -803,6 +808,7 @@ def run_server(port: int) -> tuple[subprocess.Popen[str], int]:
     return process, int(process.stdout.readline())
 
 
+@pytest.mark.slow("many clients and connections")
 @pytest.mark.fault("G14")
 @pytest.mark.checklist(124)
 def test_a_server_that_is_killed_and_comes_back() -> None:

@@ -61,6 +61,7 @@ def warm(envs: VectorEnv) -> Any:
     return actions
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 36, 10), ("async", 40, 9)])
 def test_step(backend: str, calls: int, files: int) -> None:
     options = {"num_workers": 2} if backend == "async" else {}
@@ -71,6 +72,7 @@ def test_step(backend: str, calls: int, files: int) -> None:
     assert made[1] <= files
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 260, 35), ("async", 280, 36)])
 def test_make(backend: str, calls: int, files: int) -> None:
     options = {"num_workers": 2} if backend == "async" else {}

@@ -63,6 +63,7 @@ def test_the_envs_own_close_is_called(tmp_path: Path) -> None:
             path.unlink()
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.parametrize("pending", [False, True])
 def test_being_forgotten_closes_it(pending: bool) -> None:
     envs = AsyncVectorEnv(counters(), num_workers=2)
@@ -129,6 +130,7 @@ print("ok")
 """
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 def test_from_a_module_run_by_name(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
@@ -137,6 +139,7 @@ def test_from_a_module_run_by_name(tmp_path: Path) -> None:
         assert process.communicate(timeout=150) == ("ok\n", "")
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.fault("B12")
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_a_main_module_with_side_effects_runs_once(context: str, tmp_path: Path) -> None:
@@ -151,6 +154,7 @@ with open({str(tmp_path / "runs")!r}, "a") as file:
     assert (tmp_path / "runs").read_text() == "run\n"
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 def test_from_a_thread_of_a_script(tmp_path: Path) -> None:
     text = f"""
 import threading
@@ -162,6 +166,7 @@ thread.join()
     assert run([script(tmp_path, text)]) == "ok\n"
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 def test_what_envs_print_is_seen(tmp_path: Path) -> None:
     text = """
 import sys
@@ -178,6 +183,7 @@ with marlvec.make(Talks, num_envs=2) as envs:
     assert run([script(tmp_path, text)]) == "hello from a worker\n" * 2
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 def test_one_process_may_have_many(tmp_path: Path) -> None:
     """Twenty at once, closed in another order than they were made; the fork server is one for all."""
     made = [AsyncVectorEnv(counters(2), num_workers=2) for _ in range(10)]

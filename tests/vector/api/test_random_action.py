@@ -84,6 +84,7 @@ def played(envs: VectorEnv, steps: int = 25) -> Iterator[Any]:
 KINDS = ["every space", *SCRIPTED, "pettingzoo/classic/tictactoe"]
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(33)
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_episodes_of_random_actions(kind: str) -> None:
@@ -104,6 +105,7 @@ def test_whole_episodes_of_random_actions(kind: str) -> None:
             assert equal(ours, theirs)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=5)
 @pytest.mark.checklist(60)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_samples_of_spaces_are_what_step_takes(backend: str) -> None:

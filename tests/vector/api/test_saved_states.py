@@ -90,6 +90,7 @@ def written(state: Any, folder: Path | None = None) -> Any:
     return decode(data)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @settings(max_examples=30)
 @given(
     kind=st.sampled_from([*WALKS, *SCRIPTED, "simple_spread"]),
@@ -121,6 +122,7 @@ def test_episodes_go_on_as_they_did(
         same(play(other, 15, seed + 1, mode), want)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=5)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize("kind", sorted(OBJECTS))
 def test_observations_that_are_objects_come_back(kind: str, backend: str) -> None:
@@ -137,6 +139,7 @@ def test_observations_that_are_objects_come_back(kind: str, backend: str) -> Non
         same(play(envs, 10, 1), want)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.parametrize("options", [{"max_episode_steps": 4}, {"pad": True}, {"pad": True, "max_episode_steps": 3}])
 def test_marlvecs_own_wrappers_bring_theirs(options: dict[str, Any]) -> None:
     make = partial(marlvec.make, "simple_tag", 3, backend="sync", env_state="deepcopy", **options)
@@ -350,6 +353,7 @@ def attributes_of(state: Any) -> Any:
     return state["envs"][0]["env"]["user"]["layers"][-1][1]
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 def test_a_file_makes_no_objects_that_are_none_of_the_envs(tmp_path: Path) -> None:
     """A module of a package names what it has imported, and finalisers of those would do what a file says."""
     victim = tmp_path / "victim"
@@ -427,6 +431,7 @@ def test_states_of_other_envs_are_refused_and_nothing_is_changed() -> None:
         envs.step(envs.random_action())
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 def test_whatever_is_wrong_in_a_state_is_said_before_anything_changes() -> None:
     texts = [partial(ObjectEnv, "text", "text", env_index=i) for i in range(2)]
     with (

@@ -134,6 +134,7 @@ print(json.dumps(pids))
 """
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_program_without_guard_and_its_own_classes_lambdas_and_closures(way: str, tmp_path: Path) -> None:
     out, err = WAYS[way](HEAD + DEFINED_HERE, tmp_path).communicate(timeout=150)
@@ -156,6 +157,7 @@ np.linalg.svd(big)
 """
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_the_parent_has_threads_and_warm_blas(context: str, tmp_path: Path) -> None:
     blas = "class Blas(CounterEnv):\n    def step(self, actions):\n        np.ones((200, 200)) @ np.ones((200, 200))\n"
@@ -187,6 +189,7 @@ ENDINGS = {
 GONE = "pids = envs.worker_pids\ndef gone():\n    return not any(os.path.exists(f'/proc/{pid}') for pid in pids)\n"
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.fault("A26")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_every_end_of_a_program_is_the_end_of_its_workers(context: str, tmp_path: Path) -> None:
@@ -234,6 +237,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.fault("A21")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_workers_die_with_a_parent_that_is_killed(context: str, tmp_path: Path) -> None:
@@ -241,6 +245,7 @@ def test_workers_die_with_a_parent_that_is_killed(context: str, tmp_path: Path) 
     kill_and_look(context, os.kill, tmp_path)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.fault("A22")
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 def test_workers_die_with_a_group_that_is_killed(context: str, tmp_path: Path) -> None:
@@ -271,6 +276,7 @@ envs.step(np.ones((2, 3), np.int64))
 """
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(75)
 @pytest.mark.parametrize(
     ("context", "whole_group"), [("forkserver", False), *((context, True) for context in CONTEXTS)]
@@ -316,6 +322,7 @@ play(envs)
 """
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.fault("A24")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_fork_of_the_parent_does_not_take_its_workers_along(context: str, tmp_path: Path) -> None:

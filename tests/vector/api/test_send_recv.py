@@ -28,6 +28,7 @@ def counters(backend: str, n: int = N, **options: Any) -> VectorEnv:
     return vectorize(backend, factories, **options)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(37)
 @pytest.mark.time_limit(600)  # shrinking a counterexample takes its time
 @settings(max_examples=25)

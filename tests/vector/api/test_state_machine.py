@@ -38,6 +38,7 @@ def acts(k: int = 1) -> Any:
     return np.full((N, A), k, np.int64)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.checklist(34)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "simple_tag"])
@@ -176,6 +177,7 @@ def test_a_step_before_the_first_reset(backend: str) -> None:
         envs.step(acts())
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=5)
 @pytest.mark.checklist(36)
 @pytest.mark.fault("A11")
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
@@ -230,6 +232,7 @@ def test_resets_time_out_too(tmp_path: Path) -> None:
             envs.step(np.ones((2, 3), np.int64))
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=5)
 @pytest.mark.fault("B6")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_threads_that_step_never_get_each_others_replies(backend: str) -> None:

@@ -208,6 +208,7 @@ def test_a_worker_loop_of_ones_own(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
     )
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 def test_threads_cannot_be_killed_and_close_says_so(tmp_path: Path) -> None:
     with Gate(tmp_path) as gate:
         factories = [partial(GatedEnv, gate, 5, agent_num=A, env_index=0), partial(CounterEnv, 5, agent_num=A)]

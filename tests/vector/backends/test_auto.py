@@ -35,6 +35,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "usable_cores", lambda: 2)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.parametrize("waits", [False, True], ids=["works", "waits"])
 def test_envs_with_much_to_do_go_to_processes(waits: bool) -> None:
     with marlvec.make(Slow, num_envs=2, backend="auto", waits=waits) as envs:
@@ -66,6 +67,7 @@ def test_nothing_is_measured_where_nothing_is_to_choose(
         assert reason in envs.backend_reason
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.parametrize(("seconds", "backend"), [(1e-6, "sync"), (1e-3, "async")])
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 def test_numbers_are_those_of_the_backend_that_is_asked_for_by_name(

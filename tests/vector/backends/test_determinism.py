@@ -116,11 +116,13 @@ def expected(kind: str, steps: int) -> str:
     return trace_of("sync", 1, dice() if kind == "dice" else factories_of(kind, N), steps)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.parametrize(("place", "workers"), SOMEWHERE)
 def test_sixteen_thousand_steps(place: str, workers: int) -> None:
     assert trace_of(place, workers, dice(), STEPS) == expected("dice", STEPS)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.parametrize(("place", "workers"), SOMEWHERE)
 def test_simple_spread(place: str, workers: int) -> None:
     trace = trace_of(place, workers, factories_of("simple_spread", N), FEW_STEPS)

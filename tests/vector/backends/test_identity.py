@@ -28,6 +28,7 @@ SETUPS = [
 ]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=12)
 @pytest.mark.checklist(15)
 @pytest.mark.checklist(43)
 @pytest.mark.parametrize("mode", MODES)
@@ -39,6 +40,7 @@ def test_sync_is_the_plain_loop(kind: str, mode: str, copy: bool) -> None:
         replay(envs, recorded(kind, N, mode))
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=12)
 @pytest.mark.checklist(15)
 @pytest.mark.checklist(17)
 @pytest.mark.checklist(31)
@@ -52,6 +54,7 @@ def test_workers_are_the_plain_loop(kind: str, workers: int, context: str, mode:
         replay(envs, recorded(kind, N, mode))
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(15)
 @pytest.mark.checklist(43)
 @pytest.mark.parametrize(("workers", "context"), [(2, "forkserver"), (3, "fork")])
@@ -63,6 +66,7 @@ def test_scripted_envs_in_workers_are_the_plain_loop(kind: str, workers: int, co
         replay(envs, recorded(kind, N, mode))
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(15)
 @pytest.mark.parametrize("kind", [*REAL, *SCRIPTED])
 def test_without_shared_memory_too(kind: str) -> None:
@@ -71,6 +75,7 @@ def test_without_shared_memory_too(kind: str) -> None:
         replay(envs, recorded(kind, N, mode))
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(15)
 @pytest.mark.checklist(22)
 @pytest.mark.checklist(51)
@@ -103,6 +108,7 @@ def test_any_script_any_backend_any_mode(data: st.DataObject) -> None:
         replay(envs, calls)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(15)
 @pytest.mark.time_limit(600)  # shrinking a counterexample takes its time
 @settings(max_examples=60)

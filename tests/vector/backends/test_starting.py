@@ -19,6 +19,7 @@ from marlvec.testing.scripted import CounterEnv
 CONTEXTS = ("forkserver", "spawn", "fork")
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.fault("A23")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_the_thread_that_made_the_envs_may_end(context: str) -> None:
@@ -50,6 +51,7 @@ def surroundings(env: CounterEnv) -> Any:
     return env
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(31)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_start_methods_lambdas_and_mpi(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +72,7 @@ def test_start_methods_lambdas_and_mpi(context: str, monkeypatch: pytest.MonkeyP
     assert os.environ["OMPI_COMM_WORLD_RANK"] == "1", "the parent's own environment is left as it is"
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(32)
 @pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize("context", CONTEXTS)

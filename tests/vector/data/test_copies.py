@@ -72,6 +72,7 @@ def test_whatever_was_made_of_it_keeps_it(hold: Any) -> None:
     assert held is not None
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @given(data=st.data())
 def test_who_keeps_some_and_lets_go_of_others_never_sees_one_change(data: st.DataObject) -> None:
     copy = BufferReuse()
@@ -111,6 +112,7 @@ def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (array == 1).all()
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 def test_forgetting_frees_it_and_leaves_to_others_what_is_theirs() -> None:
     copy = BufferReuse()
     mine, dropped = copy(np.ones(LARGE)), copy(np.ones(LARGE))

@@ -52,6 +52,7 @@ ENTRIES = st.dictionaries(KEYS, VALUES, min_size=1, max_size=3)
 INFOS = st.lists(st.dictionaries(st.sampled_from([*AGENTS, "__common__"]), ENTRIES, max_size=4), min_size=1, max_size=4)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(26)
 @given(infos=INFOS)
 @example(infos=[{"red": {"x": 1}}, {"red": {"x": 1.5}}, {"red": {"x": True}}])
@@ -95,6 +96,7 @@ class Talkative(CounterEnv):
         return obs, rewards, term, trunc, infos
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(26)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_infos_of_envs_are_kept_per_agent(backend: str) -> None:
@@ -136,6 +138,7 @@ def test_infos_of_some_envs_only_keep_their_place(backend: str) -> None:
             assert [info[f"agent_{i % 2}"]["who"] for i, info in zip(step.env_ids.tolist(), infos, strict=True) if info]
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.fault("C12")
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_an_info_that_cannot_cross_is_an_error_of_its_env(context: str) -> None:

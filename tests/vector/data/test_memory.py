@@ -35,6 +35,7 @@ def counters(backend: str = "async", **options: Any) -> VectorEnv:
     return vectorize(backend, [partial(CounterEnv, 3, agent_num=A, env_index=i) for i in range(N)], **options)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.fault("F5")
 @pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
 def test_memory_has_no_name_and_only_its_user_may_open_it(context: str) -> None:
@@ -163,6 +164,7 @@ def arrays_of(step: Any) -> list[Any]:
     return [*leaves, *finals, *masks, step.rewards, *flags]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.checklist(18)
 @pytest.mark.fault("C14")
 @pytest.mark.parametrize("mode", MODES)
@@ -224,6 +226,7 @@ def test_views_copy_nothing_and_cannot_be_written_to(backend: str) -> None:
     assert "views that are valid until the next call that steps" in (VectorEnv.__doc__ or "")
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=5)
 @pytest.mark.fault("C14")
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("context", ["fork", "forkserver"])

@@ -30,6 +30,7 @@ def objects(backend: str, observation: str, action: str, n: int = 2, late: bool 
     return make(backend, [partial(ObjectEnv, observation, action, late=late, env_index=i) for i in range(n)], **options)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(58)
 @pytest.mark.checklist(59)
 @pytest.mark.fault("C15")
@@ -52,6 +53,7 @@ def test_every_autoreset_mode(mode: str, late: bool) -> None:
         play(envs, [ObjectEnv("custom", "text", late=late, env_index=i) for i in range(2)])
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(58)
 def test_fixed_size_leaves_stay_in_shared_memory_and_objects_can_be_refused() -> None:
     name = "inside Dict and Tuple"
@@ -105,6 +107,7 @@ def test_samples_are_seeded_members_that_step_takes(name: str) -> None:
                 envs.step(actions)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=5)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_spaces_without_an_equality_of_their_own_make_one_group(backend: str) -> None:
     """Each agent of each env has built its own, and so has each process."""
@@ -152,6 +155,7 @@ class Reusing(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type info
         return dict.fromkeys(here, self.hand), dict.fromkeys(here, 0.0), ended, dict.fromkeys(here, False), {}
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.parametrize("backend", ["sync", "thread", "async"])
 def test_neither_side_sees_the_others_changes(backend: str) -> None:
     def ranks(cell: Any) -> Any:
@@ -179,6 +183,7 @@ def test_neither_side_sees_the_others_changes(backend: str) -> None:
                 obs = again
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 def test_views_are_read_only_and_rows_come_first_come_first_served() -> None:
     with objects("sync", "graph", "text", n=3, copy=False) as envs:
         obs, _ = envs.reset(seed=0)
@@ -263,6 +268,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 def test_classes_of_a_script(tmp_path: Path) -> None:
     """Spaces and values of classes that the main script defines, which workers do not import."""
     script = tmp_path / "coins.py"

@@ -111,6 +111,7 @@ def same_attributes(one: BaseException, other: BaseException) -> bool:
     return all(getattr(one, name, None) == getattr(other, name, None) for name in names)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=5)
 @pytest.mark.checklist(65)
 @pytest.mark.fault("C1")
 @pytest.mark.fault("C2")
@@ -222,6 +223,7 @@ def test_every_failure_of_a_call_is_listed(backend: str, operation: str) -> None
         assert fault.result.alive.all()
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_contract_error_first_does_not_choke_on_its_neighbour(backend: str) -> None:
     factories = [

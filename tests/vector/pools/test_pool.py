@@ -90,6 +90,7 @@ def played(kind: str, n: int, mode: str, **options: Any) -> list[Call]:
     return tell_elapsed(record(factories_of(kind, n), mode, reseed=0.0, **options), mode)
 
 
+@pytest.mark.mostly_slow("plays whole pools", quick="each")
 @pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,6 +104,7 @@ def test_it_is_the_plain_loop(kind: str, mode: str, copy: bool) -> None:
     assert all(pool.closed for pool in shop.made)
 
 
+@pytest.mark.mostly_slow("plays whole pools", quick="each")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["single, masked", "coming and going", "turns, masked", "nested"])
 @pytest.mark.parametrize(("n", "batch"), [(5, 2), (4, 1), (4, 3)])
@@ -151,6 +153,7 @@ def test_a_stream_brings_every_env_what_sync_brings_it(kind: str, mode: str) -> 
         assert got == by_env(envs, 30, stream=False)
 
 
+@pytest.mark.mostly_slow("plays whole pools", quick="each")
 @pytest.mark.parametrize("kind", ["single", "turns, masked"])
 @pytest.mark.parametrize("check", [check for check in CHECKS if check is not check_partial_reset])
 def test_it_keeps_the_contract(check: Any, kind: str) -> None:
@@ -512,6 +515,7 @@ INTERRUPTED: dict[str, Callable[[VectorEnv], Any]] = {
 }
 
 
+@pytest.mark.mostly_slow("plays whole pools", quick=8)
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("call", INTERRUPTED)

@@ -49,6 +49,7 @@ def test_same_step_over_envs_that_leave_resets_to_others() -> None:
         replay(mine, calls)
 
 
+@pytest.mark.slow("plays whole pools")
 def test_worker_processes_of_gymnasium() -> None:
     """Run apart: multiprocessing keeps a tracker and shared memory for as long as the process lives that asked."""
     code = f"import {__name__} as tests; tests.play_in_worker_processes()"

@@ -43,6 +43,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=12)
 @pytest.mark.checklist(67)
 @pytest.mark.parametrize(("context", "death", "shared_memory"), PLACES)
 def test_a_worker_that_dies_in_a_step_is_reported_at_once(context: str, death: str, shared_memory: bool) -> None:
@@ -77,6 +78,7 @@ def test_a_worker_that_dies_in_a_step_is_reported_at_once(context: str, death: s
     envs.close()
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("A2")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_worker_killed_while_idle_is_noticed_by_the_next_call(context: str) -> None:
@@ -94,6 +96,7 @@ def test_a_worker_killed_while_idle_is_noticed_by_the_next_call(context: str) ->
             assert (caught.value.env_ids, caught.value.exitcode) == ((0,), -9)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("A6")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_exits_of_every_kind_in_a_step_are_deaths(context: str) -> None:
@@ -142,6 +145,7 @@ class ExitsWhenTold(CounterEnv):
         os._exit(4)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("A16")
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("fetch_late", [False, True])

@@ -82,6 +82,7 @@ PLACES = [*(("async", context) for context in CONTEXTS), ("pipes", "forkserver")
 CLOSINGS = ("twice", "with", "with an error")
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.checklist(30)
 @pytest.mark.fault("B1")
 @pytest.mark.parametrize(
@@ -122,6 +123,7 @@ def test_close_leaves_nothing_whatever_came_before(backend: str, context: str | 
     assert leaks(before) == []
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=5)
 @pytest.mark.checklist(30)
 @pytest.mark.fault("B3")
 @pytest.mark.parametrize(
@@ -160,6 +162,7 @@ def test_close_of_a_stopped_worker_and_of_one_that_ignores_sigterm() -> None:
     assert gone(pids)
 
 
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_twenty_lives_leave_no_trace(context: str) -> None:
     factories = [partial(CounterEnv, 3, env_index=i) for i in range(3)]
@@ -243,6 +246,7 @@ class Parental(HangingEnv):
         return obs, {**infos, "children": np.array([shell.pid, process.pid or 0])}
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("A17")
 @pytest.mark.parametrize(
     ("context", "ending"),
@@ -319,6 +323,7 @@ def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("A14")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_death_during_construction_takes_the_other_workers_along(context: str, tmp_path: Path) -> None:

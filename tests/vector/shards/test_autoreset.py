@@ -32,6 +32,7 @@ def acts(envs: VectorEnv) -> Any:
     return np.ones((envs.num_envs, envs.agent_num), np.int64)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(43)
 def test_the_mode_is_the_instances_and_nothing_else_is_one() -> None:
     for backend in BACKENDS:
@@ -149,6 +150,7 @@ def test_disabled(backend: str, reuse_buffer: bool) -> None:
                 assert infos["final_observation"][ended].tobytes() == obs[ended].tobytes()
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="pairs")
 @pytest.mark.checklist(51)
 @pytest.mark.fault("B8")
 @pytest.mark.parametrize("chosen", [None, [0], [0, 2], [True, False, False]])

@@ -34,6 +34,7 @@ def test_phases_follow_the_table_and_nothing_else(events: list[tuple[int, EnvEve
         assert phases.special == {k for k in range(N) if model[k] is not EnvPhase.RUNNING}
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @given(
     st.integers(1, 6).flatmap(
         lambda n: st.lists(
@@ -141,6 +142,7 @@ def expected(phase: EnvPhase, operation: str, orders: dict[str, str], mode: str,
     return begun if mode == "same_step" else EnvPhase.OVER
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @given(
     mode=st.sampled_from(MODES),
     resets_itself=st.booleans(),

@@ -156,6 +156,7 @@ def test_discrete_actions_with_and_without_a_last_axis_of_one(backend: str) -> N
             assert seen[0] == seen[1]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.checklist(24)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize(
@@ -206,6 +207,7 @@ SPACES = {
 }
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("name", list(SPACES))
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
@@ -217,6 +219,7 @@ def test_actions_of_every_space_arrive_unchanged(backend: str, name: str, mode: 
         replay(envs, calls)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=8)
 @pytest.mark.fault("E2")
 @pytest.mark.checklist(25)
 @pytest.mark.parametrize("value", [99, -7, 2**40, np.iinfo(np.int64).min])
@@ -279,6 +282,7 @@ class Careless(CounterEnv):
         return obs, {agent: float(action) for agent, action in actions.items()}, *rest
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @settings(max_examples=50)
 @given(data=st.data(), seed=st.integers(0, 2**31))
 def test_what_was_given_may_change_at_once(data: st.DataObject, seed: int) -> None:

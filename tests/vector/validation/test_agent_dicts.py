@@ -79,6 +79,7 @@ def test_every_space(name: str, grouped: bool) -> None:
     compare(lambda **options: vectorize("sync", sampled(SPACES[name]), grouped=grouped, **options), 8)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "turns, masked", "keyed"])
 def test_who_does_not_act_may_be_missing(kind: str, backend: str) -> None:

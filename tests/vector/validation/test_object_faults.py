@@ -71,6 +71,7 @@ WRONG: list[tuple[str, Any, Any, str]] = [
 ]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=8)
 @pytest.mark.fault("C16")
 @pytest.mark.parametrize("case", WRONG, ids=[case[0] for case in WRONG])
 def test_a_value_that_its_space_does_not_contain(case: Any) -> None:
@@ -135,6 +136,7 @@ class Heavy(Faulty):
         return (dict.fromkeys(obs, self.wrong) if self.at_fault else obs), *rest
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.fault("C16")
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_objects_are_bounded(backend: str) -> None:
@@ -153,6 +155,7 @@ def test_objects_are_bounded(backend: str) -> None:
             envs.step(np.zeros((2, 2), np.int64))
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_what_is_taken_for_actions_of_objects(backend: str) -> None:
     factories = [partial(SampledEnv, Discrete(2), MIXED, env_index=i) for i in range(2)]

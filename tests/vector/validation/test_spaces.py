@@ -62,6 +62,7 @@ def sampled(observation: Any, action: Any, n: int = N, **options: Any) -> list[A
     return [partial(SampledEnv, observation, action, agent_num=A, length=4, env_index=i, **options) for i in range(n)]
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(55)
 @pytest.mark.checklist(57)
 @pytest.mark.fault("C15")
@@ -95,6 +96,7 @@ def any_space() -> st.SearchStrategy[Space[Any]]:
     return st.recursive(leaf_spaces(), deeper, max_leaves=5)
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(55)
 @pytest.mark.time_limit(600)  # shrinking a counterexample takes its time
 @settings(max_examples=40)
@@ -132,6 +134,7 @@ def assert_contains(space: Space[Any], value: Any) -> None:
     assert space.contains(value), (space, value)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=12)
 @pytest.mark.checklist(59)
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("name", ["discrete from -3", "box uint8", "multi discrete", "nested", "scalar float32"])
@@ -142,6 +145,7 @@ def test_spaces_for_one_agent_one_env_and_all(backend: str, name: str, grouped: 
         check_spaces(envs)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.checklist(59)
 @pytest.mark.parametrize("kind", [*REAL, "parallel", "masked", "turns"])
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
@@ -336,6 +340,7 @@ class ForeignEnv(SampledEnv):
         return change_leaves(self.change, obs), *rest
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.fault("C17")
 @pytest.mark.parametrize("name", ["discrete", "box float32", "box float16", "image uint8", "scalar float32", "nested"])
 @pytest.mark.parametrize("kind", list(FOREIGN))
@@ -346,6 +351,7 @@ def test_arrays_of_other_kinds_are_converted_exactly(kind: str, name: str) -> No
         replay(envs, calls)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=8)
 @pytest.mark.fault("C17")
 @pytest.mark.parametrize("kind", list(REFUSED))
 @pytest.mark.parametrize("backend", ["sync", "async"])

@@ -188,6 +188,7 @@ def play(backend: str, mode: str, validate: str, problems: list[Problem], steps:
     return [str(error).splitlines()[0] for error in raised]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=12)
 @pytest.mark.checklist(62)
 @pytest.mark.fault("C8")
 @pytest.mark.parametrize("validate", ["strict", "warn", "off"])
@@ -293,6 +294,7 @@ def fill(leaf_space: Any, array: Any, rng: np.random.Generator) -> None:
             cell.reshape(-1)[rng.integers(cell.size)] = values[rng.integers(len(values))]
 
 
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.fault("C8")
 @given(one=spaces, other=spaces, seed=st.integers(0, 2**32 - 1))
 def test_the_verdict_is_that_of_the_space(one: Space[Any], other: Space[Any], seed: int) -> None:
