@@ -170,7 +170,7 @@ class ActionError(ArgumentError):
     """Actions have the wrong structure, shape or dtype. Nothing was sent to any env."""
 
 
-class RegistryError(MarlvecError):
+class RegistryError(MarlvecError, ValueError):
     """Something is wrong with the id of an env, or the name of a connector or function."""
 
 
@@ -178,7 +178,7 @@ class UnknownEnvError(RegistryError, LookupError, gymnasium.error.NameNotFound):
     """No env is registered under this id."""
 
 
-class AlreadyRegisteredError(RegistryError, ValueError):
+class AlreadyRegisteredError(RegistryError):
     """Something else is registered under this id or name already."""
 
 
@@ -198,7 +198,7 @@ class ContractWarning(UserWarning):
     """An env breaks its contract, and goes on: values are not allowed, or its instances share a generator."""
 
 
-class CheckpointError(MarlvecError):
+class CheckpointError(MarlvecError, ValueError):
     """A file cannot be read back: it is not there, damaged, or of another version, chain or space.
 
     Attributes:
@@ -215,7 +215,7 @@ class CheckpointError(MarlvecError):
         return type(self), (self.file, self.reason)
 
 
-class ProtocolError(MarlvecError):
+class ProtocolError(MarlvecError, ConnectionError):
     """What came over a socket is not what the protocol allows. The connection is closed; nothing else has changed.
 
     `marlvec.distributed` raises it for an answer that is no longer waited for, and uses no such answer.
@@ -232,7 +232,7 @@ class ProtocolError(MarlvecError):
         return type(self), (self.args[0], self.code)
 
 
-class RefusedError(MarlvecError):
+class RefusedError(MarlvecError, RuntimeError):
     """The other side of a socket said no.
 
     Attributes:
@@ -259,7 +259,7 @@ class AnswerTimeout(MarlvecError, TimeoutError):
     """A simulator outside waited too long: for an action, for a free slot, or for room. What it asked stays asked."""
 
 
-class DriverGone(MarlvecError):
+class DriverGone(MarlvecError, RuntimeError):
     """The thread that drove a simulator is gone: it raised (``__cause__``), or returned while a call waited for it.
 
     Its running episodes are lost; those of others go on, and what was collected is kept: the call may be made again.

@@ -35,14 +35,19 @@ CAUGHT_BY: list[tuple[type[MarlvecError], tuple[type[BaseException], ...]]] = [
     (errors.EnvArgumentError, (RuntimeError, TypeError)),
     (errors.EnvTimeout, (RuntimeError, TimeoutError)),
     (errors.WorkerDied, (RuntimeError,)),
+    (errors.CheckpointError, (ValueError,)),
+    (errors.RegistryError, (ValueError,)),
+    (errors.ProtocolError, (ConnectionError, OSError)),
+    (errors.RefusedError, (RuntimeError,)),
+    (errors.DriverGone, (RuntimeError,)),
 ]
 OTHER_ARGUMENTS: dict[type[MarlvecError], tuple[Any, ...]] = {
-    errors.CheckpointError: ("a.npz", "is damaged"),
-    errors.RefusedError: ("no", "token"),
+    errors.CheckpointError: ("a.npz", "what is wrong"),
+    errors.RefusedError: ("what is wrong", "token"),
     errors.CollectorDied: ("gone", 3),
     errors.CollectorTimeout: ("late", 3),
-    errors.BusyError: ("busy", "step"),
-    errors.NothingPendingError: ("nothing", "reset"),
+    errors.BusyError: ("what is wrong", "step"),
+    errors.NothingPendingError: ("what is wrong", "reset"),
 }
 ALL = [
     found
@@ -54,9 +59,18 @@ ALL = [
 @pytest.mark.parametrize(("ours", "theirs"), CAUGHT_BY)
 def test_what_users_catch(ours: type[MarlvecError], theirs: tuple[type[BaseException], ...]) -> None:
     for kind in theirs:
-        with pytest.raises(kind, match="^what is wrong$") as caught:
-            raise ours("what is wrong")
+        with pytest.raises(kind, match="what is wrong$") as caught:
+            raise ours(*OTHER_ARGUMENTS.get(ours, ("what is wrong",)))
         assert isinstance(caught.value, MarlvecError)
+
+
+def test_every_error_has_a_base_that_users_know() -> None:
+    only_ours = [
+        kind
+        for kind in ALL
+        if not issubclass(kind, (ValueError, RuntimeError, TypeError, OSError, ImportError, LookupError))
+    ]
+    assert only_ours == [MarlvecError, errors.RemoteCause]
 
 
 def test_errors_do_not_say_which_library_they_are_of() -> None:

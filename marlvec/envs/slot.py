@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree, check_member, check_size, snapshot
-from marlvec.spaces.action_masks import as_mask
+from marlvec.spaces.action_masks import read_mask
 from marlvec.spaces.padding import Crop, cut
 
 __all__ = ["Slot", "fit", "ActionReader", "ObjectCells"]
@@ -221,22 +221,24 @@ class Slot:
         self._write_tree(self._final[agent], self._final_objects, agent, value, "final observation")
 
     def write_mask(self, agent: int, value: Any) -> None:
-        """Write agent number ``agent``'s action mask; anything that is not zero means allowed.
+        """Write agent number ``agent``'s action mask.
 
         Args:
             agent: Its index.
-            value: One entry per choice; for a MultiDiscrete the masks of its dimensions, joined or in a tuple.
+            value: As `marlvec.spaces.read_mask` takes it.
 
         Raises:
-            ContractError: The agent has no mask, or one of another length.
+            ContractError: It is no mask, the agent has none, or one of another length.
         """
         row = self.action_mask[agent]
-        mask = as_mask(value)
-        if row is None or mask is None or mask.shape != row.shape:
-            expected = "no mask" if row is None else f"shape {row.shape}"
-            got = f"{type(value).__name__} of shape {np.shape(value)}" if mask is None else mask.shape
-            raise ContractError(f"action mask of agent {self._names[agent]!r}: expected {expected}, got {got}")
-        np.not_equal(mask, 0, out=row)
+        try:
+            mask = read_mask(value)
+            if row is None or mask.shape != row.shape:
+                expected = "no mask" if row is None else f"shape {row.shape}"
+                raise ContractError(f"expected {expected}, got {mask.shape}")
+        except ContractError as error:
+            raise ContractError(f"action mask of agent {self._names[agent]!r}: {error}") from None
+        row[...] = mask
         if not self._declared[agent]:
             self.gave_mask[0] = True
 

@@ -8,9 +8,12 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
+from marlvec.errors import ContractError
 from marlvec.spaces.tree import has_arrays
 
-__all__ = ["as_mask", "count_choices", "own_choices", "split_action_mask"]
+__all__ = ["count_choices", "own_choices", "read_mask", "split_action_mask"]
+
+_FORMS = "bools, or zeros and ones, one per choice"
 
 
 def count_choices(action_space: Space[Any]) -> int | None:
@@ -22,20 +25,40 @@ def count_choices(action_space: Space[Any]) -> int | None:
     return int(action_space.nvec.sum()) if isinstance(action_space, MultiDiscrete) else None
 
 
-def as_mask(value: Any) -> NDArray[Any] | None:
-    """What may be an action mask, as one array (n,) of numbers or bools; None if it is none.
+def read_mask(value: Any) -> NDArray[np.bool_]:
+    """Read an action mask, in every form that one may have.
 
     Args:
-        value: An array or a list with one entry per choice, or one of those per dimension of a MultiDiscrete.
+        value: One entry per choice, in an array or a list (k,): bools, or 0 (forbidden) and 1 (allowed) of any number
+            dtype. For a MultiDiscrete also a list or tuple of the masks of its dimensions.
+
+    Returns:
+        (k,) bool, True where allowed.
+
+    Raises:
+        ContractError: It is anything else, and says what; a mask that is to be added to logits, too.
     """
     try:
         if isinstance(value, (tuple, list)) and any(map(np.ndim, value)):
-            array = np.concatenate([np.ravel(part) for part in value])
+            array = np.concatenate([np.asarray(part) for part in value])
         else:
             array = np.asarray(value)
     except (TypeError, ValueError):
-        return None
-    return array if array.ndim == 1 and array.dtype.kind in "biuf" else None
+        raise ContractError(f"expected {_FORMS}, got {type(value).__name__} {value!r:.60}") from None
+    if array.dtype.kind == "b" and array.ndim == 1:
+        return array
+    if array.ndim != 1 or array.dtype.kind not in "iuf":
+        is_object = not array.ndim or array.dtype.kind not in "biuf"
+        got = f"{type(value).__name__} {value!r:.60}" if is_object else f"an array of shape {array.shape}"
+        raise ContractError(f"expected {_FORMS}, got {got}")
+    allowed: NDArray[np.bool_] = array != 0
+    if (array != allowed).any():
+        wrong = array[array != allowed][0]
+        raise ContractError(
+            f"expected {_FORMS}, got {wrong} at choice {int(np.argmax(array != allowed))}"
+            + ("; of a mask that is added to logits, give `mask == 0`" if not array.max() > 0 else "")
+        )
+    return allowed
 
 
 def own_choices(own: Space[Any], padded: Space[Any], *, stand_ins: bool = True) -> NDArray[np.bool_]:

@@ -22,7 +22,7 @@ from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import WorkerLost, out_of_space, raise_failures
 from marlvec.vector.faults.recovery import FaultLog, Recovery
 from marlvec.vector.faults.restarts import RestartBudget
-from marlvec.vector.settings import Settings
+from marlvec.vector.settings import LONGEST_WAIT, Settings
 from marlvec.vector.validation.actions import ActionWriter
 from marlvec.vector.validation.observations import ObservationValidator
 from marlvec.vector.vector_step import VectorStep
@@ -124,7 +124,7 @@ class VectorEnvBase(ABC):
         """Wait for replies and put them into ``_replies``: envs that are ready now, and what they report.
 
         Args:
-            timeout: Seconds; None for ever.
+            timeout: Seconds; None: as long as the backend likes, a tenth of a second at most where it really waits.
             everyone: Whether all that is in flight is wanted, so that the order of arrival does not matter.
 
         Returns:
@@ -220,7 +220,9 @@ class VectorEnvBase(ABC):
         while calls.arrived < wanted:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             pause = recovery.due_in() if recovery.due_heap else None
-            sooner = pause is not None and (left is None or pause < left)
+            longest = left if pause is None else pause if left is None else min(left, pause)
+            if longest is not None and longest > LONGEST_WAIT:
+                longest = LONGEST_WAIT  # another thread may close this vectorizer meanwhile
             try:
                 if pause == 0.0:
                     self._is_reading = True  # what is due is forgotten before it is asked for
@@ -228,9 +230,7 @@ class VectorEnvBase(ABC):
                     self._is_reading = False
                     continue
                 try:
-                    in_time = bool(self._replies) or self._receive(
-                        pause if sooner else left, wanted == calls.outstanding
-                    )
+                    in_time = bool(self._replies) or self._receive(longest, wanted == calls.outstanding)
                     self._is_reading = True
                     for ids, report in self._replies:
                         self._take_in(ids, report)
@@ -245,12 +245,16 @@ class VectorEnvBase(ABC):
                 if self._is_reading:
                     self._tear(f"{call}() was interrupted in the middle of a reply")
                 raise
-            if in_time or sooner:
+            if calls.closed:
+                break
+            if in_time or longest != left or left is None:
                 continue
             raise FetchTimeout(
                 f"{call}(): envs {calls.in_flight.tolist()} did not reply within {timeout} s; "
                 f"their requests stay pending, fetch again"
             )
+        if calls.closed:
+            calls.check_open()
 
     def _take_in(self, ids: NDArray[np.int64], report: Report | None) -> None:
         """Take in one reply."""

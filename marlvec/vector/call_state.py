@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import wraps
@@ -189,6 +190,16 @@ class CallState:
         asked = self.asked
         return asked[~np.isin(asked, _join(self._batches))]
 
+    @contextmanager
+    def left(self, timeout: float) -> Iterator[None]:
+        """Wait until no other thread is in a call, for ``timeout`` seconds at most, and keep others out meanwhile."""
+        is_ours = self.lock.acquire(timeout=timeout)
+        try:
+            yield
+        finally:
+            if is_ours:
+                self.lock.release()
+
     # --- what may be called
 
     def check_open(self) -> None:
@@ -370,12 +381,17 @@ def exclusive(*, fetches: bool = False) -> Callable[[_Method[_V, _P, _R]], _Meth
         def call(self: _V, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
             state = self._call_state
             if not state.lock.acquire(blocking=False):
+                if state.closed:
+                    state.check_open()
                 raise BusyError(f"{method.__name__}() while another thread is in a call of this vectorizer")
             try:
                 if state.phase is _INTERRUPTED or state.phase is _TORN:
                     self._drop_interrupted()
                 return method(self, *args, **kwargs)
-            except Exception:
+            except Exception as error:
+                if state.closed and not isinstance(error, MarlvecError):
+                    # Closed by another thread, which did not wait any longer for this one to leave.
+                    raise ClosedError(f"{method.__name__}(): this vectorizer was closed meanwhile") from error
                 raise
             except BaseException:
                 if fetches:

@@ -12,7 +12,7 @@ from marlvec.vector.faults.restarts import RestartLimit
 __all__ = ["Settings", "SettingsArguments", "AUTORESET_MODES", "DONE_ON", "VALIDATE_MODES", "ON_FAULT", "LONGEST_WAIT"]
 
 # Ctrl-C that comes between Python's last look at signals and a wait does not end that wait: none may be for ever.
-LONGEST_WAIT = 1.0  # seconds
+LONGEST_WAIT = 0.1  # seconds
 
 SPACES = ("equal", "compatible")
 ENV_STATES = ("deepcopy",)

@@ -526,14 +526,18 @@ class VectorEnv(StatefulVectorEnv):
     def close(self, timeout: float = 5.0) -> None:
         """Close all envs and leave nothing behind. May be called again, after errors, and with a call pending.
 
+        A thread that waits in another call gets a `ClosedError` there.
+
         Args:
-            timeout: Seconds to let envs finish; what is not gone by then is killed.
+            timeout: Seconds to let envs finish, and to let another thread leave the call that it is in; what is not
+                gone by then is killed.
         """
         if not self._call_state.closed:
             self._call_state.on(CallEvent.CLOSE)
-            del self._buffers  # the memory goes now, or with the last view of it that the caller keeps
-            self._copier.forget()
-            self._shut_down(timeout)
+            with self._call_state.left(timeout):
+                del self._buffers  # the memory goes now, or with the last view of it that the caller keeps
+                self._copier.forget()
+                self._shut_down(timeout)
 
     def __enter__(self) -> Self:
         return self

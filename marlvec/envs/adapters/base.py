@@ -19,7 +19,7 @@ from marlvec.envs.spec import COMMON, Info
 from marlvec.envs.states.user_env import UserEnvState
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree, describe_difference
-from marlvec.spaces.action_masks import as_mask, split_action_mask
+from marlvec.spaces.action_masks import split_action_mask
 
 __all__ = ["Adapter", "keywords_of"]
 
@@ -221,25 +221,23 @@ class Adapter(MultiAgentEnv):
         if new_infos is None and not slot.gave_mask[0]:
             return None
         rest = {} if new_infos is None else new_infos
-        for a, mask in self._pop_masks(slot, rest):
-            if mask is not None and slot.acting[a]:
-                slot.write_mask(a, mask)
+        for a, info in self._pop_masks(slot, rest):
+            if info and slot.acting[a]:
+                slot.write_mask(a, info["action_mask"])
             else:
                 slot.clear_mask(a)
         return rest or None
 
-    def _pop_masks(self, slot: Slot, new_infos: Info) -> Iterator[tuple[int, Any]]:
+    def _pop_masks(self, slot: Slot, new_infos: Info) -> Iterator[tuple[int, Info]]:
         """Take out the masks of agents whose spaces declare none, and leave no empty dicts behind.
 
-        What cannot be a mask is an info like others, whatever its name is.
+        Yields:
+            Each such agent's index, and its mask under ``"action_mask"``; an empty dict if there is none.
         """
         for a, who in enumerate(self._info_keys):
             if self.mask_sizes[a] is None and slot.action_mask[a] is not None:
                 info = new_infos.get(who, {})
-                mask = as_mask(info["action_mask"]) if "action_mask" in info else None
-                if mask is not None:
-                    del info["action_mask"]
-                yield a, mask
+                yield a, {"action_mask": info.pop("action_mask")} if "action_mask" in info else {}
                 if not info:
                     new_infos.pop(who, None)
 

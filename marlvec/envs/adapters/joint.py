@@ -24,9 +24,9 @@ from marlvec.envs.adapters.self_reset import OBSERVATION_KEYS
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
 from marlvec.envs.wrapper_chain import wrapper_chain
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
-from marlvec.spaces.action_masks import as_mask
+from marlvec.spaces.action_masks import read_mask
 
 __all__ = ["AGENTS", "MASKS", "JointAdapter", "has_joint_spaces"]
 
@@ -228,9 +228,10 @@ class JointAdapter(Adapter):
     def _deal_out(self, slot: Slot, new_infos: Info) -> None:
         """Give each agent its own of what the common info has for all: masks, and last observations."""
         shared = new_infos[COMMON]
-        for key in MASKS:
-            if (masks := self._masks(slot, shared.get(key))) is not None:
-                del shared[key]
+        takes_masks = all(row is not None for row in slot.action_mask) and set(self.mask_sizes) == {None}
+        for key in MASKS if takes_masks else ():
+            if key in shared:
+                masks = self._masks(slot, key, shared.pop(key))
                 for agent, mask in zip(self.agents, masks, strict=True):
                     new_infos.setdefault(agent, {})["action_mask"] = mask
         for key in OBSERVATION_KEYS if self.resets_itself else ():
@@ -240,18 +241,26 @@ class JointAdapter(Adapter):
         if not shared:
             del new_infos[COMMON]
 
-    def _masks(self, slot: Slot, value: Any) -> list[Any] | None:
-        """One mask per agent; None where that is not what it is. What is longer than an agent's choices allows none."""
+    def _masks(self, slot: Slot, key: str, value: Any) -> list[Any]:
+        """One mask per agent. What is longer than an agent's choices must allow nothing there.
+
+        Raises:
+            EnvContractError: It is anything else.
+        """
         if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.ids):
-            return None
+            got = f"{len(value)}" if isinstance(value, (list, tuple, np.ndarray)) else type(value).__name__
+            contract_error(
+                self.name, "infos", f"{key!r}: expected {len(self.ids)} action masks, one per agent, got {got}"
+            )
         found = []
         for a, one in enumerate(value):
-            row, mask = slot.action_mask[a], as_mask(one)
-            if row is None or mask is None or self.mask_sizes[a] is not None:
-                return None
-            if len(mask) < len(row) or np.any(mask[len(row) :]):
-                return None
-            found.append(mask[: len(row)])
+            row = slot.action_mask[a]
+            assert row is not None
+            try:
+                mask = read_mask(one)
+            except ContractError as error:
+                contract_error(self.name, "infos", f"{key!r}: action mask of agent {self.agents[a]!r}: {error}")
+            found.append(mask[: len(row)] if len(mask) > len(row) and not mask[len(row) :].any() else mask)
         return found
 
 

@@ -16,7 +16,7 @@ from marlvec.envs.slot import fit
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import Leaf, SpaceTree, check_member, snapshot
-from marlvec.spaces.action_masks import as_mask
+from marlvec.spaces.action_masks import read_mask
 from marlvec.vector.validation.value_bounds import Membership, membership
 
 __all__ = ["ValueChecker"]
@@ -106,14 +106,17 @@ class ValueChecker:
         return (rest["observation"] if rest.keys() == {"observation"} else rest), value["action_mask"]
 
     def _mask(self, a: int, value: Any) -> NDArray[Any]:
-        mask, size = as_mask(value), self._choices[a]
-        if size is None or mask is None or len(mask) != size or not np.isfinite(mask).all():
-            expected = "none: its actions are no choices" if size is None else f"{size} numbers or bools"
-            raise ContractError(
-                f"action mask of agent {self.agents[a]!r}: expected {expected}, got {short_repr(value)}"
-            )
-        if not mask.any():
-            raise ContractError(f"action mask of agent {self.agents[a]!r}: expected something allowed, got nothing")
+        size = self._choices[a]
+        try:
+            if size is None:
+                raise ContractError(f"expected none, since its actions are no choices, got {short_repr(value)}")
+            mask = read_mask(value)
+            if len(mask) != size:
+                raise ContractError(f"expected {size} entries, got {len(mask)}")
+            if not mask.any():
+                raise ContractError("expected something allowed, got nothing")
+        except ContractError as error:
+            raise ContractError(f"action mask of agent {self.agents[a]!r}: {error}") from None
         return mask.copy()
 
     def actions(self, table: Any, agents: Mapping[int, Any], *, are_env: bool = True) -> dict[int, Any]:

@@ -66,13 +66,13 @@ class Place:
             expected: What it should be.
             got: What it is.
             change: What to change; ``""``: what the check says.
-            path: The leaf. Faults of one check that have one ``change``, ``path`` and ``kind`` are one finding.
-            kind: What else makes it another fault.
+            path: The leaf. Faults of one check that have one ``path`` and one ``kind`` are one finding.
+            kind: What makes it another fault; default: the advice.
             minor: Whether marlvec puts it right in silence.
         """
         advice = change or CHECKS[check].change
         finding = Finding(check, "minor" if minor else "serious", str(self), subject, expected, got, advice)
-        raise Fault(finding, (check, path, advice, kind))
+        raise Fault(finding, (check, path, kind or advice))
 
     def raised(self, error: Exception) -> NoReturn:
         """Raise the `Fault` that says that the env raised this."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.slot import fit
 from marlvec.errors import ContractError
-from marlvec.spaces.action_masks import as_mask, count_choices
+from marlvec.spaces.action_masks import count_choices, read_mask
 from marlvec.spaces.tree import has_arrays
 from marlvec.testing.env_checks.report import Place, leaf, short
 
@@ -109,14 +109,14 @@ def _check_array(one: _Value, space: Space[Any], value: Any, path: str) -> bool:
     is_odd = False
     if not isinstance(value, np.ndarray) and not (isinstance(value, np.generic) and space.shape == ()):
         got = f"{type(value).__name__} {short(value)}"
-        change = f"return np.asarray(…, dtype=np.{space.dtype})"
+        change = _cast_or_change(value, space, f"return np.asarray(…, dtype=np.{space.dtype})")
         try:
             array = fit(np.empty(space.shape or (), space.dtype), value, path)
         except ContractError:
             one.fault(path, f"a numpy array of dtype {space.dtype}", got, change)
         with one.place.going_on():
             one.fault(path, f"a numpy array of dtype {space.dtype}", got, change, minor=True)
-        value, is_odd = array.astype(space.dtype), True
+        value, is_odd = array.astype(space.dtype), True  # fit() has refused what that would change
     if value.shape != space.shape:
         change = "return it in the space's shape, or give the space this one"
         one.fault(path, f"shape {space.shape}", f"{value.shape}", change)
@@ -125,9 +125,10 @@ def _check_array(one: _Value, space: Space[Any], value: Any, path: str) -> bool:
         change = "look for 0/0, inf - inf, or the root of a negative number where it is computed"
         one.fault(path, "numbers", f"NaN at index {at}", change)
     if value.dtype != space.dtype:
-        change = f"return it with .astype(np.{space.dtype}), or give the space dtype={value.dtype}"
+        cast = f"return it with .astype(np.{space.dtype}), or give the space dtype={value.dtype}"
+        change, is_minor = _cast_or_change(value, space, cast), _is_put_right(space, value, path)
         with one.place.going_on():
-            one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, minor=_is_put_right(space, value, path))
+            one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, kind="dtype", minor=is_minor)
         is_odd = True
     if isinstance(space, Box):
         outside = np.argwhere(~((value >= space.low) & (value <= space.high)))
@@ -142,21 +143,44 @@ def _check_choice(one: _Value, space: Discrete, value: Any, path: str) -> None:
     plain = isinstance(value, (np.ndarray, np.generic)) and value.shape == ()
     minor = _is_put_right(space, value, path)
     if not plain and (not isinstance(value, int) or isinstance(value, bool)):
-        one.fault(path, "an int", f"{type(value).__name__} {short(value)}", "return int(value)", minor=minor)
+        change = _cast_or_change(value, space, "return int(value)")
+        one.fault(path, "an int", f"{type(value).__name__} {short(value)}", change, minor=minor)
     if plain and value.dtype != space.dtype:
-        change = "return int(value)"
+        change = _cast_or_change(value, space, "return int(value)")
         one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, minor=minor)
 
 
 def _is_put_right(space: Space[Any], value: Any, path: str) -> bool:
-    """Whether marlvec's buffers take what is of another type or dtype than its space says."""
-    if path == _MASK:
-        return True  # any number that is not zero allows
+    """Return whether marlvec's buffers take a value of another type or dtype than its space's, and keep the value."""
     try:
         fit(np.empty(space.shape or (), space.dtype), value, path)
     except ContractError:
         return False
-    return True
+    return _lost_in_cast(value, space) is None
+
+
+def _cast_or_change(value: Any, space: Space[Any], cast: str) -> str:
+    """Advise a cast where that keeps every value; else say which value it would change."""
+    if (lost := _lost_in_cast(value, space)) is None:
+        return cast
+    return f"{lost} is no {space.dtype}: change the space (dtype, low, high), or what the env computes"
+
+
+def _lost_in_cast(value: Any, space: Space[Any]) -> Any:
+    """Return the first number that the space's dtype cannot hold, None if there is none.
+
+    A float that is rounded to a shorter one is held; a fraction by an int, or 1e300 by a float32, is not.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:  # a ragged list
+        return None
+    if array.dtype.kind not in "biuf":
+        return None
+    with np.errstate(all="ignore"):
+        cast = array.astype(space.dtype)
+        lost = np.isfinite(array) & ~np.isfinite(cast) if cast.dtype.kind == "f" else cast != array
+    return array[lost].flat[0] if lost.any() else None
 
 
 def check_reward(value: Any, place: Place, agent: Any) -> None:
@@ -191,26 +215,28 @@ def _is_one_number(value: Any) -> bool:
 
 
 def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -> NDArray[np.bool_] | None:
-    """Refuse a mask of zeros and ones that does not fit the action space, or leaves an agent nothing to do.
+    """Refuse what is no mask, does not fit the action space, or leaves an agent nothing to do.
 
     Returns:
-        (n,) bool, one entry per choice; None where the value is no mask, or the actions are no choices.
+        (n,) bool, one entry per choice; None where the actions are no choices.
     """
     size, subject = count_choices(action_space), f"action mask of agent {agent!r}"
-    mask = as_mask(value)
-    if size is None or mask is None:
+    if size is None:
         return None
+    try:
+        mask = read_mask(value)
+    except ContractError as error:
+        expected, _, got = str(error).removeprefix("expected ").partition(", got ")
+        place.fault("masks", subject, expected, got, kind="values")
     if mask.shape != (size,):
         place.fault("masks", subject, f"shape ({size},), one entry per choice of {action_space}", str(mask.shape))
-    if not np.isin(mask, (0, 1)).all():
-        place.fault("masks", subject, "zeros and ones", short(mask.tolist()), kind="values")
     ends = [0, *np.cumsum(action_space.nvec).tolist()] if isinstance(action_space, MultiDiscrete) else [0, size]
     if not all(mask[low:high].any() for low, high in pairwise(ends)):
         change = "allow at least one action, or end the agent; an action that does nothing is one, too"
         place.fault(
             "masks", subject, "at least one allowed action of an agent that must act", short(mask.tolist()), change
         )
-    return mask.astype(np.bool_)
+    return mask
 
 
 def check_table(value: Any, place: Place, what: str, check: str = "results") -> Mapping[Any, Any]:

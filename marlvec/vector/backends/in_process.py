@@ -49,10 +49,11 @@ class InProcessVectorEnv(VectorEnv):
 
     def _receive_nothing(self, timeout: float | None) -> bool:
         """Nothing runs: an env is to be built anew, but not yet; or an interrupt came before the request."""
-        time.sleep(timeout or 0.0)
-        if timeout is None:
-            self._replies.append((self._call_state.in_flight, None))
-        return timeout is None
+        if self._recovery.due_heap:
+            time.sleep(timeout or 0.0)
+            return False
+        self._replies.append((self._call_state.in_flight, None))
+        return True
 
     def _lose_in_flight(self) -> None:
         """Envs that have not replied will not: they are idle, without an episode. What has arrived is still there."""

@@ -30,7 +30,7 @@ from marlvec.vector.processes.worker_pool import (
     garbled_reason,
 )
 from marlvec.vector.processes.worker_process import start_method
-from marlvec.vector.settings import Settings, SettingsArguments
+from marlvec.vector.settings import LONGEST_WAIT, Settings, SettingsArguments
 from marlvec.vector.shards.partition import Partition, usable_cores
 from marlvec.vector.vector_env import VectorEnv
 
@@ -240,7 +240,7 @@ class AsyncVectorEnv(VectorEnv):
         if dog is None:
             return pool.wait(None if deadline is None else max(0.0, deadline - time.monotonic()), waiting_for)
         while True:
-            left = math.inf if deadline is None else deadline - time.monotonic()
+            left = LONGEST_WAIT if deadline is None else deadline - time.monotonic()
             ready = pool.wait(max(0.0, min(left, dog.pause)), waiting_for)
             if dog.is_due() and self._call_state.pending not in CONTROL_CALLS:  # those take as long as they take
                 self._kill_hung(w for w in dog.look(pool.busy()) if not pool.has_unread(w))

@@ -112,7 +112,7 @@ class ThreadVectorEnv(VectorEnv):
 
     def _receive(self, timeout: float | None, everyone: bool) -> bool:
         worker_pool, starts = self._worker_pool, self._partition.starts
-        in_time = worker_pool.wait(timeout)
+        in_time = worker_pool.wait(LONGEST_WAIT if timeout is None else timeout)
         self._is_reading = True
         while worker_pool.replies:
             w, ids, report = worker_pool.replies.popleft()

@@ -33,7 +33,7 @@ from marlvec.errors import (
     UnsupportedSpaceError,
     WorkerDied,
 )
-from marlvec.vector.data.pickling import summary_of
+from marlvec.vector.data.pickling import dump_by_value, summary_of
 
 __all__ = [
     "PackedFailure",
@@ -182,7 +182,7 @@ def pickle_or_explain(value: Any, what: str, *, coming_back: bool = False) -> by
         SerialisationError: It cannot be pickled; says what and why.
     """
     try:
-        data: bytes = cloudpickle.dumps(value)
+        return dump_by_value([value])
     except Exception as error:
         way = "come back from its worker process" if coming_back else "reach a worker process"
         advice = "Give back plain data" if coming_back else "Create such objects inside the factory"
@@ -192,7 +192,6 @@ def pickle_or_explain(value: Any, what: str, *, coming_back: bool = False) -> by
             f"{what} cannot be pickled, so it cannot {way}: {summary_of(error)}{at}. {advice} instead, or use "
             f"backend='sync'."
         ) from error
-    return data
 
 
 def find_unpicklable(value: Any) -> str:

@@ -14,8 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from marlvec.errors import ResourceError
+from marlvec.vector.data.pickling import importing
 
-__all__ = ["DEPTH", "asked_for", "available_memory", "check_depth", "check_descriptors", "check_memory", "depth"]
+__all__ = [
+    "DEPTH",
+    "asked_for",
+    "available_memory",
+    "begin_worker",
+    "check_depth",
+    "check_descriptors",
+    "check_memory",
+    "check_not_importing",
+    "depth",
+]
 
 DEPTH = "MARLVEC_DEPTH"
 """Environment variable of workers: how many vectorizers they are inside of."""
@@ -23,6 +34,8 @@ DEPTH = "MARLVEC_DEPTH"
 _MAX_DEPTH = 5
 _PER_WORKER = 3  # both ends of its channel that are ours, and the file of its stacks
 _BESIDES = 16  # the shared block, the fork server, and what is open for a moment only
+
+_imported_before: set[str] = set()
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -45,6 +58,27 @@ def check_depth() -> None:
             f"vectorizers with worker processes can be nested {_MAX_DEPTH} deep, and this process is a worker at that "
             f"depth: does an env build a vectorizer of itself? Inside of envs, use backend='sync'."
         )
+
+
+def check_not_importing() -> None:
+    """Check that this is no worker in the middle of an import.
+
+    Each worker of that vectorizer would import the same module, and make workers of its own, without end.
+
+    Raises:
+        ResourceError: It is; names the modules.
+    """
+    if depth() and (names := importing() - _imported_before):
+        raise ResourceError(
+            f"a worker process imports {', '.join(map(repr, sorted(names)))}, which makes envs with worker processes "
+            f"while it is imported: every worker would start workers. Make them below `if __name__ == '__main__':`, or "
+            f"in a function that is called after the import."
+        )
+
+
+def begin_worker() -> None:
+    """Note the imports that a forked worker has from its parent, which will never end here."""
+    _imported_before.update(importing())
 
 
 def check_descriptors(num_workers: int) -> None:

@@ -26,6 +26,7 @@ from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, pack_failure
 from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes.channel import AdaptivePoller, Channel, ChannelClosed, Message
+from marlvec.vector.processes.limits import begin_worker
 from marlvec.vector.processes.report_packing import pack_report
 from marlvec.vector.processes.shared_memory import map_memory
 from marlvec.vector.processes.stack_dump import write_stacks_to
@@ -201,6 +202,7 @@ def serve(link: WorkerLink) -> None:
 def run_worker(read_fd: int, write_fd: int, memory_fd: int, stacks_fd: int) -> NoReturn:
     """Serve one shard, then end this process."""
     write_stacks_to(stacks_fd)
+    begin_worker()
     # Ctrl-C goes to the whole terminal; the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

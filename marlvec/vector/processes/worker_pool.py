@@ -434,7 +434,7 @@ class WorkerPool:
         """Wait until a worker has said something, or died.
 
         Args:
-            timeout: Seconds; None for ever.
+            timeout: Seconds; None for `LONGEST_WAIT`.
             waiting_for: Wait for this worker to speak, or for any to die. Where all must answer anyway, being woken
                 by each of them costs more than it brings.
 
@@ -442,11 +442,8 @@ class WorkerPool:
             Workers to hear; empty if time ran out.
         """
         poll = self._poll_any if waiting_for is None else self._poll_one[waiting_for]
-        if timeout is None:
-            while not (events := self._poller.wait(poll, int(1000 * LONGEST_WAIT))):
-                pass
-        else:
-            events = self._poller.wait(poll, max(0, int(timeout * 1000 + 0.999)))
+        seconds = LONGEST_WAIT if timeout is None else timeout
+        events = self._poller.wait(poll, max(0, int(seconds * 1000 + 0.999)))
         ready = [self._by_fd[fd] for fd, _ in events]
         for fd, event in events:
             if event & ~select.POLLIN:

@@ -84,6 +84,7 @@ class WorkerProcess:
 
     def __init__(self, method: str, memory_fd: int) -> None:
         limits.check_depth()
+        limits.check_not_importing()
         self.exitcode: int | None = None
         self._gone = False
         self._method = method

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import pettingzoo
+import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import SyncVectorEnv
@@ -210,7 +211,7 @@ def test_spaces_in_dicts_are_read_without_pettingzoos_warning() -> None:
 @pytest.mark.parametrize(
     ("space", "action_space", "size", "inner"),
     [
-        (Dict(observation=Box(0, 1, (2,)), action_mask=Box(0, 1, (4,))), Discrete(4), 4, Box),
+        (Dict(observation=Box(0, 1, (2,)), action_mask=Box(0, 1, (4,), np.int8)), Discrete(4), 4, Box),
         (Dict(observation=Box(0, 1, (2,)), action_mask=MultiBinary(4)), Discrete(4, start=1), 4, Box),
         (Dict(x=Box(0, 1, (2,)), y=Discrete(2), action_mask=MultiBinary(5)), MultiDiscrete([2, 3]), 5, Dict),
         (Dict(observation=Box(0, 1, (2,)), action_mask=Box(0, 1, (3,))), Discrete(4), None, Dict),

@@ -209,12 +209,21 @@ def test_for_who_has_ended_the_env_is_given_an_action_of_its_space(space: Any, e
         np.testing.assert_equal(joint[0], env.given[1][0])
 
 
-def test_a_mask_that_fits_nobody_is_an_info() -> None:
-    env = Spaces(pair(BOX), pair(Discrete(3)), 0.0, False, False, {"avail_actions": [[1, 1], [1, 1]]}, n_agents=2)
+@pytest.mark.parametrize(
+    ("masks", "words"),
+    [
+        ([[1, 1], [1, 1]], r"action mask of agent 'agent_0': expected shape \(3,\), got \(2,\)"),
+        ([[1, 1, 1]], "'avail_actions': expected 2 action masks, one per agent, got 1"),
+        (None, "'avail_actions': expected 2 action masks, one per agent, got NoneType"),
+        ([[0, 0, -np.inf]] * 2, "'avail_actions': action mask of agent 'agent_0': .*got -inf.*give `mask == 0`"),
+    ],
+)
+def test_masks_that_fit_no_agent_are_refused(masks: Any, words: str) -> None:
+    env = Spaces(pair(BOX), pair(Discrete(3)), 0.0, False, False, {"avail_actions": masks}, n_agents=2)
     rig = Rig(adapt(env))
     rig.reset(seed=0)
-    assert rig.step([0, 0]) == {COMMON: {"avail_actions": [[1, 1], [1, 1]]}}
-    assert rig.mask(0) is None
+    with pytest.raises(ContractError, match=words):
+        rig.step([0, 0])
 
 
 def test_a_mask_may_be_longer_than_the_choices_of_an_agent() -> None:

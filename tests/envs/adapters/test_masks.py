@@ -9,12 +9,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from pettingzoo import ParallelEnv
 
 import marlvec
 from marlvec.errors import ContractError
 from marlvec.registry import resolve
+from marlvec.testing import check_env
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
 from tests.envs.support.play import play
 from tests.families.trace import difference
@@ -232,30 +233,68 @@ def test_taxi_gives_its_mask_in_its_info(backend: str) -> None:
         (MultiDiscrete([2, 3]), [[1, 0], [0, 1, 1]], [True, False, False, True, True]),
         (MultiDiscrete([2, 3]), np.array([0, 1, 1, 0, 0], np.float32), [False, True, True, False, False]),
         (Discrete(2, start=7), [True, False], [True, False]),
-        (Discrete(2), None, [True, True]),
-        (Discrete(2), 3, [True, True]),
-        (Discrete(2), np.zeros((2, 2)), [True, True]),
-        (Discrete(2), "none", [True, True]),
+        (Discrete(2), np.array([0, 1], np.uint8), [False, True]),
+        (Discrete(2), np.array([1, 0], np.float64), [True, False]),
     ],
 )
 def test_masks_come_in_many_forms(space: Any, mask: Any, expected: list[bool]) -> None:
-    class One(gymnasium.Env[Any, Any]):
-        observation_space, action_space = Box(0, 1, (1,)), space
-        first = {"action_mask": np.ones(len(expected))}
-
-        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-            return np.zeros(1, np.float32), self.first
-
-        def step(self, action: Any) -> Any:
-            return np.zeros(1, np.float32), 0.0, False, False, {"action_mask": mask}
-
-    with marlvec.make(One, 1, backend="sync") as envs:
+    with marlvec.make(partial(MaskEnv, space, mask), 1, backend="sync") as envs:
         envs.reset(seed=0)
         *_, infos = envs.step(envs.random_action(seed=0))
         assert infos["action_mask"].tolist() == [[expected]]
-        (info,) = marlvec.infos_to_list(infos, envs.agents, 1)
-        is_mask = isinstance(mask, (tuple, list)) or np.ndim(mask) == 1
-        assert bool(info) is not is_mask  # else it is an info like others
+        assert marlvec.infos_to_list(infos, envs.agents, 1) == [{}]
+
+
+class MaskEnv(gymnasium.Env[Any, Any]):
+    """Gives one mask in each step, in the infos or beside the observation."""
+
+    def __init__(self, space: Any, mask: Any, *, declared: bool = False) -> None:
+        size = int(space.n) if isinstance(space, Discrete) else int(space.nvec.sum())
+        own = Box(0, 1, (1,))
+        self.action_space, self._mask, self._declared = space, mask, declared
+        self.observation_space = Dict(observation=own, action_mask=MultiBinary(size)) if declared else own
+        self._all = np.ones(size, np.int8)
+
+    def _told(self, mask: Any) -> tuple[Any, dict[str, Any]]:
+        obs = np.zeros(1, np.float32)
+        return ({"observation": obs, "action_mask": mask}, {}) if self._declared else (obs, {"action_mask": mask})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self._told(self._all)
+
+    def step(self, action: Any) -> Any:
+        obs, info = self._told(self._mask)
+        return obs, 0.0, False, False, info
+
+
+FORMS = "expected bools, or zeros and ones, one per choice, got "
+ADVICE = "; of a mask that is added to logits, give `mask == 0`"
+NO_MASKS: list[tuple[Any, str]] = [
+    (np.array([0, -np.inf, 0]), f"{FORMS}-inf at choice 1{ADVICE}"),
+    (np.array([-1e9, 0, 0], np.float32), f"{FORMS}-1000000000.0 at choice 0{ADVICE}"),
+    (np.array([0, np.nan, 1]), f"{FORMS}nan at choice 1"),
+    (np.array([0, 2, 1]), f"{FORMS}2 at choice 1"),
+    (np.array([0, 0.5, 1]), f"{FORMS}0.5 at choice 1"),
+    (np.ones((1, 3)), f"{FORMS}an array of shape (1, 3)"),
+    (np.array([1, 0, 1], object), f"{FORMS}ndarray array([1, 0, 1], dtype=object)"),
+    (np.array(["1", "0", "1"]), f"{FORMS}ndarray array(['1', '0', '1']"),
+    (None, f"{FORMS}NoneType None"),
+    (3, f"{FORMS}int 3"),
+    ("none", f"{FORMS}str 'none'"),
+]
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize(("mask", "words"), NO_MASKS)
+def test_what_is_no_mask_is_refused(mask: Any, words: str, declared: bool) -> None:
+    """In the infos, beside the observation, and by check_env."""
+    make = partial(MaskEnv, Discrete(3), mask, declared=declared)
+    with marlvec.make(make, 2, backend="sync") as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ContractError, match=re.escape(f"env 0, step(): action mask of agent 'agent_0': {words}")):
+            envs.step(np.zeros((2, 1), np.int64))
+    findings = check_env(make, max_steps=20, raise_first=False)
+    assert any("mask" in str(one) for one in findings)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.adapters.joint import MASKS, JointAdapter
 from marlvec.envs.adapters.return_values import AgentId
-from marlvec.spaces.action_masks import as_mask, count_choices
+from marlvec.spaces.action_masks import count_choices
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
 from marlvec.testing.env_checks.values import check_keys, check_table, check_tuple
@@ -122,15 +122,16 @@ class JointPlayer(Player):
             value = info.get(key)
             if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.agents):
                 continue
-            masks = {agent: as_mask(one) for agent, one in zip(self.agents, value, strict=True)}
-            if all(mask is not None for mask in masks.values()):
-                return {agent: {"action_mask": self._cut(agent, mask)} for agent, mask in masks.items()}
+            pairs = zip(self.agents, value, strict=True)
+            return {agent: {"action_mask": self._cut(agent, mask)} for agent, mask in pairs}
         return {}
 
-    def _cut(self, agent: AgentId, mask: NDArray[Any] | None) -> Any:
+    def _cut(self, agent: AgentId, mask: Any) -> Any:
         """A mask without what it has beyond the agent's choices, where that allows nothing."""
         size = count_choices(self.action_spaces[agent])
-        return mask if mask is None or size is None or np.any(mask[size:]) else mask[:size]
+        if size is None or np.ndim(mask) != 1 or np.any(np.asarray(mask[size:]) != 0):
+            return mask
+        return mask[:size]
 
     def _allowed(self, agent: AgentId) -> NDArray[np.bool_] | None:
         return self.allowed(agent, self._seen[agent], self._infos.get(agent))
