@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 import gymnasium
-import pettingzoo
 import numpy as np
+import pettingzoo
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import SyncVectorEnv
