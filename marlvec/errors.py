@@ -170,7 +170,7 @@ class ActionError(ArgumentError):
     """Actions have the wrong structure, shape or dtype. Nothing was sent to any env."""
 
 
-class RegistryError(MarlvecError, ValueError):
+class RegistryError(MarlvecError, RuntimeError):
     """Something is wrong with the id of an env, or the name of a connector or function."""
 
 
@@ -178,7 +178,7 @@ class UnknownEnvError(RegistryError, LookupError, gymnasium.error.NameNotFound):
     """No env is registered under this id."""
 
 
-class AlreadyRegisteredError(RegistryError):
+class AlreadyRegisteredError(RegistryError, ValueError):
     """Something else is registered under this id or name already."""
 
 
@@ -198,7 +198,7 @@ class ContractWarning(UserWarning):
     """An env breaks its contract, and goes on: values are not allowed, or its instances share a generator."""
 
 
-class CheckpointError(MarlvecError, ValueError):
+class CheckpointError(MarlvecError, RuntimeError):
     """A file cannot be read back: it is not there, damaged, or of another version, chain or space.
 
     Attributes:

@@ -485,7 +485,7 @@ def test_json_of_lists() -> None:
     assert [(row["name"], row["side"]) for row in found] == [("ClipActions", "action")]
 
 
-@pytest.mark.slow("compiles")
+@pytest.mark.slow("compiles kernels")
 def test_compiling_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     event = pytest.importorskip("numba.core.event")
 

@@ -213,6 +213,7 @@ def played_in_the_browser(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[
     return result, served
 
 
+@pytest.mark.mostly_slow("runs commands as programs", quick=3)
 @pytest.mark.parametrize(
     ("policy", "said", "moves"),
     [

@@ -111,6 +111,7 @@ def refuse(*args: str, code: int = 2) -> str:
     return str(result.stderr)
 
 
+@pytest.mark.mostly_slow("runs commands as programs", quick="each")
 @pytest.mark.parametrize("suffix", ["mp4", "gif"])
 @pytest.mark.parametrize("backend", ["sync", "thread", "async"])
 def test_every_episode_is_there_from_its_first_frame_to_its_last(suffix: str, backend: str) -> None:

@@ -79,7 +79,7 @@ def test_connect_four_is_learned(run: Run, tmp_path: Path, capsys: pytest.Captur
     assert re.search(r"games won \d, drawn \d, lost \d", result.stdout)
 
 
-@pytest.mark.mostly_slow("trains", quick=3)
+@pytest.mark.slow("trains")
 @pytest.mark.parametrize("name", ["selfplay_connect_four", "selfplay_kuhn"])
 def test_a_batch_of_one_step_has_no_decision_of_the_learner_and_ends_well(name: str, run: Run) -> None:
     assert run(name, "--num-envs", "64", "--total-timesteps", "1", "--games", "2")["done"] == 1

@@ -108,7 +108,7 @@ def check_rows(game: PlainGame, i: int, obs: Any, infos: Any) -> None:
         assert (infos["action_mask"][i, p] == mask).all()
 
 
-@pytest.mark.mostly_slow("plays real envs on every backend", quick="each")
+@pytest.mark.mostly_slow("plays real envs on every backend", quick=2)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("name", ROWS)
 def test_whole_games_are_those_of_a_plain_loop(name: str, backend: str) -> None:

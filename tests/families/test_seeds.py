@@ -29,6 +29,7 @@ def hanabi_trace(seed: Any, *, steps: int = 40) -> tuple[str, int]:
     return str(trace), games
 
 
+@pytest.mark.mostly_slow("plays real envs on every backend", quick=4)
 @pytest.mark.parametrize("seed", [0, 7, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1])
 def test_hanabi_takes_every_seed_and_deals_the_same_cards_in_every_game(seed: int) -> None:
     """OpenSpiel takes 31 bits, and at a reset without a seed PettingZoo's env draws from the system's entropy."""

@@ -161,6 +161,7 @@ def named(kind: Any, names: Any) -> Callable[[], Any]:
 GAMES: dict[str, Any] = {"parallel": ScriptedParallelEnv, "turns": TurnEnv, "keyed": KeyedEnv}
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("D2")
 @pytest.mark.parametrize("form", list(GAMES))
 @pytest.mark.parametrize("backend", ["sync", "thread", "async"])
@@ -224,6 +225,7 @@ def test_data_of_one_who_has_ended(backend: str, form: str) -> None:
 # --- D3: coming, going, coming back
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("D3")
 @pytest.mark.parametrize("form", list(GAMES))
 @pytest.mark.parametrize("mode", MODES)

@@ -63,6 +63,7 @@ class Closing(RaisingEnv):
         super().close()
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("B1")
 @pytest.mark.parametrize("where", ["step", "reset", "close"])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -119,6 +120,7 @@ CALLS: dict[str, Callable[[VectorEnv], Any]] = {
 NEEDS_NO_ENV = {"close", "agent_observation_space", "agent_action_space"}
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("B2")
 @pytest.mark.parametrize("pending", [None, "step_send", "reset_send", "send", "call_send"])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -148,6 +150,7 @@ class Waiting(CounterEnv):
         return super().step(actions)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("B3")
 @pytest.mark.parametrize("call", ["step_send", "reset_send", "send", "call_send"])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -182,6 +185,7 @@ def test_close_of_a_thread_that_hangs_gives_up_in_time_and_says_so() -> None:
 # --- B7: partial resets
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("B7")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -241,6 +245,7 @@ def test_numbers_of_envs_and_workers_are_checked_before_anything_is_built() -> N
             marlvec.make(instances)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("B11")
 @pytest.mark.parametrize(("n", "workers"), [(5, 2), (7, 3), (3, 3), (4, 3), (1, 1)])
 @pytest.mark.parametrize("backend", ["thread", "async", "pipes"])

@@ -121,6 +121,7 @@ def test_daemons_of_an_env_live_as_long_as_its_worker(context: str) -> None:
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (*first, *second, *third)))
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.fault("A17")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_daemons_that_end_by_themselves_do_not_pile_up(context: str) -> None:

@@ -105,6 +105,7 @@ class Murderous(CounterEnv):
         return super().step(actions)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=4)
 @pytest.mark.fault("A13")
 @pytest.mark.fault("A12")
 @pytest.mark.parametrize("n", [1, 2, 5, 13])

@@ -101,6 +101,7 @@ class Sleeping(CounterEnv):
         return super().step(actions)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.fault("A11")
 @pytest.mark.parametrize("on_fault", ["raise", "restart"])
 def test_what_a_hung_env_says_after_its_time_is_not_heard(on_fault: str) -> None:

@@ -130,7 +130,7 @@ def test_a_worker_takes_three_descriptors(context: str) -> None:
     assert counts[0] <= 3 + 16
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.fault("F3")
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("number", [errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EMFILE])

@@ -128,7 +128,7 @@ def told(rows: list[Row]) -> list[tuple[int, int, int]]:
     return [tuple(decode(row["obs"][0])[1:4]) for row in rows if row["alive"][0][0]]
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=4)
 @pytest.mark.checklist(69)
 @pytest.mark.fault("C1")
 @pytest.mark.parametrize("mode", MODES)
@@ -219,6 +219,7 @@ def test_constructor_and_reset_go_the_same_way(backend: str, where: str, how: st
             assert "fault" not in envs.step(acts(envs))[4]
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.checklist(73)
 @pytest.mark.fault("A15")
 @pytest.mark.parametrize("where", ["init", "reset", "step"])
@@ -279,6 +280,7 @@ def test_backoff_grows_and_siblings_do_not_wait_for_it(tmp_path: Path) -> None:
         envs.drain()
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="pairs")
 @pytest.mark.checklist(74)
 @pytest.mark.parametrize("on_fault", ["raise", "restart", "mask"])
 @pytest.mark.parametrize("where", ["init", "reset", "step"])
@@ -405,6 +407,7 @@ def test_a_death_during_a_control_call_is_told_there_and_survived() -> None:
         assert [decode(row[0])[3] for row in obs] == [2, 2, 0, 0]
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.fault("A12")
 @pytest.mark.parametrize("times", [1, 3])
 def test_all_workers_die_at_once_and_all_are_back(times: int, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def rows(step: Any, envs: list[int]) -> list[Any]:
     return [pick(OBS_SPACE, step.obs, i, a) for i in envs for a in range(step.rewards.shape[1])]
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize(
     ("fault", "form", "backend"), [pytest.param(*case, marks=pytest.mark.fault(case[0])) for case in CASES]
 )
@@ -622,7 +622,7 @@ def test_infos_that_come_from_a_process_are_bounded(shared_memory: bool, final: 
         envs.step(np.ones((N, 1), np.int64))
 
 
-WORDS = (*sorted(RESERVED), "_alive", "_", "__x")
+WORDS = (*sorted(RESERVED - {"action_mask"}), "_alive", "_", "__x")  # a mask is the env's own word
 
 
 class Clashing(CounterEnv):
@@ -635,6 +635,7 @@ class Clashing(CounterEnv):
         return *rest, infos
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.fault("C12")
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_reserved_keys_of_an_env_displace_none_of_marlvecs(backend: str) -> None:

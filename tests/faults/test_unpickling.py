@@ -100,6 +100,7 @@ def goes_on(envs: VectorEnv, env_id: int = 2) -> None:
     assert obs.shape[:2] == (N, A)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=4)
 @pytest.mark.parametrize(
     ("road", "on_fault", "error"),
     [
@@ -136,6 +137,7 @@ def test_infos_of_ones_own_classes_arrive(tmp_path: Path) -> None:
             goes_on(envs)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("road", ROADS)
 def test_an_answer(road: str, error: str) -> None:
@@ -167,6 +169,7 @@ def install(env: Any, error: str) -> None:
     env.exploding = env.render = partial(exploding, env, error)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("road", ROADS)
 def test_on_the_way_to_a_worker(road: str, error: str) -> None:
@@ -286,6 +289,7 @@ def deal(env: Any, armed: str | None) -> None:
     env.armed = armed
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("road", ROADS)
 def test_an_observation(road: str, error: str) -> None:

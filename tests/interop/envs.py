@@ -88,5 +88,5 @@ class SampleEnv(gymnasium.Env[Any, Any]):
         info: dict[str, Any] = {"half": self._t / 2, "deep": {"t": self._t, "even": self._t % 2 == 0}}
         if self._t % 2:
             info |= {"word": f"t{self._t}", "marks": np.arange(3, dtype=np.int16) * self._t}
-            info |= dict.fromkeys(("state", "alive", "acting", "reset_mask", "action_mask"), self._t)  # marlvec's words
+            info |= dict.fromkeys(("state", "alive", "acting", "reset_mask"), self._t)  # marlvec's words
         return self._source.sample(), float(self._t), over and not cut, over and cut, info

@@ -79,6 +79,7 @@ def assert_equal_traces(ours: Any, theirs: Any, *, steps: int, seeds: Any = SEED
     return episodes
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=2)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("mode", MODES)
 def test_cart_pole_is_gymnasiums(mode: str, backend: str) -> None:
@@ -468,7 +469,7 @@ def refusal_of(wrapper: Callable[[Any], Any], envs: Any) -> str:
     return ""
 
 
-@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
+@pytest.mark.mostly_slow("steps or trains with another library", quick=4)
 @pytest.mark.parametrize("pair", COMPARABLE, indirect=True, ids=lambda case: f"{case[0]}, {case[1]}")
 def test_a_wrapper_says_the_same_over_both(pair: tuple[Any, Any, Any]) -> None:
     """Or refuses both, in a mode that it cannot work in."""

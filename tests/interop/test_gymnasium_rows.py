@@ -115,7 +115,7 @@ def replay(view: GymnasiumVectorEnv, calls: list[Call]) -> None:
             frame.check(view.reset(seed=seeds, options={"reset_mask": mask}), where, whole=False)
 
 
-@pytest.mark.mostly_slow("steps or trains with another library", quick="each")
+@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [*SCRIPTED, "simple_spread", "pettingzoo/classic/tictactoe"])
 @pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])

@@ -63,6 +63,7 @@ ENVS: dict[str, Callable[[], ParallelView]] = {
 }
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
 @pytest.mark.parametrize("name", ENVS)
 def test_the_parallel_api_test_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     view = ENVS[name]()

@@ -259,6 +259,7 @@ def test_a_seed_is_spread_as_marlvecs_own_and_counts_once() -> None:
 # --- what TorchRL asks of an env
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=2)
 @pytest.mark.checklist(126)
 @pytest.mark.parametrize("group_map", [None, "each", "prefix", "all", "custom", MarlGroupMapType.ONE_GROUP_PER_AGENT])
 def test_tensors_are_nested_by_groups_and_share_memory_and_wrong_groups_are_named(

@@ -140,6 +140,7 @@ def test_a_collector_brings_the_same_batches(name: str) -> None:
                 np.testing.assert_array_equal(values, native[policy][column], column)
 
 
+@pytest.mark.mostly_slow("compiles kernels", quick=3)
 @pytest.mark.parametrize("name", ["tictactoe_v3", "connect_four_v3", "leduc_poker"])
 def test_an_action_that_there_is_not_raises_before_any_game_has_moved(name: str) -> None:
     with marlvec.make(name, num_envs=3, backend="native", validate="off") as envs:

@@ -127,6 +127,7 @@ def check_views(envs: VectorEnv, obs: Any, infos: dict[str, Any], told: dict[str
     assert infos["state"][0].tobytes() == env.state().tobytes()
 
 
+@pytest.mark.slow("compiles kernels")
 def test_episodes_that_reach_their_goal_are_terminated() -> None:
     """Put by hand where the goal is: chance does not get there within a test."""
     kwargs = {"N": 2, "terminate_on_success": True}

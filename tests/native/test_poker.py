@@ -61,6 +61,7 @@ def histories(state: Any, actions: tuple[int, ...] = ()) -> list[tuple[tuple[int
     return found
 
 
+@pytest.mark.slow("compiles kernels")
 def test_kuhn_is_openspiels_in_every_history() -> None:
     game = pyspiel.load_game("kuhn_poker")
     every = histories(game.new_initial_state())

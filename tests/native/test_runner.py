@@ -141,6 +141,7 @@ def test_any_calls_bring_what_sync_brings(data: Any, mode: str, limit: int | Non
             same(a.state(), b.state())
 
 
+@pytest.mark.mostly_slow("compiles kernels", quick=12)
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
 def test_specs_are_those_of_the_reference(name: str) -> None:
     a, b = pair(name, 1)

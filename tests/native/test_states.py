@@ -98,6 +98,7 @@ def found(thing: Any, path: str = "", depth: int = 2) -> Any:
             yield from found(value, f"{path}{name}.", depth - 1)
 
 
+@pytest.mark.mostly_slow("compiles kernels", quick=12)
 @pytest.mark.parametrize("entry", sorted(_entries))
 def test_numbers_that_kernels_would_follow_out_of_their_arrays_are_refused(entry: str) -> None:
     """Compiled code looks at no bounds: what a file says would be read, and written, anywhere."""
@@ -183,6 +184,7 @@ def test_states_of_other_worlds_are_refused() -> None:
                 envs.set_state(plain.get_state())
 
 
+@pytest.mark.mostly_slow("compiles kernels", quick=2)
 @pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker"])
 def test_a_native_env_alone_in_its_batch_has_a_state_too(name: str) -> None:
     make = partial(marlvec.make, name, 3, backend="sync")

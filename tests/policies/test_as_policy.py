@@ -121,7 +121,7 @@ def episodes(policies: Any, **options: Any) -> Any:
         return Collector(each, policies, batch_mode="complete", seed=0, **options).collect(episodes=6)
 
 
-@pytest.mark.mostly_slow("collects whole runs with many policies", quick=3)
+@pytest.mark.mostly_slow("collects whole runs with many policies", quick=2)
 @forms
 def test_a_collector_takes_it(form: Callable[[], Any]) -> None:
     expected = episodes(Reference())
@@ -170,6 +170,7 @@ def test_it_is_evaluated(form: Callable[[], Any]) -> None:
     )
 
 
+@pytest.mark.mostly_slow("collects whole runs with many policies", quick=2)
 @forms
 def test_it_is_an_opponent(form: Callable[[], Any], tmp_path: Path) -> None:
     """Added as it is, snapshot of a learner, built by the pool's function, and again from the disk."""
@@ -185,6 +186,7 @@ def test_it_is_an_opponent(form: Callable[[], Any], tmp_path: Path) -> None:
         assert evaluate_match(found, Nim, 8, backend="sync") == expected
 
 
+@pytest.mark.mostly_slow("collects whole runs with many policies", quick=2)
 @forms
 def test_it_decides_on_the_clients_side(form: Callable[[], Any]) -> None:
     """And its server publishes what it has learned, which is nothing."""
@@ -278,7 +280,7 @@ def no_arguments() -> Policy:
     return Reference()
 
 
-@pytest.mark.mostly_slow("imports libraries", quick=2)
+@pytest.mark.mostly_slow("imports libraries", quick=3)
 @pytest.mark.parametrize(
     ("given", "message"),
     [

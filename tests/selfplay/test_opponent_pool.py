@@ -383,6 +383,7 @@ def test_strange_ids_have_files_of_their_own(tmp_path: Path) -> None:
 # --- who cannot be built
 
 
+@pytest.mark.mostly_slow("plays and rates many matches", quick=2)
 @pytest.mark.parametrize("make", [Net, {"main": Net}], ids=["function", "dict"])
 def test_a_random_policy_needs_nobody_to_say_how_it_is_built(make: Any, tmp_path: Path) -> None:
     """Beside snapshots of a learner of another kind; it plays, comes back from the disk, and plays the same."""

@@ -98,6 +98,7 @@ def test_and_so_do_envs_that_write_into_slots(build: Callable[[], Any]) -> None:
     check_env(lambda: TimeLimit(adapt(rewound(build)()), 3), episodes=4)
 
 
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=2)
 @pytest.mark.parametrize("env", PLAIN.values(), ids=PLAIN)
 def test_envs_as_they_are_pass(env: Any) -> None:
     check_env(env, episodes=2)
@@ -733,7 +734,7 @@ CASES = [
 ]
 
 
-@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=3)
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=2)
 @pytest.mark.checklist(14)
 @pytest.mark.parametrize(("build", "told"), CASES, ids=[build.__name__ for build, _ in BROKEN])
 def test_what_is_broken_is_caught_and_told(build: Callable[[], Any], told: str) -> None:

@@ -197,6 +197,7 @@ SHARED = {
 }
 
 
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=2)
 @pytest.mark.parametrize("build", SHARED, ids=lambda build: build.__name__)
 def test_what_instances_share_is_found_and_named(build: Any) -> None:
     state, global_state = random.getstate(), np.random.get_state()  # noqa: NPY002  # it is put back

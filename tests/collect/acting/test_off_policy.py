@@ -75,6 +75,7 @@ def envs_of(rule: str, mode: str, backend: str = "sync", **options: Any) -> Any:
     return kind([partial(Played, [5, 1, 3], i, rule, **options) for i in range(3)], autoreset_mode=mode)
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.checklist(99)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("mode", MODES)

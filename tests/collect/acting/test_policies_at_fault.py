@@ -110,6 +110,7 @@ class Slipping(Policy):
 LATE = 1000
 
 
+@pytest.mark.mostly_slow("a thousand steps", quick=3)
 @pytest.mark.fault("E1")
 @pytest.mark.fault("E3")
 @pytest.mark.parametrize(
@@ -139,6 +140,7 @@ def test_a_wrong_answer_is_named_and_reaches_no_env_however_late_it_comes(name: 
     same_batch(*found)
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=2)
 @pytest.mark.fault("E1")
 @pytest.mark.parametrize("name", ["above", "below"])
 def test_where_a_sample_of_calls_is_looked_at_it_is_found_within_sixteen(name: str) -> None:
@@ -188,6 +190,7 @@ def test_columns_may_not_change_on_the_way() -> None:
             assert collector.collect(env_steps=4)["fickle"]["logp"].tolist() == [1.0] * 8
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.fault("E4")
 @pytest.mark.fault("E11")
 @pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(3), KeyboardInterrupt()])

@@ -83,6 +83,7 @@ def test_a_slow_consumer_makes_the_thread_wait(ahead: int) -> None:
                 assert next(batches).env_steps == 10
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=4)
 @pytest.mark.fault("E11")
 @pytest.mark.fault("E13")
 @pytest.mark.parametrize("overlap", [False, True])

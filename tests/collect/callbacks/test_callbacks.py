@@ -160,7 +160,7 @@ def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
 # --- failures
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick="pairs")
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.fault("E11")
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("hook", HOOKS[:5])

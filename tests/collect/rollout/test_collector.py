@@ -116,6 +116,7 @@ def test_policies_are_told_whether_to_explore() -> None:
 # --- seeds and resets
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
 @pytest.mark.parametrize("kind", ["masked", "turns", "keyed"])
 def test_one_seed_fixes_everything_and_leaves_the_global_stream_alone(kind: str) -> None:
     def run(seed: int | None, mode: str = "same_step") -> MultiAgentBatch:

@@ -56,7 +56,7 @@ OTHERS: dict[str, Callable[[VectorEnv], Any]] = {
 }
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -81,6 +81,7 @@ def test_it_is_said_at_the_next_collect_and_reset_goes_on(backend: str, other: s
         check_rows(batch)
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_leaves_the_envs_as_they_are_is_not_minded(backend: str) -> None:
     with made(backend) as envs, made(backend) as plain:

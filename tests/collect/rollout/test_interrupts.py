@@ -201,8 +201,8 @@ TRAPS += [pytest.param((KeyboardInterrupt, where), id=f"Ctrl-C-{where}") for whe
 TRAPS += [pytest.param((ZeroDivisionError, where), id=f"error-{where}") for where in PLACES]
 
 
+@pytest.mark.mostly_slow("interrupts at many places", quick=3)
 @pytest.mark.fault("A25")
-@pytest.mark.mostly_slow("interrupts at many places", quick="each")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("at", [1, 2, 5, 9, 13])

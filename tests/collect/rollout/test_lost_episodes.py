@@ -43,10 +43,10 @@ def test_every_row_and_every_count_is_the_references_whoever_dies(kind: str, exa
     for_examples(examples, play, plan=plans, calls=PROGRAMS)
 
 
+@pytest.mark.mostly_slow("collects long runs", quick=4)
 @pytest.mark.checklist(71)
 @pytest.mark.checklist(114)
 @pytest.mark.fault("E13")
-@pytest.mark.mostly_slow("collects long runs", quick="each")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
@@ -67,10 +67,10 @@ def test_an_episode_that_asked_for_a_restart_is_counted_so_whatever_becomes_of_t
         play(Plan(mode=mode, num_envs=2, agent_num=1, deaths=deaths, masks=True), [("env_steps", 12)])
 
 
+@pytest.mark.slow("draws many runs")
 @pytest.mark.checklist(105)
 @pytest.mark.checklist(114)
 @pytest.mark.fault("E13")
-@pytest.mark.mostly_slow("draws many runs", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ["thread", pytest.param("async", marks=[pytest.mark.many_processes, SLOW])])
 def test_any_number_of_workers_gives_the_references_rows_whoever_dies(backend: str, mode: str) -> None:

@@ -59,6 +59,7 @@ class Ragged(KeyedEnv):
         return {agent: seen[:5] if agent == "agent_0" else seen for agent, seen in obs.items()}
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.checklist(109)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ["sync", "async"])

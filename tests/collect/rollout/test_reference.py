@@ -11,6 +11,7 @@ from tests.collect.helpers.plans import DRAWN, FEW_OR_MANY, LONG, PROGRAMS, Plan
 from tests.collect.helpers.players import GAMES, KINDS, MODES
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=4)
 @pytest.mark.checklist(49)
 @pytest.mark.checklist(100)
 @pytest.mark.checklist(105)
@@ -28,13 +29,13 @@ def test_every_row_is_the_references(kind: str, examples: int) -> None:
     for_examples(examples, play, plan=st.builds(Plan, st.just(kind), **DRAWN), calls=PROGRAMS)
 
 
+@pytest.mark.mostly_slow("collects long runs", quick=3)
 @pytest.mark.checklist(49)
 @pytest.mark.checklist(52)
 @pytest.mark.checklist(105)
 @pytest.mark.checklist(112)
 @pytest.mark.checklist(118)
 @pytest.mark.fault("D7")
-@pytest.mark.mostly_slow("collects long runs", quick="each")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
@@ -43,9 +44,9 @@ def test_a_long_run_is_the_references(mode: str, batch_mode: str, overlap: bool,
     play(Plan(kind, mode, batch_mode=batch_mode, order=7, overlap=overlap, copy=mode == "disabled", watched=True), LONG)
 
 
+@pytest.mark.mostly_slow("plays many games", quick=4)
 @pytest.mark.checklist(52)
 @pytest.mark.checklist(114)
-@pytest.mark.mostly_slow("plays many games", quick="each")
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("game", GAMES)
@@ -78,6 +79,7 @@ def shift(rows: Rows) -> Rows:
     return rows.replace(actions_for_env=(rows["actions_for_env"] + 2) % 5)
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
 @pytest.mark.checklist(96)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])

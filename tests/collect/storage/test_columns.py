@@ -273,6 +273,7 @@ EVERY = [("env_steps", 3 * 8), ("env_steps", 3), ("agent_steps", 9 * 5), ("env_s
 """Steps of all envs, parts of such, agent steps."""
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=4)
 @FEW_OR_MANY
 @pytest.mark.parametrize("space", SPACES)
 def test_every_column_of_every_row_is_what_its_env_and_policy_gave(space: str, examples: int) -> None:
@@ -295,7 +296,7 @@ def test_every_column_of_every_row_is_what_its_env_and_policy_gave(space: str, e
     )
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_column_is_right_on_every_backend(backend: str, mode: str) -> None:

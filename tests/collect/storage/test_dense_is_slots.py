@@ -237,6 +237,7 @@ settings_of = partial(
 )
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @settings(deadline=None)
 @given(
     setting=settings_of(backend=st.just("sync")),
@@ -261,6 +262,7 @@ def test_dense_is_slots(setting: Setting, calls: list[Any], demotions: set[int])
         assert dense or all(kind == 0 for kind, _ in calls)
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=8)
 @pytest.mark.parametrize("backend", ["sync", "thread", "async", "pipes"])
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 def test_dense_is_slots_on_every_backend(backend: str, mode: str) -> None:
@@ -342,6 +344,7 @@ def test_a_policy_may_write_into_its_rows_and_fail(fails_at: int, copy: bool) ->
         np.testing.assert_array_equal(got, want, err_msg=name)
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=4)
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("fails_at", [2, 3, 5, 8, 99])
 def test_several_policies_may_write_into_their_rows_and_one_may_fail(fails_at: int, copy: bool) -> None:

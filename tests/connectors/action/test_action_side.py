@@ -99,7 +99,7 @@ def ticks_of(piece: ActionPipeline, count: int, mask: int | None, seed: int = 0)
     return ticks
 
 
-@pytest.mark.mostly_slow("draws many batches", quick=12)
+@pytest.mark.mostly_slow("draws many batches", quick=2)
 @each_piece
 @settings(max_examples=20)  # each is a rollout of several calls for every row
 @given(data=st.data())
@@ -139,6 +139,7 @@ def test_what_comes_out_is_of_the_envs_space_and_what_went_in_is_as_it_was(
     assert len(empty) == 0
 
 
+@pytest.mark.mostly_slow("interrupts at many lines", quick=2)
 @each_piece
 def test_it_goes_on_from_a_state_as_if_never_interrupted(
     make: Make, space: spaces.Space[Any], mask: int | None

@@ -80,6 +80,7 @@ def same(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)
 
 
+@pytest.mark.slow("draws many batches")
 @given(nested(ATOMS))
 def test_values_come_back_from_json_as_they_were(value: Any) -> None:
     text = json.dumps(encode(value, "x"), allow_nan=False)

@@ -109,6 +109,7 @@ def check_equal(kind: str, mode: str, backend: str) -> None:
             assert not (differs := difference(got, wanted)), f"call {t}: {differs}"
 
 
+@pytest.mark.mostly_slow("plays whole episodes of many envs", quick="each")
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_in_infos_are_what_masks_in_observations_are(kind: str, mode: str) -> None:
@@ -284,6 +285,7 @@ NO_MASKS: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.mostly_slow("plays whole episodes of many envs", quick=4)
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize(("mask", "words"), NO_MASKS)
 def test_what_is_no_mask_is_refused(mask: Any, words: str, declared: bool) -> None:

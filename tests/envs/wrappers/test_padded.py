@@ -299,6 +299,7 @@ def test_turn_based_envs_can_be_padded_and_limited() -> None:
             assert infos["final_observation"].tolist() == obs.tolist()
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick=3)
 @pytest.mark.checklist(12)
 @pytest.mark.parametrize("env", ["simple_speaker_listener", "simple_adversary", "simple_world_comm", "simple_tag"])
 def test_mpe_padded_is_mpe(env: str) -> None:

@@ -78,7 +78,7 @@ def names(folder: Path) -> list[str]:
 # --- what is in a video
 
 
-@pytest.mark.mostly_slow("films whole episodes", quick=5)
+@pytest.mark.mostly_slow("films whole episodes", quick=3)
 @pytest.mark.checklist(78)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("backend", "form"), [("sync", "gif"), ("thread", "mp4"), ("async", "mp4"), ("async", "gif")])
@@ -360,6 +360,7 @@ class Wrong(PainterEnv):
         return self.frame if self.episode == 0 and self.t == 2 else super().render()
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick=2)
 @pytest.mark.parametrize(
     ("frame", "words"),
     [

@@ -480,6 +480,7 @@ def test_what_the_collector_drops_is_told(envs: ExternalVectorEnv) -> None:
     assert sorted(set(collecting.wait()["main"].obs[:, 0].tolist())) == [1, 2]
 
 
+@pytest.mark.slow("many clients and connections")
 def test_close_tells_everybody(envs: ExternalVectorEnv) -> None:
     told: list[Exception] = []
     episode = envs.gateway.begin(on_lost=told.append)

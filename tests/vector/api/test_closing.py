@@ -48,6 +48,7 @@ def collect(envs: VectorEnv) -> None:
 CALLS: list[Callable[[VectorEnv], None]] = [step, step_and_fetch, send_and_receive, drain, exec_func, collect]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_call_that_waits_ends_when_another_thread_closes(

@@ -239,6 +239,7 @@ CONTROLS: dict[str, Callable[[VectorEnv], Any]] = {
 }
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.checklist(41)
 @pytest.mark.parametrize("pending", ["step", "reset", "send", "async_reset", "call"])
 def test_a_control_call_swallows_no_reply(envs: VectorEnv, pending: str) -> None:

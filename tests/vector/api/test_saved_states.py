@@ -122,7 +122,7 @@ def test_episodes_go_on_as_they_did(
         same(play(other, 15, seed + 1, mode), want)
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=5)
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize("kind", sorted(OBJECTS))
 def test_observations_that_are_objects_come_back(kind: str, backend: str) -> None:
@@ -557,6 +557,7 @@ def calm(envs: VectorEnv, k: int) -> list[Any]:
     return [envs.step(np.random.default_rng(t).integers(0, 2, (envs.num_envs, 3))) for t in range(k)]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_restarts_go_on_with_their_seeds(backend: str, caplog: pytest.LogCaptureFixture) -> None:
     """Env 1 is built anew before and after the state was saved: each time its next seed is the one that was due."""

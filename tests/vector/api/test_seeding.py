@@ -111,6 +111,7 @@ def test_what_is_no_seed_is_refused_in_the_parent(backend: str) -> None:
             assert {decode(row).t for row in obs[:, 0]} == {t % 3}, "the envs know nothing of it"
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=4)
 @pytest.mark.checklist(21)
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)

@@ -38,7 +38,7 @@ def acts(k: int = 1) -> Any:
     return np.full((N, A), k, np.int64)
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(34)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "simple_tag"])

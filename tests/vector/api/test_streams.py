@@ -29,6 +29,7 @@ def acts(env_ids: Any) -> Any:
     return np.asarray(env_ids)[:, None] % 5 + np.zeros((1, A), np.int64)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=4)
 @pytest.mark.checklist(40)
 @pytest.mark.parametrize("batch", [1, 4, 6])
 @pytest.mark.parametrize("backend", BACKENDS)

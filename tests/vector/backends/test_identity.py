@@ -54,7 +54,7 @@ def test_workers_are_the_plain_loop(kind: str, workers: int, context: str, mode:
         replay(envs, recorded(kind, N, mode))
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=4)
 @pytest.mark.checklist(15)
 @pytest.mark.checklist(43)
 @pytest.mark.parametrize(("workers", "context"), [(2, "forkserver"), (3, "fork")])
@@ -66,7 +66,7 @@ def test_scripted_envs_in_workers_are_the_plain_loop(kind: str, workers: int, co
         replay(envs, recorded(kind, N, mode))
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=4)
 @pytest.mark.checklist(15)
 @pytest.mark.parametrize("kind", [*REAL, *SCRIPTED])
 def test_without_shared_memory_too(kind: str) -> None:
@@ -140,6 +140,7 @@ def test_sixteen_envs_on_five_workers() -> None:
         replay(envs, calls)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(31)
 @pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
 def test_lambdas_work_and_mpi_is_hidden(context: str, monkeypatch: pytest.MonkeyPatch) -> None:

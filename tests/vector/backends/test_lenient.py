@@ -32,6 +32,7 @@ def test_sync_is_the_plain_loop(form: str, mode: str) -> None:
         replay(envs, record(factories(form), mode, episodes=5))
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.parametrize("backend", ["thread", "async"])
 @pytest.mark.parametrize("form", INCOMPLETE)
 def test_threads_and_processes_are_the_plain_loop(form: str, backend: str) -> None:

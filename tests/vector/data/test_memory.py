@@ -75,6 +75,7 @@ def test_nobody_can_cut_the_memory_short() -> None:
         os.close(fd)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(16)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_without_infos_sends_headers_alone(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +165,7 @@ def arrays_of(step: Any) -> list[Any]:
     return [*leaves, *finals, *masks, step.rewards, *flags]
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(18)
 @pytest.mark.fault("C14")
 @pytest.mark.parametrize("mode", MODES)

@@ -187,6 +187,7 @@ def test_an_error_of_close_and_of_state_says_which_env(backend: str) -> None:
     envs.close()
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.checklist(66)
 @pytest.mark.parametrize("operation", ["reset", "step"])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -240,6 +241,7 @@ def test_a_contract_error_first_does_not_choke_on_its_neighbour(backend: str) ->
         assert len(str(caught.value)) < 100_000
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("C1")
 @pytest.mark.parametrize("env_ids", [None, [1]])
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])

@@ -82,7 +82,7 @@ PLACES = [*(("async", context) for context in CONTEXTS), ("pipes", "forkserver")
 CLOSINGS = ("twice", "with", "with an error")
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.checklist(30)
 @pytest.mark.fault("B1")
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def test_an_explicit_reset_cancels_an_autoreset_that_is_due(backend: str, mode: 
             begun = int(decode(envs.reset()[0][0, 0]).episode) + 1
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="pairs")
 @pytest.mark.checklist(47)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("reuse_buffer", [False, True])
@@ -277,6 +278,7 @@ class Stillborn(CounterEnv):
         return obs, infos
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.checklist(53)
 @pytest.mark.fault("D5")
 @pytest.mark.parametrize("mode", MODES)

@@ -227,6 +227,7 @@ def test_scripted_envs_leave_their_observation_space_never(kind: str) -> None:
                     assert (leaf >= space.low).all()
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.fault("B13")
 @pytest.mark.parametrize("odd", [0, 1, 4])
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
