@@ -206,6 +206,7 @@ def test_an_unknown_agent_is_named(backend: str) -> None:
             envs.step(np.ones((2, 3), np.int64))
 
 
+@pytest.mark.mostly_slow("starts programs of its own", quick=2)
 @pytest.mark.parametrize("env", [CounterEnv, TurnEnv, SingleEnv, KeyedEnv])
 def test_all_four_kinds_of_env_run_whole_episodes(env: Any) -> None:
     with marlvec.make(env, num_envs=3) as envs:

@@ -78,6 +78,7 @@ def test_every_env_of_mpe_and_pettingzoo_is_known_in_its_preferred_form() -> Non
             assert entry.entry_point.args[1] == preferred, (env_id, kind)
 
 
+@pytest.mark.mostly_slow("starts programs of its own", quick=3)
 @pytest.mark.parametrize(
     ("name", "agents"),
     [

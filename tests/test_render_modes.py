@@ -45,6 +45,7 @@ def modes_of(envs: marlvec.VectorEnv) -> list[Any]:
     return list(envs.get_attr("render_mode"))
 
 
+@pytest.mark.mostly_slow("starts programs of its own", quick=2)
 @pytest.mark.checklist(77)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_modes_for_all_for_one_and_for_each(backend: str) -> None:

@@ -142,6 +142,7 @@ def test_players_can_be_rated_in_other_ways(kind: str, module: str) -> None:
     assert names[:2] == ["corner", "random"]
 
 
+@pytest.mark.mostly_slow("runs commands as programs", quick=2)
 @pytest.mark.parametrize(
     ("args", "words"),
     [

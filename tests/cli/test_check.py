@@ -35,6 +35,7 @@ def test_at_a_terminal_a_bar_says_how_far_it_is() -> None:
     assert re.search(r"8/8 episodes  [\d,]+ calls/s", bar)
 
 
+@pytest.mark.mostly_slow("runs commands as programs", quick=2)
 @pytest.mark.parametrize("width", [60, 80, 400])
 def test_the_table_is_never_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from marlvec.testing import check_env

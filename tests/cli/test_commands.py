@@ -155,7 +155,7 @@ def test_one_chain_for_every_policy() -> None:
     assert cells(printed, "b")[1:4] == ["agent_0", "200", "(n, 36) float32"]
 
 
-@pytest.mark.mostly_slow("runs commands as programs", quick=3)
+@pytest.mark.mostly_slow("runs commands as programs", quick=2)
 @pytest.mark.parametrize("what", ["left", "Own", "instance", "Plain", "plain"])
 def test_what_can_be_a_policy(what: str) -> None:
     assert cells(small("--policy", f"players:{what}"), what)[2] == "600"
@@ -361,7 +361,7 @@ def test_the_oldest_typer_that_works_is_asked_for() -> None:
 SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "--env-steps", "10")
 
 
-@pytest.mark.mostly_slow("runs commands as programs", quick=3)
+@pytest.mark.mostly_slow("runs commands as programs", quick=2)
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
@@ -548,6 +548,7 @@ def test_a_connector_is_said_in_a_whole_sentence() -> None:
     assert [line for line in lines if line.endswith(("e.g", "i.e"))] == []
 
 
+@pytest.mark.mostly_slow("runs commands as programs", quick=2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_80_columns_and_breaks_no_word(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERMINAL_WIDTH", "80")

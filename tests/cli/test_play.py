@@ -146,6 +146,7 @@ def test_an_opponent_of_a_pool_plays(where: str, name: str) -> None:
     assert {file: file.read_bytes() for file in Path("pool").iterdir()} == before
 
 
+@pytest.mark.mostly_slow("runs commands as programs", quick=2)
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -130,6 +130,7 @@ def test_take_refuses_what_is_no_index(index: Any) -> None:
         sample(3).take(index)
 
 
+@pytest.mark.slow("draws many batches")
 def test_take_out_of_range() -> None:
     with pytest.raises(IndexError):
         sample(3).take([3])

@@ -326,6 +326,7 @@ def test_each_has_the_random_stream_of_its_own(tmp_path: Path) -> None:
         same_batch(other.collect(env_steps=30), many.collect(env_steps=30))
 
 
+@pytest.mark.mostly_slow("many collectors, each in a process or thread of its own", quick=2)
 @pytest.mark.parametrize("sync", [True, False])
 def test_envs_without_a_state_begin_new_episodes(sync: bool, tmp_path: Path) -> None:
     """What was in the old ones and in no batch is lost, and counted; what was on the head is handed out."""

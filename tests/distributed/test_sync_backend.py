@@ -45,7 +45,7 @@ def test_a_batch_is_what_each_brings_alone_with_states_merged_in_between(kind: s
         collector.envs.close()
 
 
-@pytest.mark.mostly_slow("many collectors", quick="each")
+@pytest.mark.mostly_slow("many collectors", quick=2)
 @pytest.mark.parametrize("unit", ["env_steps", "agent_steps", "episodes"])
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 @pytest.mark.parametrize("sync", [True, False])

@@ -183,6 +183,7 @@ def test_render(place: Place) -> None:
     view.close()
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=2)
 @PLACES
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 def test_any_place_gives_the_same(place: Place, mode: str) -> None:
@@ -454,6 +455,7 @@ def test_partial_reset(place: Place) -> None:
     view.close()
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick="each")
 @PLACES
 @pytest.mark.parametrize(
     "mask",
@@ -510,6 +512,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
         yield one
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=2)
 @pytest.mark.parametrize("call", ["reset", "step", "call"])
 def test_a_timeout_here_leaves_the_call_pending(gate: Gate, call: str) -> None:
     """Theirs forgets it, and takes its reply for the next call's."""

@@ -161,6 +161,7 @@ def test_the_terminal_observation_is_among_the_infos(backend: str, wrapper: str)
     view.close()
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick="each")
 @PLACES
 @pytest.mark.parametrize(
     "space",

@@ -30,6 +30,7 @@ def spread(**options: Any) -> Any:
     return pettingzoo_env_to_vec_env_v1(simple_spread_v3.parallel_env(max_cycles=10, **options))
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
 @pytest.mark.parametrize(("copies", "num_cpus"), [(0, 0), (2, 0), (2, 2)])
 def test_rows_of_copies(copies: int, num_cpus: int) -> None:
     one = spread()

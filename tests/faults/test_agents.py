@@ -121,7 +121,7 @@ def test_a_player_that_vanishes_from_a_game(backend: str) -> None:
     breaks(backend, good, bad, 3, r"agent 'player_\d' left env.agents without a flag")
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.fault("D2")
 @pytest.mark.parametrize("agent", ["agent_9", "__all__", "", 7, ("agent_0",), None, b"agent_0"], ids=repr)
 @pytest.mark.parametrize(("form", "backend"), [("parallel", "sync"), ("parallel", "async"), ("keyed", "thread")])
@@ -445,7 +445,7 @@ def test_what_is_paid_between_two_turns_is_in_the_row_of_the_first(mode: str, pl
 # --- D8: ends at the boundary of a fragment
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.fault("D8")
 @pytest.mark.parametrize("kind", ["together", "early", "turns", "waits"])
 @pytest.mark.parametrize("mode", MODES)
@@ -531,6 +531,7 @@ def test_absent_agents_observe_zeros_of_their_dtype(backend: str, mode: str) -> 
 # --- D10: the order of keys
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("D10")
 @pytest.mark.parametrize("form", list(GAMES))
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)

@@ -46,7 +46,7 @@ def vec(backend: str, how: str, factories: list[Any], **options: Any) -> VectorE
     return vectorize(backend, factories, on_fault="mask", **options)
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.checklist(70)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("backend", "how"), PLACES)
@@ -175,6 +175,7 @@ def test_when_nobody_is_left_it_raises(how: str, error: type[Exception]) -> None
             envs.step(acts(envs))
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ["async", "pipes"])
 def test_an_env_that_wanted_to_be_built_anew_and_lost_its_worker_is_out(backend: str, mode: str) -> None:

@@ -109,7 +109,7 @@ def survives(envs: AsyncVectorEnv, on_fault: str, kind: type[EnvFault], words: s
     assert len(envs.faults) == 1
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize("on_fault", MODES)
 def test_noise_in_a_step(on_fault: str, name: str) -> None:
@@ -141,6 +141,7 @@ def test_half_a_message_and_then_silence(on_fault: str, size: int) -> None:
         survives(envs, on_fault, EnvTimeout, "env 1 did not come back within step_timeout.*", envs.worker_pids[0])
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("fetch", ["step", "recv"])
 def test_a_fetch_times_out_in_the_middle_of_a_message(fetch: str) -> None:
     with make() as envs:
@@ -157,6 +158,7 @@ def test_a_fetch_times_out_in_the_middle_of_a_message(fetch: str) -> None:
         assert time.monotonic() - start < 5
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("on_fault", MODES)
 def test_noise_between_calls_is_found_by_the_next_one(on_fault: str) -> None:
     """From a thread of an env's, which nobody waits for."""

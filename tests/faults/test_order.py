@@ -258,6 +258,7 @@ def test_envs_need_not_divide_evenly(backend: str, n: int, workers: int) -> None
             assert [decode(row[0]).t for row in obs] == [t % 4] * n
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("B11")
 @pytest.mark.parametrize("kind", [CounterEnv, TurnEnv, KeyedEnv, SingleEnv])
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
@@ -315,6 +316,7 @@ def test_what_cannot_be_pickled_is_named_before_anything_starts(context: str, mo
 # --- B13, B14: spaces
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("B13")
 @pytest.mark.parametrize(
     ("backend", "workers"), [("sync", 0), ("thread", 1), ("thread", 2), ("thread", 4), ("async", 2), ("pipes", 2)]

@@ -135,6 +135,7 @@ class Dying(CounterEnv):
         os._exit(3)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_what_the_others_have_said_by_then_comes_with_the_error(culprit: int, tmp_path: Path) -> None:
     gate = Gate(tmp_path)

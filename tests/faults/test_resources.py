@@ -130,7 +130,7 @@ def test_a_worker_takes_three_descriptors(context: str) -> None:
     assert counts[0] <= 3 + 16
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("F3")
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("number", [errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EMFILE])
@@ -229,6 +229,7 @@ def test_no_more_processes(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.fault("F4")
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_fork_that_is_refused(after: int, monkeypatch: pytest.MonkeyPatch) -> None:

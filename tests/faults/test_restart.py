@@ -128,7 +128,7 @@ def told(rows: list[Row]) -> list[tuple[int, int, int]]:
     return [tuple(decode(row["obs"][0])[1:4]) for row in rows if row["alive"][0][0]]
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=4)
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.checklist(69)
 @pytest.mark.fault("C1")
 @pytest.mark.parametrize("mode", MODES)
@@ -173,6 +173,7 @@ def test_one_env_begins_anew_and_the_others_do_not_notice(backend: str, how: str
         assert after == [(1, e, t) for e in range(9) for t in range(4)][: len(after)]
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.checklist(69)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_new_incarnations_are_seeded_from_seed_env_and_number(backend: str, tmp_path: Path) -> None:
@@ -204,6 +205,7 @@ def test_new_incarnations_are_seeded_from_seed_env_and_number(backend: str, tmp_
         assert int(infos["seed"][1, 0]) == restart_seed(12, 1), "counted from that seed on"
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.checklist(73)
 @pytest.mark.parametrize("where", ["init", "reset"])
 @pytest.mark.parametrize(("backend", "how"), [place for place in PLACES if place[1] in ("raises", "exits")])
@@ -280,7 +282,7 @@ def test_backoff_grows_and_siblings_do_not_wait_for_it(tmp_path: Path) -> None:
         envs.drain()
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="pairs")
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.checklist(74)
 @pytest.mark.parametrize("on_fault", ["raise", "restart", "mask"])
 @pytest.mark.parametrize("where", ["init", "reset", "step"])
@@ -304,6 +306,7 @@ def test_restart_me_quietly(
     assert log.records == []
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.checklist(74)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("where", ["init", "reset", "step"])
@@ -368,6 +371,7 @@ def test_control_calls_take_as_long_as_they_take() -> None:
         assert envs.exec_func(lambda env: time.sleep(0.8) or 1) == (1, 1)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_that_is_killed_between_calls(mode: str) -> None:
     """All its envs are told so with their next rows; an explicit reset makes nothing of it."""

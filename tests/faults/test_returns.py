@@ -137,7 +137,7 @@ def rows(step: Any, envs: list[int]) -> list[Any]:
     return [pick(OBS_SPACE, step.obs, i, a) for i in envs for a in range(step.rewards.shape[1])]
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
 @pytest.mark.parametrize(
     ("fault", "form", "backend"), [pytest.param(*case, marks=pytest.mark.fault(case[0])) for case in CASES]
 )
@@ -189,6 +189,7 @@ SAME: list[tuple[str, Any, Any]] = [
 ]
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.fault("C5")
 @pytest.mark.fault("C7")
 @pytest.mark.parametrize(("form", "backend"), PLACES)
@@ -227,6 +228,7 @@ def test_the_check_of_an_env_wants_the_very_dtype() -> None:
         check_env(partial(Wide, Box(-1, 1, (3,), np.float32), Discrete(2)))
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("C11")
 @pytest.mark.parametrize("kind", [CounterEnv, partial(KeyedEnv, Script.together(3, 3)), SingleEnv])
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
@@ -394,6 +396,7 @@ ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit, Unusual)
 OPERATIONS = ("init", "reset", "step")
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("C4")
 @pytest.mark.parametrize(
     ("backend", "operation", "kind"),
@@ -427,6 +430,7 @@ def test_what_is_no_exception_is_never_lost(
             assert kind.__name__ in capfd.readouterr().err, "and its traceback is on stderr"
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("C4")
 @pytest.mark.parametrize("kind", ENDS)
 @pytest.mark.parametrize("backend", ["sync", "thread", "async"])
@@ -734,7 +738,7 @@ print(sum(len(found) for found in kept) > 50)
 # --- C18: determinism
 
 
-@pytest.mark.mostly_slow("plays whole episodes", quick=4)
+@pytest.mark.mostly_slow("plays whole episodes", quick=2)
 @pytest.mark.fault("C18")
 @pytest.mark.parametrize("t", [0, 1, 2, 17, 40])
 @pytest.mark.parametrize("what", ["observation", "reward", "truncation"])

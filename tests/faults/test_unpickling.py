@@ -137,7 +137,7 @@ def test_infos_of_ones_own_classes_arrive(tmp_path: Path) -> None:
             goes_on(envs)
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("road", ROADS)
 def test_an_answer(road: str, error: str) -> None:
@@ -169,7 +169,7 @@ def install(env: Any, error: str) -> None:
     env.exploding = env.render = partial(exploding, env, error)
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("road", ROADS)
 def test_on_the_way_to_a_worker(road: str, error: str) -> None:
@@ -289,7 +289,7 @@ def deal(env: Any, armed: str | None) -> None:
     env.armed = armed
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("road", ROADS)
 def test_an_observation(road: str, error: str) -> None:

@@ -98,7 +98,7 @@ def test_cart_pole_is_gymnasiums(mode: str, backend: str) -> None:
     theirs.close()
 
 
-@pytest.mark.mostly_slow("steps two vectorizers", quick="each")
+@pytest.mark.mostly_slow("steps two vectorizers", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("space", SPACES)
 def test_every_space_is_gymnasiums(space: str, mode: str) -> None:

@@ -115,7 +115,7 @@ def replay(view: GymnasiumVectorEnv, calls: list[Call]) -> None:
             frame.check(view.reset(seed=seeds, options={"reset_mask": mask}), where, whole=False)
 
 
-@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
+@pytest.mark.mostly_slow("steps or trains with another library", quick=6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [*SCRIPTED, "simple_spread", "pettingzoo/classic/tictactoe"])
 @pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])
@@ -127,6 +127,7 @@ def test_rows_are_what_a_plain_loop_gives(kind: str, mode: str, copy: bool) -> N
         replay(view, recorded(kind, N, mode))
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_of_workers_and_of_a_named_group_are_the_same(mode: str) -> None:
     with asynchronous("masked", N, mode, num_workers=2) as envs:

@@ -87,6 +87,7 @@ def test_the_aec_test_passes_over_pettingzoos_own_conversion(name: str) -> None:
     env.close()
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=2)
 @pytest.mark.parametrize("name", ["spread", "tag", "rps", "archers", "one agent"])
 def test_the_seed_test_passes_over_pettingzoos_own_conversion(name: str) -> None:
     seed_test(lambda: parallel_to_aec(ENVS[name]()), 30)
@@ -274,6 +275,7 @@ def test_any_script(agent_num: int, longest: int, kind: str, seed: int) -> None:
     check_trace(factory, ParallelView.make(factory), seed=seed)
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=2)
 @pytest.mark.parametrize("space", SPACES)
 def test_any_space(space: str) -> None:
     """Observations and actions of every kind, two groups of agents."""

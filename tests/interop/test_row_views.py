@@ -44,7 +44,7 @@ def calls_of(kind: str) -> list[Call]:
     return record(factories(kind), "same_step") if kind == ARCHERS else recorded(kind, N, "same_step")
 
 
-@pytest.mark.mostly_slow("steps or trains with another library", quick=2)
+@pytest.mark.mostly_slow("steps or trains with another library", quick=4)
 @pytest.mark.parametrize("kind", [*SCRIPTED, "single", "simple_spread", CONNECT_FOUR, ARCHERS])
 def test_rows_are_what_a_plain_loop_gives(view: type[Seen], kind: str) -> None:
     """Agents that enter, wait and leave; games of two; archers that die while the others fight on."""

@@ -106,6 +106,7 @@ def test_what_else_is_copied_says_what_to_call() -> None:
     vector.close()
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=2)
 @pytest.mark.parametrize(("num_envs", "num_cpus", "dtype"), [(3, 0, "u1"), (3, 1, "u1"), (3, 2, "?"), (1, 2, "u1")])
 def test_flags_have_supersuits_dtypes(num_envs: int, num_cpus: int, dtype: str) -> None:
     one = pettingzoo_env_to_vec_env_v1(simple_spread_v3.parallel_env(max_cycles=2))

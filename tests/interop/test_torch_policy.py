@@ -26,6 +26,7 @@ OBS = Box(-1, 1, (3,), np.float32)
 HIDE_TORCH = "import sys; sys.modules['torch'] = None; import marlvec.interop.torch.policy"
 
 
+@pytest.mark.slow("steps or trains with another library")
 def test_without_torch_the_import_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = subprocess.run([sys.executable, "-c", HIDE_TORCH], capture_output=True, text=True)
     assert "marlvec.errors.MissingExtraError: TorchPolicy needs torch" in found.stderr
@@ -304,6 +305,7 @@ def test_a_batch_brings_its_masks_and_states_to_forward() -> None:
     assert torch.isfinite(policy.module.net.weight.grad).all()
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=3)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])
 def test_a_recurrent_module_gets_back_the_state_it_gave_for_the_agents_last_row(kind: str) -> None:
     class Counts(torch.nn.Module):  # type: ignore[misc,name-defined]  # likewise

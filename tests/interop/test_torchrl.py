@@ -317,7 +317,7 @@ def test_tensors_are_nested_by_groups_and_share_memory_and_wrong_groups_are_name
     view.close()
 
 
-@pytest.mark.mostly_slow("steps with TorchRL", quick="each")
+@pytest.mark.mostly_slow("steps with TorchRL", quick=8)
 @pytest.mark.parametrize("categorical", [True, False])
 @pytest.mark.parametrize("space", SPACES)
 def test_every_space_has_specs_and_actions_arrive(space: str, categorical: bool) -> None:
@@ -388,6 +388,7 @@ class Pairs(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type inform
         return self.look(), dict.fromkeys(actions, 1.0), flags, dict.fromkeys(actions, over), {}
 
 
+@pytest.mark.mostly_slow("steps or trains with another library", quick=4)
 @pytest.mark.parametrize("categorical", [True, False])
 @pytest.mark.parametrize("nvec", [[2, 3], [[2, 3], [2, 2]]])
 def test_masks_of_several_choices_hold(nvec: list[Any], categorical: bool) -> None:

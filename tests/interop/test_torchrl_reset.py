@@ -55,7 +55,7 @@ def played(view: TorchRLEnv, steps: int, seed_at: int = -1) -> list[TensorDictBa
     return said
 
 
-@pytest.mark.mostly_slow("steps or trains with another library", quick=2)
+@pytest.mark.mostly_slow("steps or trains with another library", quick=6)
 @pytest.mark.checklist(125)
 @pytest.mark.parametrize("mode", ["same_step", "disabled"])
 @pytest.mark.parametrize(

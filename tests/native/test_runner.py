@@ -56,6 +56,7 @@ def test_it_keeps_the_contract(name: str, continuous: bool) -> None:
     assert len(check_vector_env(maker(name, 3, continuous_actions=continuous))) == 12
 
 
+@pytest.mark.slow("compiles kernels")
 def test_threads_keep_the_contract() -> None:
     assert len(check_vector_env(maker("simple_spread", 5, num_workers=3), seed=1)) == 12
 
@@ -94,6 +95,7 @@ def test_large_results_are_copied_by_all_threads_and_are_the_callers(monkeypatch
         kept[0]["agent"][:] = 0
 
 
+@pytest.mark.mostly_slow("compiles kernels", quick="each")
 @pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])
 @pytest.mark.parametrize("mode", MODES)
 def test_it_is_the_plain_loop(mode: str, copy: bool) -> None:
@@ -152,6 +154,7 @@ def test_specs_are_those_of_the_reference(name: str) -> None:
         assert a.action_space == b.action_space
 
 
+@pytest.mark.mostly_slow("compiles kernels", quick=2)
 @pytest.mark.parametrize("name", ["simple_world_comm", "simple_crypto"])
 def test_a_frame_is_the_one_that_the_reference_draws(name: str) -> None:
     a, b = pair(name, 2, render_mode="rgb_array")

@@ -121,7 +121,7 @@ def episodes(policies: Any, **options: Any) -> Any:
         return Collector(each, policies, batch_mode="complete", seed=0, **options).collect(episodes=6)
 
 
-@pytest.mark.mostly_slow("collects whole runs with many policies", quick=2)
+@pytest.mark.mostly_slow("collects whole runs with many policies", quick=3)
 @forms
 def test_a_collector_takes_it(form: Callable[[], Any]) -> None:
     expected = episodes(Reference())

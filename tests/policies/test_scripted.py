@@ -47,7 +47,7 @@ def test_each_row_is_decided_by_what_its_agent_sees_is_and_remembers() -> None:
     assert asked == [(i % 2, t, 10 * i * (t + 1), int, int) for t in range(3) for i in range(4)]
 
 
-@pytest.mark.mostly_slow("collects whole runs", quick="each")
+@pytest.mark.mostly_slow("collects whole runs", quick=2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_memories_begin_anew_with_each_episode_and_never_in_between(kind: str, mode: str) -> None:

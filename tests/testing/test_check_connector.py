@@ -145,7 +145,7 @@ CASES = [(check, make, said) for check, cases in BROKEN.items() for make, said i
 LEARNERS = [(check, make, said) for check, cases in LEARNER.items() for make, said in cases]
 
 
-@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=12)
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=2)
 @pytest.mark.parametrize(("check", "make", "said"), CASES, ids=[make.__name__ for _, make, _ in CASES])
 def test_a_broken_one_is_caught_by_the_right_check_and_told_why(check: str, make: type[Connector], said: str) -> None:
     space = UNIT if check == "inside" or issubclass(make, connectors.ActionConnector) else VECTOR
@@ -153,6 +153,7 @@ def test_a_broken_one_is_caught_by_the_right_check_and_told_why(check: str, make
         check_connector(make, space)
 
 
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=2)
 @pytest.mark.parametrize(("check", "make", "said"), LEARNERS, ids=[make.__name__ for _, make, _ in LEARNERS])
 def test_and_so_is_one_of_the_learner_side(check: str, make: type[Connector], said: str) -> None:
     with pytest.raises(ContractError, match=f"(?s)^{make.__name__}, check '{check}', on batches with obs .*{said}"):
@@ -168,7 +169,7 @@ def test_every_broken_one_was_tried() -> None:
     assert len(tried) >= 20
 
 
-@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=12)
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=2)
 @pytest.mark.parametrize(
     "make", [sound.Change, sound.Centre, sound.Team, sound.Noise, sound.Awake], ids=lambda make: make.__name__
 )

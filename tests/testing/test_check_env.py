@@ -734,7 +734,7 @@ CASES = [
 ]
 
 
-@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=2)
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=3)
 @pytest.mark.checklist(14)
 @pytest.mark.parametrize(("build", "told"), CASES, ids=[build.__name__ for build, _ in BROKEN])
 def test_what_is_broken_is_caught_and_told(build: Callable[[], Any], told: str) -> None:

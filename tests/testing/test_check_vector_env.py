@@ -264,7 +264,7 @@ MUTANTS: list[tuple[type[SyncVectorEnv], str]] = [
 ]
 
 
-@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=12)
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=3)
 @pytest.mark.parametrize(("mutant", "told"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
 def test_mutants_are_caught_and_told(mutant: type[SyncVectorEnv], told: str) -> None:
     factories = factories_of("masked" if mutant is IgnoresMasks else "parallel", N)

@@ -59,7 +59,7 @@ def test_every_broken_env_is_here() -> None:
     assert {name for _, name in ONE_EACH} == {build.__name__ for build, _ in envs.BROKEN}
 
 
-@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=5)
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=2)
 @pytest.mark.parametrize(("check", "name"), ONE_EACH, ids=[name for _, name in ONE_EACH])
 def test_one_fault_is_one_finding(check: str, name: str) -> None:
     build: Callable[[], Any] = getattr(envs, name)

@@ -238,6 +238,7 @@ def _live(kind: Any, options: dict[str, Any]) -> None:
         env.step(dict.fromkeys(env.agents, 0))
 
 
+@pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=2)
 @pytest.mark.parametrize(
     ("kind", "options", "exitcode"),
     [

@@ -69,6 +69,7 @@ class Spy(AgentConnector):
         self.answered += list(zip(*(rows[name].tolist() for name in names), strict=True))
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.checklist(48)
 @pytest.mark.fault("E8")
 @pytest.mark.parametrize("mode", MODES)

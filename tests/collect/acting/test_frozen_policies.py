@@ -57,7 +57,7 @@ def test_a_frozen_policy_is_in_no_batch_and_its_connectors_learn_nothing(batch_m
         assert not learning.training
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 def test_rows_of_frozen_policies_that_nobody_reads_change_nothing(kind: str, batch_mode: Any) -> None:

@@ -103,6 +103,7 @@ def test_another_mapping_function_says_who_plays_in_episodes_that_begin(mode: st
             fixed.policy_mapping = right
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.fault("E5")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("at", [0, 2])

@@ -38,7 +38,7 @@ def same(mine: Any, other: Any, *, but: tuple[str, ...] = ()) -> None:
             np.testing.assert_array_equal(column, other[name], strict=True)
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=2)
 @pytest.mark.checklist(106)
 @pytest.mark.parametrize("mode", ["truncate", "complete"])
 @pytest.mark.parametrize(

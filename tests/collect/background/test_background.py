@@ -35,6 +35,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "marlvec-collector"]
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=2)
 @pytest.mark.checklist(112)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("backend", ["sync", "async"])

@@ -39,7 +39,7 @@ class Remembering(RandomPolicy):
         return super().act(rows, explore=explore), {"asked": np.full(len(rows), self.asked)}
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=2)
 @pytest.mark.checklist(112)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("overlap", [False, True])

@@ -48,6 +48,7 @@ def test_timeslices_cut_all_policies_in_step(rows: list[Row], k: int) -> None:
             part["c"]
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.checklist(113)
 @pytest.mark.checklist(116)
 @given(st.lists(row_lists(), min_size=1, max_size=4))

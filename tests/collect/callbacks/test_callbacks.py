@@ -26,6 +26,7 @@ from tests.collect.helpers.spy import Spy
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="pairs")
 @pytest.mark.checklist(118)
 @pytest.mark.fault("E13")
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def test_what_reset_tells_may_fail_too() -> None:
 # --- what a step brings
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=2)
 @pytest.mark.checklist(110)
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("mode", MODES)

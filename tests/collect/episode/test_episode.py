@@ -272,6 +272,7 @@ def assert_plain(data: Any) -> None:
 # --- ids
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=2)
 @pytest.mark.checklist(111)
 @pytest.mark.parametrize("mode", MODES)
 def test_ids_are_unique_come_from_the_seed_and_leave_global_streams_alone(mode: str) -> None:

@@ -56,7 +56,7 @@ OTHERS: dict[str, Callable[[VectorEnv], Any]] = {
 }
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("backend", BACKENDS)

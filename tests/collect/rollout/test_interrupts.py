@@ -201,7 +201,7 @@ TRAPS += [pytest.param((KeyboardInterrupt, where), id=f"Ctrl-C-{where}") for whe
 TRAPS += [pytest.param((ZeroDivisionError, where), id=f"error-{where}") for where in PLACES]
 
 
-@pytest.mark.mostly_slow("interrupts at many places", quick=3)
+@pytest.mark.mostly_slow("interrupts at many places", quick=12)
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("overlap", [False, True])

@@ -48,7 +48,7 @@ class KeepingPolicy(marlvec.RandomPolicy):
         return super().act(rows, explore=explore)
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=2)
 @pytest.mark.parametrize("num_envs", [1, 4])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("backend", ["sync", "async"])

@@ -104,6 +104,7 @@ def test_next_obs_repeats_what_the_policy_saw_and_is_marked(mode: str) -> None:
     np.testing.assert_array_equal(rows["next_obs"][inner], rows["obs"][inner + 1])
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
 @pytest.mark.checklist(109)
 @pytest.mark.parametrize("mode", MODES)
 def test_advantages_bootstrap_from_nothing_that_was_made_up(mode: str) -> None:

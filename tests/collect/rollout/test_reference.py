@@ -29,7 +29,7 @@ def test_every_row_is_the_references(kind: str, examples: int) -> None:
     for_examples(examples, play, plan=st.builds(Plan, st.just(kind), **DRAWN), calls=PROGRAMS)
 
 
-@pytest.mark.mostly_slow("collects long runs", quick=3)
+@pytest.mark.mostly_slow("collects long runs", quick=12)
 @pytest.mark.checklist(49)
 @pytest.mark.checklist(52)
 @pytest.mark.checklist(105)
@@ -44,7 +44,7 @@ def test_a_long_run_is_the_references(mode: str, batch_mode: str, overlap: bool,
     play(Plan(kind, mode, batch_mode=batch_mode, order=7, overlap=overlap, copy=mode == "disabled", watched=True), LONG)
 
 
-@pytest.mark.mostly_slow("plays many games", quick=4)
+@pytest.mark.mostly_slow("plays many games", quick=6)
 @pytest.mark.checklist(52)
 @pytest.mark.checklist(114)
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])

@@ -24,7 +24,7 @@ def made_in_one_go(plan: Plan) -> list[Any]:
         return [columns_of(batch) for batch in islice(batches, BATCHES)]
 
 
-@pytest.mark.mostly_slow("collects in the background", quick="each")
+@pytest.mark.mostly_slow("collects in the background", quick=2)
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_the_next_batches_come_next(batch_mode: str, ahead: int, tmp_path: Path) -> None:

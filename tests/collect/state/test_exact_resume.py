@@ -159,7 +159,7 @@ def native(name: str, num_envs: int, **options: Any) -> Collector:
     return Collector(marlvec.make(name, num_envs, backend="native"), RandomPolicy(), seed=5, **options)
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick="each")
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=2)
 @pytest.mark.parametrize("name", ["simple_spread", "connect_four"])
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 def test_likewise_in_native_envs(name: str, batch_mode: Any, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def plain(value: Any, where: str = "state") -> None:
         assert value is None or type(value) in (bool, int, float, str), f"{where}: {value!r}"
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=6)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "single"])
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 def test_all_of_it_is_plain_data_and_nothing_in_the_file_is_a_pickle(

@@ -34,6 +34,7 @@ def make(batch_mode: Any, closed: tuple[int, ...] = (1, 3), **options: Any) -> C
 LATER: Amounts = [{"env_steps": 13}, {"episodes": 5}, {"agent_steps": 40}]
 
 
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=4)
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 @pytest.mark.parametrize("closed", [(1, 3), (0, 1, 2, 3)])
 def test_their_episodes_are_lost_and_counted(batch_mode: Any, closed: tuple[int, ...], tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_every_column_of_every_row_is_what_its_env_and_policy_gave(space: str, e
     )
 
 
-@pytest.mark.mostly_slow("collects whole runs on several backends", quick=4)
+@pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_column_is_right_on_every_backend(backend: str, mode: str) -> None:

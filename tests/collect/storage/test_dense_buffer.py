@@ -177,6 +177,7 @@ worlds = st.builds(
 )
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @settings(deadline=None)
 @given(
     world=worlds,
@@ -192,6 +193,7 @@ def test_dense_columns_are_those_of_slots(world: World, steps: list[Any], spare:
         both.check(unroll_id)
 
 
+@pytest.mark.slow("collects whole runs on several backends")
 @settings(deadline=None)
 @given(world=worlds, steps=st.lists(st.sets(st.integers(0, 3)), min_size=2, max_size=8), data=st.data())
 def test_what_is_delivered_is_dropped_and_what_waits_stays(world: World, steps: list[Any], data: st.DataObject) -> None:

@@ -99,7 +99,7 @@ def ticks_of(piece: ActionPipeline, count: int, mask: int | None, seed: int = 0)
     return ticks
 
 
-@pytest.mark.mostly_slow("draws many batches", quick=2)
+@pytest.mark.mostly_slow("draws many batches", quick=12)
 @each_piece
 @settings(max_examples=20)  # each is a rollout of several calls for every row
 @given(data=st.data())
@@ -122,6 +122,7 @@ def test_a_row_comes_out_the_same_in_any_batch(
             apart[env].reset()
 
 
+@pytest.mark.mostly_slow("draws many batches", quick=3)
 @each_piece
 def test_what_comes_out_is_of_the_envs_space_and_what_went_in_is_as_it_was(
     make: Make, space: spaces.Space[Any], mask: int | None
@@ -159,6 +160,7 @@ def test_it_goes_on_from_a_state_as_if_never_interrupted(
             same_tree(other.state_dict(), one.state_dict())
 
 
+@pytest.mark.mostly_slow("draws many batches", quick=2)
 @each_piece
 def test_reset_forgets_the_named_envs_and_no_others(make: Make, space: spaces.Space[Any], mask: int | None) -> None:
     """An env that was reset goes on as in a fresh connector, whatever its rows say; a decay alone is not forgotten."""
@@ -194,6 +196,7 @@ def test_a_state_that_is_not_its_own_is_refused(make: Make, space: spaces.Space[
         pipeline[0].load_state_dict({"something": 1})
 
 
+@pytest.mark.mostly_slow("draws many batches", quick=2)
 @pytest.mark.checklist(97)
 @pytest.mark.parametrize(("make", "space", "mask"), STOCHASTIC, ids=lambda v: repr(v(0)) if callable(v) else "")
 def test_masking_lambda_discretise_sticky_and_noise_exist_and_what_is_random_has_a_seed(

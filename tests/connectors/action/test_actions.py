@@ -135,6 +135,7 @@ def test_the_default_chain_and_each_piece_taken_out(without: tuple[str, ...]) ->
             assert actions[key].flags.writeable
 
 
+@pytest.mark.mostly_slow("draws many batches", quick=2)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @given(data=st.data())
 def test_unsquash_is_exact_at_the_ends_and_stays_between(dtype: Any, data: st.DataObject) -> None:

@@ -113,7 +113,7 @@ def rows_at(space: spaces.Space[Any], pairs: list[tuple[int, int]], tick: int) -
     return rows.take(np.array([everyone.index(pair) for pair in pairs], np.int64))
 
 
-@pytest.mark.mostly_slow("draws many batches", quick=3)
+@pytest.mark.mostly_slow("draws many batches", quick=8)
 @every_maker
 @settings(max_examples=25)
 @given(data=st.data())
@@ -141,7 +141,7 @@ def test_a_batch_is_its_rows_one_by_one(
         single.reset(ended)
 
 
-@pytest.mark.mostly_slow("draws many batches", quick=3)
+@pytest.mark.mostly_slow("draws many batches", quick=8)
 @every_maker
 def test_each_keeps_the_contract(make: Callable[[], Connector], space: spaces.Space[Any]) -> None:
     check_connector(make, space, agents=AGENTS, columns={"state": STATE})

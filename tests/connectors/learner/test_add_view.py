@@ -23,6 +23,7 @@ SHIFTS = st.one_of(
 )
 
 
+@pytest.mark.slow("draws many batches")
 @given(batch=batches(), shift=SHIFTS, fill=st.sampled_from([None, "repeat", 7]))
 def test_what_other_rows_of_the_fragment_had(batch: list[Fragment], shift: Any, fill: Any) -> None:
     rows = rows_of(batch)

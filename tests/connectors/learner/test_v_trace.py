@@ -26,6 +26,7 @@ from tests.connectors.learner.fragments import (
 LIMITS = st.sampled_from([0.3, 1.0, 2.5])
 
 
+@pytest.mark.slow("draws many batches")
 @given(batch=batches(), gamma=GAMMAS, limits=st.tuples(LIMITS, LIMITS))
 def test_every_row_is_what_the_paper_says(batch: list[Fragment], gamma: float, limits: tuple[float, float]) -> None:
     c_bar, rho_bar = sorted(limits)

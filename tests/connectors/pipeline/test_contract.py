@@ -143,6 +143,7 @@ def test_it_keeps_to_the_contract(name: str, args: Any, space: Any, more: dict[s
     check_connector(lambda: _make(name, args), space, **more)
 
 
+@pytest.mark.mostly_slow("draws many batches", quick=2)
 @pytest.mark.parametrize(("make", "more"), CHAINS, ids=lambda value: getattr(value, "__name__", ""))
 def test_and_so_do_chains(make: Callable[[], Connector], more: dict[str, Any]) -> None:
     check_connector(make, **more)

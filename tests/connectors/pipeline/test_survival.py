@@ -138,7 +138,7 @@ def count_up(rows: Rows) -> Any:
     return np.zeros(len(rows), np.int64), {"state_out": rows["state_in"] + 1, "turn": rows["t"]}
 
 
-@pytest.mark.mostly_slow("draws many batches", quick=6)
+@pytest.mark.mostly_slow("draws many batches", quick=2)
 @pytest.mark.fault("E8")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])

@@ -68,7 +68,7 @@ def test_games_are_those_of_a_loop_over_last(
         assert_same(rig_says(rig, np.random.default_rng(game), game), expected)
 
 
-@pytest.mark.mostly_slow("plays whole episodes of many envs", quick=8)
+@pytest.mark.mostly_slow("plays whole episodes of many envs", quick=2)
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("limit", [None, 1, 2, 5])
 def test_backends_agree_and_who_had_no_turn_has_zeros(mode: str, limit: int | None) -> None:

@@ -117,6 +117,7 @@ def test_masks_in_infos_are_what_masks_in_observations_are(kind: str, mode: str)
     check_equal(kind, mode, "sync")
 
 
+@pytest.mark.mostly_slow("plays whole episodes of many envs", quick=2)
 @pytest.mark.parametrize("kind", ["turns", "single"])
 def test_masks_in_infos_cross_processes(kind: str) -> None:
     check_equal(kind, "same_step", "async")
@@ -205,6 +206,7 @@ def test_envs_that_never_give_one_have_none() -> None:
         assert envs.recv().action_masks == [None]
 
 
+@pytest.mark.mostly_slow("plays whole episodes of many envs", quick=2)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_taxi_gives_its_mask_in_its_info(backend: str) -> None:
     plain = gymnasium.make(resolve("Taxi").entry.id.removeprefix("gymnasium/"))

@@ -135,6 +135,7 @@ def test_all_is_as_if_marlvec_had_reset_it(kind: str, style: str) -> None:
     check_like_one_that_does_not(kind, style, "sync")
 
 
+@pytest.mark.mostly_slow("plays whole episodes of many envs", quick=3)
 @pytest.mark.checklist(54)
 @pytest.mark.parametrize(("kind", "style"), [("single", "final_obs"), ("parallel", "own"), ("keyed", "common")])
 def test_it_is_not_reset_twice_in_a_worker_process_either(kind: str, style: str) -> None:

@@ -203,6 +203,7 @@ class Roles(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type inform
         return obs, dict.fromkeys(here, 1.0), ended, dict.fromkeys(here, False), infos
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick=2)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("masks", ["none", "obs", "infos"])
 def test_an_agents_own_mask_and_what_it_lacks_are_both_forbidden(masks: str, backend: str) -> None:
@@ -299,7 +300,7 @@ def test_turn_based_envs_can_be_padded_and_limited() -> None:
             assert infos["final_observation"].tolist() == obs.tolist()
 
 
-@pytest.mark.mostly_slow("films whole episodes", quick=3)
+@pytest.mark.mostly_slow("films whole episodes", quick=2)
 @pytest.mark.checklist(12)
 @pytest.mark.parametrize("env", ["simple_speaker_listener", "simple_adversary", "simple_world_comm", "simple_tag"])
 def test_mpe_padded_is_mpe(env: str) -> None:

@@ -78,7 +78,7 @@ def names(folder: Path) -> list[str]:
 # --- what is in a video
 
 
-@pytest.mark.mostly_slow("films whole episodes", quick=3)
+@pytest.mark.mostly_slow("films whole episodes", quick=4)
 @pytest.mark.checklist(78)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("backend", "form"), [("sync", "gif"), ("thread", "mp4"), ("async", "mp4"), ("async", "gif")])
@@ -110,7 +110,7 @@ def test_the_step_that_ends_an_episode_brings_its_video(mode: str, tmp_path: Pat
         assert videos(tmp_path) == {"painter-env0-episode0.mp4": episode(0, 0, 3)}
 
 
-@pytest.mark.mostly_slow("films whole episodes", quick="each")
+@pytest.mark.mostly_slow("films whole episodes", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("env", "options"),
@@ -140,6 +140,7 @@ def alternating(render_mode: str | None = None, env_index: int = 0) -> Any:
     return parallel_to_aec(PainterEnv(render_mode, env_index=env_index, length=3))
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick=4)
 @pytest.mark.parametrize("wrap", [False, True], ids=["plain", "wrapped"])
 @pytest.mark.parametrize("form", ["parallel", "turns", "single", "keyed"])
 def test_every_form_of_env(form: str, wrap: bool, tmp_path: Path) -> None:
@@ -167,6 +168,7 @@ def test_every_form_of_env(form: str, wrap: bool, tmp_path: Path) -> None:
         assert len(places) == (7 if form == "turns" else 4), "one for the reset, one for each step"
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick=2)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_real_envs(backend: str, tmp_path: Path) -> None:
     recorder = RecordVideo(tmp_path, episodes=[0])
@@ -190,7 +192,7 @@ def test_real_envs(backend: str, tmp_path: Path) -> None:
 # --- nothing else changes
 
 
-@pytest.mark.mostly_slow("films whole episodes", quick="each")
+@pytest.mark.mostly_slow("films whole episodes", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_what_envs_return_is_the_same(backend: str, mode: str, tmp_path: Path) -> None:
@@ -328,6 +330,7 @@ def test_names_are_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert places_of(found[0]) == episode(0, 0, 2)
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick=2)
 @pytest.mark.parametrize(
     ("fps", "own", "form", "expected"),
     [
@@ -601,6 +604,7 @@ def test_a_video_without_a_frame_is_none(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.mostly_slow("films whole episodes", quick=3)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_episode_entered_by_a_saved_state_has_no_video_and_takes_no_others_place(tmp_path: Path, mode: str) -> None:
     """Back to the first step of episode 0 from within episode 1: both were begun here, and keep their videos."""

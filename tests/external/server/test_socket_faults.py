@@ -300,7 +300,7 @@ def test_after_the_welcome_a_message_may_be_as_long_as_the_limits_say() -> None:
             client.get_action("e", {"a": obs_of(1), "b": obs_of(1)})
 
 
-@pytest.mark.mostly_slow("many clients and connections", quick=3)
+@pytest.mark.mostly_slow("many clients and connections", quick=2)
 @pytest.mark.fault("G5")
 @pytest.mark.parametrize("how", ["nothing", "half a request", "a byte at a time", "half a header", "half a message"])
 def test_who_never_gets_to_the_point(how: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -435,6 +435,7 @@ _BODIES = (
 # --- G8
 
 
+@pytest.mark.mostly_slow("many clients and connections", quick=2)
 @pytest.mark.fault("G8")
 @pytest.mark.parametrize(
     ("code", "kind", "changed"),

@@ -88,6 +88,7 @@ def play(envs: VectorEnv, steps: int) -> list[Any]:
     return [seen(envs.step(np.full((N, A), t % 5))[0]) for t in range(steps)]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.checklist(27)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_names_are_found_on_the_layer_that_owns_them(backend: str) -> None:

@@ -65,6 +65,7 @@ def test_reset_and_call_have_such_pairs_too(backend: str) -> None:
         assert one.call_wait(timeout=60) == other.call("observation_space", "agent_0")
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)

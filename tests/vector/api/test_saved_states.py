@@ -122,7 +122,7 @@ def test_episodes_go_on_as_they_did(
         same(play(other, 15, seed + 1, mode), want)
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=4)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize("kind", sorted(OBJECTS))
 def test_observations_that_are_objects_come_back(kind: str, backend: str) -> None:
@@ -139,7 +139,7 @@ def test_observations_that_are_objects_come_back(kind: str, backend: str) -> Non
         same(play(envs, 10, 1), want)
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.parametrize("options", [{"max_episode_steps": 4}, {"pad": True}, {"pad": True, "max_episode_steps": 3}])
 def test_marlvecs_own_wrappers_bring_theirs(options: dict[str, Any]) -> None:
     make = partial(marlvec.make, "simple_tag", 3, backend="sync", env_state="deepcopy", **options)

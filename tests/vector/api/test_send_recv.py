@@ -74,6 +74,7 @@ def test_any_order_of_sends_and_recvs(data: st.DataObject) -> None:
                 reference.reset(range(n), [None] * n)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(37)
 @pytest.mark.checklist(40)
 @pytest.mark.parametrize("workers", [2, 3, 6])
@@ -199,6 +200,7 @@ def test_sends_to_envs_that_cannot_take_them(backend: str) -> None:
         assert decode(obs[2, 0])[2:4] == decode(obs[5, 1])[2:4] == (0, 1), "who was never sent to has not moved"
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_ended_env_may_be_sent_to_where_the_mode_says_so(backend: str, mode: str) -> None:

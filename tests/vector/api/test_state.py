@@ -44,7 +44,7 @@ def by_hand(lengths: list[int], seed: int, actions: Any, mode: str) -> list[list
     return told
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=6)
 @pytest.mark.checklist(13)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -21,6 +21,7 @@ def walk(envs: marlvec.VectorEnv, steps: int) -> list[bytes]:
     return [envs.step(envs.random_action(seed=t))[0].tobytes() for t in range(steps)]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_envs_go_on_from_a_file(backend: str, tmp_path: Path) -> None:
     path = tmp_path / "state.npz"

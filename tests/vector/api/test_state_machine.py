@@ -38,7 +38,7 @@ def acts(k: int = 1) -> Any:
     return np.full((N, A), k, np.int64)
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=6)
 @pytest.mark.checklist(34)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "simple_tag"])
@@ -130,6 +130,7 @@ def test_calls_at_the_wrong_time_are_three_distinct_errors_and_change_nothing(ba
         envs.step(acts())
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.checklist(35)
 @pytest.mark.fault("B2")
 @pytest.mark.parametrize("pending", [False, True])

@@ -132,6 +132,7 @@ def test_without_autoreset_a_stream_resets_its_envs_one_by_one(backend: str) -> 
             envs.send(acts(going) if going else np.zeros((0, A), np.int64), going)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(38)
 @pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
 def test_rows_of_a_worker_come_as_they_are_ready(backend: str, tmp_path: Path) -> None:

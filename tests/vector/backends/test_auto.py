@@ -67,7 +67,7 @@ def test_nothing_is_measured_where_nothing_is_to_choose(
         assert reason in envs.backend_reason
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.parametrize(("seconds", "backend"), [(1e-6, "sync"), (1e-3, "async")])
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 def test_numbers_are_those_of_the_backend_that_is_asked_for_by_name(

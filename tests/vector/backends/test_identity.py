@@ -54,7 +54,7 @@ def test_workers_are_the_plain_loop(kind: str, workers: int, context: str, mode:
         replay(envs, recorded(kind, N, mode))
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=4)
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=6)
 @pytest.mark.checklist(15)
 @pytest.mark.checklist(43)
 @pytest.mark.parametrize(("workers", "context"), [(2, "forkserver"), (3, "fork")])

@@ -19,7 +19,7 @@ def factories(form: str) -> list[Callable[[], Any]]:
     return [partial(JointEnv, env_index=i, **JOINT[form]) for i in range(N)]
 
 
-@pytest.mark.mostly_slow("plays whole episodes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes", quick=2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("form", JOINT)
 def test_sync_is_the_plain_loop(form: str, mode: str) -> None:
@@ -30,7 +30,7 @@ def test_sync_is_the_plain_loop(form: str, mode: str) -> None:
         replay(envs, record(factories(form), mode))
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
 @pytest.mark.parametrize("form", JOINT)
 def test_threads_and_processes_are_the_plain_loop(form: str, backend: str) -> None:

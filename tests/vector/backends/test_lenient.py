@@ -25,6 +25,7 @@ def factories(form: str) -> Factories:
     return [partial(IncompleteEnv, env_index=i, **INCOMPLETE[form]) for i in range(N)]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("form", INCOMPLETE)
 def test_sync_is_the_plain_loop(form: str, mode: str) -> None:
@@ -32,7 +33,7 @@ def test_sync_is_the_plain_loop(form: str, mode: str) -> None:
         replay(envs, record(factories(form), mode, episodes=5))
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.parametrize("backend", ["thread", "async"])
 @pytest.mark.parametrize("form", INCOMPLETE)
 def test_threads_and_processes_are_the_plain_loop(form: str, backend: str) -> None:

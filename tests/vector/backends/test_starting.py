@@ -72,7 +72,7 @@ def test_start_methods_lambdas_and_mpi(context: str, monkeypatch: pytest.MonkeyP
     assert os.environ["OMPI_COMM_WORLD_RANK"] == "1", "the parent's own environment is left as it is"
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.checklist(32)
 @pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize("context", CONTEXTS)

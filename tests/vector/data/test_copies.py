@@ -137,6 +137,7 @@ def test_small_ones_and_objects_are_plain_copies() -> None:
     assert not copy._known
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.parametrize("backend", ["sync", "async", "thread"])
 def test_steps_of_whole_episodes_stay_as_they_were_handed_out(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer_reuse, "_LARGE", 0)

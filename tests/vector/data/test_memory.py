@@ -165,7 +165,7 @@ def arrays_of(step: Any) -> list[Any]:
     return [*leaves, *finals, *masks, step.rewards, *flags]
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=12)
 @pytest.mark.checklist(18)
 @pytest.mark.fault("C14")
 @pytest.mark.parametrize("mode", MODES)

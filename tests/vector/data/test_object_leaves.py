@@ -91,6 +91,7 @@ def test_spaces_of_one_agent_one_env_and_all(grouped: bool) -> None:
                 assert envs.agent_observation_space(a).contains(at(envs.agent_observation_space(a), obs, i, a))
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.checklist(60)
 @pytest.mark.parametrize("name", list(OBJECTS))
 def test_samples_are_seeded_members_that_step_takes(name: str) -> None:

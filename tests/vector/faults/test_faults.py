@@ -164,6 +164,7 @@ def check(fault: EnvRaised, name: str, backend: str, operation: str) -> None:
         assert "a note" in text
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.checklist(65)
 @pytest.mark.fault("C1")
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -187,7 +188,7 @@ def test_an_error_of_close_and_of_state_says_which_env(backend: str) -> None:
     envs.close()
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.checklist(66)
 @pytest.mark.parametrize("operation", ["reset", "step"])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -290,6 +291,7 @@ class Empty(CounterEnv):
         self.possible_agents = []
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_make_raises_when_an_env_cannot_be_built(backend: str) -> None:
     def built(factories: list[Any]) -> VectorEnv:

@@ -90,7 +90,7 @@ def played(kind: str, n: int, mode: str, **options: Any) -> list[Call]:
     return tell_elapsed(record(factories_of(kind, n), mode, reseed=0.0, **options), mode)
 
 
-@pytest.mark.mostly_slow("plays whole pools", quick=2)
+@pytest.mark.mostly_slow("plays whole pools", quick=6)
 @pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,7 +142,7 @@ def by_env(envs: VectorEnv, ticks: int, *, stream: bool) -> list[list[Any]]:
     return [one[:ticks] for one in told]
 
 
-@pytest.mark.mostly_slow("plays whole pools", quick="each")
+@pytest.mark.mostly_slow("plays whole pools", quick=2)
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 @pytest.mark.parametrize("kind", ["single", "coming and going", "turns, coming and going"])
 def test_a_stream_brings_every_env_what_sync_brings_it(kind: str, mode: str) -> None:

@@ -74,7 +74,7 @@ def test_worker_that_imports_such_a_module_makes_no_envs_of_its_own(module: str,
         marlvec.make(env, num_envs=2, num_workers=1, backend="async")
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
+@pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_class_of_the_script_reaches_workers_of_a_child_that_was_spawned(method: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

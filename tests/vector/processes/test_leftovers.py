@@ -82,7 +82,7 @@ PLACES = [*(("async", context) for context in CONTEXTS), ("pipes", "forkserver")
 CLOSINGS = ("twice", "with", "with an error")
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
 @pytest.mark.checklist(30)
 @pytest.mark.fault("B1")
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_close_leaves_nothing_whatever_came_before(backend: str, context: str | 
     assert leaks(before) == []
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=5)
+@pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.checklist(30)
 @pytest.mark.fault("B3")
 @pytest.mark.parametrize(
@@ -183,6 +183,7 @@ def test_twenty_lives_leave_no_trace(context: str) -> None:
     assert now.threads == before.threads
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_shared_memory_has_no_name_is_private_and_cannot_change_its_size(
     context: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -287,6 +288,7 @@ class Forking(CounterEnv):
         return super().step(actions)
 
 
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=4)
 @pytest.mark.fault("A19")
 @pytest.mark.parametrize(
     ("context", "shared_memory"), [("forkserver", True), ("forkserver", False), ("spawn", True), ("fork", False)]

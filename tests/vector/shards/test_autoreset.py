@@ -150,7 +150,7 @@ def test_disabled(backend: str, reuse_buffer: bool) -> None:
                 assert infos["final_observation"][ended].tobytes() == obs[ended].tobytes()
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="pairs")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.checklist(51)
 @pytest.mark.fault("B8")
 @pytest.mark.parametrize("chosen", [None, [0], [0, 2], [True, False, False]])
@@ -177,7 +177,7 @@ def test_an_explicit_reset_cancels_an_autoreset_that_is_due(backend: str, mode: 
             begun = int(decode(envs.reset()[0][0, 0]).episode) + 1
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="pairs")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.checklist(47)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("reuse_buffer", [False, True])
@@ -220,6 +220,7 @@ def test_an_agent_that_ends_before_its_env(backend: str, reuse_buffer: bool, mod
             assert [decode(row).t for row in infos["final_observation"][0]] == [2, 6, 4]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.checklist(10)
 @pytest.mark.checklist(19)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)

@@ -137,6 +137,7 @@ def test_what_to_do_about_a_wrong_shape_is_said() -> None:
             envs.step([[{"a": 0, "b": 1}] * A] * N)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.checklist(24)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_discrete_actions_with_and_without_a_last_axis_of_one(backend: str) -> None:
@@ -207,7 +208,7 @@ SPACES = {
 }
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("name", list(SPACES))
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
@@ -248,6 +249,7 @@ def test_actions_of_who_is_not_acting_may_be_anything(backend: str, value: int) 
         assert sums[0] == sums[1]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.fault("E1")
 @pytest.mark.checklist(25)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)

@@ -73,13 +73,14 @@ def compare(make: Callable[..., VectorEnv], steps: int, **options: Any) -> None:
             infos = result[-1]
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("name", SPACES)
 def test_every_space(name: str, grouped: bool) -> None:
     compare(lambda **options: vectorize("sync", sampled(SPACES[name]), grouped=grouped, **options), 8)
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "turns, masked", "keyed"])
 def test_who_does_not_act_may_be_missing(kind: str, backend: str) -> None:

@@ -145,7 +145,7 @@ def test_spaces_for_one_agent_one_env_and_all(backend: str, name: str, grouped: 
         check_spaces(envs)
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(59)
 @pytest.mark.parametrize("kind", [*REAL, "parallel", "masked", "turns"])
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
@@ -227,7 +227,7 @@ def test_scripted_envs_leave_their_observation_space_never(kind: str) -> None:
                     assert (leaf >= space.low).all()
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.fault("B13")
 @pytest.mark.parametrize("odd", [0, 1, 4])
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
@@ -253,6 +253,7 @@ def test_envs_whose_spaces_differ(workers: int, odd: int) -> None:
         vectorize("async", factories) if workers else vectorize("sync", factories)
 
 
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.checklist(60)
 @pytest.mark.parametrize("name", list(SPACES))
 def test_samples_of_every_space_are_seeded_members_that_step_takes(name: str) -> None:
@@ -341,7 +342,7 @@ class ForeignEnv(SampledEnv):
         return change_leaves(self.change, obs), *rest
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
+@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.fault("C17")
 @pytest.mark.parametrize("name", ["discrete", "box float32", "box float16", "image uint8", "scalar float32", "nested"])
 @pytest.mark.parametrize("kind", list(FOREIGN))
