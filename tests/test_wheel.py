@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -73,6 +74,15 @@ def test_the_wheel_has_every_file_of_the_tree_and_no_other(wheel: Path) -> None:
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert "marlvec/py.typed" in names
     assert "marlvec/connectors/agent/__init__.py" in names
+
+
+@pytest.mark.slow("builds a wheel and installs it")
+def test_links_of_the_page_on_pypi_are_whole(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        links = re.findall(r"\]\(([^)\s]+)\)", archive.read(name).decode())
+    assert len(links) >= 10
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 @pytest.mark.slow("builds a wheel and installs it")

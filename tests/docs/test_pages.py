@@ -117,21 +117,14 @@ def test_the_readme_begins_with_what_pypi_shows() -> None:
     assert len(sentence) <= 120
 
 
-def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
-    source = urls["Source"]
-    raw = source.replace("github.com", "raw.githubusercontent.com") + "/main/"
-    ours = {f"{source}/blob/main/": "", f"{source}/tree/main/": "", raw: "", urls["Documentation"]: "docs"}
+def test_links_of_the_readme_lead_somewhere_in_a_clone() -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", readme())
     assert len(targets) >= 10
     for target in targets:
-        assert target.startswith("https://"), target
-        for prefix, folder in ours.items():
-            if target.startswith(prefix):
-                path, _, anchor = target.removeprefix(prefix).partition("#")
-                page = ROOT / folder / path.replace(".html", ".md")
-                assert page.exists(), target
-                assert not anchor or anchor in anchors(page), target
+        path, _, anchor = target.partition("#")
+        assert "://" not in target, f"{target}: a relative link works on any host"
+        assert (ROOT / path).exists(), target
+        assert not anchor or anchor in anchors(ROOT / path), target
 
 
 def test_every_row_of_the_comparison_says_where_its_answers_come_from() -> None:
