@@ -241,7 +241,7 @@ def seed_not_advanced(patch: Patch) -> None:
     after(patch, Recovery, "_count_restarts", keep)
 
 
-@found_by(*MACHINE, in_workers=True)
+@found_by(f"{RESTART}::test_only_the_first_episode_of_a_new_incarnation_is_seeded", *MACHINE, in_workers=True)
 def seed_of_the_restart_kept(patch: Patch) -> None:
     """The seed of a new incarnation's first reset is used for its later resets, too."""
     reset_env = Shard._reset_env

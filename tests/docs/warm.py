@@ -49,7 +49,7 @@ class WarmInterpreter:
     def __enter__(self) -> WarmInterpreter:
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__)), *self._libraries],
-            env=environ_of_scripts(),
+            env=environ_of_scripts() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -81,6 +81,7 @@ def main(libraries: Sequence[str]) -> None:
         getattr(marlvec, name)
     for library in libraries:
         __import__(library)
+    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked safely"  # noqa: PTH208
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), flush=True)
 
@@ -111,13 +112,18 @@ def _be(script: str) -> int:
     import threading
     import traceback
 
+    import numpy as np
+
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv, code = [script], 0
     sys.path.insert(0, str(Path(script).parent))
+    np.random.seed()  # noqa: NPY002  (else all scripts would draw the same numbers from numpy's global stream)
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if code and not isinstance(ending.code, int):
+            print(ending.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -173,18 +173,32 @@ def test_one_env_begins_anew_and_the_others_do_not_notice(backend: str, how: str
         assert after == [(1, e, t) for e in range(9) for t in range(4)][: len(after)]
 
 
+class Seeded(RaisingEnv):
+    """Says in its infos how a reset was seeded; -1: not at all."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        obs, infos = super().reset(seed, options)
+        return obs, {agent: {"seed": -1 if seed is None else seed} for agent in infos}
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_only_the_first_episode_of_a_new_incarnation_is_seeded(mode: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"length": 3, "marks": tmp_path, "only_env": 1, "only_incarnation": 0}
+    factories = [partial(Seeded, env_index=i, at=1, **options) for i in range(2)]
+    with vectorize("sync", factories, on_fault="restart", autoreset_mode=mode) as envs:
+        envs.reset(seed=5)
+        steps = [envs.step(acts(envs))[4] for _ in range(20)]
+    found = [int(infos["seed"][1, 0]) for infos in steps if "seed" in infos and infos["_seed"][1, 0]]
+    assert found[0] == restart_seed(env_seeds(5, 2)[1], 1)
+    assert len(found) >= 4
+    assert set(found[1:]) == {-1}
+
+
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.checklist(69)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_new_incarnations_are_seeded_from_seed_env_and_number(backend: str, tmp_path: Path) -> None:
     """A function of these alone: neither of the fault's moment nor of what the old incarnation had drawn."""
-
-    class Seeded(RaisingEnv):
-        seeds: list[int | None] = []
-
-        def reset(self, seed: int | None = None, options: Any = None) -> Any:
-            obs, infos = super().reset(seed, options)
-            return obs, {agent: {"seed": -1 if seed is None else seed} for agent in infos}
 
     options: dict[str, Any] = {"length": 3, "marks": tmp_path, "only_env": 1}
     factories = [partial(Seeded, env_index=i, at=2, **options) for i in range(2)]
