@@ -281,3 +281,19 @@ def test_a_policy_may_write_into_its_rows_without_harm() -> None:
         rows = Collector(envs, FunctionPolicy(act), seed=0).collect(env_steps=60)["main"]
         np.testing.assert_array_equal(rows["seen"], rows["obs"].sum(axis=1))
         assert set(rows["env_id"].tolist()) == {0, 1, 2}
+
+
+@pytest.mark.fault("E1")
+@pytest.mark.slow("a thousand steps")
+@pytest.mark.parametrize("name", [*OF_ENVS, "NaN", "dtype", "too few"])
+def test_a_vectorizer_finds_a_wrong_action_however_late_it_comes(name: str) -> None:
+    space, answer, _ = WRONG[name]
+    wrong = answer.reshape(NUM_ENVS, AGENTS, *answer.shape[1:]) if len(answer) == ROWS else answer
+    right = zeros(space).reshape(NUM_ENVS, AGENTS, *(space.shape or ()))
+    with sampled(space) as envs:
+        envs.reset(seed=0)
+        for _ in range(LATE - 1):
+            envs.step(right)
+        with pytest.raises(ActionError, match="actions: "):
+            envs.step(wrong)
+        envs.step(right)
