@@ -180,6 +180,8 @@ def read_archive(path: FilePath) -> dict[str, Any]:
             raise CheckpointError(path, "is not a file")
         with Path(path).open("rb") as file:
             return _read(path, file)
+    except CheckpointError:  # a RuntimeError, too; it says itself what is wrong
+        raise
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError) as error:
