@@ -239,8 +239,9 @@ class AsyncVectorEnv(VectorEnv):
         dog, pool = self._watchdog, self._worker_pool
         if dog is None:
             return pool.wait(None if deadline is None else max(0.0, deadline - time.monotonic()), waiting_for)
+        ends = time.monotonic() + LONGEST_WAIT if deadline is None else deadline
         while True:
-            left = LONGEST_WAIT if deadline is None else deadline - time.monotonic()
+            left = ends - time.monotonic()
             ready = pool.wait(max(0.0, min(left, dog.pause)), waiting_for)
             if dog.is_due() and self._call_state.pending not in CONTROL_CALLS:  # those take as long as they take
                 self._kill_hung(w for w in dog.look(pool.busy()) if not pool.has_unread(w))

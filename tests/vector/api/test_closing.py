@@ -68,6 +68,21 @@ def test_call_that_waits_ends_when_another_thread_closes(
         closing.result()
 
 
+def test_call_ends_whatever_step_timeout_says(tmp_path: Path) -> None:
+    """The thread that waits looks for hanging envs, too, and notices the end all the same."""
+    with Gate(tmp_path) as gate, ThreadPoolExecutor(2) as threads:
+        factories = [partial(GatedEnv, gate, env_index=i) for i in range(N)]
+        envs = vectorize("async", factories, step_timeout=600.0)
+        envs.reset(seed=0)
+        waiting = threads.submit(step, envs)
+        until(lambda: "pending" in str(envs))
+        closing = threads.submit(envs.close, 60.0)
+        error = waiting.exception(timeout=30.0)
+        gate.let_through(100)
+        closing.result()
+    assert isinstance(error, ClosedError)
+
+
 def test_close_does_not_wait_for_ever_for_a_thread_that_cannot_leave(tmp_path: Path) -> None:
     """An env of the sync backend hangs in its step; what its thread gets later is ClosedError, too."""
     with Gate(tmp_path) as gate, ThreadPoolExecutor(1) as threads:
