@@ -225,7 +225,7 @@ class Slot:
 
         Args:
             agent: Its index.
-            value: As `marlvec.spaces.read_mask` takes it.
+            value: As `marlvec.spaces.action_masks.read_mask` takes it.
 
         Raises:
             ContractError: It is no mask, the agent has none, or one of another length.

@@ -32,6 +32,8 @@ def is_find(error: BaseException, said: str = "") -> bool:
         error: What it failed with.
         said: What it and its workers have written; a worker that ends by an exception writes it there.
     """
+    if isinstance(error, BaseExceptionGroup):  # of Hypothesis: what was found does not happen in every run
+        return any(is_find(found, said) for found in error.exceptions)
     if isinstance(error, KeyError) and any(isinstance(state, Enum) for state in error.args):
         return True  # a table of transitions knows no way from this state
     if not isinstance(error, CAUGHT) or isinstance(error.__cause__, MISTAKES):

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
 
 from tests.defects.registry import FINDERS, VARIABLE, WRONG
+from tests.line_server import LineServer
 
 __all__ = ["FOUND", "NOT_FOUND", "Hunter", "Outcome"]
 
@@ -33,7 +32,7 @@ class Outcome:
     """The result of one run.
 
     Attributes:
-        code: The exit code of pytest, or `tests.defects.plugin.WRONG`.
+        code: The exit code of pytest, or `tests.defects.registry.WRONG`.
         output: The text that pytest wrote.
         finders: Ids of the tests that failed because of the defect.
     """
@@ -43,7 +42,7 @@ class Outcome:
     finders: tuple[str, ...]
 
 
-class Hunter:
+class Hunter(LineServer):
     """Runs tests with and without defects; a context manager.
 
     Args:
@@ -52,29 +51,9 @@ class Hunter:
     """
 
     def __init__(self, files: Sequence[str], seed: int = 0) -> None:
-        self._arguments = [str(seed), *files]
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Hunter:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.defects.hunting", *self._arguments],
-            cwd=ROOT,
-            env=os.environ | {VARIABLE: ""},  # tests that draw few examples draw more in a hunt
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._process
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        # With the variable set, tests that draw few examples draw more.
+        arguments = ["-m", "tests.defects.hunting", str(seed), *files]
+        super().__init__(arguments, cwd=ROOT, env=os.environ | {VARIABLE: ""})
 
     def run(self, tests: Sequence[str], *, defect: str = "", marked: str = "", most: int = 1) -> Outcome:
         """Run tests.
@@ -85,15 +64,7 @@ class Hunter:
             marked: The expression for pytest's ``-m``; empty: all tests.
             most: How many failed tests end the run.
         """
-        assert self._process
-        assert self._process.stdin
-        assert self._process.stdout
-        arguments = [f"--maxfail={most}", "-m", marked, *tests]
-        self._process.stdin.write(json.dumps({"defect": defect, "arguments": arguments}) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, f"the hunting process has ended with {self._process.wait()}"
-        found: dict[str, Any] = json.loads(answer)
+        found = self.ask({"defect": defect, "arguments": [f"--maxfail={most}", "-m", marked, *tests]})
         return Outcome(found["code"], found["output"], tuple(found["finders"]))
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis.errors import FlakyFailure
 
 from marlvec.errors import ContractError, EnvRaised
 from marlvec.vector.processes.worker_pool import WorkerState
 from marlvec.vector.shards.shard import Shard
+from tests.defects import plugin  # noqa: F401  (all defects are in the registry then)
 from tests.defects.findings import is_find
 from tests.defects.hunting import FOUND, NOT_FOUND, Hunter
 from tests.defects.registry import DEFECTS, WRONG
@@ -43,6 +45,11 @@ def test_what_the_tests_and_marlvec_itself_raise_is_a_find() -> None:
 
 def test_what_is_not_in_a_dict_is_no_find() -> None:
     assert not is_find(KeyError("seed"))
+
+
+def test_what_happens_in_some_runs_only_is_a_find_if_it_is_one() -> None:
+    assert is_find(FlakyFailure("inconsistent results", [AssertionError()]))
+    assert not is_find(FlakyFailure("inconsistent results", [AttributeError()]))
 
 
 def test_a_mistake_in_a_worker_is_none() -> None:

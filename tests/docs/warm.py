@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
+
+from tests.line_server import LineServer
 
 __all__ = ["Ran", "WarmInterpreter", "environ_of_scripts"]
 
@@ -36,51 +35,25 @@ def environ_of_scripts() -> dict[str, str]:
     return environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
 
 
-class WarmInterpreter:
-    """Runs scripts; a context manager.
+class WarmInterpreter(LineServer):
+    """Runs scripts; a context manager."""
 
-    Args:
-        libraries: What it imports besides marlvec and its names.
-    """
-
-    def __init__(self, *libraries: str) -> None:
-        self._libraries = libraries
-
-    def __enter__(self) -> WarmInterpreter:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), *self._libraries],
-            env=environ_of_scripts() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._process.communicate()
+    def __init__(self) -> None:
+        environ = environ_of_scripts() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        super().__init__([str(Path(__file__))], env=environ)
 
     def run(self, script: Path) -> Ran:
         """Run a script in its own folder, as ``python script.py`` does there."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(f"{json.dumps(str(script))}\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, f"the interpreter that runs scripts has ended with {self._process.wait()}"
-        return Ran(*json.loads(answer))
+        return Ran(*self.ask(str(script)))
 
 
-def main(libraries: Sequence[str]) -> None:
+def main() -> None:
     """Serve scripts: one path a line comes in, one result a line goes out."""
     del sys.path[0]  # the folder of this file
     import marlvec
 
     for name in marlvec.__all__:
         getattr(marlvec, name)
-    for library in libraries:
-        __import__(library)
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked safely"  # noqa: PTH208
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), flush=True)
@@ -135,4 +108,4 @@ def _be(script: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

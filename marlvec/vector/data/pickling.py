@@ -46,7 +46,7 @@ def _dump(kind: Any, values: Sequence[Any]) -> bytes:
     return file.getvalue()
 
 
-def dump_by_value(values: Iterable[Any]) -> bytes:
+def dump_by_value(values: Sequence[Any]) -> bytes:
     """Pickle values one after the other, for processes that never ran this one's main module.
 
     Classes and functions go by value, as those of ``__main__`` do, if their module
@@ -58,12 +58,8 @@ def dump_by_value(values: Iterable[Any]) -> bytes:
     Raises:
         Exception: Whatever the values raise.
     """
-    file = io.BytesIO()
     with _by_value():
-        pickler = cloudpickle.Pickler(file)
-        for value in values:
-            pickler.dump(value)
-    return file.getvalue()
+        return _dump(cloudpickle.Pickler, values)
 
 
 def importing() -> set[str]:

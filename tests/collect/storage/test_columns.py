@@ -23,7 +23,6 @@ from marlvec.spaces import SpaceTree
 from marlvec.trees import tree_leaves
 from tests.collect.helpers.plans import BATCH_MODES, FEW_OR_MANY, for_examples
 from tests.collect.helpers.players import MODES
-from tests.collect.helpers.reference import same_batch
 from tests.vector.support.kinds import BACKENDS, vectorize
 
 BOX = Box(-9, 999, (3,), np.float32)
@@ -303,59 +302,3 @@ def test_every_column_is_right_on_every_backend(backend: str, mode: str) -> None
     """Of envs of which one gives masks from its third episode on."""
     setting = Setting("dict", masked=2, backend=backend, mode=mode, state=True, policies="pqp", connectors="added")
     play(setting, [*EVERY, ("env_steps", 3 * 4)])
-
-
-def test_who_needs_slots_again_and_again_is_not_tried_for_ever() -> None:
-    """In three calls in a row agents die before the others; a reset tries again."""
-    setting = Setting(odd="death", num_envs=4)
-    with setting.envs() as envs:
-        collector = setting.collector(envs)
-        for _ in range(8):
-            collector.collect(env_steps=4 * 12)
-            assert not collector._loop._dense
-        assert collector._loop._failed_tries == 3
-        collector.reset()
-        assert collector._loop._failed_tries == 0
-
-
-class Scribbler(Chooser):
-    """Writes into all that it is given, and then fails, when it is asked for the n-th time."""
-
-    def __init__(self, fails_at: int) -> None:
-        super().__init__(0)
-        self.left = fails_at
-
-    def act(self, rows: Rows, *, explore: bool = True) -> Any:
-        seen, answer = rows["obs"].copy(), super().act(rows)
-        for _, column in rows.items():
-            column[...] = 0
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
-        return answer[0], {**answer[1], "seen": seen}
-
-
-@pytest.mark.mostly_slow("collects whole runs", quick=4)
-@pytest.mark.parametrize("copy", [True, False])
-@pytest.mark.parametrize("fails_at", [2, 3, 5, 8, 99])
-@pytest.mark.parametrize("odd", ["", "death"])
-def test_policies_may_write_into_their_rows_and_fail(odd: str, fails_at: int, copy: bool) -> None:
-    """They are asked anew about rows as they came; what is stored never was what they have written."""
-
-    def mapping(agent: str, episode: Any) -> str:
-        return ("p", "q", "old")[(episode.number + episode.env_id + ord(agent)) % 3] if odd else "q"
-
-    found = []
-    for policy in (Scribbler(fails_at), Scribbler(-1)):
-        with Setting(odd=odd, copy=copy).envs() as envs:
-            collector = Collector(envs, {"p": Scribbler(-1), "q": policy}, mapping, seed=0)
-            collector.add_policy("old", Scribbler(-1), frozen=True)
-            batches = [collector.collect(env_steps=3)]
-            for _ in range(4):
-                try:
-                    batches.append(collector.collect(env_steps=18))
-                except KeyboardInterrupt:
-                    batches.append(collector.collect(env_steps=18))
-            found.append(batches)
-    for got, want in zip(*found, strict=True):
-        same_batch(got, want)

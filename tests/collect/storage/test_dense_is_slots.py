@@ -327,7 +327,7 @@ class Scribbler(Chooser):
 
 
 @pytest.mark.parametrize("copy", [True, False])
-@pytest.mark.parametrize("fails_at", [2, 3, 5, 99])
+@pytest.mark.parametrize("fails_at", [2, 3, 5, 8, 99])
 def test_a_policy_may_write_into_its_rows_and_fail(fails_at: int, copy: bool) -> None:
     """It is asked anew about rows as they came; what is stored never was what it has written."""
     found = []
