@@ -163,9 +163,9 @@ def make(
         max_restarts: How many restarts of one env, or of one worker, are too many: a count within a minute, or a
             `RestartLimit`. Then the call raises.
         validate: How often values are checked: ``"strict"``: in every call; ``"sample"``: in the first ones and now and
-            then after that; ``"warn"``: in every call, with a warning where strict raises (actions raise all the
-            same); ``"off"``: never. What ``"sample"`` finds in observations and rewards is a warning, too. Shapes and
-            dtypes always are checked.
+            then after that; ``"warn"``: in every call, with a warning where strict raises (actions outside their space
+            raise all the same); ``"off"``: never. What ``"sample"`` finds in observations and rewards, and actions
+            that a mask forbids, is a warning, too. Shapes and dtypes always are checked.
         env_kwargs: Keyword arguments for the envs: one dict, or one per env. Goes over ``kwargs``, and takes those
             whose names `make` itself uses.
         kwargs: Keyword arguments for every env. They reach it, or raise.

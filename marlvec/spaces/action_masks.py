@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.spaces.tree import has_arrays
 
-__all__ = ["count_choices", "own_choices", "read_mask", "split_action_mask"]
+__all__ = ["count_choices", "find_forbidden", "own_choices", "read_mask", "split_action_mask"]
 
 _FORMS = "bools, or zeros and ones, one per choice"
 
@@ -59,6 +59,27 @@ def read_mask(value: Any) -> NDArray[np.bool_]:
             + ("; of a mask that is added to logits, give `mask == 0`" if not array.max() > 0 else "")
         )
     return allowed
+
+
+def find_forbidden(space: Space[Any], actions: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Find actions that an action mask forbids.
+
+    Args:
+        space: A Discrete or MultiDiscrete, of which the actions are.
+        actions: (…, *space.shape) integers.
+        mask: (…, k) bool, the mask of each.
+
+    Returns:
+        (…) bool. False where an action does not lie in the space.
+    """
+    assert isinstance(space, (Discrete, MultiDiscrete))
+    sizes = np.atleast_1d(space.n if isinstance(space, Discrete) else space.nvec.ravel())
+    choices = (actions - space.start).reshape(*mask.shape[:-1], len(sizes)).astype(np.int64)
+    are_members = (choices >= 0) & (choices < sizes)
+    places = np.where(are_members, choices, 0) + (np.cumsum(sizes) - sizes)
+    allowed = np.take_along_axis(mask, places, -1)
+    forbidden: NDArray[np.bool_] = np.asarray(are_members.all(-1)) & ~np.asarray(allowed.all(-1))
+    return forbidden
 
 
 def own_choices(own: Space[Any], padded: Space[Any], *, stand_ins: bool = True) -> NDArray[np.bool_]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,10 @@ from stable_baselines3.common.vec_env import VecCheckNan, VecMonitor, VecNormali
 
 import marlvec
 from marlvec import AsyncVectorEnv, SyncVectorEnv, env_seeds
-from marlvec.errors import ActionError, ArgumentError, BusyError, StateError
+from marlvec.errors import ActionError, ArgumentError, BusyError, ContractWarning, StateError
 from marlvec.interop.sb3 import SB3VecEnv, only_decisions
 from marlvec.testing import Script, ScriptedParallelEnv, SingleEnv, TurnEnv
+from tests.envs.support.forgetful import Forgetful
 from tests.interop.envs import CountEnv, SampleEnv
 from tests.vector.support.kinds import SCRIPTED, factories_of
 
@@ -40,6 +40,11 @@ def view_of(env: Any, num_envs: int = 2, **kwargs: Any) -> SB3VecEnv:
     return SB3VecEnv(marlvec.make(env, num_envs, backend="sync", **kwargs))
 
 
+def monitored(view: Any) -> VecMonitor:
+    with pytest.warns(UserWarning, match="already wrapped with a `Monitor`"):
+        return VecMonitor(view)
+
+
 # --- the VecEnv
 
 
@@ -47,7 +52,7 @@ def view_of(env: Any, num_envs: int = 2, **kwargs: Any) -> SB3VecEnv:
 def test_the_checkers_find_nothing() -> None:
     """VecCheckNan and VecMonitor over whole episodes; the monitor finds the returns that the view tells."""
     view = view_of("simple_spread")
-    monitor = VecMonitor(VecCheckNan(view, raise_exception=True))
+    monitor = monitored(VecCheckNan(view, raise_exception=True))
     view.seed(3)
     obs = monitor.reset()
     assert view.observation_space.contains(obs[0])
@@ -66,7 +71,7 @@ def test_the_checkers_find_nothing() -> None:
 def test_an_episodes_return_is_the_monitors_and_its_length_leaves_padding_out() -> None:
     script = Script([0, 0, 1], [2, 5, 4], ["terminated", "truncated", "terminated"])
     view = view_of(partial(ScriptedParallelEnv, [script], agent_num=3), 1)
-    monitor = VecMonitor(view)
+    monitor = monitored(view)
     monitor.reset()
     found: dict[int, list[tuple[float, int, float]]] = {0: [], 1: [], 2: []}
     for _ in range(10):
@@ -83,20 +88,33 @@ def test_an_episodes_return_is_the_monitors_and_its_length_leaves_padding_out() 
     view.close()
 
 
+class Still:
+    """A model that does nothing, whatever it sees."""
+
+    def predict(self, obs: Any, **kwargs: Any) -> Any:
+        return np.zeros(len(obs), np.int64), None
+
+
 def test_evaluate_policy_counts_every_agents_life_once() -> None:
     script = Script([0, 0], [2, 6], ["terminated", "terminated"])
     view = view_of(partial(ScriptedParallelEnv, [script], agent_num=2, masked=False), 2)
-
-    class Still:
-        def predict(self, obs: Any, **kwargs: Any) -> Any:
-            return np.zeros(len(obs), np.int64), None
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # there is no monitor
-        returns, _ = evaluate_policy(Still(), view, n_eval_episodes=8, return_episode_rewards=True)  # type: ignore[arg-type]
+    returns, _ = evaluate_policy(Still(), view, n_eval_episodes=8, return_episode_rewards=True)  # type: ignore[arg-type]
     assert len(returns) == 8
     assert min(returns) > 0, "padding is no episode of its own"
     view.close()
+
+
+def test_evaluate_policy_reads_true_returns_through_normalised_rewards() -> None:
+    """The view is a Monitor, as its rows' infos["episode"] are."""
+    found = []
+    for normalise in (False, True):
+        view = view_of("simple_spread")
+        view.seed(5)
+        envs = VecNormalize(view) if normalise else view
+        found.append(evaluate_policy(Still(), envs, n_eval_episodes=12, return_episode_rewards=True))  # type: ignore[arg-type]
+        view.close()
+    assert found[0] == found[1]
+    assert found[0][1] == [25] * 12
 
 
 def test_seeds_and_options_are_for_one_reset() -> None:
@@ -372,6 +390,14 @@ def test_masks_reach_maskable_ppo() -> None:
     assert 100 < len(buffer.values) <= 128
     chosen = buffer.actions[:, 0].astype(int)
     assert (buffer.action_masks[np.arange(len(chosen)), chosen] == 1).all()
+    view.close()
+
+
+def test_ppo_is_told_once_that_it_ignores_masks() -> None:
+    view = view_of(partial(Forgetful, lambda t, a: True), validate="off")
+    with pytest.warns(ContractWarning, match="Use MaskablePPO of sb3-contrib"):
+        PPO("MlpPolicy", view, n_steps=2, batch_size=4, n_epochs=1, **SPARE).learn(4)
+    PPO("MlpPolicy", view, n_steps=2, batch_size=4, n_epochs=1, **SPARE).learn(4)
     view.close()
 
 

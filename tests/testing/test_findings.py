@@ -79,7 +79,7 @@ def test_what_is_minor_is_put_right(name: str) -> None:
     with marlvec.make(getattr(envs, name), num_envs=2, backend="sync") as vectorizer:
         vectorizer.reset(seed=0)
         for _ in range(8):
-            vectorizer.step(np.zeros((2, 2), np.int64))
+            vectorizer.step(vectorizer.random_action(seed=0))
 
 
 def test_what_is_put_right_at_first_and_refused_later_is_serious() -> None:

@@ -5,6 +5,7 @@ Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i *
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -13,13 +14,14 @@ import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError, MissingExtraError
+from marlvec.errors import ArgumentError, ContractWarning, MissingExtraError
 from marlvec.interop.rows.driver import RowDriver
 from marlvec.interop.rows.view_checks import missing_is_attribute_error, render_mode_of
 from marlvec.vector.seeding import env_seeds
 from marlvec.vector.vector_env import VectorEnv
 
 try:
+    from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import VecEnv
 except ImportError as error:
     raise MissingExtraError(
@@ -43,8 +45,10 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
 
     * ``dones`` goes up once for each agent, when it ends; ``infos[row]["terminal_observation"]`` is the last it saw,
       and ``infos[row]["TimeLimit.truncated"]`` says whether its time was only up.
-    * ``infos[row]["episode"]`` has its exact return and length, so that no ``VecMonitor`` is needed.
-    * ``env_method("action_masks")`` gives the masks to sb3-contrib.
+    * ``infos[row]["episode"]`` has its exact return and length, so that no ``VecMonitor`` is needed:
+      ``env_is_wrapped(Monitor)`` is True, and ``evaluate_policy`` reads them, under ``VecNormalize`` as well.
+    * ``env_method("action_masks")`` gives the masks to sb3-contrib. The first step of a model that has not asked for
+      them, e.g. ``PPO``, gives a `ContractWarning` where they forbid something.
     * Methods and attributes are those of envs: a method is called once for each env that has one of the rows.
     * ``render()`` tiles one frame per env.
 
@@ -72,6 +76,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
             if leaf.is_object:
                 raise ArgumentError(f"SB3VecEnv: {leaf} of {envs.spec.name} is a {leaf.space}, which has no array form")
         _check_choices(group.action_space, envs.spec.name)
+        self._heeds_masks = not self.driver.has_masks
         super().__init__(self.driver.rows.row_num, deepcopy(group.observation_space), deepcopy(group.action_space))
 
     # --- reset and step
@@ -128,6 +133,14 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         Raises:
             ActionError: Wrong structure, shape, dtype or value; nothing was sent.
         """
+        if not self._heeds_masks and not self.driver.action_masks.all():
+            self._heeds_masks = True
+            warnings.warn(
+                f"SB3VecEnv: {self.envs.spec.name} has action masks, and the model has not asked for them: PPO and all "
+                f"of Stable-Baselines3 ignore them, and play forbidden actions. Use MaskablePPO of sb3-contrib",
+                ContractWarning,
+                stacklevel=3,  # VecEnv.step(), and the model that calls it
+            )
         self.driver.send(actions)
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
@@ -151,6 +164,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         Raises:
             ArgumentError: The actions are no choices.
         """
+        self._heeds_masks = True
         return self.driver.action_masks
 
     def close(self) -> None:
@@ -203,8 +217,10 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return [by_env[row // self.envs.agent_num] for row in rows]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Rows = None) -> list[bool]:
-        """Whether the env of each of these rows is wrapped in it, at any depth."""
+        """Whether the env of each of these rows is wrapped in it, at any depth; in a ``Monitor``: always, see above."""
         rows, ids = self._rows_and_envs(indices)
+        if wrapper_class is Monitor:
+            return [True] * len(rows)
         wrapped = dict(zip(ids, self.envs.env_is_wrapped(wrapper_class, ids), strict=True))
         return [wrapped[row // self.envs.agent_num] for row in rows]
 

@@ -80,7 +80,7 @@ class NativeVectorEnv(InProcessVectorEnv):
         buffers = Buffers(spec, n)
         self._shard.attach(buffers)
         self._bind(spec, buffers)
-        self._action_writer = ActionWriter(spec, grouped=self.grouped, validate="strict")
+        self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=chosen.validate, always=True)
 
     def _request_step(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
         self._action_writer.write(self._buffers, actions, ids, self._selection(ids))

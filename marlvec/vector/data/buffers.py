@@ -44,6 +44,7 @@ class Buffers:
         final_obs: Likewise: each agent's observation at its end.
         actions: Likewise, of the action space.
         action_masks: Per group (N, A_g, n) bool, or None where the actions are no choices; see `masks_given`.
+        own_choices: Per group (A_g, n) bool, what masks allow where an env forbids nothing; or True: everything.
         reward: (N, A) float64.
         has_objects: Whether a leaf has no fixed-size array form.
         flags: (N, 5A + 3) bool, everything below in one block, so that one copy takes all; see `split_flags`.
@@ -60,7 +61,6 @@ class Buffers:
     """
 
     __slots__ = (
-        "_allowed",
         "_arrays",
         "_declares_masks",
         "_final_blanks",
@@ -83,6 +83,7 @@ class Buffers:
         "has_objects",
         "num_envs",
         "obs",
+        "own_choices",
         "reset_mask",
         "reward",
         "shown_masks",
@@ -122,7 +123,7 @@ class Buffers:
         else:
             declares = [group.mask_size is not None for _, group in groups]
             self.shown_masks = [mask if own else None for mask, own in zip(self.action_masks, declares, strict=True)]
-        self._allowed = [_allowed(spec, group) for _, group in groups]
+        self.own_choices = [_allowed(spec, group) for _, group in groups]
         self.reward: NDArray[np.float64] = arrays["reward"]
         self.flags: BoolArray = arrays["flags"]
         agent_num = len(spec.agents)
@@ -211,7 +212,7 @@ class Buffers:
 
     def clear_masks(self, rows: Selection | int = slice(None)) -> None:
         """Allow every action that an agent has in these envs."""
-        for mask, allowed in zip(self.action_masks, self._allowed, strict=True):
+        for mask, allowed in zip(self.action_masks, self.own_choices, strict=True):
             if mask is not None:
                 mask[rows] = allowed
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from operator import or_
 from typing import Any
 
@@ -27,7 +28,8 @@ from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.envs.states.plain import plain_copy
 from marlvec.envs.wrappers.base import adapter_in
-from marlvec.errors import ContractError, Failure, NotResetError
+from marlvec.errors import ContractError, Failure, MarlvecError, NotResetError
+from marlvec.spaces.action_masks import find_forbidden
 from marlvec.vector.commands import Command, run_commands
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
@@ -495,7 +497,22 @@ class Shard:
 
     def _record_failure(self, i: int, operation: str, error: Exception, report: Report) -> None:
         self._phases.on(i, EnvEvent.FAIL)
-        report.failures.append(capture(self._first + i, operation, error))
+        failure = capture(self._first + i, operation, error)
+        if operation == "step" and not isinstance(error, MarlvecError) and (forbidden := self._forbidden_in(i)):
+            failure = replace(failure, summary=f"{failure.summary} ({forbidden})")
+        report.failures.append(failure)
+
+    def _forbidden_in(self, i: int) -> str:
+        """What masks forbade of the actions with which an env's step has failed; empty: nothing."""
+        buffers, found = self._buffers, []
+        for group, actions, mask in zip(self.spec.groups, buffers.actions, buffers.action_masks, strict=True):
+            if mask is not None:
+                acting = buffers.acting[i, list(group.agents)]
+                forbidden = find_forbidden(group.action_space, actions[0][i], mask[i]) & acting
+                found += [
+                    (self.spec.agents[group.agents[j]], actions[0][i, j].tolist()) for j in np.flatnonzero(forbidden)
+                ]
+        return "; ".join(f"the action mask of agent {agent!r} forbids its action {action}" for agent, action in found)
 
     def _rows(self, ids: Sequence[int]) -> slice | NDArray[np.int64]:
         """These envs' rows: a slice, so that nothing is copied, where they follow on one another."""

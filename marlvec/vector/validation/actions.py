@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ActionError, ContractError
 from marlvec.spaces import Leaf, check_member, check_size, snapshot
+from marlvec.spaces.action_masks import find_forbidden
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.validation.agent_dicts import is_by_agent, join_agents
+from marlvec.vector.validation.contract_warnings import warn_of_contract
 from marlvec.vector.validation.schedule import CheckSchedule
 
 __all__ = ["ActionWriter", "arrange", "check_members", "take_copies"]
@@ -30,22 +32,27 @@ Where = Callable[[int, int], str]
 class ActionWriter:
     """Checks actions and writes them into buffers.
 
-    Structure, shapes and dtype kinds are checked always. Values are checked against the action spaces, of acting agents
-    only, as ``validate`` says.
+    Structure, shapes and dtype kinds are checked always. Values are checked against the action spaces and the action
+    masks, of acting agents only, as ``validate`` says.
 
     Args:
         spec: What the envs look like.
         grouped: Whether actions are a dict of groups.
         validate: ``"strict"`` and ``"warn"``: values are checked in every call; ``"sample"``: in the first 16 and
-            every 16th after that; ``"off"``: never.
+            every 16th after that; ``"off"``: never. Actions that masks forbid raise with ``"strict"``; else they are
+            sent, with a warning in each of these calls (``"warn"``) or once (``"sample"``).
+        always: Values are checked in every call; ``validate`` says it of masks alone.
     """
 
-    def __init__(self, spec: EnvSpec, *, grouped: bool, validate: str) -> None:
+    def __init__(self, spec: EnvSpec, *, grouped: bool, validate: str, always: bool = False) -> None:
         self._spec = spec
         self._groups = spec.groups
         self._agents = spec.agents
         self._grouped = grouped
-        self._schedule = CheckSchedule(validate)
+        self._schedule = CheckSchedule("strict" if always else validate)
+        self._mask_schedule = CheckSchedule(validate) if always else None
+        self._validate = validate
+        self._warned = False
         self._bounds = [[_bounds(leaf.space) for leaf in group.action_tree.leaves] for group in spec.groups]
         leaves = [
             (g, k, leaf) for g, group in enumerate(spec.groups) for k, leaf in enumerate(group.action_tree.leaves)
@@ -84,7 +91,7 @@ class ActionWriter:
             self._schedule.countdown -= 1
             if not self._schedule.countdown:
                 self._schedule.restart()
-                self._check_all_values([[actions]], buffers.acting[rows], env_ids)
+                self._check_all_values([[actions]], buffers, env_ids, rows)
             buffers.actions[0][0][rows] = actions
             return
         if actions.__class__ is not np.ndarray and is_by_agent(self._spec, self._grouped, actions, len(env_ids)):
@@ -99,7 +106,7 @@ class ActionWriter:
         self._schedule.countdown -= 1
         if not self._schedule.countdown:
             self._schedule.restart()
-            self._check_all_values(arrays, buffers.acting[rows], env_ids)
+            self._check_all_values(arrays, buffers, env_ids, rows)
         if self._objects:
             sizes = np.zeros(len(env_ids), np.int64)
             for g, k, leaf in self._objects:
@@ -157,14 +164,51 @@ class ActionWriter:
         return array
 
     def _check_all_values(
-        self, arrays: Sequence[Sequence[AnyArray]], acting: BoolArray, env_ids: NDArray[np.int64]
+        self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: Selection
     ) -> None:
+        acting = buffers.acting[rows]
         for g, group in enumerate(self._groups):
             for k, array in enumerate(arrays[g]):
                 self._check_values(array, group, g, k, acting, env_ids)
         for g, k, leaf in self._of_own_mind:
             group = self._groups[g]
             check_members(leaf, arrays[g][k], acting[:, group.agents], partial(self._cell, group, env_ids))
+        if self._masks_are_due():
+            self._check_masks(arrays, buffers, env_ids, rows)
+
+    def _masks_are_due(self) -> bool:
+        schedule = self._mask_schedule
+        if schedule is None:  # they are looked at whenever values are
+            return True
+        schedule.countdown -= 1
+        if schedule.countdown:
+            return False
+        schedule.restart()
+        return True
+
+    def _check_masks(
+        self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: Selection
+    ) -> None:
+        found = []
+        masks = buffers.masks_given(rows)
+        for group, array, mask, own in zip(self._groups, arrays, masks, buffers.own_choices, strict=True):
+            if mask is not None and not self._warned:
+                # A choice that padding has added raises in the env.
+                allowed = mask[rows] | np.logical_not(own)
+                forbidden = find_forbidden(group.action_space, array[0], allowed)
+                forbidden &= buffers.acting[rows][:, list(group.agents)]
+                found += [(i, group.agents[j], array[0][i, j].tolist()) for i, j in np.argwhere(forbidden).tolist()]
+        if not found:
+            return
+        (i, a, action), more = found[0], f" ({len(found) - 1} more)" if len(found) > 1 else ""
+        text = (
+            f"actions: env {env_ids[i]}, agent {self._agents[a]!r}: expected an action that its action mask allows, "
+            f"got {action}{more}; choose within infos['action_mask'], as envs.random_action() does"
+        )
+        if self._validate == "strict":
+            raise ActionError(text)
+        self._warned = self._validate == "sample"
+        warn_of_contract(text)
 
     def _check_values(
         self,

@@ -5,8 +5,6 @@ Everything is looked at in the caller, all rows at once, and where all is well t
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.spec import AgentGroup, EnvSpec
-from marlvec.errors import ContractWarning
 from marlvec.spaces import Leaf
+from marlvec.vector.validation.contract_warnings import warn_of_contract
 from marlvec.vector.validation.schedule import CheckSchedule
 from marlvec.vector.validation.value_bounds import Finite, Membership, membership
 from marlvec.vector.vector_step import VectorStep
@@ -120,12 +118,11 @@ class ObservationValidator:
 
     def _warn(self, bad: dict[int, list[_Problem]]) -> None:
         """Warn once of each env with a problem that is new, though all of them be."""
-        level = _levels_to_the_caller()
         for i, found in bad.items():
             new = [problem for problem in found if problem.key not in self._warned]
             if new:
                 self._warned.update(problem.key for problem in new)
-                warnings.warn(f"env {i}: {new[0]}{_and_more(found)}", ContractWarning, stacklevel=level)
+                warn_of_contract(f"env {i}: {new[0]}{_and_more(found)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +171,3 @@ def _observed(acting: BoolArray, leaves: list[AnyArray]) -> BoolArray:
 
 def _and_more(problems: list[_Problem]) -> str:
     return f" ({len(problems) - 1} more like it in this env)" if len(problems) > 1 else ""
-
-
-def _levels_to_the_caller() -> int:
-    """Stack levels from `ObservationValidator._warn` up to the first frame that is not marlvec's."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "marlvec":
-        level, frame = level + 1, frame.f_back
-    return level

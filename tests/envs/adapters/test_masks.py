@@ -10,13 +10,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
-from pettingzoo import ParallelEnv
 
 import marlvec
 from marlvec.errors import ContractError
 from marlvec.registry import resolve
 from marlvec.testing import check_env
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
+from tests.envs.support.forgetful import Forgetful
 from tests.envs.support.play import play
 from tests.families.trace import difference
 
@@ -123,50 +123,13 @@ def test_masks_in_infos_cross_processes(kind: str) -> None:
     check_equal(kind, "same_step", "async")
 
 
-class Forgetful(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
-    """Two agents; ``gives(t, a)`` says whether agent ``a`` has a mask, which allows action ``t % 3`` alone."""
-
-    metadata = {"name": "forgetful", "render_modes": []}
-
-    def __init__(self, gives: Any, length: int = 4, action_space: Any = None) -> None:
-        self.possible_agents = ["ann", "bob"]
-        self.gives, self.length = gives, length
-        self.space = Discrete(3) if action_space is None else action_space
-
-    def observation_space(self, agent: str) -> Any:
-        return Box(0, 9, (1,))
-
-    def action_space(self, agent: str) -> Any:
-        return self.space
-
-    def _told(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        obs = {agent: np.full(1, self.t, np.float32) for agent in self.possible_agents}
-        return obs, {
-            agent: {"action_mask": np.arange(3) == self.t % 3}
-            for a, agent in enumerate(self.possible_agents)
-            if self.gives(self.t, a)
-        }
-
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.t, self.agents = 0, self.possible_agents[:]
-        return self._told()
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        self.t += 1
-        over = dict.fromkeys(self.agents, self.t == self.length)
-        obs, infos = self._told()
-        rewards, never = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, False)
-        self.agents = [] if self.t == self.length else self.agents
-        return obs, rewards, never, over, infos
-
-
 @pytest.mark.checklist(63)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_where_a_mask_is_missing_all_is_allowed_and_other_envs_have_theirs(backend: str) -> None:
     """After a look at masks in observations and in infos, which are the same."""
     check_equal("parallel", "same_step", backend)
     givers = [lambda t, a: True, lambda t, a: False, lambda t, a: (t + a) % 2 == 0]
-    with marlvec.make([partial(Forgetful, gives) for gives in givers], backend=backend) as envs:
+    with marlvec.make([partial(Forgetful, gives) for gives in givers], backend=backend, validate="off") as envs:
         _, infos = envs.reset(seed=0)
         for t in range(13):
             only = np.arange(3) == t % 4 % 3
@@ -187,7 +150,8 @@ def test_there_is_no_mask_before_some_env_has_given_one(first: int) -> None:
         steps["n"] += a
         return a == 1 and steps["n"] > first
 
-    with marlvec.make([partial(Forgetful, gives), partial(Forgetful, lambda t, a: False)], backend="sync") as envs:
+    factories = [partial(Forgetful, gives), partial(Forgetful, lambda t, a: False)]
+    with marlvec.make(factories, backend="sync", validate="off") as envs:
         envs.reset(seed=0)
         for _ in range(12):
             envs.send(np.zeros((2, 2), np.int64))

@@ -141,7 +141,7 @@ def test_a_trace_tells_of_the_smallest_change() -> None:
     """The hash is of all there is: another seed, another action, another bit make another one."""
     with made("sync", 1, dice()) as envs:
         envs.reset(seed=1)
-        result = envs.step(np.ones((N, 2), np.int64))
+        result = envs.step(envs.random_action(seed=0))
     same, other = Trace(), Trace()
     same.add(result)
     for array in (result[0], result[1], result[3], result[4]["alive"], result[4]["action_mask"]):
