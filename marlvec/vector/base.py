@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, check_env_ids
 from marlvec.envs.autoreset import AutoresetRules
+from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
 from marlvec.vector.call_state import CONTROL_CALLS, PUBLIC_CALLS, CallEvent, CallKind, CallPhase, CallState
@@ -81,6 +82,7 @@ class VectorEnvBase(ABC):
         self._fault_log = FaultLog()
         self._report: Report | None = None  # of replies that have arrived and were not handed out yet
         self._replies: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that came in just now
+        self._warned: set[str] = set()  # what workers' envs were warned of
         self.drive_count = 0
         self._is_sending = False  # whether a request is being sent, so that an interrupt would leave it in pieces
         self._is_reading = False  # whether a reply is being taken in, so that an interrupt would lose it
@@ -289,6 +291,8 @@ class VectorEnvBase(ABC):
         if self.autoreset.caller_begins and np.count_nonzero(buffers.done):
             calls.lose_episodes(arrived[buffers.done[arrived] & ~self._recovery.masked[arrived]])
         self._note_known(arrived)
+        if report.warnings:
+            self._warn(report.warnings)
         everyone = everything or len(arrived) == self.num_envs
         result = self._make_step(self._everyone if everyone else arrived, report)
         schedule = self._validator.schedule
@@ -307,6 +311,13 @@ class VectorEnvBase(ABC):
                     calls.on(CallEvent.BREAK, error)
                 raise
         return result
+
+    def _warn(self, texts: Iterable[str]) -> None:
+        """Give warnings of worker processes here, each once."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._warned]
+        self._warned.update(new)
+        for text in new:
+            warn_of_contract(text)
 
     def _note_known(self, ids: NDArray[np.int64]) -> None:
         """The caller knows these envs' rows now."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from marlvec.envs.adapters.aec import AECAdapter
 from marlvec.errors import FetchTimeout
 from marlvec.vector.backends.process import AsyncVectorEnv
 from marlvec.vector.base import VectorEnvBase
@@ -22,6 +23,7 @@ from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker_pool import WorkerPool
 from marlvec.vector.shards.phase import EnvPhase
 from marlvec.vector.shards.shard import Shard
+from marlvec.vector.validation import actions
 from marlvec.vector.vector_step import VectorStep
 from tests.defects.registry import Patch, after, during, found_by
 
@@ -30,6 +32,8 @@ MACHINE = (
     "tests/faults/test_machine.py::test_any_calls_whatever_happens",
 )
 RESTART = "tests/faults/test_restart.py"
+FORBIDDEN = "tests/vector/validation/test_forbidden_actions.py"
+TURNS = "tests/envs/adapters/test_turns.py"
 
 
 # --- what rows tell of an episode that was lost
@@ -416,3 +420,24 @@ def copies_over_what_is_held(patch: Patch) -> None:
     """A large result is copied over an older one that somebody still has."""
     references = buffer_reuse._references
     patch.setattr(buffer_reuse, "_references", lambda known, k: max(references(known, k) - 1, buffer_reuse._ALONE))
+
+
+@found_by(FORBIDDEN)
+def forbidden_by_the_mask_of_another_env(patch: Patch) -> None:
+    """All envs' actions are held against the mask of the first one."""
+    find = actions.find_forbidden
+    patch.setattr(
+        actions, "find_forbidden", lambda space, given, mask: find(space, given, np.broadcast_to(mask[:1], mask.shape))
+    )
+
+
+@found_by(TURNS)
+def last_is_believed(patch: Patch) -> None:
+    """Nothing is said where last() and rewards disagree."""
+    patch.setattr(AECAdapter, "_compare_with_last", lambda *_: None)
+
+
+@found_by(TURNS)
+def warnings_of_workers_dropped(patch: Patch) -> None:
+    """The caller never hears of a broken contract in a worker process."""
+    patch.setattr(VectorEnvBase, "_warn", lambda *_: None)

@@ -30,6 +30,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMoni
 
 from marlvec.interop.sb3 import SB3VecEnv
 
+pytestmark = pytest.mark.filterwarnings("ignore:The environment is already wrapped with a `Monitor`:UserWarning")
+
 N = 3
 PLACES = pytest.mark.parametrize("backend", ["sync", "async"])
 WRAPPERS: dict[str, Callable[[Any], Any]] = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
@@ -17,6 +20,7 @@ from marlvec.envs.adapters.return_values import (
     names_of,
     refuse_unknown,
 )
+from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
 from marlvec.envs.states.plain import one_each
@@ -43,7 +47,8 @@ class AECAdapter(Adapter):
     sees that it has not selected yet (SuperSuit's wrappers do not). So one that ends without any turn, be it a dead
     one, has no last observation either (`Slot.final_missing`).
 
-    The reward of a step is all that ``env.rewards`` shows in it, for every agent: also for agents that wait.
+    The reward of a step is all that ``env.rewards`` shows in it, for every agent: also for agents that wait. Where
+    ``last()`` says another sum when an agent's turn comes, a `ContractWarning` says so, once an env.
 
     Args:
         env: The env. Needs ``possible_agents``, ``observation_space(agent)`` and ``action_space(agent)``.
@@ -59,6 +64,8 @@ class AECAdapter(Adapter):
         self._status = [_NOT_JOINED] * len(self.ids)
         self._seen = [False] * len(self.ids)  # who has been selected in this game, and so may be observed
         self._acting: int | None = None
+        self._owed = [0.0] * len(self.ids)  # rewards since each one's last turn, as last() sums them up
+        self._agrees_with_last = True  # as far as is known
         self._state_owner = self.env
         if self.resets_itself:
             raise ContractError(
@@ -71,6 +78,7 @@ class AECAdapter(Adapter):
         self._status = [_NOT_JOINED] * len(self.ids)
         self._seen = [False] * len(self.ids)
         self._acting = None
+        self._owed = [0.0] * len(self.ids)
         self._call_reset(seed, options)
         self._state_owner = state_owner(self.env)
         agents = self._listed("reset()")
@@ -96,6 +104,7 @@ class AECAdapter(Adapter):
         env.step(slot.read_actions()[mover])
         slot.acting[mover] = False
         slot.clear_mask(mover)
+        self._owed[mover] = 0.0
         last_infos: dict[AgentId, Any] = {}
         self._read_step(slot, last_infos)
         # The dead take their turns until a live agent is selected or none is left.
@@ -107,6 +116,7 @@ class AECAdapter(Adapter):
                 self._select(slot, "step()")
                 break
             self._seen[a] = True
+            self._compare_with_last(a)
             self._end(slot, a, flags, last_infos)
             env.step(None)
             if agent in owner.agents:
@@ -135,6 +145,7 @@ class AECAdapter(Adapter):
         status, seen = (one_each(now[name], len(self.ids), f"{self.name}: {name}") for name in ("status", "seen"))
         self._status, self._seen, self._acting = status, seen, now["acting"]
         self._state_owner = state_owner(self.env)
+        self._owed = [self._cumulative_reward(a) for a in range(len(self.ids))]
 
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         return space_of(self.env, kind, agent, self.ids)
@@ -149,6 +160,7 @@ class AECAdapter(Adapter):
                 if status[a] == _ENDED and agent not in last_infos:
                     contract_error(self.name, "step()", f"agent {agent!r} has ended and gets a reward, {number!r}")
                 reward[a] += number
+                self._owed[a] += number
         agents = self._listed("step()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
@@ -190,8 +202,31 @@ class AECAdapter(Adapter):
                 self.name, call, f"agent_selection is {agent!r}, which is not live; live are {names_of(live)}"
             )
         self._acting = a
+        self._compare_with_last(a)
         slot.acting[a] = self._seen[a] = True
         self._observe(slot, a, self.env.observe(agent), True)
+
+    def _compare_with_last(self, a: int) -> None:
+        """Warn where PettingZoo's ``last()`` has another sum of rewards for the agent whose turn it is."""
+        said, owed = self._cumulative_reward(a), self._owed[a]
+        if said == owed or not self._agrees_with_last or math.isclose(said, owed, rel_tol=1e-5, abs_tol=1e-6):
+            return
+        self._agrees_with_last = math.isnan(said) and math.isnan(owed)
+        if not self._agrees_with_last:
+            warn_of_contract(  # without the numbers: envs of one class are to say it once
+                f"{self.name}: last() and env.rewards disagree on what an agent got since its last turn, and "
+                f"env.rewards counts here. In step(), set self.rewards, and call self._accumulate_rewards() once, when "
+                f"it is complete; marlvec.testing.check_env() says where they differ"
+            )
+
+    def _cumulative_reward(self, a: int) -> float:
+        """An agent's reward since its last turn, as ``last()`` says it; `_owed` where the env itself keeps none.
+
+        A wrapper that changes ``rewards``, and not what ``last()`` says, does so on purpose.
+        """
+        sums = vars(self._state_owner).get("_cumulative_rewards")
+        said = sums.get(self.ids[a]) if isinstance(sums, dict) else None
+        return float(said) if isinstance(said, (int, float, np.number)) else self._owed[a]
 
     def _place(self, agent: AgentId, call: str) -> int:
         """Place of an agent on the agent axis."""

@@ -35,14 +35,14 @@ def pack_report(report: Report, first: int) -> bytes:
     failures = [pack_failure(failure) for failure in report.failures]
     file = io.BytesIO()
     try:
-        _PlainPickler(file, protocol=5).dump((*tables, failures))
+        _PlainPickler(file, protocol=5).dump((*tables, failures, report.warnings))
         data = file.getvalue()
     except Exception:  # it is not plain, or refuses: find the culprits, keep the rest
         for table, what in zip(tables, (_INFO, _INFO, _ANSWER), strict=True):
             failures += _seal_each(table, what, first)
-        data = pickle.dumps((*tables, failures), protocol=5)
+        data = pickle.dumps((*tables, failures, report.warnings), protocol=5)
     if len(data) > MAX_BYTES and (large := _drop_large(report, first)):
-        data = pickle.dumps((*tables, failures + large), protocol=5)
+        data = pickle.dumps((*tables, failures + large, report.warnings), protocol=5)
     return data
 
 
@@ -110,8 +110,8 @@ def unpack_report(payload: bytes, first: int) -> Report:
         payload: What `pack_report` gave.
         first: Global index of the worker's first env.
     """
-    infos, final_infos, answers, failures = pickle.loads(payload)
-    report = Report(failures=[unpack_failure(packed) for packed in failures])
+    infos, final_infos, answers, failures, warnings = pickle.loads(payload)
+    report = Report(failures=[unpack_failure(packed) for packed in failures], warnings=warnings)
     failed = {failure.env_id for failure in report.failures}
     parts = ((infos, report.infos, _INFO), (final_infos, report.final_infos, _INFO), (answers, report.answers, _ANSWER))
     for source, target, what in parts:

@@ -12,6 +12,7 @@ import pickle
 import select
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 import cloudpickle
 import numpy as np
 
-from marlvec.errors import SerialisationError
+from marlvec.errors import ContractWarning, SerialisationError
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.pickling import load_each
 from marlvec.vector.data.report import Report
@@ -111,6 +112,7 @@ class WorkerLink:
         self._shared, self._window = shared, window
         self._has_objects = buffers.has_objects
         self._steps_need_no_payload = shared and not buffers.has_objects
+        self._warnings = _take_contract_warnings()
         self._closing: int | None = None
 
     def requests(self) -> Iterator[Request]:
@@ -175,6 +177,9 @@ class WorkerLink:
             part: Which of its envs; None for all that have not been answered.
         """
         ids = request.ids if part is None else part
+        if self._warnings:
+            report.warnings += self._warnings
+            self._warnings.clear()
         if self._steps_need_no_payload:
             payload = pack_report(report, self.first_env_id) if report else b""
         else:
@@ -293,6 +298,22 @@ def _attach_and_serve(
     link = WorkerLink(channel, shard, buffers, first, shared=shared, window=window)
     loop(link)
     link.close()
+
+
+def _take_contract_warnings() -> list[str]:
+    """Have each `ContractWarning` of this process added to a list, for the parent to give; others are shown here."""
+    texts: list[str] = []
+    show = warnings.showwarning
+
+    def take(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        if issubclass(category, ContractWarning):
+            texts.append(str(message))
+        else:
+            show(message, category, *args, **kwargs)
+
+    warnings.showwarning = take
+    warnings.simplefilter("always", ContractWarning)
+    return texts
 
 
 def _window(place: int, num_workers: int, num_cores: int) -> float:

@@ -10,13 +10,13 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
+from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ActionError, ContractError
 from marlvec.spaces import Leaf, check_member, check_size, snapshot
 from marlvec.spaces.action_masks import find_forbidden
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.validation.agent_dicts import is_by_agent, join_agents
-from marlvec.vector.validation.contract_warnings import warn_of_contract
 from marlvec.vector.validation.schedule import CheckSchedule
 
 __all__ = ["ActionWriter", "arrange", "check_members", "take_copies"]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.spaces import Leaf
-from marlvec.vector.validation.contract_warnings import warn_of_contract
 from marlvec.vector.validation.schedule import CheckSchedule
 from marlvec.vector.validation.value_bounds import Finite, Membership, membership
 from marlvec.vector.vector_step import VectorStep

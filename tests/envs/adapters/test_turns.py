@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from marlvec.envs import adapt
 from marlvec.errors import ContractError
 from marlvec.testing.scripted import Script, TurnEnv, draw_script
 from tests.envs.support.rig import Rig
+from tests.vector.support.kinds import HERE_AND_AWAY, vectorize
 
 EPISODES = 3
 
@@ -216,3 +219,52 @@ def test_rewards_of_several_objectives_become_one_number_by_a_wrapper_of_rewards
         assert plain.reward_A.any()
         assert one.reward_A.tolist() == (3 * plain.reward_A).tolist()
     assert one.done
+
+
+# --- what last() says
+
+
+class Hidden(TurnEnv):
+    """Adds rewards up for ``last()``, and shows none of them."""
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        self.rewards = dict.fromkeys(self.rewards, 0.0)
+
+
+class Forgotten(TurnEnv):
+    """Does not set an agent's sum to zero when it acts, so that ``last()`` counts rewards again."""
+
+    def step(self, action: Any) -> None:
+        agent, before = self.agent_selection, self._cumulative_rewards[self.agent_selection]
+        super().step(action)
+        if agent in self._cumulative_rewards and not (self.terminations[agent] or self.truncations[agent]):
+            self._cumulative_rewards[agent] += before
+
+
+@pytest.mark.parametrize("backend", HERE_AND_AWAY)
+@pytest.mark.parametrize(("kind", "times"), [(TurnEnv, 0), (Hidden, 1), (Forgotten, 1)])
+def test_a_sum_in_last_that_rewards_do_not_have_is_said_once(kind: type[TurnEnv], times: int, backend: str) -> None:
+    """Four envs, in processes, too: one warning for all of them, at the caller's line."""
+    with vectorize(backend, [partial(kind, Script.together(2, 7), env_index=i) for i in range(4)]) as envs:
+        envs.reset(seed=0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            for _ in range(40):
+                envs.step(np.ones((4, 2), np.int64))
+    texts = [str(warning.message) for warning in caught if warning.filename == __file__]
+    assert len(texts) == len(caught) == times
+    assert all("turns: last() and env.rewards disagree" in text for text in texts)
+
+
+def test_a_restored_game_goes_on_without_a_false_word() -> None:
+    with vectorize("sync", [partial(TurnEnv, Script.together(3, 9), agent_num=3)], env_state="deepcopy") as envs:
+        envs.reset(seed=0)
+        for _ in range(4):
+            envs.step(np.ones((1, 3), np.int64))
+        state = envs.get_state()
+        for _ in range(30):
+            envs.step(np.ones((1, 3), np.int64))
+        envs.set_state(state)
+        for _ in range(30):
+            envs.step(np.ones((1, 3), np.int64))

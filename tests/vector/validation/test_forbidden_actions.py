@@ -19,8 +19,8 @@ from tests.vector.support.kinds import BACKENDS, vectorize
 N, LENGTH, STEPS = 3, 4, 40
 
 
-def gives(t: int, a: int) -> bool:
-    return (t + a) % 3 != 1
+def gives(t: int, a: int, i: int) -> bool:
+    return (t + a + i) % 3 != 1
 
 
 class Unforgiving(Forgetful):
@@ -28,18 +28,18 @@ class Unforgiving(Forgetful):
 
     def step(self, actions: dict[str, Any]) -> Any:
         for a, agent in enumerate(self.agents):
-            if gives(self.t, a) and actions[agent] != self.t % 3:
+            if self.gives(self.t, a) and actions[agent] != self.t % 3:
                 raise ValueError("an illegal move")
         return super().step(actions)
 
 
 def envs_of(backend: str, validate: str, kind: type[Forgetful] = Forgetful, space: Any = None) -> marlvec.VectorEnv:
-    return vectorize(backend, [partial(kind, gives, LENGTH, space) for _ in range(N)], validate=validate)
+    return vectorize(backend, [partial(kind, partial(gives, i=i), LENGTH, space) for i in range(N)], validate=validate)
 
 
 def forbidden_at(t: int, actions: np.ndarray[Any, Any]) -> int:
     """How many of the actions are forbidden at an env's step ``t``."""
-    given = np.array([gives(t, a) for a in range(2)])
+    given = np.array([[gives(t, a, i) for a in range(2)] for i in range(N)])
     return int((given & (actions.reshape(N, 2) != t % 3)).sum())
 
 
@@ -80,7 +80,7 @@ def test_strict_refuses_them_and_nothing_is_sent(backend: str) -> None:
         for call, actions in enumerate(plan()):
             t = call % LENGTH
             if forbidden_at(t, actions):
-                i, a = next((i, a) for i in range(N) for a in range(2) if gives(t, a) and actions[i, a] != t % 3)
+                i, a = next((i, a) for i in range(N) for a in range(2) if gives(t, a, i) and actions[i, a] != t % 3)
                 what = "expected an action that its action mask allows, got"
                 with pytest.raises(ActionError, match=f"env {i}, agent '{envs.agents[a]}': {what} {actions[i, a]}"):
                     envs.step(actions)
@@ -93,14 +93,16 @@ def test_strict_refuses_them_and_nothing_is_sent(backend: str) -> None:
 def test_an_error_of_the_env_says_that_a_mask_forbade_the_action(backend: str) -> None:
     with envs_of(backend, "off", Unforgiving) as envs:
         envs.reset(seed=0)
-        for t in range(2):
-            envs.step(np.full((N, 2), t % 3))
-        with pytest.raises(EnvRaised) as caught:
-            envs.step([[1, 2], [2, 2], [0, 1]])
+        for t in range(3):
+            envs.step(np.full((N, 2), t))
+        with pytest.raises(
+            EnvRaised
+        ) as caught:  # action 0 is allowed, and without a mask all are: bob's in env 0, ann's in env 1
+            envs.step([[1, 1], [1, 0], [2, 2]])
     said = {failure.env_id: failure.summary.partition("an illegal move ")[2] for failure in caught.value.failures}
     assert said == {
         0: "(the action mask of agent 'ann' forbids its action 1)",
-        2: "(the action mask of agent 'ann' forbids its action 0; the action mask of agent 'bob' forbids its action 1)",
+        2: "(the action mask of agent 'ann' forbids its action 2; the action mask of agent 'bob' forbids its action 2)",
     }
 
 
