@@ -1,5 +1,6 @@
 /**
- * A client for marlvec's external environments: one file, no dependencies, any browser of today.
+ * A client for marlvec's external environments: one file, no dependencies, any browser of today, and Node 22. Node 20
+ * has no WebSocket: start it with `--experimental-websocket`, or give one, e.g. that of the package `ws`, to `connect`.
  *
  * Your page is the simulator. It begins episodes, says what each agent observes, and gets what each agent does:
  *
@@ -288,7 +289,10 @@ async function hmac(token, role, host, server, own, theirs) {
 const equal = (a, b) => a.length === b.length && a.every((byte, k) => byte === b[k]);
 
 /** Opens a WebSocket and does the handshake. Resolves to the socket, the welcome, and whatever came right after it. */
-function shakeHands(url, { token, name, session, received }) {
+function shakeHands(url, { token, name, session, received, WebSocket = globalThis.WebSocket }) {
+  if (!WebSocket)
+    throw new MarlvecError("request", "there is no WebSocket here: start Node 20 with --experimental-websocket, or give "
+      + 'one, e.g. import WebSocket from "ws" and connect(url, { WebSocket })');
   const host = new URL(url).host.toLowerCase();
   const nonce = crypto.getRandomValues(new Uint8Array(32));
   const socket = new WebSocket(url, "marlvec.v1");
@@ -444,7 +448,7 @@ export class Client {
         continue;
       }
       this.pending.set(++this.sent, { bytes, resolve, reject });
-      if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(bytes);  // else it goes with the next connection
+      if (this.socket && this.socket.readyState === this.socket.OPEN) this.socket.send(bytes);  // else it goes with the next connection
     }
   }
 
@@ -522,7 +526,7 @@ export class Client {
  *
  * @param url e.g. "ws://127.0.0.1:8765/".
  * @param options `token`, if the server has one; `name`, for its log; `onlost`, called with the error when the session
- *     is gone for good.
+ *     is gone for good; `WebSocket`, the class to use where the browser or Node has none of its own.
  */
 export async function connect(url, options = {}) {
   const chosen = { token: "", name: "browser", session: new Uint8Array(), received: 0, ...options };

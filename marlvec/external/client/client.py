@@ -44,7 +44,8 @@ class Client:
 
     Args:
         url: ``ws://host:port/``, as `Server.url` says.
-        token: What the server asks for; see `find_token`. A server that asks for none is refused then.
+        token: What the server asks for: `find_token` reads it from the environment or a file. A server that asks for
+            none is refused then.
         timeout: Seconds that each call waits at most; None: for ever.
         reconnect_timeout: Seconds to go on trying to reach a server that is gone.
         name: What to be called in the server's log.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from marlvec.errors import ProtocolError, RefusedError
 from marlvec.external.protocol.frames import VERSION
 from marlvec.external.protocol.messages import Message, Type
-from marlvec.external.protocol.tokens import is_equal, proof
+from marlvec.external.protocol.tokens import ENVIRONMENT_VARIABLE, is_equal, proof
 
 __all__ = ["FEATURES", "ClientHandshake", "ServerHandshake", "Welcome"]
 
@@ -208,7 +208,11 @@ class ClientHandshake:
         if fields["version"] != VERSION:
             raise RefusedError(f"the server chose version {fields['version']}, this client speaks {VERSION}", "version")
         if fields["wants_token"] and self._token is None:
-            raise RefusedError("the server asks for a token, and this client has none", "token")
+            raise RefusedError(
+                f"the server asks for a token, and this client has none; token=marlvec.external.find_token() takes "
+                f"that of the environment variable {ENVIRONMENT_VARIABLE}, find_token(file) that of a file",
+                "token",
+            )
         if self._token is not None and not fields["wants_token"]:
             raise RefusedError("this client has a token, and the server asks for none: it may be another one", "token")
         self._server, self._server_nonce = fields["server"], fields["nonce"]

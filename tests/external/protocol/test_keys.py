@@ -51,7 +51,11 @@ def test_two_that_fit(token: str | None) -> None:
     ("client_token", "server_token", "what"),
     [
         (ANOTHER, TOKEN, "the token is missing or wrong"),
-        (None, TOKEN, "the server asks for a token, and this client has none"),
+        (
+            None,
+            TOKEN,
+            "and this client has none; token=marlvec.external.find_token.. takes .* MARLVEC_TOKEN",
+        ),
         (TOKEN, None, "this client has a token, and the server asks for none"),
     ],
 )
