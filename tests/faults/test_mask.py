@@ -6,17 +6,19 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
-from marlvec import VectorEnv
+from marlvec import VectorEnv, VectorStep
 from marlvec.errors import BrokenError, EnvRaised, EnvTimeout, RestartQuietly, WorkerDied
 from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
 from tests.faults.harness.programs import wait_gone
-from tests.vector.support.kinds import vectorize
+from tests.vector.support.kinds import SCRIPTED, factories_of, vectorize
 
 N, A = 4, 3
 MODES = ("same_step", "next_step", "disabled")
@@ -196,3 +198,74 @@ def test_an_env_that_wanted_to_be_built_anew_and_lost_its_worker_is_out(backend:
         assert step.quiet.tolist() == [False, True, False, False]
         assert not step.alive[1].any()
         assert [fault.quiet for fault in envs.faults] == [True, False]
+
+
+# --- envs of every kind
+
+
+KINDS = [*SCRIPTED, "simple_tag", "simple_speaker_listener", "pettingzoo/classic/connect_four"]
+
+
+def failing(factory: Callable[[], Any], how: str, at: int) -> Any:
+    """An env whose step number ``at`` of all raises, before or after it has stepped, or ends the process."""
+    env = factory()
+    step, numbers = env.step, count(1)
+
+    def fail(*actions: Any) -> Any:
+        if next(numbers) != at:
+            return step(*actions)
+        if how == "exits":
+            os._exit(3)
+        if how == "raises after":
+            step(*actions)
+        raise ValueError(how)
+
+    env.step = fail
+    return env
+
+
+def rows_of(step: VectorStep, ids: list[int]) -> list[bytes]:
+    """All that rows say of these envs, final observations where an episode has ended."""
+    arrays = [*(leaf for group in step.obs_leaves for leaf in group), *step.action_masks, step.state]
+    arrays += [step.rewards, step.terminated, step.truncated, step.alive, step.acting, step.done, step.reset_mask]
+    arrays += [leaf for group in step.final_leaves for leaf in group] if step.done[ids].all() else []
+    return [array[ids].tobytes() for array in arrays if array is not None]
+
+
+@pytest.mark.mostly_slow("plays whole episodes of many envs", quick="pairs")
+@pytest.mark.parametrize("at", [1, 3, 8])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("backend", "how"), [("sync", "raises"), ("sync", "raises after"), ("async", "raises"), ("async", "exits")]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_others_go_on_as_if_it_had_never_been(kind: str, backend: str, how: str, mode: str, at: int) -> None:
+    """Turns, groups, masks, states: bit for bit as without a fault, and in the env that is out nobody is left."""
+    factories = factories_of(kind, 3)
+    bad = [factories[0], partial(failing, factories[1], how, at), factories[2]]
+    options = {"autoreset_mode": mode, "state": kind in ("parallel", "turns"), "validate": "off"}
+    workers = {} if backend == "sync" else {"num_workers": 3}
+    with (
+        vectorize("sync", factories, **options) as whole,
+        vectorize(backend, bad, on_fault="mask", **options, **workers) as envs,
+    ):
+        whole.reset(seed=3)
+        envs.reset(seed=3)
+        for k in range(40):
+            actions = whole.random_action(seed=k)
+            whole.step_send(actions)
+            envs.step_send(actions)
+            expected, step = whole.recv(), envs.recv()
+            assert [rows_of(step, [i]) for i in (0, 2)] == [rows_of(expected, [i]) for i in (0, 2)]
+            if envs.masked_env_ids:
+                there = [step.alive, step.acting, step.rewards, step.terminated]
+                assert not any(
+                    array[1].any() for array in (*there, *(leaf for group in step.obs_leaves for leaf in group))
+                )
+            if mode == "disabled" and expected.done.any():
+                ids = np.flatnonzero(expected.done)
+                whole.reset(env_ids=ids)
+                if len(left := np.setdiff1d(ids, envs.masked_env_ids)):
+                    envs.reset(env_ids=left)
+        assert envs.masked_env_ids == (1,)
+        assert len(envs.faults) == 1
