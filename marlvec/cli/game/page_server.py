@@ -13,6 +13,7 @@ __all__ = ["PageServer", "page_of"]
 
 FOLDER = Path(__file__).resolve().parent.parent / "browser"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_HOSTS = ("127.0.0.1", "localhost")
 _URL = 'data-url="ws://127.0.0.1:8765/"'
 _BEGIN, _END = '<span id="opponent">', "</span>"
 
@@ -33,6 +34,9 @@ def page_of(opponent: str, url: str) -> str:
 class PageServer:
     """Answers from a thread, until it is closed; use it in a ``with`` block.
 
+    It answers requests to 127.0.0.1 and localhost alone: a foreign page whose name is made to lead here (DNS rebinding)
+    gets nothing.
+
     Args:
         opponent: What plays.
         url: Where it is served.
@@ -49,11 +53,15 @@ class PageServer:
             def do_GET(self) -> None:
                 name = self.path.partition("?")[0]
                 found = files.get(name)
-                self.send_response(200 if found is not None else 404)
+                status = 200 if found is not None else 404
+                if self.headers.get("Host", "").rpartition(":")[0] not in _HOSTS:
+                    status, found = 403, None
+                self.send_response(status)
                 kind = _TYPES.get(Path(name).suffix, _TYPES[".html"])
                 self.send_header("Content-Type", f"{kind}; charset=utf-8")
                 self.send_header("Content-Length", str(len(found or b"")))
                 self.send_header("Cache-Control", "no-store")
+                self.send_header("X-Content-Type-Options", "nosniff")
                 self.end_headers()
                 self.wfile.write(found or b"")
 

@@ -127,6 +127,30 @@ def test_several_clients_with_several_episodes_each() -> None:
             one.get_action(episodes[0][1], both(1))
 
 
+@pytest.mark.slow("many clients and connections")
+def test_two_hundred_clients_at_a_time() -> None:
+    """More than slots: each waits for its turn, and gets the answers to its own questions."""
+    wrong: list[int] = []
+    done: list[int] = []
+
+    def play(url: str, k: int) -> None:
+        with Client(url, timeout=LONG) as client:
+            for _ in range(2):
+                episode = client.start_episode()
+                wrong.extend(n for n in range(k, k + 5) if client.get_action(episode, both(n)) != answer(n))
+                client.end_episode(episode, both(0))
+            done.append(k)
+
+    with served(16) as there:
+        threads = [threading.Thread(target=play, args=(there.url, k)) for k in range(200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(done) == list(range(200))
+    assert not wrong
+
+
 def test_rewards_and_infos_travel_with_the_next_row() -> None:
     with served(1, collect=False) as there, Client(there.url, timeout=10) as client:
         seen: list[Any] = []

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -1031,6 +1032,47 @@ def attack(there: Served, rng: random.Random) -> None:
         sock.sendall(frames if stage < 3 else mutate(frames, rng))
         with suppress(TimeoutError):
             sock.recv(65536)
+
+
+ODD: tuple[Any, ...] = (
+    *(None, True, 0, -1, 2**63 - 1, -(2**63), 1.5, float("nan"), float("inf"), "", "a", "z" * 200, "__common__", "\0"),
+    *(b"", b"x" * 20, [], [1], [[]], {}, {"a": {}}, {"": None}, ["a", "a"], ["float32", [3], b"\0" * 11]),
+    *(["float32", [-1], b""], ["float64", [3], b"\0" * 24], ["int64", [], b"\0" * 8], wire_obs(1)),
+)
+
+
+def with_an_odd_part(value: Any, rng: random.Random) -> Any:
+    """The same with one part, at any depth, that is another, missing, or there twice."""
+    if not value or not isinstance(value, (dict, list)) or rng.random() < 0.3:
+        return rng.choice(ODD)
+    changed = value.copy()
+    key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
+    if rng.random() < 0.2:
+        del changed[key]
+    else:
+        changed[key] = with_an_odd_part(value[key], rng)
+    return changed
+
+
+@pytest.mark.fault("G16")
+@pytest.mark.parametrize("messages", [400, pytest.param(50_000, marks=pytest.mark.soak)])
+def test_sound_frames_with_an_odd_part(messages: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Frames that can be read, of which one field is another: refused, and no defect of ours; others go on."""
+    rng = random.Random(messages)
+    kinds = [kind for kind in SOUND if FORMS[kind].sender == "client" and FORMS[kind].is_numbered]
+    replies = Counter[Type]()
+    with served(4, resume_seconds=0) as there, Honest(there):
+        for _ in range(messages):
+            kind = rng.choice(kinds)
+            fields = {**SOUND[kind], **({"episode": 1} if "episode" in SOUND[kind] else {})}
+            with Raw(there.url) as raw, suppress(ConnectionError):
+                raw.begin()
+                odd = with_an_odd_part(fields, rng)
+                if isinstance(odd, dict) and all(isinstance(name, str) for name in odd):
+                    replies[raw.ask(kind, **odd).type] += 1
+        until(lambda: len(there.envs.gateway.episodes) == 1)
+    assert {Type.ERROR, Type.REFUSED, Type.OK} <= replies.keys()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_nothing_of_it_needs_a_collector(caplog: pytest.LogCaptureFixture) -> None:
