@@ -96,6 +96,7 @@ __all__ = [
     "UnknownEnvError",
     "UnsupportedSpaceError",
     "WorkerDied",
+    "is_interrupt",
 ]
 
 
@@ -293,6 +294,11 @@ class MissingExtraError(MarlvecError, ImportError, gymnasium.error.DependencyNot
 
 class ResourceError(MarlvecError, OSError):
     """The machine has not enough of something: memory, processes, file descriptors. Nothing is left behind."""
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception may come at any line: Ctrl-C, `SystemExit` of a signal handler, or no memory is left."""
+    return not isinstance(error, Exception) or isinstance(error, MemoryError)
 
 
 class RestartQuietly(Exception):

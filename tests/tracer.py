@@ -1,4 +1,4 @@
-"""`Tracer`: Ctrl-C at one line after the other of a call."""
+"""`Tracer`: Ctrl-C, or another error, at one line after the other of a call."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Tracer:
         line: The how manieth line that is run; from 1.
         but: Parts of the names of files in them where none comes.
         everywhere: Whether it comes where CPython looks for no signal, too.
+        error: What is raised in place of it.
 
     Attributes:
         left: So many lines are still to come.
@@ -27,10 +28,17 @@ class Tracer:
     """
 
     def __init__(
-        self, folders: tuple[str, ...], line: int, *, but: tuple[str, ...] = (), everywhere: bool = False
+        self,
+        folders: tuple[str, ...],
+        line: int,
+        *,
+        but: tuple[str, ...] = (),
+        everywhere: bool = False,
+        error: type[BaseException] = KeyboardInterrupt,
     ) -> None:
         self.folders, self.left, self._but, self._everywhere = folders, line, but, everywhere
         self.place: str | None = None
+        self._error = error
         self._seen: set[tuple[int, int]] = set()
 
     def __enter__(self) -> Tracer:
@@ -58,7 +66,7 @@ class Tracer:
         if self.left == 0:
             sys.settrace(None)
             self.place = f"{name.rpartition('marlvec/')[2]}:{line}"
-            raise KeyboardInterrupt
+            raise self._error
         return self._line
 
     def _is_left_out(self, frame: FrameType, name: str, line: int) -> bool:

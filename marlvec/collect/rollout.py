@@ -29,7 +29,7 @@ from marlvec.collect.scheduling.on_demand import scheduler_for
 from marlvec.collect.storage.unread_steps import UnreadSteps
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
-from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError
+from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError, is_interrupt
 from marlvec.serialization.state_fields import State, check_fields, flag_field, number_field
 from marlvec.vector.vector_env import VectorEnv
 
@@ -433,7 +433,7 @@ class RolloutLoop:
                 runner.unsent = None  # where the envs refuse these actions the policies are asked anew
             self.scheduler.send(actions, env_ids)
         except BaseException as error:
-            if isinstance(error, Exception):
+            if not is_interrupt(error):
                 self._begun = self._current.state.tick  # nothing was sent
             for runner, _ in asked:
                 runner.restore_ready()

@@ -14,7 +14,7 @@ from marlvec.env_ids import EnvIds, check_env_ids
 from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import EnvSpec
-from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
+from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout, is_interrupt
 from marlvec.vector.call_state import CONTROL_CALLS, PUBLIC_CALLS, CallEvent, CallKind, CallPhase, CallState
 from marlvec.vector.commands import Command
 from marlvec.vector.data.buffer_reuse import BufferReuse
@@ -241,10 +241,8 @@ class VectorEnvBase(ABC):
                     self._handle_lost_worker(loss)
                     in_time = True  # what is ready now is counted next
                 self._is_reading = False
-            except Exception:
-                raise
-            except BaseException:
-                if self._is_reading:
+            except BaseException as error:
+                if self._is_reading and is_interrupt(error):
                     self._tear(f"{call}() was interrupted in the middle of a reply")
                 raise
             if calls.closed:

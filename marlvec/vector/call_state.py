@@ -13,7 +13,15 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.errors import BrokenError, BusyError, ClosedError, MarlvecError, NothingPendingError, NotResetError
+from marlvec.errors import (
+    BrokenError,
+    BusyError,
+    ClosedError,
+    MarlvecError,
+    NothingPendingError,
+    NotResetError,
+    is_interrupt,
+)
 
 __all__ = [
     "CONTROL_CALLS",
@@ -388,14 +396,12 @@ def exclusive(*, fetches: bool = False) -> Callable[[_Method[_V, _P, _R]], _Meth
                 if state.phase is _INTERRUPTED or state.phase is _TORN:
                     self._drop_interrupted()
                 return method(self, *args, **kwargs)
-            except Exception as error:
-                if state.closed and not isinstance(error, MarlvecError):
+            except BaseException as error:
+                if fetches and is_interrupt(error):
+                    state.on(CallEvent.INTERRUPT)
+                elif state.closed and isinstance(error, Exception) and not isinstance(error, MarlvecError):
                     # Closed by another thread, which did not wait any longer for this one to leave.
                     raise ClosedError(f"{method.__name__}(): this vectorizer was closed meanwhile") from error
-                raise
-            except BaseException:
-                if fetches:
-                    state.on(CallEvent.INTERRUPT)
                 raise
             finally:
                 state.lock.release()

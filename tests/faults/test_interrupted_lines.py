@@ -1,4 +1,4 @@
-"""Ctrl-C at the lines of a call, one after the other: the next reset works, and nothing waits for ever.
+"""Ctrl-C, or no memory left, at the lines of a call, one after the other: the next reset works, nothing waits for ever.
 
 At every seventh line here, at every single one in the soak.
 """
@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOME = pytest.mark.time_limit(240)
+ERRORS = ("KeyboardInterrupt", "MemoryError")
 EVERY_LINE = pytest.param(1, marks=[pytest.mark.soak, pytest.mark.time_limit(7200)])
 
 PROGRAM = """
@@ -75,9 +76,9 @@ def run(name, mode, step):
             if name == "fall":
                 envs.exec_func(fail_once, [1])
             try:
-                with Tracer((HERE,), line, everywhere=True) as tracer:
+                with Tracer((HERE,), line, everywhere=True, error=ERROR) as tracer:
                     call(envs)
-            except KeyboardInterrupt:
+            except (ERROR if ERROR is KeyboardInterrupt else (ERROR, EnvRaised)):  # an env's own, for all that is known
                 pass
             place = tracer.place
             if envs._call_state.pending in ("send", "async_reset") and envs._call_state.phase is not CallPhase.TORN:
@@ -116,14 +117,21 @@ def interrupt(head: str, program: str, every: int) -> None:
 @pytest.mark.slow("interrupts at many lines")
 @pytest.mark.checklist(75)
 @pytest.mark.fault("A25")
-@pytest.mark.parametrize("every", [pytest.param(7, marks=SOME), EVERY_LINE])
+@pytest.mark.parametrize(
+    ("error", "every"),
+    [
+        pytest.param("KeyboardInterrupt", 7, marks=SOME),
+        pytest.param("MemoryError", 13, marks=SOME),
+        *(pytest.param(error, 1, marks=[pytest.mark.soak, pytest.mark.time_limit(7200)]) for error in ERRORS),
+    ],
+)
 @pytest.mark.parametrize("backend", ["async", "thread", "sync"])
 @pytest.mark.parametrize(
     ("names", "modes"),
     [(["step", "reset", "some", "stream", "exec_func"], ["raise"]), (["fall"], ["raise", "restart"])],
 )
-def test_ctrl_c_at_any_line(backend: str, names: list[str], modes: list[str], every: int) -> None:
-    interrupt(f"BACKEND, NAMES, MODES = {backend!r}, {names}, {modes}", PROGRAM, every)
+def test_at_any_line(backend: str, names: list[str], modes: list[str], error: str, every: int) -> None:
+    interrupt(f"BACKEND, NAMES, MODES, ERROR = {backend!r}, {names}, {modes}, {error}", PROGRAM, every)
 
 
 DYING = """

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.errors import is_interrupt
 from marlvec.vector.data.report import Report
 from marlvec.vector.settings import Settings
 from marlvec.vector.vector_env import VectorEnv
@@ -40,10 +41,9 @@ class InProcessVectorEnv(VectorEnv):
         try:
             operation, env_ids, arguments = self._requests.pop(0)
             self._replies.append((env_ids, self._run(operation, env_ids, arguments)))
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C in the middle of an env: how far it came is not known, so it has to be reset
-            self._lose_in_flight()
+        except BaseException as error:
+            if is_interrupt(error):  # in the middle of an env: how far it came is not known, so it has to be reset
+                self._lose_in_flight()
             raise
         return True
 

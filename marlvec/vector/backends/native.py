@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.making.recipe import EnvRecipe
-from marlvec.errors import ArgumentError, BrokenError, ContractError, Failure, MissingExtraError
+from marlvec.errors import ArgumentError, BrokenError, ContractError, Failure, MissingExtraError, is_interrupt
 from marlvec.native.catalog import NativeEntry, native_entry
 from marlvec.native.native_env import NativeEnv, refuse
 from marlvec.native.padding import PaddedNativeEnv
@@ -113,8 +113,9 @@ class NativeVectorEnv(InProcessVectorEnv):
             self._lose_in_flight()
             raise
         except Exception as error:
-            text = f"the envs are left in the middle of a {operation}: {error}"
-            self._call_state.on(CallEvent.BREAK, BrokenError(text))
+            if not is_interrupt(error):
+                text = f"the envs are left in the middle of a {operation}: {error}"
+                self._call_state.on(CallEvent.BREAK, BrokenError(text))
             raise
 
     def _shut_down(self, timeout: float) -> None:

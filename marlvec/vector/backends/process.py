@@ -306,7 +306,7 @@ class AsyncVectorEnv(VectorEnv):
         if payload:
             try:
                 report = self._unpack_reply(w, replied, payload)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, MemoryError):
                 raise
             except BaseException as error:
                 return garbled_reason(ch.Garbled(f"{len(payload):,} bytes that are no report: {summary_of(error)}"))
