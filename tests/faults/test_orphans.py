@@ -203,3 +203,27 @@ def test_daemons_go_with_the_parent(context: str, end: str, tmp_path: Path) -> N
         assert process.wait(timeout=LONG) == (-9 if end == "SIGKILL" else 0)
         wait_gone(pids, LONG)
         assert process.communicate()[1] == ""
+
+
+STOPPED = """
+from marlvec.vector.processes.worker_process import ensure_server
+envs = marlvec.make([CounterEnv, CounterEnv], num_workers=2, context=CONTEXT)
+envs.reset()
+server = ensure_server()._process.pid
+os.kill(server, signal.SIGSTOP)
+print(json.dumps([server, *envs.worker_pids]), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.fault("A21")
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_a_stopped_fork_server_goes_with_the_parent(context: str, tmp_path: Path) -> None:
+    with start(STOPPED.replace("CONTEXT", repr(context)), tmp_path) as process:
+        assert process.stdout
+        said = process.stdout.readline()
+        assert said, process.communicate()[1]
+        pids = json.loads(said)
+        assert alive(pids) == pids
+        process.kill()
+        wait_gone(pids, LONG)

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessReaper", "become_subreaper", "die_with", "mark_this_process", "new_mark"]
+__all__ = ["ProcessReaper", "become_subreaper", "die_with", "go_on_without_parent", "mark_this_process", "new_mark"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -70,6 +70,15 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died in the meantime
             os._exit(1)
+
+
+def go_on_without_parent() -> None:
+    """On Linux: let the kernel wake this process when its parent ends, if it was stopped, so that it can tidy up.
+
+    The signal comes, too, when the thread ends that has started this process; to one that runs it means nothing.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 @dataclass(slots=True)

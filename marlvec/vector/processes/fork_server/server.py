@@ -27,6 +27,7 @@ from marlvec.vector.processes.fork_server.process_reaper import (
     ProcessReaper,
     become_subreaper,
     die_with,
+    go_on_without_parent,
     mark_this_process,
     new_mark,
 )
@@ -92,6 +93,7 @@ def main(fd: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, {ASK})  # which workers let in as soon as they can answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     become_subreaper()
+    go_on_without_parent()
     mark_this_process(new_mark())  # inside of a worker: at its end we tidy up ourselves, and must not be killed before
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
