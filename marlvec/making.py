@@ -20,11 +20,12 @@ from marlvec.vector.backends.sync import SyncVectorEnv
 from marlvec.vector.backends.thread import ThreadVectorEnv
 from marlvec.vector.faults.restarts import RestartLimit
 from marlvec.vector.faults.shared_generators import warn_of_shared
+from marlvec.vector.processes.limits import HAS_WORKER_PROCESSES, check_worker_processes
 from marlvec.vector.processes.worker import WorkerLink
 from marlvec.vector.settings import SettingsArguments
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["BACKENDS", "Backend", "make"]
+__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "make"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ _POOLS = {
     VMAS: "VMAS's envs are one simulator, which steps them all at once",
 }
 """Families that are pools, and have no other backend, and why."""
+DEFAULT_BACKEND = "async" if HAS_WORKER_PROCESSES else "sync"
+_NO_PROCESSES = "this system has no worker processes"
 _PROCESS_DEFAULTS = {"context": None, "shared_memory": True, "daemon": True, "worker": None, "step_timeout": None}
 
 # What other libraries call an argument of make() by a name that does not come near.
@@ -69,7 +72,7 @@ def make(
     env: EnvLike | Sequence[EnvLike],
     num_envs: int | None = None,
     *,
-    backend: str = "async",
+    backend: str = DEFAULT_BACKEND,
     num_workers: int | None = None,
     autoreset_mode: str = "same_step",
     done_on: str = "all",
@@ -103,7 +106,8 @@ def make(
             env class, a factory, or a list with one of these per env. A factory that declares an argument ``env_index``
             or ``num_envs`` is given it.
         num_envs: N; default 1, or the length of the list.
-        backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
+        backend: ``"async"``, the default: worker processes that write into shared memory (Windows has none; there it
+            is refused, and ``"sync"`` is the default); ``"thread"``: worker threads, for envs
             that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled envs in
             this process, for envs that have them (docs/native.md); ``"pool"``: one object that holds all envs, e.g.
             ``gymnasium.make_vec``'s (docs/libraries/), and the only one for the ids of EnvPool and VMAS, so leave it
@@ -219,10 +223,10 @@ def make(
         "step_timeout": step_timeout,
     }
     if (where := _POOLS.get(recipes[0].factory.entry.family)) is not None:
-        if backend not in ("async", "auto", "pool"):
+        if backend not in (DEFAULT_BACKEND, "auto", "pool"):
             raise ArgumentError(f"backend={backend!r}: {where}; leave it out")
         backend = "pool"
-    reason = ""
+    reason = "" if HAS_WORKER_PROCESSES or backend != DEFAULT_BACKEND else _NO_PROCESSES
     try:
         if backend == "auto":
             backend, reason = _choose(recipes, num_workers, settings, process_options)
@@ -242,9 +246,16 @@ def _choose(
 ) -> tuple[str, str]:
     """The backend that ``"auto"`` means for these envs, and why."""
     if process_options != _PROCESS_DEFAULTS:
+        check_worker_processes(
+            ", ".join(name for name, value in process_options.items() if value != _PROCESS_DEFAULTS[name])
+        )
         return "async", "what is asked for needs worker processes"
     if is_exact(recipes):
         return "native", "its compiled form has the same numbers"
+    if not HAS_WORKER_PROCESSES:
+        return (
+            ("sync", _NO_PROCESSES) if num_workers is None else ("thread", f"num_workers is given, and {_NO_PROCESSES}")
+        )
     if num_workers is not None:
         return "async", "num_workers is given"
     return choose_backend(recipes, settings)

@@ -248,4 +248,5 @@ def _after_fork_in_child() -> None:
         video._forget()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

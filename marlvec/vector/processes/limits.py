@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from marlvec.errors import ResourceError
+from marlvec.errors import ArgumentError, ResourceError
 from marlvec.vector.data.pickling import importing
+
+if sys.platform != "win32":
+    import resource
 
 __all__ = [
     "DEPTH",
+    "HAS_WORKER_PROCESSES",
     "asked_for",
     "available_memory",
     "begin_worker",
@@ -25,11 +29,15 @@ __all__ = [
     "check_descriptors",
     "check_memory",
     "check_not_importing",
+    "check_worker_processes",
     "depth",
 ]
 
 DEPTH = "MARLVEC_DEPTH"
 """Environment variable of workers: how many vectorizers they are inside of."""
+
+HAS_WORKER_PROCESSES = hasattr(os, "fork")
+"""Whether this system has what worker processes need. Windows has not."""
 
 _MAX_DEPTH = 5
 _PER_WORKER = 3  # both ends of its channel that are ours, and the file of its stacks
@@ -39,6 +47,23 @@ _imported_before: set[str] = set()
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
+
+
+def check_worker_processes(what: str) -> None:
+    """See that this system has what worker processes need.
+
+    Args:
+        what: Who asks, for the message.
+
+    Raises:
+        ArgumentError: It has not; names what runs here.
+    """
+    if not HAS_WORKER_PROCESSES:
+        system = "Windows" if sys.platform == "win32" else sys.platform
+        raise ArgumentError(
+            f"{what}: worker processes need fork(), which {system} has not; use backend='thread' or backend='native', "
+            f"or run this under WSL"
+        )
 
 
 def depth() -> int:

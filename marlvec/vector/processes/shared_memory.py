@@ -5,11 +5,13 @@ Nothing here appears in /dev/shm or any temp folder, so nothing can be left behi
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import sys
 import tempfile
+
+if sys.platform != "win32":
+    import fcntl
 
 from marlvec.vector.processes import limits
 
@@ -26,7 +28,7 @@ def create(name: str = "marlvec") -> int:
         ResourceError: There is no file descriptor left, or no memory.
     """
     with limits.asked_for("a block of shared memory"):
-        if sys.platform == "linux":
+        if sys.platform == "linux" and hasattr(os, "memfd_create"):
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.fchmod(fd, 0o600)  # a memfd begins as 0777
             return fd
@@ -45,7 +47,8 @@ def grow(fd: int, size: int) -> None:
     if sys.platform == "linux":
         with limits.asked_for(f"{size:,} bytes of shared memory"):
             os.posix_fallocate(fd, 0, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        if hasattr(os, "memfd_create"):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     else:
         os.ftruncate(fd, size)
 

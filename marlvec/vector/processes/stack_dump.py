@@ -18,7 +18,7 @@ from marlvec.vector.processes.channel import closer
 
 __all__ = ["ASK", "StackDump", "write_stacks_to"]
 
-ASK = signal.SIGUSR2
+ASK = getattr(signal, "SIGUSR2", signal.SIGTERM)
 """The signal by which a worker is asked."""
 
 _MAX_BYTES = 16 * 1024

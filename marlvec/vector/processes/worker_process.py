@@ -61,7 +61,8 @@ def _after_fork_in_child() -> None:
     _starting.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class WorkerProcess:

@@ -168,7 +168,8 @@ def _after_fork_in_child() -> None:
         _server = None
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 _lock = threading.RLock()
@@ -192,4 +193,5 @@ def _after_in_child() -> None:
     _lock = threading.RLock()
 
 
-os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

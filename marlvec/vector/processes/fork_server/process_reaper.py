@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import math
 import os
-import resource
 import secrets
 import select
 import signal
@@ -23,6 +22,9 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+if sys.platform != "win32":
+    import resource
 
 __all__ = ["ProcessReaper", "become_subreaper", "die_with", "go_on_without_parent", "mark_this_process", "new_mark"]
 
