@@ -19,6 +19,7 @@ from marlvec.cli.commands.arena import arena
 from marlvec.cli.commands.play import play
 from marlvec.cli.console import complain, did_you_mean, plain_errors, print_json, settle_in, stdout
 from marlvec.cli.options import (
+    DEFAULT_BACKEND,
     AsJson,
     Backend,
     Connectors,
@@ -98,7 +99,7 @@ def rollout(
             help="Where envs run: async (worker processes), thread, sync (in this process), native (compiled envs), "
             "pool, or auto.",
         ),
-    ] = Backend.ASYNC,
+    ] = DEFAULT_BACKEND,
     num_workers: NumWorkers = None,
     seed: Seed = None,
     autoreset_mode: Annotated[

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 __all__ = [
+    "DEFAULT_BACKEND",
     "AsJson",
     "Backend",
     "Connectors",
@@ -31,6 +33,9 @@ class Backend(StrEnum):
     NATIVE = "native"
     POOL = "pool"
     AUTO = "auto"
+
+
+DEFAULT_BACKEND = Backend.ASYNC if hasattr(os, "fork") else Backend.SYNC  # as `marlvec.making` has it, and no import
 
 
 class Side(StrEnum):

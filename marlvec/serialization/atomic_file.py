@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +66,10 @@ def atomic_link(source: FilePath, path: FilePath) -> None:
 
 
 def remove_drafts(path: FilePath) -> None:
-    """Remove what writers of this file have left behind that were killed; a living one's drafts stay."""
+    """Remove what writers of this file have left behind that were killed; a living one's drafts stay.
+
+    On Windows all stay: whether a process lives is not known there.
+    """
     target = Path(os.path.realpath(path))
     for draft in target.parent.glob(f".{target.name}.*.tmp"):
         found = _DRAFT.search(draft.name)
@@ -81,6 +85,8 @@ def _draft_of(target: Path) -> Path:
 
 
 def _is_alive(pid: int) -> bool:
+    if sys.platform == "win32":  # there is no asking: signal 0 is Ctrl-C there
+        return True
     with contextlib.suppress(PermissionError):  # it is someone else's
         try:
             os.kill(pid, 0)
@@ -90,7 +96,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _sync_folder(target: Path) -> None:
-    """A new name is on the disk when its folder is."""
+    """A new name is on the disk when its folder is. Windows opens no folders."""
+    if sys.platform == "win32":
+        return
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

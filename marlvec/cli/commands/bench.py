@@ -17,6 +17,7 @@ from marlvec.cli.console import print_json
 from marlvec.cli.display.table import Column, print_table
 from marlvec.collect.progress_bar import ProgressBar
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError
+from marlvec.making import DEFAULT_BACKEND
 from marlvec.vector import VectorEnv
 
 __all__ = ["Figures", "bench", "print_bench", "recommended"]
@@ -175,9 +176,8 @@ def print_bench(
         console.print(f"{name}: {why}", style="dim", markup=False, highlight=False)
     others = [one for one in figures if one is not best]
     ahead = ", ".join(f"{_times(best, one)} × {one.backend}" for one in others)
-    default = (
-        "the default" if best.backend == "async" else f'make("{env}", num_envs={num_envs}, backend="{best.backend}")'
-    )
+    chosen = f'make("{env}", num_envs={num_envs}, backend="{best.backend}")'
+    default = "the default" if best.backend == DEFAULT_BACKEND else chosen
     console.print(
         f"Take {best.backend}: {default}" + (f"; {ahead}" if ahead else ""),
         style="green",

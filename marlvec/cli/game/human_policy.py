@@ -95,9 +95,9 @@ def _wait_for_a_line() -> None:
     """Return once a terminal has a line, or its end, to be read.
 
     Ctrl-C that comes after Python last looked for it, and before the wait begins, does not end the wait; so none is
-    long.
+    long. On Windows, where only sockets can be waited for, the line is waited for by who reads it.
     """
-    while sys.stdin.isatty() and not select.select([sys.stdin], [], [], LONGEST_WAIT)[0]:
+    while sys.platform != "win32" and sys.stdin.isatty() and not select.select([sys.stdin], [], [], LONGEST_WAIT)[0]:
         pass
 
 

@@ -234,8 +234,12 @@ class VideoFile:
 def _deaf_to_ctrl_c() -> Iterator[None]:
     """Start processes that Ctrl-C in the terminal does not end: this one decides what becomes of their files.
 
-    They inherit the mask. They stay in this process group, so that a signal that kills it kills them, too.
+    They inherit the mask. They stay in this process group, so that a signal that kills it kills them, too. On Windows
+    they hear of Ctrl-C all the same.
     """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
+import selectors
 import socket
 import threading
 import time
@@ -28,6 +28,7 @@ except ImportError as error:
 __all__ = ["ClientConnection"]
 
 _CHUNK = 65_536
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)  # neither has a file descriptor of its own
 _SLICE = 0.1  # seconds between two looks at whether another thread has something to send
 _QUIET = logging.getLogger("marlvec.external.websockets")
 _QUIET.setLevel(logging.CRITICAL)
@@ -72,8 +73,8 @@ class ClientConnection:
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock.setblocking(False)
-            self._poll = select.poll()
-            self._poll.register(self._sock, select.POLLIN)
+            self._selector = _Selector()
+            self._selector.register(self._sock, selectors.EVENT_READ)
             request = self._protocol.connect()
             self.host = request.headers["Host"]
             self._protocol.send_request(request)
@@ -132,9 +133,9 @@ class ClientConnection:
     def _read(self, timeout: float) -> list[bytes]:
         with self._lock:
             self._flush()
-            wanted = select.POLLIN | (select.POLLOUT if self._out else 0)
-        self._poll.modify(self._sock, wanted)
-        if not self._poll.poll(max(0.0, timeout) * 1000):
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        self._selector.modify(self._sock, wanted)
+        if not self._selector.select(max(0.0, timeout)):
             return []
         try:
             data = self._sock.recv(_CHUNK)

@@ -15,6 +15,7 @@ import hmac
 import os
 import secrets
 import stat
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -66,7 +67,7 @@ def find_token(file: str | os.PathLike[str] | None = None) -> str | None:
     try:
         with Path(file).open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
-            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            if mode & (stat.S_IRWXG | stat.S_IRWXO) and sys.platform != "win32":  # whose modes say nothing
                 raise ArgumentError(f"token file {file}: others may read or write it; say chmod 600 {file}")
             text = opened.read(4096).decode("ascii", "replace")
     except OSError as error:

@@ -177,7 +177,6 @@ class Turns(AECEnv):  # type: ignore[misc]  # pettingzoo has no type information
         self.game.begin(options)
         self.agents = list(AGENTS)
         self._tell()
-        self._cumulative_rewards = dict.fromkeys(AGENTS, 0.0)
         self.agent_selection = AGENTS[0]
 
     def step(self, action: Any) -> None:
