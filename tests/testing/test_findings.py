@@ -320,6 +320,15 @@ class NewDict(LeavesThemStanding):
         super().step(action)
 
 
+class EndsForAllAtOnce(Game):
+    """No agent has a dead step."""
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if self.t == 5:
+            self.truncations, self.agents = dict.fromkeys("ab", True), []
+
+
 class EachMoveCosts(Game):
     """The same reward in each step, and yet no two are one."""
 
@@ -329,8 +338,8 @@ class EachMoveCosts(Game):
         )
 
 
-@pytest.mark.parametrize("build", [Game, NewDict, EachMoveCosts])
-def test_games_that_give_each_reward_once(build: Any) -> None:
+@pytest.mark.parametrize("build", [Game, NewDict, EachMoveCosts, EndsForAllAtOnce])
+def test_games_without_a_fault(build: Any) -> None:
     assert found(build) == []
 
 
