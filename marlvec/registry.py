@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -25,7 +26,7 @@ from marlvec.envs.making.catalog import (
     openspiel_entry,
     vmas_entry,
 )
-from marlvec.envs.making.factory import EnvEntry, EnvFactory
+from marlvec.envs.making.factory import EnvEntry, EnvFactory, builder_hint
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
 __all__ = ["EnvRow", "listing", "register", "resolve", "resolve_all", "EnvEntry", "EnvFactory"]
@@ -117,6 +118,10 @@ def resolve(env: EnvLike) -> EnvFactory:
         )
     if callable(env):
         return EnvFactory(EnvEntry(getattr(env, "__qualname__", type(env).__name__), env))
+    if isinstance(env, ModuleType):
+        name = env.__name__
+        hint = builder_hint(env, name.rpartition(".")[2])
+        raise ArgumentError(f"expected an env id, 'module:attr', a class or a factory, got the module {name}{hint}")
     raise ArgumentError(f"expected an env id, 'module:attr', a class or a factory, got {type(env).__name__}: {env!r}")
 
 

@@ -221,9 +221,10 @@ def test_who_declares_its_index_gets_it() -> None:
 
 def test_module_and_attribute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_envs_for_test.py").write_text(
-        "raise_on_import = 1 / 1\n"
+        "import pickle\n"
         "from marlvec.testing import CounterEnv\n"
         "class Box:\n    Inner = CounterEnv\nnumber = 3\n"
+        "zoo_v1 = type(pickle)('zoo.zoo_v1')\nzoo_v1.parallel_env = CounterEnv\n"
     )
     (tmp_path / "my_broken_envs.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -234,6 +235,10 @@ def test_module_and_attribute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         built("my_envs_for_test:Missing")
     with pytest.raises(RegistryError, match="int, expected a class or a factory"):
         built("my_envs_for_test:number")
+    with pytest.raises(RegistryError, match="is module, .*; take my_envs_for_test:zoo_v1.parallel_env"):
+        built("my_envs_for_test:zoo_v1")
+    with pytest.raises(ArgumentError, match=r"got the module zoo\.zoo_v1; take zoo_v1\.parallel_env"):
+        resolve(sys.modules["my_envs_for_test"].zoo_v1)
     with pytest.raises(MissingExtraError, match="a_package_that_is_not_there"):
         built("my_broken_envs:Env")
     with pytest.raises(UnknownEnvError, match="no module 'no_such_module_anywhere'"):

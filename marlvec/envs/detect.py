@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any, NoReturn
 
@@ -51,6 +52,13 @@ def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgen
     if env is None or isinstance(env, (type, gymnasium.vector.VectorEnv)):
         _refuse(env)
     adapter = _by_class(env) or _by_look(env)
+    if adapter is not GymnasiumAdapter and _is_functional(env):
+        name = type(env).__name__
+        raise ContractError(
+            f"{name}.step(): expected a method that takes actions, got one that takes the state, too: {name} is a "
+            f"functional JAX env, as those of JaxMARL are, which marlvec does not take yet; write a PettingZoo "
+            f"ParallelEnv around it that keeps key and state as attributes"
+        )
     if adapter is None:
         _refuse(env)
     if adapter is GymnasiumAdapter and has_joint_spaces(env, agents):
@@ -94,6 +102,18 @@ def _by_look(env: Any) -> type[_Kind] | None:
         return GymnasiumAdapter
     # One space per agent, and no list of the agents: the adapter's error says what is missing.
     return ParallelAdapter if callable(space) and callable(getattr(env, "action_space", None)) else None
+
+
+def _is_functional(env: Any) -> bool:
+    """Whether ``step`` takes the state of the world, and ``reset`` the key of its random numbers."""
+    try:
+        reset, step = (
+            [p.name for p in inspect.signature(getattr(env, name)).parameters.values() if p.default is p.empty]
+            for name in ("reset", "step")
+        )
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return bool({"key", "rng", "rng_key"} & set(reset)) and len(step) > 1 and bool({"key", "state"} & set(step))
 
 
 def _refuse_agents(agents: str, why: str) -> NoReturn:

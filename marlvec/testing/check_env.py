@@ -50,10 +50,12 @@ def check_env(
     ================  ================================================================================================
     ``form``          it is an env in one of the forms that `marlvec.make` takes
     ``runs``          ``reset()`` and ``step()`` raise nothing
-    ``results``       they return tuples of the right length, with dicts in them
+    ``results``       they return tuples of the right length, with dicts in them; the old API (no infos from
+                      ``reset()``, 4 values from ``step()``) is a minor finding
     ``shared_state``  two instances that take turns do not disturb each other: attributes of the class, globals of the
                       module, ``np.random`` and ``random``, objects that both hold
-    ``seed``          the same seed brings the same episodes in a second instance
+    ``seed``          the same seed brings the same episodes in a second instance; if the env is random, another seed
+                      brings others
     ``reset``         the same seed brings them in the same instance, reset again
     ``life``          who has ended leaves, brings no more data and does not come back; no agent leaves without a flag
     ``agents``        agents are those of ``possible_agents``, once each

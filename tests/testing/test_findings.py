@@ -31,19 +31,20 @@ CHECKS = {
     "life": "DataAfterDeath Rebirth Lingers LeavesInSilence DropsAPlayer DeadStay ActsWhenDead PaysTheDead "
     "VanishesFromSlot KeyedAfterDeath JointPaysTheDead",
     "infos": "InfoIsNone SingleNoInfo JointInfo",
-    "results": "SixValues JointOneObservation JointObjectives",
+    "form": "SpaceNotMethod Functional",
+    "results": "SixValues FourValues NoInfos NoObservations OldFlags JointOneObservation JointObjectives",
     "ends": "NeverEnds DoneTooSoon",
     "arguments": "EatsActions ScalesActions FillsOptions JointFillsTheAction",
     "runs": "Raises",
     "shared_state": "RandomFromStepTwo SingleNoisy",
-    "seed": "RandomInEpisodeThree",
+    "seed": "RandomInEpisodeThree SameSeed SameSeedOfNumpy",
     "reset": "RemembersBeforeTheSeed",
-    "masks": "NobodyMay ShortMask JointMask",
+    "masks": "NobodyMay ShortMask JointMask JointMaskNumber",
     "state": "WrongState",
     "rewards_once": "PaysTwice PaysTheLeaverTwice",
 }
 ONE_EACH = [(check, name) for check, names in CHECKS.items() for name in names.split()]
-MINOR = {"WrongDtype", "JointDtype", "ListForArray", "NoAxesReward", "WrongState", "NewSpaces"}
+MINOR = {"WrongDtype", "JointDtype", "ListForArray", "NoAxesReward", "WrongState", "NewSpaces", "FourValues", "NoInfos"}
 NUMBERS_EPISODES = {"SelectsAStranger", "PaysInText", "DropsAPlayer", "DeadStay", "NoAll", "KeyedAfterDeath"}
 
 

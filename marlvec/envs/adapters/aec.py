@@ -73,6 +73,13 @@ class AECAdapter(Adapter):
         self._acting = None
         self._call_reset(seed, options)
         self._state_owner = state_owner(self.env)
+        if not hasattr(self._state_owner, "terminations") and hasattr(self._state_owner, "dones"):
+            contract_error(
+                self.name,
+                "reset()",
+                "env.terminations: expected a dict of flags by agent, got none, and env.dones (PettingZoo's old API); "
+                "set terminations and truncations in place of dones",
+            )
         agents = self._listed("reset()")
         for a, agent in enumerate(self.ids):
             if agent in agents:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Space
 
 from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
@@ -336,6 +337,11 @@ def space_of(env: Any, kind: str, agent: AgentId, agents: Iterable[AgentId]) -> 
         return function(agent) if callable(function) and not inherited else getattr(env, f"{kind}_spaces")[agent]
     except (KeyError, AttributeError) as error:
         label = type(env).__name__
+        if isinstance(function, Space):
+            raise ContractError(
+                f"{label}.{kind}_space: expected a method, got the space {function}; write "
+                f"def {kind}_space(self, agent): return …"
+            ) from error
         raise ContractError(
             f"{label}.{kind}_space(): no space for agent {agent!r} ({type(error).__name__}: {error}); "
             f"possible agents are {names_of(agents)}"

@@ -203,7 +203,8 @@ def _no_all(env: str, what: str) -> None:
         env,
         "step()",
         f"{what} have no {ALL!r}: RLlib-style envs say there whether the episode is over. "
-        f"If this is a PettingZoo Parallel env, wrap it in ParallelAdapter yourself",
+        f"If this is a PettingZoo Parallel env, derive it from pettingzoo.ParallelEnv, or wrap it in ParallelAdapter "
+        f"yourself",
     )
 
 

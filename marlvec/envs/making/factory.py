@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from marlvec.errors import MissingExtraError, RegistryError
 
-__all__ = ["OFFERED", "EnvEntry", "EnvFactory", "offer"]
+__all__ = ["OFFERED", "EnvEntry", "EnvFactory", "builder_hint", "offer"]
 
 OFFERED = ("env_index", "num_envs")
 """What a vectorizer offers to every factory and wrapper; only one that declares it gets it."""
@@ -62,6 +63,7 @@ class EnvEntry:
         if not callable(found):
             raise RegistryError(
                 f"env {self.id!r}: {self.entry_point!r} is {type(found).__name__}, expected a class or a factory"
+                f"{builder_hint(found, self.entry_point)}"
             )
         return found  # type: ignore[no-any-return]  # just tested
 
@@ -109,6 +111,20 @@ class EnvFactory:
         target = self.entry.load()
         given = {name: _copy(value) for name, value in {**self.entry.kwargs, **self.kwargs, **kwargs}.items()}
         return target(**{**offer(target, env_index, num_envs), **given})
+
+
+def builder_hint(found: Any, name: str) -> str:
+    """Return the end of a message that names the function of a PettingZoo module that builds its env.
+
+    Args:
+        found: What was given as an env.
+        name: How its user named it.
+    """
+    if isinstance(found, ModuleType):
+        for attribute in ("parallel_env", "env"):
+            if callable(getattr(found, attribute, None)):
+                return f"; take {name}.{attribute}"
+    return ""
 
 
 def offer(target: Callable[..., Any], env_index: int | None, num_envs: int | None) -> dict[str, int]:

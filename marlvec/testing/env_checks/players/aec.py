@@ -133,7 +133,11 @@ class TurnPlayer(Player):
             self._once.check_last(self.place, selected, answer[1])
 
     def _table(self, what: str, now: list[AgentId]) -> Mapping[Any, Any]:
-        table = check_table(getattr(self.env, what), self.place, what)
+        if not hasattr(self.env, what) and hasattr(self.env, "dones"):
+            got = "none, and env.dones: PettingZoo's old API"
+            change = "set self.terminations and self.truncations in place of self.dones; last() returns 5 values"
+            self.place.fault("results", f"env.{what}", "a dict of flags by agent", got, change)
+        table = check_table(getattr(self.env, what, None), self.place, f"env.{what}")
         with self.place.going_on():
             check_agents(list(table), self.agents, self.place, what)
         for agent in now:

@@ -9,7 +9,7 @@ import numpy as np
 from marlvec.envs.adapters.gymnasium import AGENT
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
-from marlvec.testing.env_checks.values import check_table, check_tuple
+from marlvec.testing.env_checks.values import check_table
 
 __all__ = ["SinglePlayer"]
 
@@ -36,6 +36,8 @@ class SinglePlayer(Player):
         """Begin an episode."""
         result = self.ask_reset(seed, options)
         pair = isinstance(result, tuple) and len(result) == 2
+        if not pair:
+            self.note_old_reset(type(result).__name__)
         self._seen, self._info = result if pair else (result, {})
         with self.place.going_on():
             check_table(self._info, self.place, "info", "infos")
@@ -44,7 +46,7 @@ class SinglePlayer(Player):
     def step(self, rng: np.random.Generator) -> None:
         """Act."""
         action = self.draw(AGENT, self.allowed(AGENT, self._seen, self._info), rng)
-        result = check_tuple(self.ask(self.env.step, action, given="the action"), self.place, 4, 5)
+        result = self.check_step(self.ask(self.env.step, action, given="the action"))
         obs, reward, ended, *cut, self._info = result
         with self.place.going_on():
             check_table(self._info, self.place, "info", "infos")

@@ -11,7 +11,7 @@ from marlvec.envs.adapters.return_values import AgentId
 from marlvec.testing.env_checks.constant_spaces import ZooSpaces
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
-from marlvec.testing.env_checks.values import check_agents, check_keys, check_table, check_tuple
+from marlvec.testing.env_checks.values import check_agents, check_keys, check_table
 
 __all__ = ["ParallelPlayer"]
 
@@ -47,8 +47,7 @@ class ParallelPlayer(Player):
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode with those who are in ``env.agents``."""
-        result = self.ask_reset(seed, options)
-        obs, infos = check_tuple(result, self.place, 2) if isinstance(result, tuple) else (result, {})
+        obs, infos = self.split_reset(self.ask_reset(seed, options))
         self._seen = check_table(obs, self.place, "observations")
         self._infos = self.check_infos(infos)
         self.live = set(self._listed())
@@ -66,7 +65,7 @@ class ParallelPlayer(Player):
         listed = [agent for agent in self.agents if agent in self.live]
         masks = {agent: self.allowed(agent, self._seen.get(agent), self._infos.get(agent)) for agent in listed}
         actions = {agent: self.draw(agent, masks[agent], rng) for agent in listed}
-        result = check_tuple(self.ask(self.env.step, actions, given="actions"), self.place, 4, 5)
+        result = self.check_step(self.ask(self.env.step, actions, given="actions"))
         if len(result) == 4:
             obs, rewards, dones, infos = result
             result = obs, rewards, dones, dict.fromkeys(check_table(dones, self.place, "dones"), False), infos
@@ -130,7 +129,11 @@ class ParallelPlayer(Player):
                 self.place.fault("life", "env.agents", f"no agent {agent!r}, which has ended", "it again")
             if agent in ended:
                 expected = f"agent {agent!r}, which has ended, to leave it"
-                self.place.fault("life", "env.agents", expected, "it still there")
+                change = (
+                    "leave those that have ended out of env.agents: self.agents = [agent for agent in self.agents if "
+                    "not (terminations[agent] or truncations[agent])]"
+                )
+                self.place.fault("life", "env.agents", expected, "it still there", change)
         for agent in sorted((self.live | born) - ended - set(now), key=str):
             self.place.fault("life", "env.agents", f"agent {agent!r}, whose flags are False", "it has left")
 
