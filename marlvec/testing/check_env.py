@@ -181,9 +181,15 @@ def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:
         Place(type(env).__name__, "__init__()").fault("form", "the env", "one that make() takes", got)
     if not isinstance(adapter, Adapter):
         return SlotPlayer(adapter, max_steps, findings)
+    player = _player_behind(adapter, max_steps, findings)
+    player.lenient = adapter.is_lenient
+    return player
+
+
+def _player_behind(adapter: Adapter, max_steps: int, findings: Findings) -> Player:
     raw, name = adapter.env, adapter.name
     if isinstance(adapter, ParallelAdapter):
-        return ParallelPlayer(raw, name, list(adapter.ids), max_steps, findings, lenient=adapter.is_lenient)
+        return ParallelPlayer(raw, name, list(adapter.ids), max_steps, findings)
     if isinstance(adapter, AECAdapter):
         return TurnPlayer(raw, name, max_steps, findings)
     if isinstance(adapter, JointAdapter):

@@ -478,11 +478,29 @@ class LeavesItsAgentsOut(Good):
         )
 
 
+class JointTeamArrays(envs.GoodJoint):
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return {**whole, "rewards": np.ones(1), "ended": np.array([self.t >= 4])} if "ended" in whole else whole
+
+
+class SecretlyJoint(envs.GoodJoint):
+    n_agents = None
+
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        over = {"ended": self.t >= 4, "rewards": [1.0, 1.0], "infos": {}} if "ended" in whole else {}
+        return {**whole, "obs": tuple(whole["obs"]), **over}
+
+
 def test_what_lenient_takes_is_no_finding_where_it_is_said() -> None:
     (one,) = found(LeavesItsAgentsOut)
     assert one.check == "form"
     assert "lenient=True" in one.got
-    assert found(lambda: adapt(LeavesItsAgentsOut(), lenient=True)) == []
+    for build in (LeavesItsAgentsOut, envs.ArrayReward, envs.IntFlag, envs.JointIntFlags, JointTeamArrays):
+        assert found(lambda build=build: adapt(build(), lenient=True)) == []
+    (one,) = found(SecretlyJoint)
+    assert (one.check, one.got) == ("form", "[1.0, 1.0]")
+    assert "agents='tuple'" in one.change
+    assert found(lambda: adapt(SecretlyJoint(), agents="tuple")) == []
 
 
 @pytest.mark.parametrize("env", ["mpe/simple_crypto_v3", "cards/kuhn_poker", "pettingzoo/classic/rps_v2"])

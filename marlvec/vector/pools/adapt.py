@@ -94,7 +94,9 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
     if first.agents != "auto":
         raise ArgumentError(f"{name}: a pool says itself who its agents are; leave agents={first.agents!r} out")
     if first.lenient:
-        raise ArgumentError(f"{name}: lenient=True is for PettingZoo Parallel envs, and a pool is none")
+        raise ArgumentError(
+            f"{name}: lenient=True is for envs that are stepped one by one, and a pool steps all at once"
+        )
     asked = {"render_mode": first.render_mode, "max_episode_steps": first.max_episode_steps}
     given = {key: value for key, value in asked.items() if value is not None}
     if factory.entry.family == "gymnasium":

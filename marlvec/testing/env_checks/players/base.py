@@ -15,7 +15,7 @@ from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
 from marlvec.envs.adapters.base import keywords_of
-from marlvec.envs.adapters.return_values import AgentId
+from marlvec.envs.adapters.return_values import AgentId, only_element, zero_or_one
 from marlvec.envs.adapters.self_reset import resets_itself
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
@@ -66,6 +66,7 @@ class Player(ABC):
         live: The agents that are in the episode.
         gone: The agents that have ended.
         over: Whether the episode is over.
+        lenient: Whether the env is played with ``lenient=True``, which takes other forms of rewards and flags.
         watch: Called after each call, when what it brought has been looked at, with whether the episode is over.
     """
 
@@ -94,6 +95,7 @@ class Player(ABC):
         self.live: set[AgentId] = set()
         self.gone: set[AgentId] = set()
         self.over = False
+        self.lenient = False
         self.watch: Callable[[bool], None] = lambda over: None
         self._moment = Moment(self.place)
 
@@ -270,6 +272,8 @@ class Player(ABC):
 
     def note_reward(self, agent: AgentId, value: Any) -> None:
         """Check and note one agent's reward."""
+        if self.lenient and (number := only_element(value)) is not None:
+            value = float(number)
         with self.place.going_on():
             check_reward(value, self.place, agent)
         self.note(f"reward of agent {agent!r}", float(value) if isinstance(value, numbers.Real) else value)
@@ -282,6 +286,8 @@ class Player(ABC):
 
     def read_flag(self, value: Any, agent: AgentId, what: str) -> bool:
         """Check one flag; return what it says, or would say."""
+        if self.lenient and (flag := zero_or_one(value)) is not None:
+            value = flag
         with self.place.going_on():
             return check_flag(value, self.place, agent, what)
         return bool(np.any(value))

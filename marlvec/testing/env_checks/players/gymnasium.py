@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Tuple
 
-from marlvec.envs.adapters.gymnasium import AGENT
+from marlvec.envs.adapters.gymnasium import AGENT, joint_keys
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.report import short
 from marlvec.testing.env_checks.values import check_table
 
 __all__ = ["SinglePlayer"]
@@ -31,6 +33,8 @@ class SinglePlayer(Player):
         super().__init__(env, name, [AGENT], read, max_steps, findings)
         self._seen: Any = None
         self._info: Any = {}
+        self._joint = len(joint_keys(env.observation_space, env.action_space) or ())
+        self._form = "tuple" if isinstance(env.observation_space, Tuple) else "dict"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode."""
@@ -52,6 +56,12 @@ class SinglePlayer(Player):
             check_table(self._info, self.place, "info", "infos")
         self._seen = obs
         self.observe(AGENT, obs)
+        if self._joint and isinstance(reward, (list, tuple, np.ndarray)) and len(reward) == self._joint:
+            change = (
+                "if each part of the spaces is one agent's, set self.n_agents to their number, or write make(…, "
+                f"agents={self._form!r}), and here marlvec.envs.adapt(env, agents={self._form!r})"
+            )
+            self.place.fault("form", "the reward", "one number, as of an env of one agent", short(reward), change)
         self.note_reward(AGENT, reward)
         self.over = self.ends(AGENT, ended, cut[0] if cut else False)
         if self.over and self.resets_itself:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.adapters.joint import MASKS, JointAdapter
-from marlvec.envs.adapters.return_values import AgentId
+from marlvec.envs.adapters.return_values import AgentId, only_element
 from marlvec.spaces.action_masks import count_choices
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
@@ -165,6 +165,8 @@ class JointPlayer(Player):
             check_keys(set(value) - (known - self.live), self.live, self.place, what)
             return value
         if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim):
+            return None
+        if self.lenient and len(value) == 1 < len(self.agents) and only_element(value) is not None:
             return None
         if len(value) != len(self.agents):
             change = f"return one for each agent as {what}"

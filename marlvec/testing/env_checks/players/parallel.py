@@ -27,21 +27,10 @@ class ParallelPlayer(Player):
         agents: Its agents, as it names them.
         max_steps: Within how many steps an episode must end.
         findings: Where findings go.
-        lenient: Whether an agent may leave without a flag.
     """
 
-    def __init__(
-        self,
-        env: Any,
-        name: str,
-        agents: list[AgentId],
-        max_steps: int,
-        findings: Findings,
-        *,
-        lenient: bool = False,
-    ) -> None:
+    def __init__(self, env: Any, name: str, agents: list[AgentId], max_steps: int, findings: Findings) -> None:
         super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps, findings)
-        self._lenient = lenient
         self._seen: Mapping[Any, Any] = {}
         self._infos: Mapping[Any, Any] = {}
 
@@ -79,7 +68,7 @@ class ParallelPlayer(Player):
         if self.resets_itself and self._all_end(tables):
             return
         known = set(self.agents)
-        silent = self.live - set(now) if self._lenient else set()  # of them there may be data, or none
+        silent = self.live - set(now) if self.lenient else set()  # of them there may be data, or none
         born = ((set(now) | set(self._seen)) & known) - self.live - self.gone
         for what, table in tables.items():
             for agent in self.gone:
