@@ -99,9 +99,9 @@ def make(
 
     Args:
         env: What to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
-            ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``, an
-            env class, a factory, or a list with one of these per env. A factory that declares an argument ``env_index``
-            or ``num_envs`` is given it.
+            ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``,
+            ``"FILE.py:attr"``, an env class, a factory, or a list with one of these per env. A factory that declares an
+            argument ``env_index`` or ``num_envs`` is given it.
         num_envs: N; default 1, or the length of the list.
         backend: ``"async"``: worker processes that write into shared memory; ``"thread"``: worker threads, for envs
             that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled envs in

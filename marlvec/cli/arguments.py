@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import marlvec.connectors as all_connectors
 from marlvec.cli.console import did_you_mean
-from marlvec.cli.neighbours import beside
 from marlvec.connectors import AgentConnector, Pipeline
+from marlvec.envs.making.python_file import load_file
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.policies import Policy, RandomPolicy, as_policy
 from marlvec.selfplay import Opponent, read_opponents
@@ -64,7 +61,7 @@ def load(text: str, what: str) -> Any:
     if not colon or not source or not path:
         raise ArgumentError(f"--policy {text}: expected random, MODULE:ATTR or FILE.py:ATTR, optionally after ID=")
     try:
-        found: Any = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        found: Any = load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise ArgumentError(f"--policy {text}: cannot import {source} ({error})") from error
     for part in path.split("."):
@@ -73,29 +70,6 @@ def load(text: str, what: str) -> Any:
             raise ArgumentError(f"--policy {text}: {source} has no {path!r}{near}")
         found = getattr(found, part)
     return found
-
-
-def _load_file(path: Path) -> ModuleType:
-    """Import a file under its own name, so that dataclasses and pickles in it find their module.
-
-    While it is imported, it may import what stands beside it.
-    """
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None  # every path that ends in .py has one,
-    assert spec.loader is not None  # and this too
-    module = importlib.util.module_from_spec(spec)
-    with beside(path.parent):
-        before = sys.modules.get(path.stem)
-        sys.modules[path.stem] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            if before is None:
-                del sys.modules[path.stem]
-            else:
-                sys.modules[path.stem] = before
-            raise
-    return module
 
 
 def _policy(text: str, found: Any) -> Policy:

@@ -76,7 +76,8 @@ def check_env(
     leaves in doubt which agents there are, what may only follow from it is left out until the next episode.
 
     Args:
-        env: What builds the env: an id, ``"module:attr"``, a class or a factory, as for `marlvec.make`.
+        env: What builds the env: an id, ``"module:attr"``, ``"FILE.py:attr"``, a class or a factory, as for
+            `marlvec.make`.
         episodes: How many episodes to play; four times in all, or five.
         seed: Seed of the env and of the actions.
         max_steps: Within how many steps every episode must end.

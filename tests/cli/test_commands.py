@@ -191,7 +191,8 @@ def test_arguments_reach_the_env() -> None:
 def test_an_env_from_a_file_beside_one(folder: Path) -> None:
     (folder / "my_env.py").write_text("from marlvec.testing import CounterEnv as Mine\n", encoding="utf-8")
     args = ("--num-envs", "3", "--env-steps", "30", "--num-workers", "1")
-    assert "3 envs × 3 agents" in succeed("rollout", "my_env:Mine", *args)
+    for env in ("my_env:Mine", "my_env.py:Mine", f"{folder}/my_env.py:Mine"):
+        assert "3 envs × 3 agents" in succeed("rollout", env, *args)
 
 
 def test_a_rollout_in_which_no_episode_ends(folder: Path) -> None:

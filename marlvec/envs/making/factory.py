@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from marlvec.errors import MissingExtraError, RegistryError
+from marlvec.envs.making.python_file import load_file
+from marlvec.errors import MissingExtraError, RegistryError, UnknownEnvError
 
 __all__ = ["OFFERED", "EnvEntry", "EnvFactory", "builder_hint", "offer"]
 
@@ -25,7 +27,7 @@ class EnvEntry:
 
     Attributes:
         id: The name it goes by.
-        entry_point: What builds the env: a callable, or ``"module:attr"``, imported where the env is built.
+        entry_point: What builds the env: a callable, or ``"module:attr"`` or ``"FILE.py:attr"``, imported by `load`.
         kwargs: Defaults for its keyword arguments.
         family: Which collection it belongs to: ``"mpe"``, ``"classic"``, ``"gymnasium"``, …, ``"custom"``.
         extra: The extra of marlvec that installs what it needs, or None.
@@ -44,13 +46,18 @@ class EnvEntry:
 
         Raises:
             MissingExtraError: A package it needs is not installed.
-            RegistryError: The module has no such attribute, or it is not callable.
+            RegistryError: There is no such file, the module has no such attribute, or it is not callable.
         """
         if not isinstance(self.entry_point, str):
             return self.entry_point
-        module_name, _, path = self.entry_point.partition(":")
+        module_name, _, path = self.entry_point.rpartition(":")
+        is_file = module_name.endswith(".py")
         try:
-            found: Any = importlib.import_module(module_name)
+            found: Any = load_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+        except FileNotFoundError as error:
+            if not is_file or Path(module_name).exists():  # the env's own
+                raise
+            raise UnknownEnvError(f"env {self.id!r}: no file {module_name}, seen from {Path.cwd()}") from error
         except ImportError as error:
             raise self.missing(error) from error
         for part in path.split("."):
