@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -225,16 +226,22 @@ _PLAYER_ID = r"([\w./-]+)="
 def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
     """Players of the arguments ``[ID=]WHAT``, in their order; a ``WHAT`` that ends in ``/*`` is several.
 
+    An opponent of a pool, given without ID, is called ``FOLDER/NAME`` if another player has its name.
+
     Raises:
         ArgumentError: One cannot be found, is no policy, or an id is used twice.
         CheckpointError: A pool's file is damaged.
     """
+    named = [(text, name, player) for text in texts for name, player in _players(text).items()]
+    times = Counter(name for _, name, _ in named)
     found: dict[str, Policy | Opponent] = {}
-    for text in texts:
-        for name, player in _players(text).items():
-            if name in found:
-                raise ArgumentError(f"{text}: there are two players {name!r}; give one another id: ID={text}")
-            found[name] = player
+    for text, name, player in named:
+        what, _, path = text.rpartition("@")
+        if times[name] > 1 and isinstance(player, Opponent) and re.match(_PLAYER_ID, what) is None:
+            name = f"{_pool_folder(Path(path))}/{name}"
+        if name in found:
+            raise ArgumentError(f"{text}: there are two players {name!r}; give one another id: ID={text}")
+        found[name] = player
     return found
 
 
@@ -265,9 +272,15 @@ def _players(text: str) -> dict[str, Policy | Opponent]:
     return {match[1]: only}
 
 
+def _pool_folder(path: Path) -> Path:
+    """The folder of the pool in a path, which may go on behind it."""
+    return path if (path / INDEX).exists() else path.parent
+
+
 def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:
     """Of the pool in a folder the newest; or, where the path goes on behind the folder, one of them or all."""
-    folder, wanted = (path, None) if (path / INDEX).exists() else (path.parent, path.name)
+    folder = _pool_folder(path)
+    wanted = None if folder == path else path.name
     if not (folder / INDEX).exists():
         raise ArgumentError(f"{text}: there is no pool of opponents in {path}, nor in {path.parent}")
     make = load(text, what)

@@ -563,6 +563,7 @@ def test_help_fits_80_columns_and_breaks_no_word(command: str, monkeypatch: pyte
             assert len(line) + 1 + len(after.split()[0]) > 76, line
     assert [line for line in lines if "\\" in line[:-1]] == []
     assert re.findall(r"<\w[^>\n]*  ", printed) == []  # choices that go on in the next line
+    assert "<bool>" not in printed
 
 
 def test_help_says_the_true_default_of_a_seed() -> None:
@@ -573,5 +574,6 @@ def test_help_says_the_true_default_of_a_seed() -> None:
 def test_version_and_help() -> None:
     assert succeed("--version") == f"marlvec {__version__}\n"
     for args in (("--help",), ("rollout", "--help"), ("envs", "--help"), ("connectors", "--help")):
-        assert "Usage: marlvec" in succeed(*args)
+        assert "Usage: marlvec" in (shown := succeed(*args))
+        assert "<bool>" not in shown
     assert "rollout" in marlvec().output
