@@ -37,9 +37,11 @@ def adapt_pool(pool: Any, *, num_envs: int | None = None) -> Pool:
     if not isinstance(pool, Pool) and all(callable(getattr(pool, name, None)) for name in ("send", "recv", "reset")):
         return EnvPoolAdapter(form_of(pool), pool=pool, make_pool=_maker_of(pool), num_envs=num_envs)
     if not isinstance(pool, (Pool, gymnasium.vector.VectorEnv)):
+        is_env = callable(getattr(pool, "reset", None)) and callable(getattr(pool, "step", None))
+        hint = ", which is a single env; backend='async' runs those" if is_env else ""
         raise ContractError(
             f"expected a pool (send, recv and reset, as EnvPool's have them) or a Gymnasium vector env, "
-            f"got {type(pool).__name__}"
+            f"got {type(pool).__name__}{hint}"
         )
     found = pool if isinstance(pool, Pool) else GymnasiumPool(pool)
     if num_envs not in (None, found.num_envs):
