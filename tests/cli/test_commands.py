@@ -66,7 +66,7 @@ plain = Plain()
 instance = RandomPolicy(seed=3)
 number = 3
 '''
-COMMANDS = ("rollout", "record", "play", "arena", "serve", "bench", "check", "envs", "connectors")
+COMMANDS = ("rollout", "record", "play", "arena", "serve", "bench", "check", "envs", "connectors", "examples")
 
 
 @pytest.fixture(autouse=True)
@@ -569,6 +569,21 @@ def test_help_fits_80_columns_and_breaks_no_word(command: str, monkeypatch: pyte
 def test_help_says_the_true_default_of_a_seed() -> None:
     printed = " ".join(re.sub("[│\n]", " ", succeed("arena", "-h")).split())
     assert re.search(r"--seed N \[x>=0\] [^\[]*\[default: 0\]", printed)
+
+
+def test_examples_are_listed_printed_and_copied(folder: Path) -> None:
+    files = sorted((ROOT / "examples").glob("*.py"))
+    assert re.findall(r"^ ?(\w+)  +\S", succeed("examples"), re.M)[1:] == [file.stem for file in files]
+    assert succeed("examples", "policies") == (ROOT / "examples/policies.py").read_text(encoding="utf-8")
+    assert succeed("examples", "policies.py", "--copy") == "examples/policies.py\n"
+    assert "200 env steps" in small("--policy", "examples/policies.py:seek")
+    result = marlvec("examples", "--copy")
+    assert (result.exit_code, len(list(folder.glob("examples/*")))) == (2, 1)
+    assert "examples/policies.py exists already; move it, or copy to another folder with --to FOLDER" in result.stderr
+    succeed("examples", "--copy", "--to", "all")
+    assert [file.read_bytes() for file in sorted(folder.glob("all/*"))] == [file.read_bytes() for file in files]
+    result = marlvec("examples", "polices")
+    assert (result.exit_code, "no example 'polices' (did you mean policies?)" in result.stderr) == (2, True)
 
 
 def test_version_and_help() -> None:
