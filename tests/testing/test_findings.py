@@ -232,9 +232,16 @@ def test_a_process_of_its_own_is_not_advised_where_it_would_not_help() -> None:
 
 
 class SharedAndUnused(Good):
-    """Counts what nobody sees: no fault."""
+    """Counts what nobody sees, and holds a generator without a state that nothing is drawn from: no fault."""
 
     made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entropy = random.SystemRandom()
+
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.zeros(2, np.float32)}, "clock": self.t}
 
     def step(self, actions: dict[str, Any]) -> Any:
         SharedAndUnused.made += 1

@@ -43,6 +43,8 @@ def _generators(env: Any) -> dict[str, Any]:
 
 
 def _state_of(generator: Any) -> int | None:
+    if isinstance(generator, random.Random):
+        return fingerprint(generator)
     if isinstance(generator, np.random.Generator):
         return fingerprint(generator.bit_generator.state)
     return fingerprint(generator.get_state() if hasattr(generator, "get_state") else generator.getstate())

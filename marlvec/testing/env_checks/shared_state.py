@@ -180,7 +180,10 @@ def _is_data(value: Any) -> bool:
 def fingerprint(value: Any) -> int | None:
     """A number that changes with the value; None where that cannot be said."""
     if isinstance(value, random.Random):
-        value = value.getstate()
+        try:
+            value = value.getstate()
+        except NotImplementedError:  # random.SystemRandom has no state
+            return None
     if isinstance(value, np.ndarray) and value.nbytes > _MOST_BYTES:
         return None
     if isinstance(value, (list, dict, set)) and len(value) > _MOST_BYTES // 100:
