@@ -55,14 +55,15 @@ def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgen
         return env
     if env is None or isinstance(env, (type, gymnasium.vector.VectorEnv)):
         _refuse(env)
-    adapter = _by_class(env) or _by_look(env)
-    if adapter is not GymnasiumAdapter and _is_functional(env):
+    adapter = _by_class(env)
+    if adapter in (None, RLlibAdapter) and _is_functional(env):  # JaxMARL's base class is called as RLlib's is
         name = type(env).__name__
         raise ContractError(
             f"{name}.step(): expected a method that takes actions, got one that takes the state, too: {name} is a "
             f"functional JAX env, as those of JaxMARL are, which marlvec does not take yet; write a PettingZoo "
             f"ParallelEnv around it that keeps key and state as attributes"
         )
+    adapter = adapter or _by_look(env)
     if adapter is None:
         _refuse(env)
     if adapter is GymnasiumAdapter and has_joint_spaces(env, agents):

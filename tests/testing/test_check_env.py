@@ -377,9 +377,11 @@ class SpaceNotMethod(Good):
     action_space: Any = Discrete(3)
 
 
-class Functional:
-    """As the envs of JaxMARL."""
+class MultiAgentEnv:
+    """JaxMARL's base class is called as RLlib's is."""
 
+
+class Functional(MultiAgentEnv):
     agents = ["a_0", "a_1"]
     observation_space = action_space = Good.observation_space
 

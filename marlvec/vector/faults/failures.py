@@ -144,14 +144,14 @@ def raise_failures(
     first = ordered[0]
     cause = first.exception
     building = first.operation == "__init__"
+    if isinstance(cause, _SPEAKS_FOR_ITSELF) or (building and isinstance(cause, ArgumentError)):
+        raise type(cause)(f"env {first.env_id}, {first.operation}(): {cause}") from None
     listed = ordered[:_MAX_LISTED]
     names = [f"env {failure.env_id}" for failure in listed]
     total = len(ordered)
     if _fails_everywhere(ordered, starts):
         # A worker stops at its first env that cannot be built.
         listed, names, total = (first,), [f"all envs (the first of each of {total} workers was tried)"], 1
-    if isinstance(cause, _SPEAKS_FOR_ITSELF) or (building and isinstance(cause, ArgumentError)):
-        raise type(cause)(f"{names[0]}, {first.operation}(): {cause}") from None
     if isinstance(cause, ContractError):  # its text says where and what; the traceback is ours
         lines = [
             f"{name}, {f.operation}(): {f.exception if isinstance(f.exception, ContractError) else f.summary}"
